@@ -17,12 +17,11 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use holdfast_engine::DecodeError;
 use holdfast_engine::compose::{Composition, Layer, Piece, compose, place};
-use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, SegmentObject};
+use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, Runs, SegmentObject};
 use holdfast_engine::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
 use holdfast_engine::segment::{FrameError, FrameIndex, SegmentRef, unpack};
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Mask, RunId, SectorRange, SegmentId, VolumeId};
+use holdfast_types::{Block, Lineage, Mask, RunId, SectorRange, SegmentId};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
@@ -240,13 +239,12 @@ impl Indexes {
     pub async fn compose(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
         block: Block,
         wanted: Mask,
-        runs: &[Run],
+        runs: &Runs,
     ) -> Result<Composition, ColdError> {
         let near = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let known = try_join_all(near.map(|run| self.known(objects, volume, block, run))).await?;
+        let known = try_join_all(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
         Ok(compose(block, wanted, known.iter().flatten().map(Known::layer)))
     }
 
@@ -254,19 +252,19 @@ impl Indexes {
     async fn known(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
+        lineage: &Lineage,
         block: Block,
         run: &Run,
     ) -> Result<Option<Known>, ColdError> {
         match run {
             Run::Segment(segment) => {
-                let index = self.index(objects, volume, segment).await?;
+                let index = self.index(objects, lineage, segment).await?;
                 Ok(Some(Known::Segment(segment.id, index)))
             }
             Run::Merged(run) => {
-                let head = self.head(objects, volume, run).await?;
+                let head = self.head(objects, lineage, run).await?;
                 let Some(page) = head.page_of(block) else { return Ok(None) };
-                let page = self.page(objects, volume, run.id, &head, page).await?;
+                let page = self.page(objects, lineage, run.id, &head, page).await?;
                 Ok(Some(Known::Merged(head, page)))
             }
         }
@@ -279,12 +277,12 @@ impl Indexes {
     pub(crate) async fn index(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
+        lineage: &Lineage,
         segment: &SegmentRef,
     ) -> Result<Arc<FrameIndex>, ColdError> {
         let range = SegmentObject::from(segment).index_range();
         let decode = |bytes: &[u8]| FrameIndex::decode(bytes).map(|index| IndexPart::Segment(index.into()));
-        let read = read_stored(objects, key(volume, segment.id), range, decode);
+        let read = read_stored(objects, lineage.segment_key(segment.id), range, decode);
         match self.0.get_or_insert_async(&PartName::Segment(segment.id), read).await? {
             IndexPart::Segment(index) => Ok(index),
             IndexPart::Head(_) | IndexPart::Page(_) => unreachable!("it is kept under another name"),
@@ -298,11 +296,11 @@ impl Indexes {
     pub(crate) async fn head(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
+        lineage: &Lineage,
         run: &RunRef,
     ) -> Result<Arc<RunHead>, ColdError> {
         let decode = |bytes: &[u8]| RunHead::decode(run, bytes).map(|head| IndexPart::Head(head.into()));
-        let read = read_stored(objects, run_key(volume, run.id), run.head_range(), decode);
+        let read = read_stored(objects, lineage.run_key(run.id), run.head_range(), decode);
         match self.0.get_or_insert_async(&PartName::Head(run.id), read).await? {
             IndexPart::Head(head) => Ok(head),
             IndexPart::Segment(_) | IndexPart::Page(_) => unreachable!("it is kept under another name"),
@@ -312,13 +310,13 @@ impl Indexes {
     async fn page(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
+        lineage: &Lineage,
         run: RunId,
         head: &RunHead,
         page: usize,
     ) -> Result<Arc<RunPage>, ColdError> {
         let decode = |bytes: &[u8]| head.page(page, bytes).map(|page| IndexPart::Page(page.into()));
-        let read = read_stored(objects, run_key(volume, run), head.page_range(page), decode);
+        let read = read_stored(objects, lineage.run_key(run), head.page_range(page), decode);
         match self.0.get_or_insert_async(&PartName::Page(run, page), read).await? {
             IndexPart::Page(page) => Ok(page),
             IndexPart::Segment(_) | IndexPart::Head(_) => unreachable!("it is kept under another name"),
@@ -339,20 +337,20 @@ async fn read_stored<T>(
     }
 }
 
-/// Fills `block`, 128 KiB of zeros, as `plan` composes it.
+/// Fills `block`, 128 KiB of zeros, as `plan` composes it from objects of `lineage`.
 ///
 /// # Errors
 /// [`ColdError`], when a frame is unavailable or is not what was written.
 pub async fn fetch(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
+    lineage: &Lineage,
     plan: &Composition,
     block: &mut [u8],
 ) -> Result<(), ColdError> {
-    let frames = try_join_all(plan.pieces.iter().map(|piece| frame(objects, volume, piece))).await?;
+    let frames = try_join_all(plan.pieces.iter().map(|piece| frame(objects, lineage, piece))).await?;
     for (piece, stored) in plan.pieces.iter().zip(frames) {
         let plain = unpack(&piece.frame, &stored)
-            .map_err(|source| ColdError::Frame { key: key(volume, piece.segment), source })?;
+            .map_err(|source| ColdError::Frame { key: lineage.segment_key(piece.segment), source })?;
         place(piece, &plain, block);
     }
     Ok(())
@@ -360,22 +358,14 @@ pub async fn fetch(
 
 async fn frame(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
+    lineage: &Lineage,
     piece: &Piece,
 ) -> Result<bytes::Bytes, ColdError> {
     let range = piece.frame.offset..piece.frame.offset + u64::from(piece.frame.stored);
     objects
-        .get_range(&key(volume, piece.segment), range)
+        .get_range(&lineage.segment_key(piece.segment), range)
         .await
-        .map_err(|source| ColdError::Store { key: key(volume, piece.segment), source })
-}
-
-fn run_key(volume: &VolumeId, run: RunId) -> String {
-    ObjectKey::Run(volume.clone(), run).to_string()
-}
-
-fn key(volume: &VolumeId, segment: SegmentId) -> String {
-    ObjectKey::Segment(volume.clone(), segment).to_string()
+        .map_err(|source| ColdError::Store { key: lineage.segment_key(piece.segment), source })
 }
 
 #[cfg(test)]

@@ -19,8 +19,7 @@ use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::policy::MergeKind;
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
-use holdfast_types::key::ObjectKey;
-use holdfast_types::{PlacedId, RunId, VolumeId};
+use holdfast_types::{Lineage, PlacedId, RunId};
 
 use crate::backoff::JobBackoff;
 use crate::cold::ColdError;
@@ -69,7 +68,6 @@ impl Unmerged {
 struct Output<'a, S> {
     sides: &'a S,
     objects: &'a dyn ObjectStore,
-    volume: &'a VolumeId,
     plan: &'a MergePlan,
     id: RunId,
     /// The heads of the merged inputs, by their place in the plan.
@@ -128,7 +126,7 @@ impl<S: Sides> Output<'_, S> {
         let fits = |page: &usize| head.page_range(*page).end - first.start <= room;
         let last = (page..head.pages()).take_while(fits).last().unwrap_or(page);
         let range = first.start..head.page_range(last).end;
-        let key = ObjectKey::Run(self.volume.clone(), run.id).to_string();
+        let key = self.plan.inputs.lineage().run_key(run.id);
         let read = match self.objects.get_range(&key, range.clone()).await {
             Ok(read) => read,
             Err(source) => return Err(ColdError::Store { key, source }),
@@ -182,14 +180,13 @@ impl<S: Sides, T: Environment> Background<S, T> {
     async fn merge_once(&self, plan: &MergePlan, id: RunId) -> Result<RunRef, Unmerged> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
         for (at, run) in plan.inputs.iter().enumerate() {
-            let input = self.input(run).await;
+            let input = self.input(plan.inputs.lineage(), run).await;
             inputs.push(input.map_err(|error| Unmerged { input: Some(at), error })?);
         }
-        let key = ObjectKey::Run(self.volume.clone(), id).to_string();
+        let key = plan.inputs.lineage().run_key(id);
         let mut output = Output {
             sides: &self.sides,
             objects: &*self.objects,
-            volume: &self.volume,
             plan,
             id,
             inputs: &inputs,
@@ -215,14 +212,14 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
-    async fn input(&self, run: &Run) -> Result<Input, ColdError> {
+    async fn input(&self, lineage: &Lineage, run: &Run) -> Result<Input, ColdError> {
         let (objects, indexes) = (&*self.objects, &self.pools.indexes);
         Ok(match run {
             Run::Segment(segment) => {
-                let index = indexes.index(objects, &self.volume, segment).await?;
+                let index = indexes.index(objects, lineage, segment).await?;
                 Input::Segment(SegmentObject::from(&**segment), index)
             }
-            Run::Merged(run) => Input::Merged(indexes.head(objects, &self.volume, run).await?),
+            Run::Merged(run) => Input::Merged(indexes.head(objects, lineage, run).await?),
         })
     }
 }

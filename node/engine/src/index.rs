@@ -16,10 +16,10 @@ pub mod policy;
 mod tests;
 mod writer;
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use holdfast_types::{PlacedId, RunId, Seq};
+use holdfast_types::{Lineage, PlacedId, RunId, Seq};
 
 pub use entry::Entry;
 pub use head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
@@ -57,7 +57,7 @@ impl RunRef {
     }
 
     /// Fewest bytes of an encoded reference.
-    pub(crate) const MIN_BYTES: usize = 57;
+    pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 33;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);
@@ -93,8 +93,38 @@ pub enum Run {
     Merged(Arc<RunRef>),
 }
 
-/// A volume's runs, newest first.
-pub type Runs = Arc<[Run]>;
+/// A volume's runs, newest first, and the volumes whose objects they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runs {
+    lineage: Arc<Lineage>,
+    list: Arc<[Run]>,
+}
+
+impl Runs {
+    /// This list of a volume.
+    pub fn new(lineage: Arc<Lineage>, list: impl Into<Arc<[Run]>>) -> Self {
+        Self { lineage, list: list.into() }
+    }
+
+    /// Another list of the same volume.
+    #[must_use]
+    pub fn with(&self, list: impl Into<Arc<[Run]>>) -> Self {
+        Self::new(Arc::clone(&self.lineage), list)
+    }
+
+    /// The volume, and those behind it.
+    pub fn lineage(&self) -> &Lineage {
+        &self.lineage
+    }
+}
+
+impl Deref for Runs {
+    type Target = [Run];
+
+    fn deref(&self) -> &[Run] {
+        &self.list
+    }
+}
 
 impl Run {
     /// Fewest bytes of an encoded run.

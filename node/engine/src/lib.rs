@@ -13,6 +13,7 @@ pub mod crash_point;
 pub mod durable_map;
 pub mod event;
 pub mod fence;
+pub mod fork;
 pub mod index;
 pub mod limit;
 pub mod log_length;

@@ -7,7 +7,9 @@
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u64 seq   u64 data seq   u64 sectors   u8 flags (1 attached, 2 A invalidated, 4 B invalidated, 8 replaced)   u8 deleted
+//! u8 length + text volume id   u8 n, n x (u8 length + text volume id): those behind it, nearest first
+//! u64 seq   u64 data seq   u64 sectors
+//! u8 flags (1 attached, 2 A invalidated, 4 B invalidated, 8 replaced, 16 had snapshots)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
 //! the writer that attach displaced, as in a record
 //! u8[16] nonce of the newest commit   u64 its generation
@@ -17,14 +19,14 @@
 //! snapshots that are registered (`snapshot`), oldest first
 //! ```
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Lineage, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use crate::chunk_set::ChunkSet;
+use crate::fork::{Fork, put_ancestors, put_runs, take_lineage, take_runs};
 use crate::index::{Run, Runs};
-use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
+use crate::limit::MAX_SECTORS;
 use crate::record::{Body, Displaced, Merge, Record};
 use crate::safeguard::{
     Safeguard::{ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst},
@@ -38,40 +40,33 @@ use crate::wire::{self, DecodeError, Kind, Reader};
 const WHAT: &str = "checkpoint";
 /// Flag of a checkpoint: a writer was ever replaced.
 const REPLACED: u8 = 8;
+/// Flag of a checkpoint: a snapshot was ever registered.
+const HAD_SNAPSHOTS: u8 = 16;
+
+mod writers;
+
+use writers::Writers;
 
 /// A volume's state as of a seq.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    volume: VolumeId,
     seq: Seq,
     data_seq: Seq,
     sectors: u64,
-    attached: bool,
+    writers: Writers,
     invalidated: SideSet,
     deleted: bool,
     identity: Nonce,
-    node: String,
-    attached_unix_ms: u64,
-    displaced: Option<Displaced>,
-    /// A writer was ever replaced.
-    replaced: bool,
     covered: Covered,
     checkpointed: Seq,
-    attaches: VecDeque<Attach>,
     /// Newest first.
     runs: Runs,
     /// Chunks of which a run ever had a frame.
     holds: ChunkSet,
     /// Oldest first.
     snapshots: Vec<Snapshot>,
-}
-
-/// An attach record of the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Attach {
-    epoch: Epoch,
-    nonce: Nonce,
-    seq: Seq,
+    /// One was ever registered.
+    had_snapshots: bool,
 }
 
 /// The writer that the log says is attached.
@@ -170,6 +165,17 @@ pub enum LogError {
         /// The object's id.
         object: Box<PlacedId>,
     },
+    /// An object of another volume is added.
+    #[error("log record {seq} adds {object} of another volume")]
+    Foreign {
+        /// The record's place.
+        seq: Seq,
+        /// The object's id.
+        object: Box<PlacedId>,
+    },
+    /// A fork that is smaller than its snapshot, has too many volumes behind it, or objects of its own.
+    #[error("log record {0} makes a fork that cannot be")]
+    Fork(Seq),
     /// A record of the control plane changes more than the list of snapshots.
     #[error("log record {0} has no writer and changes more than the list of snapshots")]
     Control(Seq),
@@ -200,24 +206,19 @@ impl Manifest {
     /// The state before the first record.
     pub fn empty(volume: VolumeId) -> Self {
         Self {
-            volume,
             seq: Seq(0),
             data_seq: Seq(0),
             sectors: 0,
-            attached: false,
+            writers: Writers::default(),
             invalidated: SideSet::NONE,
             deleted: false,
             identity: Nonce::default(),
-            node: String::new(),
-            attached_unix_ms: 0,
-            displaced: None,
-            replaced: false,
             covered: Covered::default(),
             checkpointed: Seq(0),
-            attaches: VecDeque::new(),
-            runs: Runs::default(),
+            runs: Runs::new(Arc::new(Lineage::of(volume)), []),
             holds: ChunkSet::default(),
             snapshots: Vec::new(),
+            had_snapshots: false,
         }
     }
 
@@ -228,7 +229,17 @@ impl Manifest {
 
     /// The volume.
     pub fn volume(&self) -> &VolumeId {
-        &self.volume
+        self.runs.lineage().volume()
+    }
+
+    /// The volume, and those whose objects it reads.
+    pub fn lineage(&self) -> &Lineage {
+        self.runs.lineage()
+    }
+
+    /// Returns true if a snapshot was ever registered: another volume may read this one's objects.
+    pub fn had_snapshots(&self) -> bool {
+        self.had_snapshots
     }
 
     /// The last record applied; zero before the first.
@@ -253,44 +264,44 @@ impl Manifest {
 
     /// The epoch of the newest attach; zero before the first.
     pub fn epoch(&self) -> Epoch {
-        self.attaches.back().map_or(Epoch(0), |newest| newest.epoch)
+        self.writers.newest().map_or(Epoch(0), |newest| newest.epoch)
     }
 
     /// The nonce of the newest attach.
     pub fn writer(&self) -> Option<Nonce> {
-        self.attaches.back().map(|newest| newest.nonce)
+        self.writers.newest().map(|newest| newest.nonce)
     }
 
     /// Returns true if the newest attach was not followed by its detach.
     pub fn is_attached(&self) -> bool {
-        self.attached
+        self.writers.attached
     }
 
     /// The writer that is attached; `None` after its detach.
     pub fn attached(&self) -> Option<Writer> {
-        self.newest_writer().filter(|_| self.attached)
+        self.newest_writer().filter(|_| self.writers.attached)
     }
 
     /// The writer of the newest attach, whether it was detached or not.
     pub fn newest_writer(&self) -> Option<Writer> {
-        let newest = self.attaches.back()?;
+        let newest = self.writers.newest()?;
         Some(Writer {
             epoch: newest.epoch,
             nonce: newest.nonce,
-            node: self.node.clone(),
-            since_unix_ms: self.attached_unix_ms,
+            node: self.writers.node.clone(),
+            since_unix_ms: self.writers.since_unix_ms,
         })
     }
 
     /// The writer that the newest attach displaced, or that one before it of the same node and data.
     pub fn displaced(&self) -> Option<&Displaced> {
-        self.displaced.as_ref()
+        self.writers.displaced.as_ref()
     }
 
     /// Returns true if any writer was replaced: what it had not uploaded is not in the volume, however empty
     /// that is.
     pub fn was_replaced(&self) -> bool {
-        self.replaced
+        self.writers.replaced
     }
 
     /// The nonce of the volume's create record.
@@ -301,9 +312,7 @@ impl Manifest {
     /// The last record that the writer of this attach can have made: the one before the next attach, or the
     /// end of the log. `None` where the log does not hold the attach.
     pub fn last_of(&self, epoch: Epoch, nonce: Nonce) -> Option<Seq> {
-        let mut from_it = self.attaches.iter().skip_while(|at| at.epoch != epoch || at.nonce != nonce);
-        from_it.next()?;
-        Some(from_it.next().map_or(self.seq, |next| Seq(next.seq.0 - 1)))
+        Some(self.writers.next_after(epoch, nonce)?.map_or(self.seq, |next| Seq(next.seq.0 - 1)))
     }
 
     /// Returns true if a writer with one of `nonces` committed what a durable map of `generation` lacks: that
@@ -337,6 +346,11 @@ impl Manifest {
         self.holds.contains(chunk)
     }
 
+    /// The chunks that hold data.
+    pub(crate) fn holds(&self) -> &ChunkSet {
+        &self.holds
+    }
+
     /// The volume's runs, newest first.
     pub fn runs(&self) -> &Runs {
         &self.runs
@@ -349,24 +363,19 @@ impl Manifest {
 
     /// Returns true if the control plane may change the list of snapshots: no writer extends the log.
     pub fn takes_control_records(&self) -> bool {
-        self.exists() && !(self.attached && safeguard(ControlOnlyDetached))
+        self.exists() && !(self.writers.attached && safeguard(ControlOnlyDetached))
     }
 
     /// Returns true if the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume
     /// has epoch zero before its first attach.
     pub fn has_attach(&self, epoch: Epoch, writer: Nonce) -> bool {
-        let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
-            && self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch);
-        let there = self.attaches.iter().find(|at| at.epoch == epoch);
-        epoch == Epoch(0) || is_forgotten || there.is_some_and(|at| at.nonce == writer)
+        self.writers.has_attach(epoch, writer)
     }
 
     /// Returns true if every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is
     /// still ours.
     pub fn is_ours_since(&self, epoch: Epoch, nonces: &[Nonce]) -> bool {
-        let forgotten = self.attaches.len() == REMEMBERED_ATTACHES
-            && self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch.next());
-        !forgotten && self.attaches.iter().filter(|at| at.epoch > epoch).all(|at| nonces.contains(&at.nonce))
+        self.writers.are_all_of(epoch, nonces)
     }
 
     /// Returns true if the record at `seq` is unneeded once this manifest is stored as a checkpoint.
@@ -374,10 +383,8 @@ impl Manifest {
     /// The record that created the volume stays, so that no other creates it again; so does every attach
     /// record, at whose place a writer that it fenced tries to create its own next one.
     pub fn may_be_truncated(&self, seq: Seq) -> bool {
-        let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
-            && self.attaches.front().is_some_and(|oldest| seq < oldest.seq);
-        let is_attach = self.attaches.iter().any(|at| at.seq == seq);
-        seq > Seq::FIRST && seq <= self.seq && !is_forgotten && !(safeguard(KeepAttachRecords) && is_attach)
+        let is_attach = safeguard(KeepAttachRecords) && self.writers.has_attach_at(seq);
+        seq > Seq::FIRST && seq <= self.seq && !self.writers.forgot(seq) && !is_attach
     }
 
     /// Applies the next record (invariant 11).
@@ -386,11 +393,11 @@ impl Manifest {
     /// [`LogError`] when the record cannot stand here; the manifest is unchanged.
     pub fn apply(&mut self, record: &Record) -> Result<(), LogError> {
         let seq = record.seq;
-        if record.volume != self.volume {
+        if record.volume != *self.volume() {
             return Err(LogError::Volume {
                 seq,
                 found: record.volume.clone(),
-                expected: self.volume.clone(),
+                expected: self.volume().clone(),
             });
         }
         if seq != self.seq.next() {
@@ -409,7 +416,10 @@ impl Manifest {
             Body::Create { sectors, .. } | Body::Attach { sectors, .. } if *sectors > MAX_SECTORS => {
                 return Err(LogError::TooLarge { seq, sectors: *sectors });
             }
-            Body::Create { sectors, labels: _ } => {
+            Body::Create { sectors, source, labels: _ } => {
+                if let Some(fork) = source {
+                    self.inherit(fork, *sectors)?;
+                }
                 self.sectors = *sectors;
                 self.identity = record.nonce;
                 self.data_seq = seq;
@@ -422,25 +432,26 @@ impl Manifest {
                     return Err(LogError::Shrunk { seq, from: self.sectors, to: *sectors });
                 }
                 self.sectors = *sectors;
-                self.node.clone_from(node);
-                self.displaced.clone_from(displaced);
-                self.replaced |= displaced.is_some();
-                self.attach(record);
+                // An attach has moved away what was invalidated.
+                self.invalidated = SideSet::NONE;
+                self.writers.attach(record, node, displaced.as_ref());
             }
             Body::Change { snapshots, .. } if record.epoch == Epoch(0) && self.takes_control_records() => {
                 if record.body != Body::of_snapshots(snapshots.clone()) {
                     return Err(LogError::Control(seq));
                 }
                 self.snapshots = self.with_snapshots(record, snapshots)?;
+                self.had_snapshots |= snapshots.taken.is_some();
             }
-            Body::Change { .. } | Body::Detach if record.epoch != current || !self.attached => {
+            Body::Change { .. } | Body::Detach if record.epoch != current || !self.writers.attached => {
                 return Err(wrong_epoch);
             }
             Body::Change { segments, chunks, invalidated, generation, merges, snapshots } => {
                 self.check_segments(seq, segments, chunks)?;
-                let snapshots = self.with_snapshots(record, snapshots)?;
+                let listed = self.with_snapshots(record, snapshots)?;
                 self.runs = self.with_merges(seq, merges)?;
-                self.snapshots = snapshots;
+                self.snapshots = listed;
+                self.had_snapshots |= snapshots.taken.is_some();
                 self.holds.add_all(chunks);
                 for segment in segments {
                     self.add_segment(Arc::new(segment.clone()));
@@ -452,27 +463,24 @@ impl Manifest {
                     self.covered = self.covered.after(record.nonce, *generation);
                 }
             }
-            Body::Detach => self.attached = false,
+            Body::Detach => self.writers.attached = false,
             Body::Delete => {
                 self.deleted = true;
-                self.attached = false;
+                self.writers.attached = false;
             }
         }
         self.seq = seq;
         Ok(())
     }
 
-    /// The writer of `record` is attached from here on.
-    fn attach(&mut self, record: &Record) {
-        let Record { epoch, nonce, seq, .. } = *record;
-        self.attached = true;
-        self.attached_unix_ms = record.unix_ms;
-        // An attach has moved away what was invalidated.
-        self.invalidated = SideSet::NONE;
-        self.attaches.push_back(Attach { epoch, nonce, seq });
-        while self.attaches.len() > REMEMBERED_ATTACHES {
-            self.attaches.pop_front();
-        }
+    /// The volume begins with what a snapshot of another one holds.
+    fn inherit(&mut self, fork: &Fork, sectors: u64) -> Result<(), LogError> {
+        let volume = self.volume().clone();
+        let lineage = fork.lineage(volume).filter(|_| sectors >= fork.sectors);
+        let lineage = lineage.ok_or(LogError::Fork(Seq::FIRST))?;
+        self.runs = Runs::new(Arc::new(lineage), Arc::clone(&fork.runs));
+        self.holds = fork.holds.clone();
+        Ok(())
     }
 
     /// # Errors
@@ -484,9 +492,7 @@ impl Manifest {
             return Err(LogError::BeyondEnd { seq, first, chunks });
         }
         for segment in segments {
-            if segment.id.place() < seq {
-                return Err(LogError::Place { seq, object: Box::new(segment.id.0) });
-            }
+            check_added(seq, segment.id.0)?;
             if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
                 return Err(LogError::BeyondEnd { seq, first, chunks });
             }
@@ -517,9 +523,7 @@ impl Manifest {
         let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
         let mut runs = Runs::clone(&self.runs);
         for Merge { newest, oldest, output } in merges {
-            if output.id.place() < seq {
-                return Err(LogError::Place { seq, object: Box::new(output.id.0) });
-            }
+            check_added(seq, output.id.0)?;
             if let Some((first, _)) = output.chunks.run_beyond(chunks) {
                 return Err(LogError::BeyondEnd { seq, first, chunks });
             }
@@ -530,7 +534,7 @@ impl Manifest {
             };
             let (newer, older) = (&runs[..newest], &runs[oldest + 1..]);
             let merged = [Run::Merged(Arc::new(output.clone()))];
-            runs = newer.iter().chain(&merged).chain(older).cloned().collect();
+            runs = runs.with(newer.iter().chain(&merged).chain(older).cloned().collect::<Vec<_>>());
         }
         Ok(runs)
     }
@@ -540,39 +544,32 @@ impl Manifest {
             self.holds.insert(&segment.chunks);
         }
         let newest = [Run::Segment(segment)];
-        self.runs = if safeguard(NewestSegmentFirst) {
+        let list: Vec<Run> = if safeguard(NewestSegmentFirst) {
             newest.iter().chain(&*self.runs).cloned().collect()
         } else {
             self.runs.iter().chain(&newest).cloned().collect()
         };
+        self.runs = self.runs.with(list);
     }
 
     /// The bytes of the checkpoint as of [`Manifest::seq`].
     pub fn encode_checkpoint(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        wire::put_text(&mut out, self.volume.as_str());
+        wire::put_text(&mut out, self.volume().as_str());
+        put_ancestors(self.lineage().ancestors(), &mut out);
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.data_seq.0.to_le_bytes());
         out.extend_from_slice(&self.sectors.to_le_bytes());
-        let replaced = if self.replaced { REPLACED } else { 0 };
-        out.push(u8::from(self.attached) | (self.invalidated.bits() << 1) | replaced);
+        let replaced = if self.writers.replaced { REPLACED } else { 0 };
+        let had_snapshots = if self.had_snapshots { HAD_SNAPSHOTS } else { 0 };
+        out.push(u8::from(self.writers.attached) | (self.invalidated.bits() << 1) | replaced | had_snapshots);
         out.push(u8::from(self.deleted));
         out.extend_from_slice(&self.identity.0);
-        wire::put_text(&mut out, &self.node);
-        out.extend_from_slice(&self.attached_unix_ms.to_le_bytes());
-        Displaced::put(self.displaced.as_ref(), &mut out);
+        self.writers.put_newest(&mut out);
         out.extend_from_slice(&self.covered.writer.0);
         out.extend_from_slice(&self.covered.generation.to_le_bytes());
-        let attaches = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
-        out.extend_from_slice(&attaches.to_le_bytes());
-        for Attach { epoch, nonce, seq } in &self.attaches {
-            out.extend_from_slice(&epoch.0.to_le_bytes());
-            out.extend_from_slice(&nonce.0);
-            out.extend_from_slice(&seq.0.to_le_bytes());
-        }
-        let runs = u32::try_from(self.runs.len()).expect("fewer than 2^32 runs");
-        out.extend_from_slice(&runs.to_le_bytes());
-        self.runs.iter().for_each(|run| run.put(&mut out));
+        self.writers.put_attaches(&mut out);
+        put_runs(&self.runs, &mut out);
         self.holds.put(&mut out);
         Snapshot::put_all(&self.snapshots, &mut out);
         wire::enclose(Kind::Checkpoint, &out)
@@ -581,8 +578,9 @@ impl Manifest {
     /// The bytes of the root of a snapshot at [`Manifest::seq`]: a checkpoint of what the volume holds, and
     /// of nothing else. So all who make it of one state make the same.
     pub fn encode_root(&self) -> Vec<u8> {
-        let Self { volume, seq, data_seq, sectors, identity, runs, holds, .. } = self.clone();
-        Self { seq, data_seq, sectors, identity, runs, holds, ..Self::empty(volume) }.encode_checkpoint()
+        let Self { seq, data_seq, sectors, identity, runs, holds, .. } = self.clone();
+        let nothing = Self::empty(self.volume().clone());
+        Self { seq, data_seq, sectors, identity, runs, holds, ..nothing }.encode_checkpoint()
     }
 
     /// Reads a stored checkpoint.
@@ -594,7 +592,8 @@ impl Manifest {
         let name = fields.text()?;
         let volume =
             VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
-        let mut manifest = Self::empty(volume);
+        let mut manifest = Self::empty(volume.clone());
+        let lineage = take_lineage(volume, &mut fields)?;
         manifest.seq = Seq(fields.u64()?);
         manifest.checkpointed = manifest.seq;
         manifest.data_seq = Seq(fields.u64()?);
@@ -606,36 +605,36 @@ impl Manifest {
             return Err(fields.bad("sectors", manifest.sectors));
         }
         let flags = fields.u8()?;
-        manifest.attached = flags & 1 != 0;
-        manifest.replaced = flags & REPLACED != 0;
-        manifest.invalidated = SideSet::from_bits((flags & !REPLACED) >> 1)
+        manifest.had_snapshots = flags & HAD_SNAPSHOTS != 0;
+        manifest.invalidated = SideSet::from_bits((flags & !(REPLACED | HAD_SNAPSHOTS)) >> 1)
             .ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         manifest.deleted = fields.u8()? != 0;
         manifest.identity = Nonce(fields.array()?);
-        manifest.node = fields.text()?;
-        manifest.attached_unix_ms = fields.u64()?;
-        manifest.displaced = Displaced::take(&mut fields)?;
+        let mut writers = Writers::take_newest(&mut fields)?;
+        writers.attached = flags & 1 != 0;
+        writers.replaced = flags & REPLACED != 0;
         manifest.covered = Covered { writer: Nonce(fields.array()?), generation: fields.u64()? };
-        for _ in 0..fields.count(32)? {
-            let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));
-            manifest.attaches.push_back(Attach { epoch, nonce, seq: Seq(fields.u64()?) });
-        }
+        writers.take_attaches(&mut fields)?;
+        manifest.writers = writers;
         let chunks = manifest.sectors.div_ceil(CHUNK_SECTORS);
-        let count = fields.count(Run::MIN_BYTES)?;
-        let mut runs = Vec::with_capacity(count);
-        for _ in 0..count {
-            let run = Run::take(&mut fields)?;
-            if let Some((first, _)) = run.fence().run_beyond(chunks) {
-                return Err(fields.bad("chunk of a run", u64::from(first)));
-            }
-            runs.push(run);
-        }
-        manifest.runs = runs.into();
+        let list = take_runs(&mut fields, chunks, lineage.ancestors().len())?;
+        manifest.runs = Runs::new(Arc::new(lineage), list);
         manifest.holds = ChunkSet::take(&mut fields, chunks)?;
         manifest.snapshots = Snapshot::take_all(&mut fields, manifest.seq)?;
         fields.end()?;
         Ok(manifest)
     }
+}
+
+/// Checks that the record at `seq` can add `object`.
+fn check_added(seq: Seq, object: PlacedId) -> Result<(), LogError> {
+    if object.place < seq {
+        return Err(LogError::Place { seq, object: Box::new(object) });
+    }
+    if object.owner > 0 {
+        return Err(LogError::Foreign { seq, object: Box::new(object) });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

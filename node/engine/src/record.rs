@@ -4,6 +4,7 @@
 //! ```text
 //! u8 length + text   volume id
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
+//! fork (6): u64 sectors, the beginning (`fork`), labels as below
 //! create (1): u64 sectors, n x (u8 length + text name, u8 length + text value) to the end: labels (`labels`)
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
@@ -13,12 +14,13 @@
 //! ```
 //! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
 //! behind it.
-//! A merge: `u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of the output.
+//! A merge: `u8 owner, u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
 
 use holdfast_types::{Epoch, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use crate::chunk_set::ChunkSet;
+use crate::fork::Fork;
 use crate::index::RunRef;
 use crate::limit::MAX_SECTORS;
 use crate::sector_map::SideSet;
@@ -58,6 +60,8 @@ pub enum Body {
     Create {
         /// Logical size.
         sectors: u64,
+        /// The snapshot of another volume that it begins with.
+        source: Option<Box<Fork>>,
         /// Purpose of the volume: for people and for a new cluster, never for the engine.
         labels: Labels,
     },
@@ -131,7 +135,7 @@ pub struct Merge {
 
 impl Merge {
     /// Fewest bytes of an encoded merge.
-    const MIN_BYTES: usize = 2 * 24 + RunRef::MIN_BYTES;
+    const MIN_BYTES: usize = 2 * wire::ID_BYTES + RunRef::MIN_BYTES;
 
     fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.newest, out);
@@ -178,7 +182,7 @@ impl Displaced {
 impl Body {
     /// The creation of a volume of that many sectors, without labels.
     pub fn create(sectors: u64) -> Self {
-        Self::Create { sectors, labels: Labels::default() }
+        Self::Create { sectors, source: None, labels: Labels::default() }
     }
 }
 
@@ -192,9 +196,12 @@ impl Record {
         out.extend_from_slice(&self.nonce.0);
         out.extend_from_slice(&self.unix_ms.to_le_bytes());
         match &self.body {
-            Body::Create { sectors, labels } => {
-                out.push(1);
+            Body::Create { sectors, source, labels } => {
+                out.push(if source.is_some() { 6 } else { 1 });
                 out.extend_from_slice(&sectors.to_le_bytes());
+                if let Some(fork) = source {
+                    fork.put(&mut out);
+                }
                 labels.put(&mut out);
             }
             Body::Attach { sectors, node, displaced } => {
@@ -240,7 +247,11 @@ impl Record {
         let nonce = Nonce(fields.array()?);
         let unix_ms = fields.u64()?;
         let body = match fields.u8()? {
-            1 => Body::Create { sectors: take_sectors(&mut fields)?, labels: Labels::take(&mut fields)? },
+            kind @ (1 | 6) => {
+                let sectors = take_sectors(&mut fields)?;
+                let source = if kind == 6 { Some(Box::new(Fork::take(&mut fields)?)) } else { None };
+                Body::Create { sectors, source, labels: Labels::take(&mut fields)? }
+            }
             2 => Body::Attach {
                 sectors: take_sectors(&mut fields)?,
                 node: fields.text()?,
@@ -334,7 +345,7 @@ mod tests {
         assert!(labels.insert("volume", "data"));
         for body in [
             Body::create(3),
-            Body::Create { sectors: 3, labels },
+            Body::Create { sectors: 3, source: None, labels },
             Body::Attach { sectors: 4, node: "a".into(), displaced: None },
             Body::Attach { sectors: 4, node: "a".into(), displaced: Some(displaced) },
             commit(segment()),

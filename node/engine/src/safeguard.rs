@@ -107,6 +107,12 @@ pub enum Safeguard {
     SpareSlots,
     /// A slot of the slab that is no longer used is freed once.
     FreeSlotOnce,
+    /// A fork asks whether its snapshot is forgotten once its create record is in the store.
+    AskIfForgotten,
+    /// A volume is not removed while forks read its objects.
+    ForksKeepObjects,
+    /// The ids in a run of an ancestor count from that ancestor.
+    CountFromOwner,
     /// A round syncs the sides for each group of its pages.
     SyncEachGroup,
     /// An object is named for a place that the record which adds it does not pass.
@@ -144,7 +150,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 64] = [
+    pub const ALL: [Self; 67] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -209,6 +215,9 @@ impl Safeguard {
         Self::SnapshotAfterSeal,
         Self::RootBeforeRecord,
         Self::ControlOnlyDetached,
+        Self::AskIfForgotten,
+        Self::ForksKeepObjects,
+        Self::CountFromOwner,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -240,7 +249,7 @@ impl Safeguard {
             | Self::ClearOlderFirst => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
-            Self::SegmentBeforeCommit => 7,
+            Self::SegmentBeforeCommit | Self::CountFromOwner => 7,
             Self::UploadStillSides => 10,
             Self::NoticeOtherWriters
             | Self::ReadBackAmbiguous
@@ -264,6 +273,7 @@ impl Safeguard {
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
             Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
+            Self::AskIfForgotten | Self::ForksKeepObjects => 30,
         }
     }
 }

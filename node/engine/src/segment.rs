@@ -12,7 +12,7 @@
 //! 32 16  BLAKE3-128 of the uncompressed bytes (zeros for a zero frame)
 //!
 //! reference, in records and checkpoints:
-//! u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes, fence (see `fence`)
+//! u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes, fence (see `fence`)
 //! ```
 //! A zero frame stores no bytes; a run of wholly zero blocks is one entry with the full mask.
 //! Invariant: no frame is handed out before its hash was found right (3 in `docs/invariants.md`).
@@ -122,7 +122,7 @@ pub struct SegmentRef {
 
 impl SegmentRef {
     /// Fewest bytes of an encoded reference.
-    pub(crate) const MIN_BYTES: usize = 48;
+    pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 24;
 
     /// Number of entries of its index.
     pub fn entries(&self) -> u64 {

@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
 
     /// An id as [`put_id`] wrote it.
     pub(crate) fn id(&mut self) -> Result<PlacedId, DecodeError> {
-        Ok(PlacedId { place: Seq(self.u64()?), ulid: Ulid(self.u128()?) })
+        Ok(PlacedId { owner: self.u8()?, place: Seq(self.u64()?), ulid: Ulid(self.u128()?) })
     }
 
     /// A count of items of at least `item_bytes` each: refused when the rest cannot hold them.
@@ -266,8 +266,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends an id: u64 place, u128 ulid.
+/// Bytes of an id.
+pub(crate) const ID_BYTES: usize = 25;
+
+/// Appends an id: u8 owner, u64 place, u128 ulid.
 pub(crate) fn put_id(id: PlacedId, out: &mut Vec<u8>) {
+    out.push(id.owner);
     out.extend_from_slice(&id.place.0.to_le_bytes());
     out.extend_from_slice(&id.ulid.0.to_le_bytes());
 }

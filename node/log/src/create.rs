@@ -5,9 +5,11 @@ use holdfast_engine::manifest::LogError;
 use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
-use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, VolumeId};
 
+use crate::fork::{confirm, confirm_later, no_such_source, read_fork};
 use crate::read::{read_manifest_to_end, read_record};
+use crate::remove::remove;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Checkpoints kept: the newest, and the one before it for readers that saw it last.
@@ -52,6 +54,8 @@ pub struct Creation {
     pub sectors: u64,
     /// The object and claim that it is made for.
     pub labels: Labels,
+    /// The snapshot that it begins with; none: it begins empty.
+    pub source: Option<SnapshotName>,
     /// Its identity.
     pub nonce: Nonce,
     /// Time of the request, milliseconds since 1970.
@@ -61,29 +65,52 @@ pub struct Creation {
 impl Creation {
     /// The creation of a volume without labels.
     pub fn plain(sectors: u64, nonce: Nonce, unix_ms: u64) -> Self {
-        Self { sectors, labels: Labels::default(), nonce, unix_ms }
+        Self { sectors, labels: Labels::default(), source: None, nonce, unix_ms }
     }
 }
 
-/// Creates the volume: one PUT. Again with the same size for the same [origin](Labels::origin) it changes
+/// Creates the volume and returns its sectors: one PUT. With a source it begins with what the snapshot holds,
+/// zero sectors stand for the snapshot's, and that takes two GETs more ([`crate::fork`]). Again with the same size for the same [origin](Labels::origin) it changes
 /// nothing, whatever nonce and time it brings; that reads the log, whose end says that the volume was not
 /// removed.
 ///
 /// # Errors
 /// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
-/// id is taken; [`LogFailure::Broken`] when the record there is of another volume; else why the store did not
+/// id is taken, [`LogFailure::OtherSource`] by a volume that began otherwise; [`LogFailure::NoSuchSource`],
+/// [`LogFailure::SmallerThanSource`] or [`LogFailure::TooManyForks`] when the snapshot cannot be its source:
+/// nothing is left then but the tombstone of the id, where the snapshot was forgotten meanwhile;
+/// [`LogFailure::Broken`] when the record there is of another volume; else why the store did not
 /// do it, or cannot be read.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     creation: Creation,
-) -> Result<(), LogFailure> {
-    let Creation { sectors, labels, nonce, unix_ms } = creation;
+) -> Result<u64, LogFailure> {
+    let Creation { sectors, labels, source, nonce, unix_ms } = creation;
     let origin = labels.origin();
-    let body = Body::Create { sectors, labels };
+    let (sectors, fork) = match &source {
+        Some(snapshot) => {
+            let fork = read_fork(objects, volume, snapshot).await?;
+            let sectors = if sectors == 0 { fork.sectors } else { sectors };
+            if sectors < fork.sectors {
+                let (volume, snapshot) = (volume.clone(), snapshot.clone());
+                let snapshot_sectors = fork.sectors;
+                return Err(LogFailure::SmallerThanSource { volume, sectors, snapshot, snapshot_sectors });
+            }
+            (sectors, Some(Box::new(fork)))
+        }
+        None => (sectors, None),
+    };
+    let body = Body::Create { sectors, source: fork, labels };
     let record = Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
     if create_record(objects, &record).await? == CreateOutcome::Created {
-        return Ok(());
+        if let Some(snapshot) = &source
+            && !confirm(objects, snapshot).await?
+        {
+            remove(objects, volume, nonce, unix_ms).await?;
+            return Err(no_such_source(volume, snapshot));
+        }
+        return Ok(sectors);
     }
     let there = read_creation(objects, volume).await?;
     let manifest = read_manifest_to_end(objects, volume).await?;
@@ -96,7 +123,16 @@ pub async fn provision(
     if manifest.sectors() != sectors {
         return Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors: manifest.sectors() });
     }
-    Ok(())
+    if there.source != source {
+        return Err(LogFailure::OtherSource { volume: volume.clone(), snapshot: there.source });
+    }
+    if let Some(snapshot) = &source
+        && manifest.seq() == Seq::FIRST
+        && !confirm_later(objects, snapshot).await?
+    {
+        return Err(no_such_source(volume, snapshot));
+    }
+    Ok(sectors)
 }
 
 /// Reads the creation of the volume: one GET. Its record is there as long as any object of the volume is.
@@ -110,7 +146,10 @@ pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
         return Err(LogFailure::Broken { volume: volume.clone(), source });
     }
     match body {
-        Body::Create { sectors, labels } => Ok(Creation { sectors, labels, nonce, unix_ms }),
+        Body::Create { sectors, source, labels } => {
+            let source = source.map(|fork| fork.snapshot);
+            Ok(Creation { sectors, labels, source, nonce, unix_ms })
+        }
         Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
         }

@@ -10,6 +10,7 @@
 //! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
 mod create;
+mod fork;
 mod limit;
 mod list;
 mod read;
@@ -31,7 +32,7 @@ use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;
 use holdfast_engine::record::Origin;
 use holdfast_objects::StoreError;
-use holdfast_types::{Seq, VolumeId};
+use holdfast_types::{Lineage, Seq, SnapshotName, VolumeId};
 
 /// Largest record or checkpoint read, in bytes.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
@@ -100,6 +101,53 @@ pub enum LogFailure {
         /// Its snapshots that were not forgotten.
         seqs: Vec<Seq>,
     },
+    /// The id is taken by a volume that began with something else.
+    #[error("volume {volume} exists already, {}: choose another id", made_from(.snapshot.as_ref()))]
+    OtherSource {
+        /// The volume.
+        volume: VolumeId,
+        /// The snapshot that it was restored from, if any.
+        snapshot: Option<SnapshotName>,
+    },
+    /// The snapshot to restore is not there.
+    #[error("volume {volume} cannot be restored: snapshot {snapshot} does not exist or was deleted")]
+    NoSuchSource {
+        /// The volume to be.
+        volume: VolumeId,
+        /// The snapshot that was named.
+        snapshot: SnapshotName,
+    },
+    /// A volume is not smaller than what it begins with.
+    #[error(
+        "volume {volume} would have {sectors} sectors, and snapshot {snapshot} has {snapshot_sectors}: choose at least its size"
+    )]
+    SmallerThanSource {
+        /// The volume to be.
+        volume: VolumeId,
+        /// The size that was asked for.
+        sectors: u64,
+        /// The snapshot.
+        snapshot: SnapshotName,
+        /// Its size.
+        snapshot_sectors: u64,
+    },
+    /// A chain of forks that is too long.
+    #[error(
+        "snapshot {snapshot} cannot be restored as a volume of its own: {} volumes are behind it, the most there can be; copy its content to a new volume",
+        Lineage::MAX_ANCESTORS
+    )]
+    TooManyForks {
+        /// The snapshot.
+        snapshot: SnapshotName,
+    },
+    /// A volume whose objects others read is not removed.
+    #[error("volume {volume} has data that restored volumes read ({}): delete those first", ids_of(.forks))]
+    HasForks {
+        /// The volume.
+        volume: VolumeId,
+        /// The volumes that were restored from snapshots of it, or from snapshots of those.
+        forks: Vec<VolumeId>,
+    },
     /// The log changed during each read of it, or LIST shows an older part of it.
     #[error(
         "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
@@ -121,6 +169,11 @@ impl LogFailure {
             | Self::ExistsOtherwise { .. }
             | Self::CreatedElsewhere { .. }
             | Self::WasDeleted(_)
+            | Self::OtherSource { .. }
+            | Self::NoSuchSource { .. }
+            | Self::SmallerThanSource { .. }
+            | Self::TooManyForks { .. }
+            | Self::HasForks { .. }
             | Self::HasSnapshots { .. } => false,
         }
     }
@@ -132,12 +185,25 @@ fn count_of(seqs: &[Seq]) -> String {
 
 /// The names of the first ones.
 fn names_of(volume: &VolumeId, seqs: &[Seq]) -> String {
+    first_of(seqs.iter().map(|seq| format!("{volume}@{seq}")))
+}
+
+fn ids_of(volumes: &[VolumeId]) -> String {
+    first_of(volumes.iter().map(VolumeId::to_string))
+}
+
+fn first_of(names: impl ExactSizeIterator<Item = String>) -> String {
     const NAMED: usize = 5;
-    let mut names: Vec<String> = seqs.iter().take(NAMED).map(|seq| format!("{volume}@{seq}")).collect();
-    if seqs.len() > NAMED {
-        names.push("...".to_owned());
+    let has_more = names.len() > NAMED;
+    let mut named: Vec<String> = names.take(NAMED).collect();
+    if has_more {
+        named.push("...".to_owned());
     }
-    names.join(", ")
+    named.join(", ")
+}
+
+fn made_from(snapshot: Option<&SnapshotName>) -> String {
+    snapshot.map_or_else(|| "created empty".to_owned(), |snapshot| format!("restored from {snapshot}"))
 }
 
 fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {

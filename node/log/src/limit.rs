@@ -2,5 +2,7 @@
 
 /// Number of reads of the end of a log that grows meanwhile.
 pub(crate) const TRIES: usize = 8;
+/// Volumes that are read at once.
+pub(crate) const PARALLEL_READS: usize = 16;
 /// Deletes in flight at once.
 pub(crate) const PARALLEL_DELETES: usize = 16;

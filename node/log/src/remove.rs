@@ -1,6 +1,6 @@
 //! Removing a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed. Marks of forgotten snapshots stay, so that
+//! A volume with snapshots that were not forgotten is not removed, nor one whose objects forks read. Marks of forgotten snapshots stay, so that
 //! a fork which came too late can see them. What bars the places of the log stays too, so that the id is
 //! never used again:
 //! - the tombstone, at the end of the log;
@@ -16,6 +16,7 @@ use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
+use crate::fork::refuse_with_forks;
 use crate::limit::{PARALLEL_DELETES, TRIES};
 use crate::read::{read_manifest_to_end, read_record, records_after, seqs_under};
 use crate::snapshot::{forgotten_from, live};
@@ -27,7 +28,7 @@ use crate::{LogFailure, store};
 /// Without a log there is nothing to remove.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`]: nothing was changed. Another [`LogFailure`]: what is left is removed by the
+/// [`LogFailure::HasSnapshots`] or [`LogFailure::HasForks`]: no object was deleted. Another [`LogFailure`]: what is left is removed by the
 /// next call.
 pub async fn remove(
     objects: &dyn ObjectStore,
@@ -35,7 +36,13 @@ pub async fn remove(
     nonce: Nonce,
     unix_ms: u64,
 ) -> Result<(), LogFailure> {
-    let Some(tombstone) = bury(objects, volume, nonce, unix_ms).await? else { return Ok(()) };
+    let Some(Buried { tombstone, may_have_forks }) = bury(objects, volume, nonce, unix_ms).await? else {
+        return Ok(());
+    };
+    // Behind the tombstone, and all snapshots are forgotten: a fork that comes now ends itself.
+    if may_have_forks && !forgotten_from(objects, volume, Seq::FIRST).await?.is_empty() {
+        refuse_with_forks(objects, volume).await?;
+    }
     store_markers_beyond(objects, volume, tombstone).await?;
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
@@ -79,23 +86,35 @@ fn stays(key: &str, tombstone: Seq) -> bool {
     }
 }
 
-/// The seq of the tombstone, made now if need be.
+/// The end of a volume's log.
+struct Buried {
+    tombstone: Seq,
+    /// It had snapshots, as far as is known.
+    may_have_forks: bool,
+}
+
+/// The tombstone, made now if need be.
 async fn bury(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-) -> Result<Option<Seq>, LogFailure> {
+) -> Result<Option<Buried>, LogFailure> {
     for _ in 0..TRIES {
         let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
             return Ok(None);
         };
-        refuse_with_snapshots(objects, volume, last).await?;
+        let may_have_forks = refuse_with_snapshots(objects, volume, last).await?;
         match read_record(objects, volume, last).await {
-            Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
+            Ok(Record { body: Body::Delete, .. }) => {
+                return Ok(Some(Buried { tombstone: last, may_have_forks: true }));
+            }
             // A damaged record is not a tombstone, and is about to be deleted.
             Ok(_) | Err(LogFailure::Damaged { .. }) => {}
             Err(error) => return Err(error),
+        }
+        if may_have_forks {
+            refuse_with_forks(objects, volume).await?;
         }
         let record = Record {
             volume: volume.clone(),
@@ -109,14 +128,14 @@ async fn bury(
         if create_record(objects, &record).await? == CreateOutcome::Created
             && !was_truncated_after(objects, volume, last).await?
         {
-            return Ok(Some(record.seq));
+            return Ok(Some(Buried { tombstone: record.seq, may_have_forks }));
         }
     }
     Err(LogFailure::Contended(volume.clone()))
 }
 
 /// A record at `last` or before it may have registered snapshots; one that comes behind it makes the create
-/// of the tombstone lose.
+/// of the tombstone lose. Returns true if it may have had some.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
@@ -124,16 +143,23 @@ async fn refuse_with_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     last: Seq,
-) -> Result<(), LogFailure> {
-    let seqs: Vec<Seq> = match read_manifest_to_end(objects, volume).await {
-        Ok(manifest) => live(objects, &manifest).await?.iter().map(|known| known.seq).collect(),
+) -> Result<bool, LogFailure> {
+    let (had_snapshots, seqs) = match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) => {
+            let seqs = live(objects, &manifest).await?.iter().map(|known| known.seq).collect::<Vec<_>>();
+            (manifest.had_snapshots(), seqs)
+        }
         Err(damage @ (LogFailure::Damaged { .. } | LogFailure::Broken { .. } | LogFailure::Contended(_))) => {
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
             let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
             roots.retain(|seq| *seq <= last && !forgotten.contains(seq));
-            return if roots.is_empty() { Ok(()) } else { Err(damage) };
+            return if roots.is_empty() { Ok(!forgotten.is_empty()) } else { Err(damage) };
         }
         Err(error) => return Err(error),
     };
-    if seqs.is_empty() { Ok(()) } else { Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs }) }
+    if seqs.is_empty() {
+        Ok(had_snapshots)
+    } else {
+        Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs })
+    }
 }

@@ -170,7 +170,8 @@ pub async fn scrub(
 ) -> Result<Report, LogFailure> {
     let log::LogState { manifest, records, checkpoints, mut findings, replaceable } =
         log::read(objects, volume).await?;
-    let mut runs = run::scan_heads(objects, volume, manifest.runs()).await?;
+    let lineage = manifest.lineage();
+    let mut runs = run::scan_heads(objects, manifest.runs()).await?;
     let named = named_segments(&manifest, &runs);
     let total_bytes =
         named.iter().map(Named::bytes).sum::<u64>() + runs.values().map(|scan| scan.run.bytes).sum::<u64>();
@@ -183,7 +184,7 @@ pub async fn scrub(
         scan.scan_pages(objects, volume, &meter).await?;
     }
     let scans: Vec<segment::Scan> = stream::iter(named)
-        .map(|segment| segment::scan(objects, volume, segment, &meter))
+        .map(|segment| segment::scan(objects, lineage, segment, &meter))
         .buffered(PARALLEL_SEGMENTS)
         .try_collect()
         .await?;

@@ -22,7 +22,7 @@ use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
 use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
-use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
 use crate::limit::TRIES;
@@ -163,12 +163,24 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
         return Ok(create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?);
     }
     // A mark in a place that is no snapshot's would void a snapshot to come.
+    let snapshot = SnapshotName { volume: volume.clone(), seq };
+    if is_forgotten(objects, &snapshot).await? {
+        return Ok(());
+    }
+    Err(SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq })
+}
+
+/// Returns true if the mark of `snapshot` is there: one GET.
+pub(crate) async fn is_forgotten(
+    objects: &dyn ObjectStore,
+    snapshot: &SnapshotName,
+) -> Result<bool, LogFailure> {
+    let SnapshotName { volume, seq } = snapshot;
+    let key = ObjectKey::Forgotten(volume.clone(), *seq).to_string();
     match objects.get(&key, MAX_MARK_BYTES).await {
-        Ok(_) => Ok(()),
-        Err(StoreError::NotFound { .. }) => {
-            Err(SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq })
-        }
-        Err(error) => Err(store("look for a forgotten snapshot", volume)(error).into()),
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(store("look for a forgotten snapshot", volume)(error)),
     }
 }
 

@@ -60,11 +60,13 @@ pub enum Invariant {
     /// A registered snapshot holds permanently what its commit captured, and all that had completed before it
     /// was asked for.
     SnapshotIsItsCut = 29,
+    /// A fork holds what its snapshot held, as long as it exists.
+    ForkIsItsSnapshot = 30,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -91,6 +93,7 @@ impl Invariant {
         Self::PlaceIsKept,
         Self::MergeSaysTheSame,
         Self::SnapshotIsItsCut,
+        Self::ForkIsItsSnapshot,
     ];
 
     /// Its number in `docs/invariants.md`.

@@ -191,11 +191,11 @@ impl Process {
     fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, runs: Runs) {
         let (background, shared) = (Arc::clone(&self.background), self.shared.clone());
         self.tasks.start(async move {
-            let Background { volume, objects, time, .. } = &*background;
+            let Background { objects, time, .. } = &*background;
             let Shared { pools: Pools { indexes, .. }, slab, .. } = &shared;
             let block = match slab {
-                Some(slab) => slab.read(&**objects, volume, time, indexes, range, &runs).await,
-                None => read_block(&**objects, volume, time, indexes, range, &runs).await,
+                Some(slab) => slab.read(&**objects, time, indexes, range, &runs).await,
+                None => read_block(&**objects, time, indexes, range, &runs).await,
             };
             Ended::Cold { id, range, at, block }
         });
@@ -363,16 +363,15 @@ fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write:
 /// The bytes of `range`'s block, of which at least those of `range` are what the store holds.
 pub(crate) async fn read_block(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
     time: &SimTime,
     indexes: &Indexes,
     range: SectorRange,
     runs: &Runs,
 ) -> Result<Vec<u8>, ColdError> {
     retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
-        let plan = indexes.compose(objects, volume, range.start.block(), wanted, runs).await?;
+        let plan = indexes.compose(objects, range.start.block(), wanted, runs).await?;
         let mut whole = vec![0; BLOCK_BYTES as usize];
-        fetch(objects, volume, &plan, &mut whole).await?;
+        fetch(objects, runs.lineage(), &plan, &mut whole).await?;
         Ok(whole)
     })
     .await

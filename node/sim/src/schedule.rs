@@ -1,6 +1,7 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
 mod crowd;
+mod forks;
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability};
@@ -483,6 +484,10 @@ impl Schedule {
         self.world.check_store(self.home);
         self.world.check_snapshots();
         self.world.check_whole();
+        // Every profile is run with and without.
+        if self.world.company.is_none() && (self.seed / Profile::ALL.len() as u64).is_multiple_of(3) {
+            self.live_on();
+        }
         self.world.check_decay(Rng::new(self.seed));
         self.world.check_removal();
     }

@@ -5,7 +5,7 @@ use std::io;
 use holdfast_background::{ColdError, ColdLines, Indexes, Slot, SlotTable, fetch, retry_while_unavailable};
 use holdfast_engine::index::Runs;
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+use holdfast_types::{BLOCK_BYTES, SectorRange};
 use parking_lot::Mutex;
 
 use crate::calls::{Answer, Ask, Calls, LocalAsk};
@@ -34,7 +34,6 @@ impl Slab {
     pub(crate) async fn read(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
         time: &SimTime,
         indexes: &Indexes,
         range: SectorRange,
@@ -42,10 +41,10 @@ impl Slab {
     ) -> Result<Vec<u8>, ColdError> {
         let calls = &time.calls;
         retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
-            let plan = indexes.compose(objects, volume, range.start.block(), wanted, runs).await?;
+            let plan = indexes.compose(objects, range.start.block(), wanted, runs).await?;
             let whole = async {
                 let mut whole = vec![0; BLOCK_BYTES as usize];
-                fetch(objects, volume, &plan, &mut whole).await?;
+                fetch(objects, runs.lineage(), &plan, &mut whole).await?;
                 Ok(whole)
             };
             let slot = self.table.slot(&plan.key, whole, |slot, block| self.fill(calls, slot, block)).await?;

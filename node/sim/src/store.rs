@@ -2,6 +2,7 @@
 //!
 //! It knows what the keys mean and checks each request against the log as it truly is.
 
+mod forks;
 mod frames;
 mod indexes;
 mod snapshots;
@@ -20,8 +21,7 @@ use holdfast_engine::segment::FrameIndex;
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, SegmentId,
-    Seq, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
@@ -193,6 +193,7 @@ impl Store {
         let there = self.objects.get(key).is_some_and(|object| object.gone.is_none());
         match ObjectKey::parse(key) {
             Some(ObjectKey::Log(..)) if there => {}
+            Some(ObjectKey::Log(volume, _)) if volume != self.volume => {}
             Some(ObjectKey::Log(_, seq)) => match self.history.get(&seq) {
                 Some(first) => {
                     check_stray(seq, first, &body);
@@ -202,7 +203,9 @@ impl Store {
             },
             Some(ObjectKey::Checkpoint(_, seq)) => self.check_checkpoint(seq, &body),
             Some(ObjectKey::Snapshot(_, seq)) => self.check_root(seq, key, &body),
-            Some(ObjectKey::Forgotten(_, seq)) => self.check_mark(seq),
+            // Its own snapshots are forgotten, or those of a volume behind it.
+            Some(ObjectKey::Forgotten(volume, seq)) if volume == self.volume => self.check_mark(seq),
+            Some(ObjectKey::Forgotten(..)) => {}
             Some(ObjectKey::TruncationMarker(..)) => {}
             Some(ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => panic!("{key} is created"),
         }
@@ -372,7 +375,8 @@ impl Store {
         let plan = self.indexes.composition(manifest.runs(), block);
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
-            let object = &self.objects[&self.key(piece.segment)].body;
+            let key = manifest.lineage().segment_key(piece.segment);
+            let object = &self.objects[&key].body;
             place(piece, &self.frames.unpack(piece.segment, &piece.frame, object), &mut bytes);
         }
         stamps(block, &bytes).collect()
@@ -387,10 +391,6 @@ impl Store {
             read.extend(sectors(piece).map(|at| (at, block[Sector(at).in_block() as usize])));
         }
         read
-    }
-
-    fn key(&self, segment: SegmentId) -> String {
-        ObjectKey::Segment(self.volume.clone(), segment).to_string()
     }
 }
 

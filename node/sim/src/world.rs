@@ -9,6 +9,7 @@ mod client;
 mod company;
 mod corruption;
 mod dirty;
+mod forks;
 mod kept;
 mod life;
 mod look;
@@ -65,6 +66,8 @@ pub struct World {
     stamps: Stamps,
     dirty_check: DirtyCheck,
     control: ControlPlane,
+    /// The volumes behind the one that is served, each with its objects when it was forked.
+    behind: Vec<(VolumeId, Vec<(String, Vec<u8>)>)>,
     /// The volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
 }
@@ -105,6 +108,7 @@ impl World {
             stamps: Stamps::default(),
             dirty_check: DirtyCheck::default(),
             control: ControlPlane::default(),
+            behind: Vec::new(),
             company: None,
         }
     }

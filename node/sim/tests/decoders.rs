@@ -203,7 +203,7 @@ fn records() {
     renew("log-record/attach", &takeover.encode());
     let mut labels = Labels::default();
     assert!(labels.insert(Labels::VOLUME, "data") && labels.insert(Labels::CLUSTER, "2f6a7c1e"));
-    let create = Record { seq: Seq::FIRST, body: Body::Create { sectors, labels }, ..takeover };
+    let create = Record { seq: Seq::FIRST, body: Body::Create { sectors, source: None, labels }, ..takeover };
     renew("log-record/create-labels", &create.encode());
     withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;

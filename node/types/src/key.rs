@@ -64,6 +64,19 @@ pub fn forgotten_prefix(volume: &VolumeId) -> String {
 }
 
 impl ObjectKey {
+    /// The volume whose object it is.
+    pub fn volume(&self) -> &VolumeId {
+        match self {
+            Self::Log(volume, _)
+            | Self::Checkpoint(volume, _)
+            | Self::TruncationMarker(volume, _)
+            | Self::Snapshot(volume, _)
+            | Self::Forgotten(volume, _)
+            | Self::Segment(volume, _)
+            | Self::Run(volume, _) => volume,
+        }
+    }
+
     /// Reads a key; `None` if it is not one of Holdfast's.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix("volumes/")?;

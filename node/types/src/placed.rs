@@ -53,12 +53,14 @@ impl fmt::Debug for Ulid {
     }
 }
 
-/// Name of an object that a log record adds to its volume, `<place:020>-<ulid>` in a key.
+/// Name of an object that a log record adds to its volume, `<place:020>-<ulid>` in a key of its owner.
 ///
 /// Only a record at its place or before it may add the object: once the log has passed the place, an object
 /// that no manifest names will never be named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlacedId {
+    /// Number of forks between the volume that names the object and the one that owns it; zero: its own.
+    pub owner: u8,
     /// The last seq whose record may add the object.
     pub place: Seq,
     /// Tells it from others of that place.
@@ -67,12 +69,12 @@ pub struct PlacedId {
 
 impl PlacedId {
     fn new(place: Seq, unix_ms: u64, random: [u8; 10]) -> Self {
-        Self { place, ulid: Ulid::new(unix_ms, random) }
+        Self { owner: 0, place, ulid: Ulid::new(unix_ms, random) }
     }
 
     fn parse(text: &str) -> Option<Self> {
         let (place, ulid) = text.split_once('-')?;
-        Some(Self { place: Seq::parse_padded(place)?, ulid: Ulid::parse(ulid)? })
+        Some(Self { owner: 0, place: Seq::parse_padded(place)?, ulid: Ulid::parse(ulid)? })
     }
 }
 
@@ -98,6 +100,11 @@ macro_rules! placed_ids {
             /// The last seq whose record may add the object.
             pub const fn place(self) -> Seq {
                 self.0.place
+            }
+
+            /// The object's id in a volume that is so many forks behind; `None` if no volume is.
+            pub fn inherited(self, forks: u8) -> Option<Self> {
+                Some(Self(PlacedId { owner: self.0.owner.checked_add(forks)?, ..self.0 }))
             }
 
             /// The id whose text form is `text`, if it is one.

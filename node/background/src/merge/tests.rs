@@ -4,10 +4,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use holdfast_engine::compose::Composition;
+use holdfast_engine::index::Runs;
 use holdfast_engine::segment::SegmentBuilder;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
-use holdfast_types::{Block, Mask, SegmentId, Seq};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Block, Mask, SegmentId, Seq, VolumeId};
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
@@ -65,8 +67,12 @@ fn segment(store: &MemoryStore, number: u8, step: usize) -> Run {
     Run::Segment(Arc::new(segment))
 }
 
+fn listed(runs: &[Run]) -> Runs {
+    Runs::new(Arc::new(Lineage::of(volume())), runs)
+}
+
 fn plan(inputs: &[Run], is_oldest: bool) -> MergePlan {
-    MergePlan { kind: MergeKind::Level, place: Seq(100), level: 1, inputs: inputs.into(), is_oldest }
+    MergePlan { kind: MergeKind::Level, place: Seq(100), level: 1, inputs: listed(inputs), is_oldest }
 }
 
 fn merge(store: &MemoryStore, plan: &MergePlan) -> Run {
@@ -75,8 +81,8 @@ fn merge(store: &MemoryStore, plan: &MergePlan) -> Run {
 }
 
 fn read(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Composition {
-    let volume = volume();
-    let composed = indexes.compose(store, &volume, Block(block), Mask::FULL, runs);
+    let runs = listed(runs);
+    let composed = indexes.compose(store, Block(block), Mask::FULL, &runs);
     composed.now_or_never().unwrap().unwrap()
 }
 

@@ -3,7 +3,7 @@
 //! Payload inside the envelope (`wire`):
 //! ```text
 //! u32 n, n x (u32 first block, u32 bytes)      pages, one behind the other from byte 0 of the object
-//! u32 m, m x (u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes)      segments
+//! u32 m, m x (u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes)      segments
 //! ```
 
 use std::ops::Range;
@@ -13,6 +13,7 @@ use holdfast_types::{Block, SegmentId};
 use super::RunRef;
 use super::entry::Entry;
 use super::page::RunPage;
+use crate::safeguard::{Safeguard::CountFromOwner, safeguard};
 use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -20,7 +21,7 @@ const WHAT: &str = "head of an index run";
 /// Bytes behind the head.
 pub const TRAILER_BYTES: u64 = 16;
 const PAGE_BYTES: usize = 8;
-const SEGMENT_BYTES: usize = 44;
+const SEGMENT_BYTES: usize = wire::ID_BYTES + 20;
 
 /// A segment, as far as a run knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +112,8 @@ impl RunHead {
         count(out.len() - start)
     }
 
-    /// Reads the head of `run` from its envelope.
+    /// Reads the head of `run` from its envelope. The run's owner named the segments; here they are named as
+    /// by the volume that names the run.
     ///
     /// # Errors
     /// [`DecodeError`] names what is wrong with the bytes.
@@ -120,7 +122,7 @@ impl RunHead {
         if head.pages_end != run.head_offset {
             return Err(DecodeError::Field { what: WHAT, field: "bytes of pages", value: head.pages_end });
         }
-        Ok(head)
+        head.inherited(if safeguard(CountFromOwner) { run.id.0.owner } else { 0 })
     }
 
     /// Reads an envelope, whatever run it is the head of.
@@ -144,6 +146,19 @@ impl RunHead {
         let segments = (0..count).map(|_| SegmentObject::take(&mut fields)).collect::<Result<_, _>>()?;
         fields.end()?;
         Ok(Self::new(pages, segments))
+    }
+
+    /// The same, as a volume names the segments that is so many forks behind the run's owner.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if no volume is so far behind.
+    pub fn inherited(mut self, forks: u8) -> Result<Self, DecodeError> {
+        for segment in &mut self.segments {
+            let value = u64::from(segment.id.0.owner);
+            let beyond = DecodeError::Field { what: WHAT, field: "owner of a segment", value };
+            segment.id = segment.id.inherited(forks).ok_or(beyond)?;
+        }
+        Ok(self)
     }
 
     /// Number of pages.

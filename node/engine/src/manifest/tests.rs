@@ -3,6 +3,7 @@ use holdfast_types::{RunId, SegmentId};
 use super::*;
 use crate::fence::Fence;
 use crate::index::RunRef;
+use crate::limit::REMEMBERED_ATTACHES;
 
 fn volume() -> VolumeId {
     "v".parse().unwrap()

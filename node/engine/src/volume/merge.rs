@@ -229,7 +229,7 @@ fn plan<M: Memory>(core: &Core<M>, runs: &Runs, choice: Choice) -> MergePlan {
     if !safeguard(MergeInOrder) {
         inputs.reverse();
     }
-    MergePlan { kind, place, level, inputs: inputs.into(), is_oldest }
+    MergePlan { kind, place, level, inputs: runs.with(inputs), is_oldest }
 }
 
 #[cfg(test)]

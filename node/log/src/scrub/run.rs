@@ -5,11 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_engine::DecodeError;
-use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, TRAILER_BYTES, trailer};
+use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, Runs, TRAILER_BYTES, trailer};
 use holdfast_engine::segment::{Codec, Frame};
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, VolumeId};
+use holdfast_types::{Block, Lineage, VolumeId};
 
 use super::Damage;
 use crate::{LogFailure, store};
@@ -34,13 +33,12 @@ pub(super) struct RunScan {
 /// Reads the heads of the merged ones of `runs`. They come by their place in the list.
 pub(super) async fn scan_heads(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    runs: &[Run],
+    runs: &Runs,
 ) -> Result<BTreeMap<usize, RunScan>, LogFailure> {
     let mut scans = BTreeMap::new();
     for (number, run) in runs.iter().enumerate() {
         if let Run::Merged(run) = run {
-            scans.insert(number, scan_head(objects, volume, Arc::clone(run)).await?);
+            scans.insert(number, scan_head(objects, runs.lineage(), Arc::clone(run)).await?);
         }
     }
     Ok(scans)
@@ -49,10 +47,11 @@ pub(super) async fn scan_heads(
 /// Reads the end of a run's object and its head.
 async fn scan_head(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
+    lineage: &Lineage,
     run: Arc<RunRef>,
 ) -> Result<RunScan, LogFailure> {
-    let key = ObjectKey::Run(volume.clone(), run.id).to_string();
+    let volume = lineage.volume();
+    let key = lineage.run_key(run.id);
     let (pages, blemishes) = (Vec::new(), Vec::new());
     let mut scan = RunScan { run, key, head: None, lost: None, pages, blemishes };
     let failed = |error| store("read an index run", volume)(error);

@@ -8,8 +8,7 @@ use holdfast_engine::segment::{
     Codec, Frame, FrameError, FrameIndex, SegmentRef, TRAILER_BYTES, trailer, unpack,
 };
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::key::ObjectKey;
-use holdfast_types::{SegmentId, VolumeId};
+use holdfast_types::{Lineage, SegmentId, VolumeId};
 
 use super::Damage;
 use crate::{LogFailure, store};
@@ -62,13 +61,14 @@ pub(super) enum Verdict {
 
 pub(super) async fn scan(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
+    lineage: &Lineage,
     named: Named,
     meter: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<Scan, LogFailure> {
     let segment = named.object();
     let id = segment.id;
-    let key = ObjectKey::Segment(volume.clone(), id).to_string();
+    let volume = lineage.volume();
+    let key = lineage.segment_key(id);
     let mut scan = Scan { named, id, key, frames: 0, verdict: Verdict::Whole, blemishes: Vec::new() };
     let failed = |error| store("read a segment", volume)(error);
     let end = match objects.get_suffix(&scan.key, TRAILER_BYTES).await {

@@ -12,7 +12,6 @@ use holdfast_engine::index::{Run, RunPage, SegmentObject};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
 
 use super::run::RunScan;
@@ -188,7 +187,7 @@ impl Lookup<'_> {
 
     /// The index of a segment; `None` where it is damaged, which is a finding of its own.
     async fn index(&self, segment: &SegmentRef) -> Result<Option<FrameIndex>, LogFailure> {
-        let key = ObjectKey::Segment(self.volume.clone(), segment.id).to_string();
+        let key = self.manifest.lineage().segment_key(segment.id);
         match self.objects.get_range(&key, SegmentObject::from(segment).index_range()).await {
             Ok(bytes) => Ok(FrameIndex::decode(&bytes).ok()),
             Err(StoreError::NotFound { .. } | StoreError::OutOfRange { .. }) => Ok(None),

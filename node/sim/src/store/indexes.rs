@@ -3,6 +3,7 @@
 //! Owns: the checks of merges. A merge says what its inputs said (invariant 28), and one that is due comes
 //! (21).
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use holdfast_engine::index::policy::{Shape, next_merge};
 use holdfast_engine::index::{Run, RunHead, RunPage};
 use holdfast_engine::record::{Body, Merge};
 use holdfast_engine::segment::{FrameIndex, SegmentRef};
-use holdfast_types::{Block, Mask, RunId, SegmentId};
+use holdfast_types::{Block, Mask, PlacedId, RunId, SegmentId};
 
 use crate::expect::Cut;
 use crate::invariant::Invariant;
@@ -32,7 +33,22 @@ struct MergedRun {
     pages: Vec<RunPage>,
 }
 
-/// Indexes of segments and runs, each by its name.
+/// What a run has of a block, as the volume names it.
+enum Known<'a> {
+    Segment(SegmentId, &'a FrameIndex),
+    Merged(Cow<'a, RunHead>, &'a RunPage),
+}
+
+/// The names by which the owners know the objects.
+fn own_segment(id: SegmentId) -> SegmentId {
+    SegmentId(PlacedId { owner: 0, ..id.0 })
+}
+
+fn own_run(id: RunId) -> RunId {
+    RunId(PlacedId { owner: 0, ..id.0 })
+}
+
+/// Indexes of segments and runs, each by the name that its owner gave it.
 #[derive(Clone, Default)]
 pub(super) struct StoredIndexes {
     segments: BTreeMap<SegmentId, Segment>,
@@ -66,14 +82,31 @@ impl StoredIndexes {
     /// Composition of `block` by the list `runs`, newest first.
     pub(super) fn composition(&self, runs: &[Run], block: Block) -> Composition {
         let in_chunk = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let layers = in_chunk.filter_map(|run| match run {
-            Run::Segment(segment) => Some(Layer::Segment(segment.id, &self.segments[&segment.id].index)),
-            Run::Merged(merged) => {
-                let MergedRun { head, pages } = &self.runs[&merged.id];
-                Some(Layer::Merged(head, &pages[head.page_of(block)?]))
-            }
+        let known: Vec<Known<'_>> = in_chunk.filter_map(|run| self.known(run, block)).collect();
+        let layers = known.iter().map(|known| match known {
+            Known::Segment(id, index) => Layer::Segment(*id, index),
+            Known::Merged(head, page) => Layer::Merged(head, page),
         });
         compose(block, Mask::FULL, layers)
+    }
+
+    fn known(&self, run: &Run, block: Block) -> Option<Known<'_>> {
+        match run {
+            Run::Segment(segment) => {
+                Some(Known::Segment(segment.id, &self.segments[&own_segment(segment.id)].index))
+            }
+            Run::Merged(merged) => {
+                let MergedRun { head, pages } = &self.runs[&own_run(merged.id)];
+                let page = &pages[head.page_of(block)?];
+                let forks = merged.id.0.owner;
+                let head = if forks == 0 {
+                    Cow::Borrowed(head)
+                } else {
+                    Cow::Owned(head.clone().inherited(forks).expect("runs have a short lineage"))
+                };
+                Some(Known::Merged(head, page))
+            }
+        }
     }
 
     /// Every block that `run` has an entry for.
@@ -84,12 +117,12 @@ impl StoredIndexes {
         };
         match run {
             Run::Segment(segment) => {
-                for frame in self.segments[&segment.id].index.frames() {
+                for frame in self.segments[&own_segment(segment.id)].index.frames() {
                     add(frame.block, frame.run);
                 }
             }
             Run::Merged(merged) => {
-                for entry in self.runs[&merged.id].pages.iter().flat_map(RunPage::entries) {
+                for entry in self.runs[&own_run(merged.id)].pages.iter().flat_map(RunPage::entries) {
                     add(entry.frame.block, entry.frame.run);
                 }
             }

@@ -77,17 +77,28 @@ impl Store {
         let Some(root) = root else {
             Invariant::SnapshotIsItsCut.broken(&format!("the root of snapshot {} is not there", seq.0))
         };
+        self.check_state(Invariant::SnapshotIsItsCut, &root, cut);
+    }
+
+    /// Reads the volume, a fork, as the log's last record has it, and compares it with the content that its
+    /// snapshot is of.
+    pub(crate) fn check_content(&self, cut: &Cut) {
+        self.check_state(Invariant::ForkIsItsSnapshot, &self.truth, cut);
+    }
+
+    fn check_state(&self, invariant: Invariant, state: &Manifest, cut: &Cut) {
         let mut read = (u64::MAX, Vec::new());
-        let sectors = cut.touched().chain(self.last_cut.touched()).filter(|sector| *sector < root.sectors());
+        let sectors = cut.touched().chain(self.last_cut.touched()).filter(|sector| *sector < state.sectors());
         for sector in sectors {
             let block = Sector(sector).block();
             if read.0 != block.0 {
-                read = (block.0, self.read_remote(&root, block));
+                read = (block.0, self.read_remote(state, block));
             }
             let stamp = read.1[Sector(sector).in_block() as usize];
             let allowed = cut.allowed(sector);
-            Invariant::SnapshotIsItsCut.check(allowed.contains(&stamp), || {
-                format!("snapshot {} has write {stamp} in sector {sector}; its commit had {allowed:?}", seq.0)
+            invariant.check(allowed.contains(&stamp), || {
+                let (volume, seq) = (state.volume(), state.seq().0);
+                format!("{volume}@{seq} has write {stamp} in sector {sector}; its commit had {allowed:?}")
             });
         }
     }

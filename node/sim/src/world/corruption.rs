@@ -53,7 +53,11 @@ impl World {
         let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
         let keys = self.store.keys().into_iter();
         keys.filter(|key| {
+            let name = ObjectKey::parse(key);
+            let is_behind = name.as_ref().is_some_and(|name| name.volume() != self.store.volume())
+                && !matches!(name, Some(ObjectKey::Segment(..) | ObjectKey::Run(..)));
             **key != last
+                && !is_behind
                 && !matches!(
                     ObjectKey::parse(key),
                     Some(
@@ -137,14 +141,13 @@ impl World {
             return Some(vec![0; BLOCK_SECTORS as usize]);
         }
         let runs = truth.runs().clone();
-        let volume = self.store.volume().clone();
         let read = self.ask_soundly(|objects| async move {
             let time = SimTime {
                 calls: objects.0.clone(),
                 now: Arc::default(),
                 rng: Arc::new(Mutex::new(Rng::new(0))),
             };
-            read_block(&objects, &volume, &time, &indexes, range, &runs).await
+            read_block(&objects, &time, &indexes, range, &runs).await
         });
         read.ok().map(|bytes| stamps(block, &bytes).collect())
     }

@@ -51,7 +51,7 @@ impl World {
         self.tell(host, Event::Snapshot { uid, forgotten });
     }
 
-    fn snapshot_uid(&mut self, again: bool) -> SnapshotUid {
+    pub(super) fn snapshot_uid(&mut self, again: bool) -> SnapshotUid {
         self.control.last += u64::from(!again || self.control.last == 0);
         SnapshotUid(u128::from(self.control.last).to_le_bytes())
     }

@@ -6,7 +6,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Seq};
 
 use super::World;
-use crate::calls::{Answer, Ask, Calls};
+use crate::calls::{Answer, Ask, Call, Calls};
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
@@ -14,18 +14,22 @@ use crate::tasks::Tasks;
 impl World {
     /// A scrub reads everything that the log refers to and finds nothing wrong.
     pub(crate) fn check_whole(&mut self) {
+        self.check_whole_as(Invariant::NothingReferencedIsMissing);
+    }
+
+    pub(super) fn check_whole_as(&mut self, invariant: Invariant) {
         let volume = self.store.volume().clone();
         let report =
             self.ask_soundly(|objects| async move { scrub::scrub(&objects, &volume, &|_| {}).await });
         let findings = report.expect("this store answers").findings;
-        Invariant::NothingReferencedIsMissing
-            .check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
+        invariant.check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
     }
 
     /// Nothing is left of a volume that is removed but what bars its id: the first record, the tombstone, and
     /// the truncation markers that say that records between them are missing; and the marks of its snapshots,
     /// without which it is not removed.
     pub(crate) fn check_removal(&mut self) {
+        self.check_behind_stays();
         let volume = self.store.volume().clone();
         let snapshots = self.store.registered().len() - self.store.forgotten().len();
         if snapshots > 0 {
@@ -52,12 +56,13 @@ impl World {
             expected.push(ObjectKey::TruncationMarker(volume.clone(), marker));
         }
         let expected: Vec<String> = expected.iter().map(ObjectKey::to_string).collect();
-        let left = self.store.keys();
+        let left: Vec<String> = self.store.objects_of(&volume).into_iter().map(|(key, _)| key).collect();
         let is_mark = |key: &str| matches!(ObjectKey::parse(key), Some(ObjectKey::Forgotten(..)));
-        let others: Vec<&str> = left.iter().copied().filter(|key| !is_mark(key)).collect();
+        let others: Vec<&str> = left.iter().map(String::as_str).filter(|key| !is_mark(key)).collect();
         Invariant::LogIsAChain.check(others == expected && manifest.is_deleted(), || {
             format!("of a removed volume are left {left:?}")
         });
+        self.check_behind_goes();
     }
 
     /// Runs requests that are all answered, at once and truly; time passes as needed.
@@ -72,13 +77,17 @@ impl World {
             if let Some(ended) = tasks.next_ended() {
                 return ended;
             }
-            let call = calls.take().expect("it waits for the store or for time");
-            let answer = match &call.ask {
-                Ask::Store(ask) => self.store.apply(ask, None, 0),
-                Ask::Sleep(_) => Answer::Slept,
-                Ask::Local(_) => unreachable!("it has no disk"),
-            };
-            call.answer(answer);
+            self.answer_soundly(calls.take().expect("it waits for the store or for time"));
         }
+    }
+
+    /// Answers a request of no host, truly.
+    pub(super) fn answer_soundly(&mut self, call: Call) {
+        let answer = match &call.ask {
+            Ask::Store(ask) => self.store.apply(ask, None, 0),
+            Ask::Sleep(_) => Answer::Slept,
+            Ask::Local(_) => unreachable!("it has no disk"),
+        };
+        call.answer(answer);
     }
 }

@@ -4,10 +4,10 @@ use std::io;
 
 use futures::FutureExt;
 use holdfast_engine::compose::Composition;
-use holdfast_engine::index::Run;
+use holdfast_engine::index::{Run, Runs};
 use holdfast_engine::sector_map::Side;
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
-use holdfast_types::{Block, Mask, SectorRange};
+use holdfast_types::{Block, Lineage, Mask, SectorRange};
 
 use super::super::*;
 use crate::SideReader;
@@ -110,8 +110,9 @@ fn the_index_of_an_own_segment_is_not_fetched() {
     let (Event::Uploaded(segment), None) = volume.perform(upload()).now_or_never().unwrap() else {
         panic!("it is stored")
     };
-    let runs = [Run::Segment(Arc::new(segment))];
-    let composed = pools.indexes.compose(&store, &volume.volume, Block(3), Mask::FULL, &runs);
+    let lineage = Arc::new(Lineage::of(volume.volume.clone()));
+    let runs = Runs::new(lineage, [Run::Segment(Arc::new(segment))]);
+    let composed = pools.indexes.compose(&store, Block(3), Mask::FULL, &runs);
     let Composition { pieces, .. } = composed.now_or_never().unwrap().unwrap();
     assert_eq!((pieces.len(), store.counts().get), (1, 0));
 }

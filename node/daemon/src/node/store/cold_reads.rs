@@ -6,7 +6,7 @@ use holdfast_background::{ColdError, ColdLines, Indexes, fetch, retry_while_unav
 use holdfast_engine::index::Runs;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
-use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+use holdfast_types::{BLOCK_BYTES, SectorRange};
 
 use crate::node::clock::NodeTime;
 use crate::node::store::block_cache::{Slab, SlabSlot};
@@ -34,16 +34,15 @@ impl ColdReads {
     pub(crate) async fn block(
         &self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
         lines: &ColdLines,
         range: SectorRange,
         runs: &Runs,
     ) -> Result<SlabSlot, ColdError> {
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
-            let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, runs).await?;
+            let plan = self.indexes.compose(objects, range.start.block(), wanted, runs).await?;
             let whole = async {
                 let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);
-                fetch(objects, volume, &plan, &mut whole).await?;
+                fetch(objects, runs.lineage(), &plan, &mut whole).await?;
                 Ok(whole)
             };
             self.slab.slot(&plan.key, whole).await

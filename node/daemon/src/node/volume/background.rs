@@ -153,8 +153,8 @@ impl VolumeWork {
 
     async fn read_cold(&self, read: Box<ColdRead>) {
         let range = read.range;
-        let Background { volume, objects, .. } = &self.background;
-        let result = self.cold.block(&**objects, volume, &self.lines.cold, range, &read.runs).await;
+        let Background { objects, .. } = &self.background;
+        let result = self.cold.block(&**objects, &self.lines.cold, range, &read.runs).await;
         if let Err(error) = &result
             && let Some(held_back) = self.lines.cold_failed.one(now())
         {

@@ -1,0 +1,103 @@
+//! Forks: volumes that begin with what a snapshot of another volume holds. Nothing is copied.
+//!
+//! A fork and the deletion of its snapshot may come at once. The create record of the fork comes first, then
+//! the question whether the snapshot is forgotten ([`confirm`]). So either the fork sees the mark, and ends
+//! itself, or it was in the store before the mark was: who deletes objects looks for forks after it has seen
+//! the mark ([`refuse_with_forks`]).
+
+use futures::future::try_join_all;
+use holdfast_engine::fork::Fork;
+use holdfast_engine::record::Body;
+use holdfast_engine::safeguard::{
+    Safeguard::{AskIfForgotten, ForksKeepObjects},
+    safeguard,
+};
+use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_types::{Seq, SnapshotName, VolumeId};
+
+use crate::limit::PARALLEL_READS;
+use crate::list::list_volumes;
+use crate::read::{read_manifest_to_end, read_record};
+use crate::snapshot::{is_forgotten, read_snapshot};
+use crate::{LogFailure, store};
+
+/// The beginning of a fork of `snapshot`: one GET.
+pub(crate) async fn read_fork(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    snapshot: &SnapshotName,
+) -> Result<Fork, LogFailure> {
+    let root = match read_snapshot(objects, &snapshot.volume, snapshot.seq).await {
+        Ok(root) => root,
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
+            return Err(no_such_source(volume, snapshot));
+        }
+        Err(error) => return Err(error),
+    };
+    let fork = Fork::of(&root).ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })?;
+    // A root stands under its own name.
+    if fork.snapshot == *snapshot { Ok(fork) } else { Err(no_such_source(volume, snapshot)) }
+}
+
+pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogFailure {
+    LogFailure::NoSuchSource { volume: volume.clone(), snapshot: snapshot.clone() }
+}
+
+/// Returns true if the objects of `snapshot` stay for a fork whose create record is in the store: one GET
+/// that is answered "not found".
+pub(crate) async fn confirm(objects: &dyn ObjectStore, snapshot: &SnapshotName) -> Result<bool, LogFailure> {
+    Ok(!safeguard(AskIfForgotten) || !is_forgotten(objects, snapshot).await?)
+}
+
+/// The same, for a fork that was created at some time before. A mark may be younger than the fork: then the
+/// objects stay as long as their volume does, since its removal looks for forks after its tombstone.
+pub(crate) async fn confirm_later(
+    objects: &dyn ObjectStore,
+    snapshot: &SnapshotName,
+) -> Result<bool, LogFailure> {
+    Ok(confirm(objects, snapshot).await?
+        || !read_manifest_to_end(objects, &snapshot.volume).await?.is_deleted())
+}
+
+/// Looks for volumes that read objects of `volume`: forks of its snapshots, and forks of those. One LIST and
+/// one GET for each volume of the store.
+///
+/// # Errors
+/// [`LogFailure::HasForks`]; else why the store, or the first record of another volume, cannot be read.
+pub(crate) async fn refuse_with_forks(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+) -> Result<(), LogFailure> {
+    if !safeguard(ForksKeepObjects) {
+        return Ok(());
+    }
+    let all = list_volumes(objects).await.map_err(store("list the other volumes for the removal", volume))?;
+    let others: Vec<VolumeId> = all.into_iter().filter(|other| other != volume).collect();
+    let mut forks = Vec::new();
+    for batch in others.chunks(PARALLEL_READS) {
+        let found = try_join_all(batch.iter().map(|other| reads_from(objects, other, volume))).await?;
+        forks.extend(batch.iter().zip(found).filter(|(_, reads)| *reads).map(|(other, _)| other.clone()));
+    }
+    if forks.is_empty() { Ok(()) } else { Err(LogFailure::HasForks { volume: volume.clone(), forks }) }
+}
+
+/// Returns true if `other` exists and reads objects of `volume`.
+async fn reads_from(
+    objects: &dyn ObjectStore,
+    other: &VolumeId,
+    volume: &VolumeId,
+) -> Result<bool, LogFailure> {
+    let created = match read_record(objects, other, Seq::FIRST).await {
+        Ok(record) => record.body,
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match created {
+        Body::Create { source: Some(fork), .. } if fork.is_behind(volume) => {
+            Ok(!read_manifest_to_end(objects, other).await?.is_deleted())
+        }
+        Body::Create { .. } | Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
+            Ok(false)
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The end of some runs: the volume lives on as a fork of one of its snapshots, for some generations.
+
+use super::Schedule;
+use crate::invariant::Invariant;
+use crate::rng::Rng;
+
+/// Most generations.
+const GENERATIONS: usize = 3;
+/// Steps of each.
+const STEPS: u64 = 400;
+
+impl Schedule {
+    /// Forks the volume, writes to the fork, and does so again with the fork.
+    pub(super) fn live_on(&mut self) {
+        let mut rng = Rng::new(!self.seed);
+        for _ in 0..=rng.below(GENERATIONS) {
+            self.world.check_fork_beside_removal(&mut rng);
+            self.world.live_on_in_fork(&mut rng);
+            (self.home, self.leaving, self.view) = (0, false, None);
+            for number in self.taken..self.taken + STEPS {
+                self.step(number);
+            }
+            let left = (0..3).any(|_| self.read_and_leave());
+            Invariant::ComesToRest.check(left, || "the host of a fork is fenced again and again".into());
+            self.settle_control();
+            self.world.check_store(self.home);
+            self.world.check_snapshots();
+            self.world.check_whole();
+            self.world.check_behind();
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Forks: made while the volume is removed; and the volume lives on as a fork of one of its snapshots.
+
+use std::rc::Rc;
+
+use holdfast_log::{
+    Creation, LogFailure, forget, provision, read_manifest_to_end, remove, snapshot_detached, snapshots,
+};
+use holdfast_objects::ObjectStore;
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Nonce, SnapshotName, VolumeId};
+
+use super::World;
+use super::snapshots::ControlPlane;
+use crate::calls::Calls;
+use crate::expect::{Cut, Expect};
+use crate::host::Host;
+use crate::invariant::Invariant;
+use crate::rng::Rng;
+use crate::surroundings::SimObjects;
+use crate::tasks::Tasks;
+use crate::writers::Writers;
+
+/// What is said of a volume that lies behind a fork.
+const BEHIND: &str = "a volume behind a fork";
+
+impl World {
+    /// A snapshot is restored while it is deleted and its volume is removed, in a copy of the bucket. Either
+    /// the fork holds what the snapshot held, or there is none.
+    pub(crate) fn check_fork_beside_removal(&mut self, rng: &mut Rng) {
+        let (source, cut) = self.snapshot_to_fork(rng);
+        let whole = self.store.clone();
+        let (volume, fork) = (self.store.volume().clone(), self.fork_id());
+        let creation = Creation { source: Some(source), ..Creation::plain(0, Nonce(rng.bytes()), 0) };
+        let calls = [Calls::default(), Calls::default()];
+        let (mut forks, mut removals) = (Tasks::default(), Tasks::default());
+        let (objects, named) = (SimObjects(calls[0].clone()), fork.clone());
+        forks.start(async move { provision(&objects, &named, creation).await });
+        let objects = SimObjects(calls[1].clone());
+        removals.start(async move { forget_and_remove(&objects, &volume).await });
+        let (mut made, mut removed) = (None, None);
+        while made.is_none() || removed.is_none() {
+            made = made.or_else(|| forks.next_ended());
+            removed = removed.or_else(|| removals.next_ended());
+            if let Some(call) = calls[rng.below(2)].take() {
+                self.answer_soundly(call);
+            }
+        }
+        self.check_made(&fork, &cut, &made.expect("it ended"));
+        let removed = removed.expect("it ended");
+        let is_refused = matches!(removed, Err(LogFailure::HasForks { .. }));
+        Invariant::ForkIsItsSnapshot
+            .check(removed.is_ok() || is_refused, || format!("the removal beside a fork: {removed:?}"));
+        self.store = whole;
+    }
+
+    /// A fork that was said to be made holds what its snapshot held; one that was not does not exist.
+    fn check_made(&mut self, fork: &VolumeId, cut: &Rc<Cut>, made: &Result<u64, LogFailure>) {
+        let named = fork.clone();
+        let manifest =
+            self.ask_soundly(|objects| async move { read_manifest_to_end(&objects, &named).await });
+        let exists = manifest.is_ok_and(|manifest| manifest.exists());
+        match made {
+            Ok(_) if exists => {
+                self.store.continue_as(fork, cut);
+                self.check_whole_as(Invariant::ForkIsItsSnapshot);
+                self.store.check_content(cut);
+            }
+            Err(LogFailure::NoSuchSource { .. }) if !exists => {}
+            Ok(_) | Err(_) => Invariant::ForkIsItsSnapshot
+                .broken(&format!("a fork is said to be {made:?}, and exists: {exists}")),
+        }
+    }
+
+    /// The volume lives on as a fork of one of its snapshots, on hosts that never had it.
+    pub(crate) fn live_on_in_fork(&mut self, rng: &mut Rng) {
+        let (source, cut) = self.snapshot_to_fork(rng);
+        let fork = self.fork_id();
+        let creation = Creation { source: Some(source), ..Creation::plain(0, Nonce(rng.bytes()), 0) };
+        let named = fork.clone();
+        let made = self.ask_soundly(|objects| async move { provision(&objects, &named, creation).await });
+        let sectors = made.unwrap_or_else(|error| {
+            Invariant::ForkIsItsSnapshot.broken(&format!("no fork of a snapshot: {error:?}"))
+        });
+        let volume = self.store.volume().clone();
+        let objects = self.store.objects_of(&volume);
+        self.behind.push((volume, objects));
+        self.trace.host_event(0, 86, "the volume lives on as a fork");
+        self.store.continue_as(&fork, &cut);
+        self.store.check_content(&cut);
+        self.terms.sectors = sectors;
+        self.writers = Writers::default();
+        self.backup = None;
+        self.control = ControlPlane::default();
+        self.hosts = (0..self.hosts.len()).map(Host::new).collect();
+        for host in &mut self.hosts {
+            host.content.change_log(&cut);
+            host.content.expect = Expect::after(&cut);
+        }
+    }
+
+    /// Objects of the volumes behind are what they were: a fork changes nothing there.
+    pub(crate) fn check_behind(&self) {
+        for (volume, objects) in &self.behind {
+            Invariant::ForkIsItsSnapshot
+                .check(self.store.objects_of(volume) == *objects, || format!("{BEHIND} changed: {volume}"));
+        }
+    }
+
+    /// The volumes behind are not removed as long as the fork exists, though all their snapshots are
+    /// forgotten.
+    pub(super) fn check_behind_stays(&mut self) {
+        if self.behind.is_empty() {
+            return;
+        }
+        for (volume, _) in self.behind.clone() {
+            let named = volume.clone();
+            let removed =
+                self.ask_soundly(|objects| async move { forget_and_remove(&objects, &named).await });
+            Invariant::ForkIsItsSnapshot.check(matches!(removed, Err(LogFailure::HasForks { .. })), || {
+                format!("{BEHIND} is removed: {volume}, {removed:?}")
+            });
+        }
+        self.check_whole_as(Invariant::ForkIsItsSnapshot);
+    }
+
+    /// They are once it is removed.
+    pub(super) fn check_behind_goes(&mut self) {
+        while let Some((volume, _)) = self.behind.pop() {
+            let named = volume.clone();
+            let removed =
+                self.ask_soundly(|objects| async move { forget_and_remove(&objects, &named).await });
+            let left = self.store.objects_of(&volume);
+            let has_data = left.iter().any(|(key, _)| {
+                matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..) | ObjectKey::Run(..)))
+            });
+            Invariant::ForkIsItsSnapshot.check(removed.is_ok() && !has_data, || {
+                format!("{BEHIND} stays without it: {volume}, {removed:?}")
+            });
+        }
+    }
+
+    /// One of the snapshots that count, or a new one, and what it holds. No writer is attached.
+    fn snapshot_to_fork(&mut self, rng: &mut Rng) -> (SnapshotName, Rc<Cut>) {
+        let forgotten = self.store.forgotten();
+        let mut live = self.store.registered().to_vec();
+        live.retain(|known| !forgotten.contains(&known.seq));
+        let volume = self.store.volume().clone();
+        let seq = if live.is_empty() || rng.once_in(2) {
+            let (uid, nonce, named) = (self.snapshot_uid(false), Nonce(rng.bytes()), volume.clone());
+            let taken = self.ask_soundly(|objects| async move {
+                snapshot_detached(&objects, &named, uid, nonce, 0).await
+            });
+            taken.expect("this store answers, and no writer is attached").seq
+        } else {
+            rng.pick(&live).seq
+        };
+        let cut = self.store.cut_of_snapshot(seq).expect("it is registered");
+        (SnapshotName { volume, seq }, cut)
+    }
+
+    fn fork_id(&self) -> VolumeId {
+        format!("fork-{}", self.behind.len()).parse().expect("a volume id")
+    }
+}
+
+async fn forget_and_remove(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<(), LogFailure> {
+    for snapshot in snapshots(objects, volume).await.expect("this store answers") {
+        forget(objects, volume, snapshot.seq).await.expect("this store answers");
+    }
+    remove(objects, volume, Nonce::default(), 0).await
+}

@@ -1,0 +1,114 @@
+//! Where a volume's content comes from: the snapshot that it was forked from, and the volumes behind it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::key::ObjectKey;
+use crate::{RunId, SegmentId, Seq, VolumeId};
+
+/// Names a snapshot: `<volume>@<seq>`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SnapshotName {
+    /// The volume that it is of.
+    pub volume: VolumeId,
+    /// Its place in the volume's log.
+    pub seq: Seq,
+}
+
+impl fmt::Display for SnapshotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.volume, self.seq)
+    }
+}
+
+/// A text that names no snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` names no snapshot: write <volume>@<number>, as `snapshot list` shows it")]
+pub struct InvalidSnapshotName(pub String);
+
+impl FromStr for SnapshotName {
+    type Err = InvalidSnapshotName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let invalid = || InvalidSnapshotName(text.to_owned());
+        let (volume, seq) = text.rsplit_once('@').ok_or_else(invalid)?;
+        let volume = volume.parse().map_err(|_| invalid())?;
+        Ok(Self { volume, seq: Seq(seq.parse().map_err(|_| invalid())?) })
+    }
+}
+
+/// A volume, and the volumes whose objects it reads because it was forked from a snapshot of theirs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lineage {
+    volume: VolumeId,
+    /// Nearest first.
+    ancestors: Arc<[VolumeId]>,
+}
+
+impl Lineage {
+    /// Most volumes that one can have behind it.
+    pub const MAX_ANCESTORS: usize = 100;
+
+    /// A volume that is no fork.
+    pub fn of(volume: VolumeId) -> Self {
+        Self { volume, ancestors: Arc::default() }
+    }
+
+    /// A volume with these behind it, the nearest first; `None` if they are more than there can be.
+    pub fn with_ancestors(volume: VolumeId, ancestors: Vec<VolumeId>) -> Option<Self> {
+        let fits = ancestors.len() <= Self::MAX_ANCESTORS;
+        fits.then(|| Self { volume, ancestors: ancestors.into() })
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &VolumeId {
+        &self.volume
+    }
+
+    /// The volumes behind it, nearest first.
+    pub fn ancestors(&self) -> &[VolumeId] {
+        &self.ancestors
+    }
+
+    /// Key of a segment. One of an owner that the lineage does not have is looked for where it cannot be.
+    pub fn segment_key(&self, id: SegmentId) -> String {
+        ObjectKey::Segment(self.owner(id.0.owner), id).to_string()
+    }
+
+    /// Key of a merged run.
+    pub fn run_key(&self, id: RunId) -> String {
+        ObjectKey::Run(self.owner(id.0.owner), id).to_string()
+    }
+
+    fn owner(&self, generation: u8) -> VolumeId {
+        let ancestor = usize::from(generation).checked_sub(1).and_then(|above| self.ancestors.get(above));
+        ancestor.unwrap_or(&self.volume).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_snapshot_survives_its_text() {
+        let name: SnapshotName = "a.b@7".parse().unwrap();
+        assert_eq!((name.volume.as_str(), name.seq, name.to_string()), ("a.b", Seq(7), "a.b@7".to_owned()));
+        for foreign in ["a", "a@", "@7", "a@x", "A@7"] {
+            let refused = foreign.parse::<SnapshotName>().unwrap_err().to_string();
+            assert!(refused.contains(&format!("`{foreign}` names no snapshot")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_object_is_looked_for_under_its_owner() {
+        let volumes = ["c", "b", "a"].map(|name| name.parse::<VolumeId>().unwrap());
+        let lineage = Lineage::with_ancestors(volumes[0].clone(), volumes[1..].to_vec()).unwrap();
+        let mut id = SegmentId::new(Seq(9), 1, [1; 10]);
+        for volume in &volumes {
+            assert_eq!(lineage.segment_key(id), format!("volumes/{volume}/segments/{id}"));
+            id = id.inherited(1).unwrap();
+        }
+    }
+}
