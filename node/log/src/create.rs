@@ -30,18 +30,36 @@ pub enum CreateOutcome {
 /// # Errors
 /// [`LogFailure::Store`]: the record is not there, or that is unknown; the same record may be retried.
 pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
+    Ok(match place_record(objects, record).await? {
+        Placed::Now | Placed::Before => CreateOutcome::Created,
+        Placed::Other => CreateOutcome::Lost,
+    })
+}
+
+/// Outcomes of a create-once, and who made them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    /// This request created the record.
+    Now,
+    /// The record is there: by this request or by an earlier one.
+    Before,
+    /// Another record is in its place.
+    Other,
+}
+
+async fn place_record(objects: &dyn ObjectStore, record: &Record) -> Result<Placed, LogFailure> {
     let volume = &record.volume;
     let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
     let bytes = Bytes::from(record.encode());
     let doubt = match objects.create(&key, bytes.clone()).await {
-        Ok(_created) => return Ok(CreateOutcome::Created),
+        Ok(_created) => return Ok(Placed::Now),
         Err(CreateError::Failed(source)) => return Err(store("create a log record", volume)(source)),
         Err(CreateError::Exists { .. }) => None,
         Err(CreateError::Ambiguous(source)) => Some(source),
     };
     match (objects.get(&key, MAX_METADATA_BYTES).await, doubt) {
-        (Ok(there), _) if there == bytes => Ok(CreateOutcome::Created),
-        (Ok(_), _) => Ok(CreateOutcome::Lost),
+        (Ok(there), _) if there == bytes => Ok(Placed::Before),
+        (Ok(_), _) => Ok(Placed::Other),
         (Err(StoreError::NotFound { .. }), Some(doubt)) => Err(store("create a log record", volume)(doubt)),
         (Err(source), _) => Err(store("read a log record back", volume)(source)),
     }
@@ -103,14 +121,17 @@ pub async fn provision(
     };
     let body = Body::Create { sectors, source: fork, labels };
     let record = Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
-    if create_record(objects, &record).await? == CreateOutcome::Created {
-        if let Some(snapshot) = &source
-            && !confirm(objects, snapshot).await?
-        {
+    match (place_record(objects, &record).await?, &source) {
+        (Placed::Now | Placed::Before, None) => return Ok(sectors),
+        (Placed::Now, Some(snapshot)) => {
+            if confirm(objects, snapshot).await? {
+                return Ok(sectors);
+            }
             remove(objects, volume, nonce, unix_ms).await?;
             return Err(no_such_source(volume, snapshot));
         }
-        return Ok(sectors);
+        // A fork that was there is not removed: its snapshot may have been deleted since.
+        (Placed::Before, Some(_)) | (Placed::Other, _) => {}
     }
     let there = read_creation(objects, volume).await?;
     let manifest = read_manifest_to_end(objects, volume).await?;

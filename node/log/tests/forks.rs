@@ -1,0 +1,266 @@
+//! Forks of snapshots, on the reference store.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::FutureExt;
+use holdfast_engine::record::{Body, Record};
+use holdfast_log::{
+    CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_creation,
+    read_manifest_to_end, remove, snapshot_detached,
+};
+use holdfast_objects::{
+    CreateError, Created, Fault, MemoryStore, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
+    Verb,
+};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
+
+const NONCE: Nonce = Nonce([3; 16]);
+const SECTORS: u64 = 1000;
+
+fn id(name: &str) -> VolumeId {
+    name.parse().unwrap()
+}
+
+fn named(text: &str) -> SnapshotName {
+    text.parse().unwrap()
+}
+
+/// Asks for `sectors` sectors; zero: those of the snapshot.
+fn fork_of(source: &str, sectors: u64) -> Creation {
+    Creation { source: Some(named(source)), ..Creation::plain(sectors, NONCE, 0) }
+}
+
+async fn snapshot(store: &MemoryStore, volume: &str) -> String {
+    let taken = snapshot_detached(store, &id(volume), SnapshotUid([1; 16]), NONCE, 7).await.unwrap();
+    format!("{volume}@{}", taken.seq)
+}
+
+/// Volume `a` with a snapshot, `a@2`.
+async fn with_snapshot() -> MemoryStore {
+    let store = MemoryStore::new();
+    provision(&store, &id("a"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
+    assert_eq!(snapshot(&store, "a").await, "a@2");
+    store
+}
+
+async fn attach(store: &MemoryStore, volume: &str) {
+    let seq = read_manifest_to_end(store, &id(volume)).await.unwrap().seq().next();
+    let body = Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None };
+    let record = Record { volume: id(volume), seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body };
+    assert_eq!(create_record(store, &record).await.unwrap(), CreateOutcome::Created);
+}
+
+async fn exists(store: &MemoryStore, volume: &str) -> bool {
+    read_manifest_to_end(store, &id(volume)).await.unwrap().exists()
+}
+
+#[tokio::test]
+async fn a_fork_is_one_put_and_two_gets() {
+    let store = with_snapshot().await;
+    let before = store.counts();
+    assert_eq!(provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(), SECTORS);
+    let after = store.counts();
+    // The root, and the mark that is not there.
+    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (1, 2, 0));
+    let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
+    assert_eq!((manifest.sectors(), manifest.lineage().ancestors()), (SECTORS, &[id("a")][..]));
+    assert_eq!(read_creation(&store, &id("b")).await.unwrap().source, Some(named("a@2")));
+}
+
+#[tokio::test]
+async fn a_fork_may_be_larger_than_its_snapshot_and_not_smaller() {
+    let store = with_snapshot().await;
+    assert_eq!(provision(&store, &id("b"), fork_of("a@2", SECTORS + 1)).await.unwrap(), SECTORS + 1);
+    let refused = provision(&store, &id("c"), fork_of("a@2", SECTORS - 1)).await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "volume c would have 999 sectors, and snapshot a@2 has 1000: choose at least its size"
+    );
+    assert!(!exists(&store, "c").await, "nothing was changed");
+}
+
+#[tokio::test]
+async fn a_snapshot_that_never_was_is_no_source() {
+    let store = with_snapshot().await;
+    for source in ["a@1", "a@3", "x@2"] {
+        let refused = provision(&store, &id("b"), fork_of(source, 0)).await.unwrap_err();
+        assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
+        assert!(!exists(&store, "b").await, "nothing was changed");
+    }
+}
+
+/// The reply to the create, or the request, is lost, and the caller asks again.
+#[tokio::test]
+async fn a_lost_reply_makes_one_fork() {
+    for fault in [Fault::LostReply, Fault::LostRequest] {
+        let store = with_snapshot().await;
+        store.fail_next(Verb::Put, fault);
+        let retried = match provision(&store, &id("b"), fork_of("a@2", 0)).await {
+            Ok(sectors) => sectors,
+            Err(_) => provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(),
+        };
+        assert_eq!(retried, SECTORS);
+        let again = Creation { nonce: Nonce([9; 16]), ..fork_of("a@2", 0) };
+        assert_eq!(provision(&store, &id("b"), again).await.unwrap(), SECTORS, "by another caller");
+    }
+}
+
+#[tokio::test]
+async fn an_id_is_not_taken_by_a_volume_of_another_source() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
+    let refused = provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap_err();
+    assert_eq!(refused.to_string(), "volume b exists already, created empty: choose another id");
+    provision(&store, &id("c"), fork_of("a@2", 0)).await.unwrap();
+    let refused = provision(&store, &id("c"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap_err();
+    assert_eq!(refused.to_string(), "volume c exists already, restored from a@2: choose another id");
+}
+
+/// The snapshot was deleted after its fork was made, and the fork's creator asks again.
+#[tokio::test]
+async fn a_fork_outlives_its_snapshot() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
+    forget(&store, &id("a"), Seq(2)).await.unwrap();
+    assert_eq!(provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(), SECTORS);
+    let late = provision(&store, &id("c"), fork_of("a@2", 0)).await.unwrap_err();
+    assert!(matches!(late, LogFailure::NoSuchSource { .. }), "{late}");
+    assert!(!exists(&store, "c").await && exists(&store, "b").await);
+}
+
+#[tokio::test]
+async fn a_volume_is_not_removed_while_forks_of_forks_read_it() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
+    assert_eq!(snapshot(&store, "b").await, "b@2");
+    provision(&store, &id("c"), fork_of("b@2", 0)).await.unwrap();
+    for volume in ["a", "b"] {
+        forget(&store, &id(volume), Seq(2)).await.unwrap();
+    }
+    for (volume, forks) in [("a", "b, c"), ("b", "c")] {
+        let refused = remove(&store, &id(volume), NONCE, 0).await.unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!("volume {volume} has data that restored volumes read ({forks}): delete those first")
+        );
+        assert!(exists(&store, volume).await, "nothing was changed");
+    }
+    for volume in ["c", "b", "a"] {
+        remove(&store, &id(volume), NONCE, 0).await.unwrap();
+        assert!(!exists(&store, volume).await);
+    }
+}
+
+/// The removal of most volumes asks nothing about others.
+#[tokio::test]
+async fn a_volume_without_snapshots_is_removed_whatever_others_are_there() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
+    attach(&store, "b").await;
+    store.corrupt("volumes/a/log/00000000000000000001", |bytes| bytes[40] ^= 1);
+    remove(&store, &id("b"), NONCE, 0).await.unwrap();
+}
+
+/// The first record of another volume cannot be read: whether that one is a fork is not known.
+#[tokio::test]
+async fn a_damaged_neighbour_stops_the_removal_of_a_volume_that_had_snapshots() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
+    forget(&store, &id("a"), Seq(2)).await.unwrap();
+    store.corrupt("volumes/b/log/00000000000000000001", |bytes| bytes[40] ^= 1);
+    let refused = remove(&store, &id("a"), NONCE, 0).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::Damaged { .. }), "{refused}");
+    assert!(exists(&store, "a").await, "nothing was changed");
+}
+
+/// The snapshot is forgotten, and its volume removed, between the fork's reading of the root and its create.
+#[tokio::test]
+async fn a_fork_that_comes_after_the_mark_ends_itself() {
+    let store = with_snapshot().await;
+    let script = async |inner: MemoryStore| {
+        forget(&inner, &id("a"), Seq(2)).await.unwrap();
+        remove(&inner, &id("a"), NONCE, 0).await.unwrap();
+    };
+    let before_create =
+        Before { inner: store.clone(), key: "volumes/b/log/", script: Mutex::new(Some(script)) };
+    let refused = provision(&before_create, &id("b"), fork_of("a@2", 0)).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
+    assert!(!exists(&store, "b").await && !exists(&store, "a").await);
+}
+
+/// The fork is created between the removal's first look for forks and its tombstone.
+#[tokio::test]
+async fn a_fork_that_comes_before_the_tombstone_keeps_its_objects() {
+    let store = with_snapshot().await;
+    let script = async |inner: MemoryStore| {
+        let root = holdfast_log::read_snapshot(&inner, &id("a"), Seq(2)).await.unwrap();
+        let source = holdfast_engine::fork::Fork::of(&root).map(Box::new);
+        let body = Body::Create { sectors: SECTORS, source, labels: Default::default() };
+        let record = Record { volume: id("b"), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
+        assert_eq!(create_record(&inner, &record).await.unwrap(), CreateOutcome::Created);
+    };
+    forget(&store, &id("a"), Seq(2)).await.unwrap();
+    let root = "volumes/a/snapshots/00000000000000000002";
+    let before_create =
+        Before { inner: store.clone(), key: "volumes/a/log/", script: Mutex::new(Some(script)) };
+    let refused = remove(&before_create, &id("a"), NONCE, 0).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::HasForks { .. }), "{refused}");
+    assert!(store.get(root, 1 << 20).await.is_ok(), "no object was deleted");
+    remove(&store, &id("b"), NONCE, 0).await.unwrap();
+    remove(&store, &id("a"), NONCE, 0).await.unwrap();
+    assert!(store.get(root, 1 << 20).await.is_err());
+}
+
+/// A store in which something happens before the first create under `key`.
+struct Before<F> {
+    inner: MemoryStore,
+    key: &'static str,
+    script: Mutex<Option<F>>,
+}
+
+impl<F> std::fmt::Debug for Before<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Before").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.inner.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.inner.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, bytes: u64) -> Result<Suffix, StoreError> {
+        self.inner.get_suffix(key, bytes).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        if key.starts_with(self.key)
+            && let Some(script) = self.script.lock().unwrap().take()
+        {
+            // The store in memory answers at once.
+            script(self.inner.clone()).now_or_never().unwrap();
+        }
+        self.inner.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        self.inner.put_segment(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.inner.list(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+}
