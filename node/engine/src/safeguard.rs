@@ -249,7 +249,7 @@ impl Safeguard {
             | Self::ClearOlderFirst => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
-            Self::SegmentBeforeCommit | Self::CountFromOwner => 7,
+            Self::SegmentBeforeCommit => 7,
             Self::UploadStillSides => 10,
             Self::NoticeOtherWriters
             | Self::ReadBackAmbiguous
@@ -273,7 +273,7 @@ impl Safeguard {
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
             Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
-            Self::AskIfForgotten | Self::ForksKeepObjects => 30,
+            Self::AskIfForgotten | Self::ForksKeepObjects | Self::CountFromOwner => 30,
         }
     }
 }

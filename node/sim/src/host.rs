@@ -61,7 +61,7 @@ pub(crate) struct Host {
     pub(crate) fault: HostFault,
     pub(crate) lag: Lag,
     pub(crate) attempt: Attempt,
-    /// Snapshots that its guest asked for since the attach, and what the volume held when it did first.
+    /// Snapshots that its client asked for since the attach, and what the volume held when it did first.
     pub(crate) asked: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// `None` where the volume is alone: then its client and its engine need no leave.
     pub(crate) access: Option<Access>,

@@ -38,10 +38,12 @@ impl World {
         let objects = SimObjects(calls[1].clone());
         removals.start(async move { forget_and_remove(&objects, &volume).await });
         let (mut made, mut removed) = (None, None);
+        // The fork takes a few requests, the removal many.
+        let slower = *rng.pick(&[2, 8, 32]);
         while made.is_none() || removed.is_none() {
             made = made.or_else(|| forks.next_ended());
             removed = removed.or_else(|| removals.next_ended());
-            if let Some(call) = calls[rng.below(2)].take() {
+            if let Some(call) = calls[usize::from(!rng.once_in(slower))].take() {
                 self.answer_soundly(call);
             }
         }

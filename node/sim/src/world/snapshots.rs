@@ -1,4 +1,4 @@
-//! Snapshots: of the writer, asked for by its guest; of the control plane, beside whatever the hosts do.
+//! Snapshots: of the writer, asked for by its client; of the control plane, beside whatever the hosts do.
 //!
 //! Owns: the control plane's process, whose requests meet the faults of host 0's connection.
 
@@ -37,7 +37,7 @@ pub(crate) struct ControlPlane {
 }
 
 impl World {
-    /// A guest of `host` asks for a snapshot, or again for the last one.
+    /// The client of `host` asks for a snapshot, or again for the last one.
     pub fn ask_snapshot(&mut self, host: usize, again: bool) {
         let uid = self.snapshot_uid(again);
         let forgotten = self.store.forgotten();
@@ -60,7 +60,7 @@ impl World {
     pub(super) fn snapshot_taken(&mut self, host: usize, taken: Snapshot) {
         let cut = self.check_registered(taken);
         let here = &self.hosts[host];
-        // What a guest was promised is looked up while its host is the newest writer.
+        // What a client was promised is looked up while its host is the newest writer.
         if let Some(asked) = here.asked.get(&taken.uid).filter(|_| self.writers.is_last(host)) {
             here.content.expect.check_snapshot(&cut, asked);
         }
