@@ -293,7 +293,8 @@ impl Node {
         let sectors = sectors_of(bytes)?;
         let objects = self.0.stores.probed(name, store).await?;
         let creation = Creation::plain(sectors, holdfast_types::Nonce(random()), unix_ms());
-        Ok(holdfast_log::provision(&*objects, volume, creation).await?)
+        holdfast_log::provision(&*objects, volume, creation).await?;
+        Ok(())
     }
 
     /// The volumes on this node.

@@ -5,7 +5,7 @@ use holdfast_engine::manifest::LogError;
 use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
-use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, VolumeId};
 
 use crate::read::{read_manifest_to_end, read_record};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
@@ -48,10 +48,12 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
 /// The creation of a volume.
 #[derive(Debug, Clone)]
 pub struct Creation {
-    /// Logical size.
+    /// Logical size; 0 with a source: the size of the snapshot.
     pub sectors: u64,
     /// The object and claim that it is made for.
     pub labels: Labels,
+    /// The snapshot whose content it begins with; without one every sector reads as zeros.
+    pub source: Option<SnapshotName>,
     /// Its identity.
     pub nonce: Nonce,
     /// Time of the request, milliseconds since 1970.
@@ -61,29 +63,32 @@ pub struct Creation {
 impl Creation {
     /// The creation of a volume without labels.
     pub fn plain(sectors: u64, nonce: Nonce, unix_ms: u64) -> Self {
-        Self { sectors, labels: Labels::default(), nonce, unix_ms }
+        Self { sectors, labels: Labels::default(), source: None, nonce, unix_ms }
     }
 }
 
 /// Creates the volume: one PUT. Again with the same size for the same [origin](Labels::origin) it changes
 /// nothing, whatever nonce and time it brings; that reads the log, whose end says that the volume was not
-/// removed.
+/// removed. Returns the sectors of the volume.
 ///
 /// # Errors
-/// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
+/// [`LogFailure::NoSuchSource`]: nothing was created. [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
 /// id is taken; [`LogFailure::Broken`] when the record there is of another volume; else why the store did not
 /// do it, or cannot be read.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     creation: Creation,
-) -> Result<(), LogFailure> {
-    let Creation { sectors, labels, nonce, unix_ms } = creation;
+) -> Result<u64, LogFailure> {
+    let Creation { sectors, labels, source, nonce, unix_ms } = creation;
+    if let Some(snapshot) = source {
+        return Err(LogFailure::NoSuchSource { volume: volume.clone(), snapshot });
+    }
     let origin = labels.origin();
     let body = Body::Create { sectors, labels };
     let record = Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
     if create_record(objects, &record).await? == CreateOutcome::Created {
-        return Ok(());
+        return Ok(sectors);
     }
     let there = read_creation(objects, volume).await?;
     let manifest = read_manifest_to_end(objects, volume).await?;
@@ -96,7 +101,7 @@ pub async fn provision(
     if manifest.sectors() != sectors {
         return Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors: manifest.sectors() });
     }
-    Ok(())
+    Ok(sectors)
 }
 
 /// Reads the creation of the volume: one GET. Its record is there as long as any object of the volume is.
@@ -110,7 +115,7 @@ pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
         return Err(LogFailure::Broken { volume: volume.clone(), source });
     }
     match body {
-        Body::Create { sectors, labels } => Ok(Creation { sectors, labels, nonce, unix_ms }),
+        Body::Create { sectors, labels } => Ok(Creation { sectors, labels, source: None, nonce, unix_ms }),
         Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
         }

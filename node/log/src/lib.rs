@@ -31,7 +31,7 @@ use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;
 use holdfast_engine::record::Origin;
 use holdfast_objects::StoreError;
-use holdfast_types::{Seq, VolumeId};
+use holdfast_types::{Seq, SnapshotName, VolumeId};
 
 /// Largest record or checkpoint read, in bytes.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
@@ -100,6 +100,44 @@ pub enum LogFailure {
         /// Its snapshots that were not forgotten.
         seqs: Vec<Seq>,
     },
+    /// The snapshot to restore is not there, or was deleted.
+    #[error("volume {volume} cannot begin with snapshot {snapshot}: it does not exist, or was deleted")]
+    NoSuchSource {
+        /// The volume that was to be created.
+        volume: VolumeId,
+        /// The snapshot.
+        snapshot: SnapshotName,
+    },
+    /// The volume would be smaller than the snapshot.
+    #[error(
+        "volume {volume} cannot have {sectors} sectors: snapshot {snapshot}, which it is to begin with, has {snapshot_sectors}"
+    )]
+    SmallerThanSource {
+        /// The volume that was to be created.
+        volume: VolumeId,
+        /// Its size.
+        sectors: u64,
+        /// The snapshot.
+        snapshot: SnapshotName,
+        /// The size of the snapshot.
+        snapshot_sectors: u64,
+    },
+    /// Other volumes read this one's objects.
+    #[error("volumes that began with its snapshots need the objects of volume {volume} ({}): delete them first", ids_of(.forks))]
+    HasForks {
+        /// The volume.
+        volume: VolumeId,
+        /// Those volumes.
+        forks: Vec<VolumeId>,
+    },
+    /// Too many generations of forks.
+    #[error(
+        "snapshot {snapshot} has too many generations of volumes behind it: copy its content into an empty volume"
+    )]
+    TooManyForks {
+        /// The snapshot.
+        snapshot: SnapshotName,
+    },
     /// The log changed during each read of it, or LIST shows an older part of it.
     #[error(
         "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
@@ -121,7 +159,11 @@ impl LogFailure {
             | Self::ExistsOtherwise { .. }
             | Self::CreatedElsewhere { .. }
             | Self::WasDeleted(_)
-            | Self::HasSnapshots { .. } => false,
+            | Self::HasSnapshots { .. }
+            | Self::NoSuchSource { .. }
+            | Self::SmallerThanSource { .. }
+            | Self::HasForks { .. }
+            | Self::TooManyForks { .. } => false,
         }
     }
 }
@@ -138,6 +180,16 @@ fn names_of(volume: &VolumeId, seqs: &[Seq]) -> String {
         names.push("...".to_owned());
     }
     names.join(", ")
+}
+
+/// The ids of the first ones.
+fn ids_of(volumes: &[VolumeId]) -> String {
+    const NAMED: usize = 5;
+    let mut ids: Vec<&str> = volumes.iter().take(NAMED).map(VolumeId::as_str).collect();
+    if volumes.len() > NAMED {
+        ids.push("...");
+    }
+    ids.join(", ")
 }
 
 fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {

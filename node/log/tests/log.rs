@@ -347,7 +347,7 @@ async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
     let behind = Behind { hidden: left_of_removed(6)[1..2].to_vec(), store: store.clone() };
     for answer in [
         read_manifest_to_end(&behind, &volume()).await.map(drop),
-        provision(&behind, &volume(), Creation::plain(1000, Nonce([4; 16]), 5)).await,
+        provision(&behind, &volume(), Creation::plain(1000, Nonce([4; 16]), 5)).await.map(drop),
     ] {
         let failed = answer.unwrap_err();
         assert!(matches!(failed, LogFailure::Contended(_)), "{failed}");

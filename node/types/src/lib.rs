@@ -8,6 +8,7 @@ mod backoff;
 mod extent;
 mod identity;
 pub mod key;
+mod lineage;
 mod mask;
 mod placed;
 
@@ -16,6 +17,7 @@ pub use extent::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, CHUNK_BLOCKS, CHUNK_SECTORS, Chunk, SECTOR_BYTES, Sector, SectorRange,
 };
 pub use identity::{Epoch, InvalidSnapshotUid, InvalidVolumeId, Nonce, Seq, SnapshotUid, VolumeId};
+pub use lineage::{InvalidSnapshotName, SnapshotName};
 pub use mask::Mask;
 pub use placed::{PlacedId, RunId, SegmentId, Ulid};
 

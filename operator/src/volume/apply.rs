@@ -158,11 +158,12 @@ async fn provision(
     let creation = Creation {
         sectors,
         labels: labels(volume, cluster),
+        source: None,
         nonce: random_nonce(),
         unix_ms: unix_ms(volume.metadata.creation_timestamp.as_ref()),
     };
     let provisioned = holdfast_log::provision(store, &volume_id(volume), creation).await;
-    accept_smaller(provisioned, sectors)
+    accept_smaller(provisioned.map(drop), sectors)
 }
 
 /// A nonce that no other record has.
