@@ -2,8 +2,9 @@
 //!
 //! Writers of the fields:
 //! - the user (or CSI) writes `spec`; `spec.nodeName` requests that the node serves the volume;
-//! - the operator writes the finalizer and what the user left open of `spec.volumeID` and `spec.size`; `volumeId`, `restoredFrom`, `assignedNode` (its grant: at most one node at a time), `phase`,
-//!   `observedGeneration` and its own conditions;
+//! - the operator writes the finalizer and what the user left open of `spec.volumeID` and `spec.size`; `volumeId`,
+//!   `restoredFrom`, `assignedNode` (its grant: at most one node at a time), `phase`, `observedGeneration` and its own
+//!   conditions;
 //! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears them once its
 //!   final commit is done. Only then does the operator move the grant, or when the annotation [`FORCE_DETACH`] names that
 //!   node.

@@ -41,8 +41,8 @@ enum Command {
     Create {
         /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
         volume: String,
-        /// Its size: bytes, or with a suffix such as Mi or G; with --from at least that of the snapshot, which
-        /// it has if it is left out
+        /// Its size: bytes, or with a suffix such as Mi or G; with --from at least that of the snapshot, and
+        /// the same if it is left out
         #[arg(long, required_unless_present = "from")]
         size: Option<ByteSize>,
         /// Begin with the content of this snapshot in the same store, as `snapshot list` shows it; nothing is

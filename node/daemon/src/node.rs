@@ -95,7 +95,7 @@ pub(crate) enum Content {
         /// Its size.
         bytes: u64,
     },
-    /// What a snapshot in the same store holds.
+    /// The content of a snapshot in the same store.
     Snapshot {
         /// The snapshot.
         snapshot: SnapshotName,

@@ -72,9 +72,10 @@ impl Creation {
 /// removed. Returns the sectors of the volume.
 ///
 /// # Errors
-/// [`LogFailure::NoSuchSource`]: nothing was created. [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
-/// id is taken; [`LogFailure::Broken`] when the record there is of another volume; else why the store did not
-/// do it, or cannot be read.
+/// [`LogFailure::NoSuchSource`]: nothing was created. [`LogFailure::ExistsOtherwise`],
+/// [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the id is taken;
+/// [`LogFailure::Broken`] when the record there is of another volume; else why the store did not do it, or
+/// cannot be read.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

@@ -155,8 +155,8 @@ async fn is_own(store: &dyn ObjectStore, volume: &Volume, cluster: &str) -> Resu
 /// however the ObjectStore spells the place by then. So does a Volume that was saved, deleted with its
 /// objects retained, and created again under its name in the same cluster.
 ///
-/// Returns the sectors that the volume has, or will have once a daemon has grown it. `wanted_sectors` is `None`
-/// for those of the snapshot.
+/// Returns the sectors that the volume has, or will have once a daemon has grown it. `wanted_sectors` is
+/// `None` for those of the snapshot.
 ///
 /// # Errors
 /// [`LogFailure`]: the id is taken, or why the store did not create it; nothing was changed.

@@ -104,8 +104,8 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
     if !facts.finalizer {
         steps.push(OperatorStep::Register);
     }
-    // The identity is recorded before anything is created under it, so that a deletion knows what to look for;
-    // and the snapshot, so that every attempt begins with the same.
+    // The identity is recorded before anything is created under it, so that a deletion knows what to look
+    // for; and the snapshot, so that every attempt begins with the same.
     if facts.status != recorded.status {
         let message = format!("creating the volume in ObjectStore {}", facts.store_name());
         let obstacle = Obstacle::new(VolumePhase::Pending, "Provisioning", message);

@@ -2,7 +2,7 @@
 //!
 //! The name of the VolumeSnapshot is looked up until it is Ready. What it names then is recorded in
 //! `status.restoredFrom` before anything is created, and every later attempt restores that: another
-//! VolumeSnapshot may have the name meanwhile. Whether the snapshot still exists then, its volume's log decides.
+//! VolumeSnapshot may have the name meanwhile. The log of the snapshot's volume says if it still exists.
 
 use holdfast_crds::{
     ByteSize, MAX_SIZE_BYTES, READY, VolumePhase, VolumeSnapshot, VolumeSource, find_condition,
@@ -83,8 +83,8 @@ impl ClusterFacts {
     }
 }
 
-/// The snapshot in the object store that the volume begins with: the recorded one, else the one that `source`,
-/// the name of a VolumeSnapshot, stands for now. `wanted` is the size of the spec in bytes.
+/// The snapshot in the object store that the volume begins with: the recorded one, else the one that the
+/// VolumeSnapshot `source` stands for now. `wanted` is the size of the spec in bytes.
 ///
 /// # Errors
 /// Why the volume cannot begin with it now; the message names the field to change.

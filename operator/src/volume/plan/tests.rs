@@ -635,7 +635,7 @@ fn a_volume_begins_with_a_snapshot_that_is_taken() {
     }
 }
 
-/// The operator dies after it recorded the snapshot, and another VolumeSnapshot has the name by then, or none.
+/// The operator dies after it recorded the snapshot. Another VolumeSnapshot has the name by then, or none.
 #[test]
 fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
     let begun = plan(&restored(None, taken("data@17", "store")), &now());
