@@ -2,8 +2,9 @@
 //!
 //! Writers of the fields:
 //! - the user (or CSI) writes `spec`; `spec.nodeName` requests that the node serves the volume;
-//! - the operator writes the finalizer and what the user left open of `spec.volumeID` and `spec.size`; `volumeId`, `assignedNode` (its grant: at most one node at a time), `phase`,
-//!   `observedGeneration` and its own conditions;
+//! - the operator writes the finalizer and what the user left open of `spec.volumeID` and `spec.size`; `volumeId`,
+//!   `restoredFrom`, `assignedNode` (its grant: at most one node at a time), `phase`, `observedGeneration` and its own
+//!   conditions;
 //! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears them once its
 //!   final commit is done. Only then does the operator move the grant, or when the annotation [`FORCE_DETACH`] names that
 //!   node.
@@ -79,15 +80,16 @@ pub const FS_TYPE: &str = "holdfast.dev/fstype";
         .message("spec.volumeID is immutable: restore the old value, or create another Volume"),
     validation = kube::core::Rule::new("!has(self.source.existing) || has(self.volumeID)")
         .message("spec.volumeID is required with spec.source.existing: write the id of the volume in the object store"),
-    validation = kube::core::Rule::new("has(self.size) || has(self.source.existing)")
-        .message("spec.size is required: write for example `10Gi`. Only with spec.source.existing the size may be left to the object store"),
+    validation = kube::core::Rule::new("has(self.size) || has(self.source.existing) || has(self.source.snapshot)")
+        .message("spec.size is required: write for example `10Gi`. Only with spec.source.existing or spec.source.snapshot the size may be left to the object store"),
     validation = kube::core::Rule::new("has(self.size) || !has(oldSelf.size)")
         .message("spec.size cannot be removed: restore the old value, or write a larger one"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSpec {
     /// Logical size: a whole number of bytes with an optional suffix (`1Gi`), a multiple of 4096. It can only grow.
-    /// Required, except with `source.existing`: then the operator writes the size that the object store knows.
+    /// Required, except with `source.existing` and `source.snapshot`: then the operator writes the size that the object
+    /// store knows. With `source.snapshot` it is at least that of the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(
@@ -193,7 +195,8 @@ impl VolumeSpec {
 pub enum VolumeSource {
     /// Nothing: every sector reads as zeros.
     Empty(Empty),
-    /// The content of a VolumeSnapshot.
+    /// The content of a VolumeSnapshot in the ObjectStore of `spec.objectStore`. Nothing is copied there: the volume shares
+    /// what it does not overwrite.
     Snapshot(SnapshotSource),
     /// The content of another Volume.
     Volume(CloneSource),
@@ -214,10 +217,12 @@ impl Default for VolumeSource {
 pub struct Empty {}
 
 /// A snapshot to start from.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct SnapshotSource {
-    /// Name of the VolumeSnapshot.
+    /// Name of the VolumeSnapshot. The volume is created once that is Ready; `status.restoredFrom` says what it names.
     #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("spec.source.snapshot.name must be the name of a VolumeSnapshot: lower-case letters, digits and '-'"))]
     pub name: String,
 }
 
@@ -309,6 +314,10 @@ pub struct VolumeStatus {
     /// The volume's identity in the object store; never changes. Operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_id: Option<String>,
+    /// The snapshot whose content the volume begins with, as volume id, `@` and its place in that volume's log; recorded
+    /// before the volume is created, never changes. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restored_from: Option<String>,
     /// The one node that may serve the volume now. Operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assigned_node: Option<String>,

@@ -24,8 +24,8 @@ fn is_fault(condition: &Condition) -> bool {
 }
 
 /// Reasons of conditions that are the ordinary course of things.
-const REASONS_WITHOUT_EVENT: [&str; 5] =
-    ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed", TAKING];
+const REASONS_WITHOUT_EVENT: [&str; 6] =
+    ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed", "SnapshotNotReady", TAKING];
 
 #[cfg(test)]
 mod tests {

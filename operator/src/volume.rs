@@ -1,15 +1,16 @@
 //! The life of a `Volume`: provision, grant, move, delete.
 //!
 //! Owns: `spec.volumeID` and `spec.size` where the user left them open, `status.volumeId`,
-//! `status.assignedNode`, `status.phase`, `status.observedGeneration`, `status.forcedDetach`, the conditions
-//! `Provisioned`, `Assigned`, `Resized` and `UnuploadedDataLost`, and the finalizer.
+//! `status.restoredFrom`, `status.assignedNode`, `status.phase`, `status.observedGeneration`,
+//! `status.forcedDetach`, the conditions `Provisioned`, `Assigned`, `Resized` and `UnuploadedDataLost`, and
+//! the finalizer.
 //! Does not own: the device and everything the daemon reports; the requests that create and remove a volume's
 //! log (`holdfast-log`).
 //! Invariants: at most one node is granted the volume, and the grant moves only after `status.node` is empty
 //! or names a node that was cut off (by the user, or lost by its signs); nothing is provisioned before the
-//! finalizer and the volume's identity are recorded; objects that another Volume or cluster created are
-//! adopted only where the user says so, and never removed before that; the finalizer goes only after the
-//! objects.
+//! finalizer, the volume's identity and the snapshot that it begins with are recorded; objects that another
+//! Volume or cluster created are adopted only where the user says so, and never removed before that; the
+//! finalizer goes only after the objects.
 //! On failure: the step is repeated; every step may be repeated.
 
 pub(crate) mod adoption;
@@ -23,3 +24,4 @@ pub(crate) mod identity;
 pub(crate) mod in_use;
 pub(crate) mod plan;
 pub(crate) mod provisionable;
+pub(crate) mod source_snapshot;

@@ -190,8 +190,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "volume-snapshots",
-        about: "VolumeSnapshots are taken once, of served and detached Volumes, over deaths and an outage; deleted, they leave nothing",
-        expected: Duration::from_secs(60),
+        about: "VolumeSnapshots are taken once, over deaths and an outage; Volumes begin with them on another node; deleted, they leave nothing",
+        expected: Duration::from_secs(120),
         alone: false,
         run: volume_snapshots::run,
     },

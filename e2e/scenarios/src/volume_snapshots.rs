@@ -1,5 +1,6 @@
 //! VolumeSnapshots: of a served and of a detached Volume, over the operator's and the daemon's death, deleted
-//! while they are taken, and in the way of their Volume's deletion.
+//! while they are taken, and in the way of their Volume's deletion. Volumes that begin with them, on another
+//! node, and in the way of that deletion too.
 
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ const BY_NODE: &str = "as after a power cut";
 /// The same for the operator.
 const BY_OPERATOR: &str = "no node served it";
 const LIMIT: Duration = Duration::from_secs(60);
+/// Less than the operator's interval: what happens within is the answer to an event.
+const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
@@ -33,6 +36,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("take a snapshot of the Volume that node a serves");
     node.vm().exec(&format!("dd if=/dev/urandom of={device} bs=1M count=2 oflag=direct"))?;
+    let written = content(&node, &device)?;
     apply(world, &snapshot("served", "data", "Delete"))?;
     let first = taken(world, "served", &id, BY_NODE)?;
     report::step(world.kubectl(["get", "volumesnapshots"])?);
@@ -71,21 +75,91 @@ pub(super) fn run(world: &World) -> Result<()> {
     live(3)?;
     obstacles(world)?;
     retained(world, &s3)?;
+    let other = Node::start(world.vm("b")?, &control, "user-copy", "")?;
+    let copied = restored(world, &other, &first, &written)?;
 
-    report::step("a Volume with snapshots is not removed; without, it is");
+    report::step("a Volume with snapshots is not removed");
     world.kubectl(["delete", "volume", "data", "--wait=false"])?;
-    until("the Volume to say what it waits for", LIMIT, || {
-        Ok(condition(world, "volume/data", "Provisioned")?.starts_with("HasSnapshots: ").then_some(()))
+    waits(world, "HasSnapshots: ")?;
+    report::step("nor is one whose objects another Volume reads; without, it is");
+    world.kubectl(["delete", "volumesnapshot", "served", "later", "detached", "--timeout=60s"])?;
+    let why = waits(world, "HasForks: ")?;
+    ensure!(why.contains("Volume `copy`"), "the Volume to delete is not named: {why}");
+    let device = serve(world, &node, "copy")?;
+    ensure!(content(&node, &device)? == copied, "the copy lost content with the snapshots");
+    world.kubectl(["delete", "volume", "copy", "--timeout=60s"])?;
+    world.kubectl(["wait", "--for=delete", "volume/data", "--timeout=120s"])?;
+    ensure!(roots(&s3, &id, "segments")? == 0, "data of the Volume stays");
+    other.terminate()?;
+    node.terminate()?;
+    operator.stop()
+}
+
+/// Waits until the Volume says that its deletion waits for this, and returns the condition, which is written
+/// once.
+fn waits(world: &World, reason: &str) -> Result<String> {
+    let why = until("the Volume to say what it waits for", LIMIT, || {
+        let said = condition(world, "volume/data", "Provisioned")?;
+        Ok(said.starts_with(reason).then_some(said))
     })?;
     let version = || field(world, "volume/data", "{.metadata.resourceVersion}");
     let before = version()?;
     std::thread::sleep(Duration::from_secs(3));
     ensure!(version()? == before, "the Volume is written again and again while it waits");
-    world.kubectl(["delete", "volumesnapshot", "served", "later", "detached", "--timeout=60s"])?;
-    world.kubectl(["wait", "--for=delete", "volume/data", "--timeout=60s"])?;
-    ensure!(roots(&s3, &id, "segments")? == 0, "data of the Volume stays");
-    node.terminate()?;
-    operator.stop()
+    Ok(why)
+}
+
+/// Volumes begin with the snapshot `served`, whose name in the store is `first`, and with one that is taken
+/// later. Returns the sum of what the first of them, `copy`, holds afterwards.
+fn restored(world: &World, node: &Node, first: &str, expected: &str) -> Result<String> {
+    report::step("a Volume begins with a snapshot, and has its content on another node");
+    apply(world, &from_snapshot("copy", "served"))?;
+    world.wait_for("volume/copy", "jsonpath={.status.phase}=Ready")?;
+    let made = field(world, "volume/copy", "{.spec.size} {.status.restoredFrom}")?;
+    ensure!(made == format!("1Gi {first}"), "the copy is {made}");
+    let device = serve(world, node, "copy")?;
+    ensure!(content(node, &device)? == expected, "the copy is not what the Volume was");
+
+    report::step("a Volume that is smaller than its snapshot names the size to write");
+    let small = from_snapshot("small", "served").replace("{objectStore", "{size: 64Mi, objectStore");
+    apply(world, &small)?;
+    provisioning_waits(world, "volume/small", "InvalidSize: spec.size: ")?;
+    world.kubectl(["delete", "volume", "small", "--timeout=60s"])?;
+
+    report::step("a Volume waits for its VolumeSnapshot, a snapshot of the copy, and begins with it");
+    apply(world, &from_snapshot("late", "after"))?;
+    provisioning_waits(world, "volume/late", "SnapshotNotFound: spec.source.snapshot.name: ")?;
+    node.vm().exec(&format!("dd if=/dev/zero of={device} bs=1M count=1 oflag=direct"))?;
+    let changed = content(node, &device)?;
+    apply(world, &snapshot("after", "copy", "Delete"))?;
+    world.wait_for("volumesnapshot/after", "condition=Ready")?;
+    until("the Volume to be created", SOON, || {
+        Ok((field(world, "volume/late", "{.status.phase}")? == "Ready").then_some(()))
+    })?;
+    let device = serve(world, node, "late")?;
+    ensure!(content(node, &device)? == changed && changed != expected, "it is not what the copy was");
+    world.kubectl(["delete", "volume", "late", "--timeout=60s"])?;
+    world.kubectl(["delete", "volumesnapshot", "after", "--timeout=60s"])?;
+    Ok(changed)
+}
+
+/// Waits until a Volume says that it is not provisioned for this reason.
+fn provisioning_waits(world: &World, volume: &str, why: &str) -> Result<()> {
+    until("the Volume to say what it lacks", LIMIT, || {
+        Ok(condition(world, volume, "Provisioned")?.starts_with(why).then_some(()))
+    })
+}
+
+/// Sum of the first 2 MiB of a device.
+fn content(node: &Node, device: &str) -> Result<String> {
+    node.vm().exec(&format!("dd if={device} bs=1M count=2 iflag=direct status=none | sha256sum"))
+}
+
+fn from_snapshot(name: &str, snapshot: &str) -> String {
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+         spec: {{objectStore: store, source: {{snapshot: {{name: {snapshot}}}}}}}\n"
+    )
 }
 
 /// A snapshot that cannot be taken says so.

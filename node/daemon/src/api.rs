@@ -132,11 +132,12 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let create = convert::Create::try_from(request.into_inner())?;
         let store = self.store(&create.store)?;
         let volumes = self.volumes.clone();
-        self.to_the_end(
-            async move { volumes.create(&create.volume, create.bytes, &create.store, &store).await },
-        )
-        .await?;
-        Ok(Response::new(CreateResponse {}))
+        let size_bytes = self
+            .to_the_end(
+                async move { volumes.create(&create.volume, create.content, &create.store, &store).await },
+            )
+            .await?;
+        Ok(Response::new(CreateResponse { size_bytes }))
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {

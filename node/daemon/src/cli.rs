@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_service::chain;
+use holdfast_types::SnapshotName;
 use tokio::runtime::Runtime;
 
 use crate::config::{Config, DEFAULT_SOCKET};
@@ -36,13 +37,18 @@ enum Command {
         #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
         config: PathBuf,
     },
-    /// Create an empty volume in a store
+    /// Create a volume in a store, empty or with the content of a snapshot
     Create {
         /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
         volume: String,
-        /// Its size: bytes, or with a suffix such as Mi or G
-        #[arg(long)]
-        size: ByteSize,
+        /// Its size: bytes, or with a suffix such as Mi or G; with --from at least that of the snapshot, and
+        /// the same if it is left out
+        #[arg(long, required_unless_present = "from")]
+        size: Option<ByteSize>,
+        /// Begin with the content of this snapshot in the same store, as `snapshot list` shows it; nothing is
+        /// copied
+        #[arg(long, value_name = "VOLUME@SEQ")]
+        from: Option<SnapshotName>,
         /// Name of a store of the daemon's configuration
         #[arg(long)]
         store: String,

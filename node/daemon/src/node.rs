@@ -31,7 +31,7 @@ use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_log::Creation;
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
-use holdfast_types::{SECTOR_BYTES, VolumeId};
+use holdfast_types::{SECTOR_BYTES, SnapshotName, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -86,6 +86,29 @@ pub(crate) const PART_BYTES: usize = 16 << 20;
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
+
+/// Content of a new volume, and its size in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Zeros.
+    Empty {
+        /// Its size.
+        bytes: u64,
+    },
+    /// The content of a snapshot in the same store.
+    Snapshot {
+        /// The snapshot.
+        snapshot: SnapshotName,
+        /// Its size; `None`: that of the snapshot.
+        bytes: Option<u64>,
+    },
+}
+
+impl From<u64> for Content {
+    fn from(bytes: u64) -> Self {
+        Self::Empty { bytes }
+    }
+}
 
 /// Transport of new devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -278,22 +301,28 @@ impl Node {
         tasks.spawn(CacheQuota { volumes, dirs, cache_bytes, slab_bytes, trash }.keep());
     }
 
-    /// Creates a volume in a store: one PUT, and the probe of a bucket that this process has not used yet.
-    /// Again with the same size it changes nothing.
+    /// Creates a volume in a store: one PUT, what its content needs, and the probe of a bucket that this
+    /// process has not used yet. Again with the same size it changes nothing. Returns its size in bytes.
     ///
     /// # Errors
     /// [`NodeError::Size`], [`NodeError::StoreUnfit`], or what the store says.
     pub(crate) async fn create(
         &self,
         volume: &VolumeId,
-        bytes: u64,
+        content: Content,
         name: &str,
         store: &S3Config,
-    ) -> Result<(), NodeError> {
-        let sectors = sectors_of(bytes)?;
+    ) -> Result<u64, NodeError> {
+        let (sectors, source) = match content {
+            Content::Empty { bytes } => (sectors_of(bytes)?, None),
+            Content::Snapshot { snapshot, bytes } => {
+                (bytes.map(sectors_of).transpose()?.unwrap_or_default(), Some(snapshot))
+            }
+        };
         let objects = self.0.stores.probed(name, store).await?;
-        let creation = Creation::plain(sectors, holdfast_types::Nonce(random()), unix_ms());
-        Ok(holdfast_log::provision(&*objects, volume, creation).await?)
+        let plain = Creation::plain(sectors, holdfast_types::Nonce(random()), unix_ms());
+        let creation = Creation { source, ..plain };
+        Ok(holdfast_log::provision(&*objects, volume, creation).await? * SECTOR_BYTES)
     }
 
     /// The volumes on this node.

@@ -10,20 +10,20 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Node, RingStatus, ScrubRequest, Scrubbed, VolumeInStore,
+    AttachRequest, Attached, Capabilities, Content, Node, RingStatus, ScrubRequest, Scrubbed, VolumeInStore,
     VolumeStatus,
 };
 
 /// The volumes of this node. Clones refer to the same node.
 pub(crate) trait Volumes: Clone + Send + Sync + 'static {
-    /// Creates an empty volume of `bytes`, with one request to its store.
+    /// Creates a volume, with one request to its store if it is empty. Returns its size in bytes.
     fn create(
         &self,
         volume: &VolumeId,
-        bytes: u64,
+        content: Content,
         store_name: &str,
         store: &S3Config,
-    ) -> impl Future<Output = Result<(), Failure>> + Send;
+    ) -> impl Future<Output = Result<u64, Failure>> + Send;
 
     /// Serves a volume as a block device; refused as busy while it is attached here already.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
@@ -91,11 +91,11 @@ impl Volumes for Node {
     async fn create(
         &self,
         volume: &VolumeId,
-        bytes: u64,
+        content: Content,
         store_name: &str,
         store: &S3Config,
-    ) -> Result<(), Failure> {
-        Self::create(self, volume, bytes, store_name, store)
+    ) -> Result<u64, Failure> {
+        Self::create(self, volume, content, store_name, store)
             .await
             .map_err(|error| Failure::new(error.kind(), &error))
     }

@@ -33,8 +33,8 @@ impl FromStr for SnapshotName {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let invalid = || InvalidSnapshotName(text.to_owned());
         let (volume, seq) = text.rsplit_once('@').ok_or_else(invalid)?;
-        let volume = volume.parse().map_err(|_| invalid())?;
-        Ok(Self { volume, seq: Seq(seq.parse().map_err(|_| invalid())?) })
+        let volume = volume.parse().map_err(|_no_id| invalid())?;
+        Ok(Self { volume, seq: Seq(seq.parse().map_err(|_no_number| invalid())?) })
     }
 }
 

@@ -173,8 +173,7 @@ mod tests {
     async fn a_snapshot_taken_again_is_one_and_forgotten_again_is_none() {
         let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
         assert!(forget(&store, &volume, UID).await.is_ok(), "a volume that is not there has none");
-        let creation =
-            Creation { sectors: 64, labels: Default::default(), nonce: Nonce([1; 16]), unix_ms: 0 };
+        let creation = Creation::plain(64, Nonce([1; 16]), 0);
         holdfast_log::provision(&store, &volume, creation).await.expect("created");
         let take = || holdfast_log::snapshot_detached(&store, &volume, UID, random_nonce(), 0);
         assert_eq!(take().await.expect("taken"), take().await.expect("taken"));

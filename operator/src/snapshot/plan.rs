@@ -16,6 +16,17 @@ use super::facts::{SnapshotFacts, SourceVolume};
 /// Reason: the snapshot is being taken.
 pub(crate) const TAKING: &str = "Taking";
 
+/// Reason: the Volume is being deleted, and no snapshot is taken of it.
+const VOLUME_DELETED: &str = "VolumeDeleted";
+
+/// Reason: the name is another volume's than the one that the snapshot was asked of.
+const VOLUME_REPLACED: &str = "VolumeReplaced";
+
+/// True if a snapshot that is not Ready for this reason will never be.
+pub(crate) fn is_final(reason: &str) -> bool {
+    [VOLUME_DELETED, VOLUME_REPLACED].contains(&reason)
+}
+
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SnapshotStep {
@@ -127,7 +138,7 @@ fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Obstacle> {
     };
     if volume.deleting {
         return obstacle(
-            "VolumeDeleted",
+            VOLUME_DELETED,
             format!(
                 "spec.volume: Volume `{name}` is being deleted, and no snapshot is taken of it; delete this VolumeSnapshot"
             ),
@@ -143,7 +154,7 @@ fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Obstacle> {
     };
     match &facts.status.volume_id {
         Some(recorded) if !facts.is_of(volume) => obstacle(
-            "VolumeReplaced",
+            VOLUME_REPLACED,
             format!(
                 "spec.volume: Volume `{name}` is `{id}` in ObjectStore `{}`, and the snapshot was asked of `{recorded}` in `{}`; nothing is taken. Delete this VolumeSnapshot and create another",
                 volume.object_store,

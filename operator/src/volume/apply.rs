@@ -4,7 +4,7 @@ use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
 use holdfast_log::{Creation, LogFailure};
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::{Nonce, SECTOR_BYTES, VolumeId};
+use holdfast_types::{Nonce, SECTOR_BYTES, SnapshotName, VolumeId};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
@@ -39,14 +39,18 @@ impl VolumeApplier<'_> {
         match step {
             OperatorStep::Register => self.register().await,
             OperatorStep::RemoveFinalizer => self.patch(self.finalizers(false)).await,
-            OperatorStep::SetSize { size_bytes } => {
-                self.patch(json!({ "spec": { "size": ByteSize(*size_bytes).to_string() } })).await
-            }
+            OperatorStep::SetSize { size_bytes } => self.set_size(*size_bytes).await,
             OperatorStep::Report(status) => self.report(status).await,
-            OperatorStep::Provision { size_bytes } => {
+            OperatorStep::Provision { size_bytes, snapshot } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
-                Ok(provision(store.as_ref(), &self.volume, cluster, size_bytes / SECTOR_BYTES).await?)
+                let wanted = size_bytes.map(|bytes| bytes / SECTOR_BYTES);
+                let sectors =
+                    provision(store.as_ref(), &self.volume, cluster, wanted, snapshot.clone()).await?;
+                match self.volume.spec.size {
+                    Some(_) => Ok(()),
+                    None => self.set_size(sectors * SECTOR_BYTES).await,
+                }
             }
             OperatorStep::RemoveObjects { if_own } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
@@ -59,6 +63,10 @@ impl VolumeApplier<'_> {
                 Ok(holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), TOMBSTONE, deleted).await?)
             }
         }
+    }
+
+    async fn set_size(&mut self, size_bytes: u64) -> Result<(), VolumeFailure> {
+        self.patch(json!({ "spec": { "size": ByteSize(size_bytes).to_string() } })).await
     }
 
     /// Finalizer and identity, in one write.
@@ -147,22 +155,27 @@ async fn is_own(store: &dyn ObjectStore, volume: &Volume, cluster: &str) -> Resu
 /// however the ObjectStore spells the place by then. So does a Volume that was saved, deleted with its
 /// objects retained, and created again under its name in the same cluster.
 ///
+/// Returns the sectors that the volume has, or will have once a daemon has grown it. `wanted_sectors` is
+/// `None` for those of the snapshot.
+///
 /// # Errors
 /// [`LogFailure`]: the id is taken, or why the store did not create it; nothing was changed.
 async fn provision(
     store: &dyn ObjectStore,
     volume: &Volume,
     cluster: &str,
-    sectors: u64,
-) -> Result<(), LogFailure> {
+    wanted_sectors: Option<u64>,
+    snapshot: Option<SnapshotName>,
+) -> Result<u64, LogFailure> {
     let creation = Creation {
-        sectors,
+        sectors: wanted_sectors.unwrap_or_default(),
         labels: labels(volume, cluster),
+        source: snapshot,
         nonce: random_nonce(),
         unix_ms: unix_ms(volume.metadata.creation_timestamp.as_ref()),
     };
     let provisioned = holdfast_log::provision(store, &volume_id(volume), creation).await;
-    accept_smaller(provisioned, sectors)
+    accept_smaller(provisioned, wanted_sectors.unwrap_or_default())
 }
 
 /// A nonce that no other record has.
@@ -174,9 +187,9 @@ pub(crate) fn random_nonce() -> Nonce {
 
 /// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in
 /// the status, and the daemon grows the volume when it attaches it.
-fn accept_smaller(outcome: Result<(), LogFailure>, wanted_sectors: u64) -> Result<(), LogFailure> {
+fn accept_smaller(outcome: Result<u64, LogFailure>, wanted_sectors: u64) -> Result<u64, LogFailure> {
     match outcome {
-        Err(LogFailure::ExistsOtherwise { sectors, .. }) if sectors <= wanted_sectors => Ok(()),
+        Err(LogFailure::ExistsOtherwise { sectors, .. }) if sectors <= wanted_sectors => Ok(wanted_sectors),
         outcome => outcome,
     }
 }
@@ -212,9 +225,9 @@ mod tests {
     #[tokio::test]
     async fn a_spec_that_grew_before_its_record_is_provisioned() {
         let store = MemoryStore::new();
-        provision(&store, &volume(), CLUSTER, 100).await.expect("created");
-        provision(&store, &volume(), CLUSTER, 200).await.expect("the daemon grows it");
-        let smaller = provision(&store, &volume(), CLUSTER, 50).await;
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
+        provision(&store, &volume(), CLUSTER, Some(200), None).await.expect("the daemon grows it");
+        let smaller = provision(&store, &volume(), CLUSTER, Some(50), None).await;
         assert!(matches!(smaller, Err(LogFailure::ExistsOtherwise { sectors: 100, .. })));
         assert_eq!(store.counts().put, 3, "each attempt is one PUT");
     }
@@ -225,7 +238,7 @@ mod tests {
     async fn one_uid_in_two_buckets_has_two_identities() {
         let stores = [MemoryStore::new(), MemoryStore::new()];
         for store in &stores {
-            provision(store, &volume(), CLUSTER, 100).await.expect("created");
+            provision(store, &volume(), CLUSTER, Some(100), None).await.expect("created");
         }
         let [first, second] = [identity(&stores[0]).await, identity(&stores[1]).await];
         assert!(first != second && first != Nonce::default() && second != Nonce::default());
@@ -235,9 +248,9 @@ mod tests {
     #[tokio::test]
     async fn a_removed_volume_is_not_provisioned_again() {
         let store = MemoryStore::new();
-        provision(&store, &volume(), CLUSTER, 100).await.expect("created");
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
         holdfast_log::remove(&store, &volume_id(&volume()), TOMBSTONE, 0).await.expect("removed");
-        let again = provision(&store, &volume(), CLUSTER, 100).await;
+        let again = provision(&store, &volume(), CLUSTER, Some(100), None).await;
         assert!(matches!(again, Err(LogFailure::WasDeleted(_))), "{again:?}");
     }
 
@@ -246,9 +259,9 @@ mod tests {
     async fn a_repeated_provision_keeps_the_first_identity() {
         let store = MemoryStore::new();
         store.fail_next(Verb::Put, Fault::LostReply);
-        provision(&store, &volume(), CLUSTER, 100).await.expect("created, and read back");
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created, and read back");
         let first = identity(&store).await;
-        provision(&store, &volume(), CLUSTER, 100).await.expect("it is there");
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("it is there");
         assert_eq!(identity(&store).await, first);
     }
 
@@ -256,11 +269,11 @@ mod tests {
     #[tokio::test]
     async fn an_id_of_another_origin_is_taken_and_never_removed() {
         let store = MemoryStore::new();
-        provision(&store, &volume(), CLUSTER, 100).await.expect("created");
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
         let mut renamed = volume();
         renamed.metadata.name = Some("other".to_owned());
         for (volume, cluster) in [(&renamed, CLUSTER), (&volume(), "another cluster")] {
-            let refused = provision(&store, volume, cluster, 100).await.expect_err("taken");
+            let refused = provision(&store, volume, cluster, Some(100), None).await.expect_err("taken");
             assert!(
                 refused.to_string().contains("created by Volume `data` of cluster 2f6a7c1e"),
                 "{refused}"
@@ -272,7 +285,7 @@ mod tests {
         let mut applied_again = volume();
         applied_again.spec.volume_id = volume().metadata.uid;
         applied_again.metadata.uid = Some("00000000-0000-4000-8000-000000000002".to_owned());
-        provision(&store, &applied_again, CLUSTER, 100).await.expect("the same volume");
+        provision(&store, &applied_again, CLUSTER, Some(100), None).await.expect("the same volume");
     }
 
     /// A Volume that was applied again with a size that was too small was `Failed`, and to delete it removed
@@ -282,9 +295,9 @@ mod tests {
         let at = |time: &str| Some(holdfast_crds::Time(time.parse().expect("a time")));
         let (store, mut first, mut again) = (MemoryStore::new(), volume(), volume());
         first.metadata.creation_timestamp = at("2026-01-01T00:00:00Z");
-        provision(&store, &first, CLUSTER, 100).await.expect("created");
+        provision(&store, &first, CLUSTER, Some(100), None).await.expect("created");
         again.metadata.creation_timestamp = at("2026-01-02T00:00:00Z");
-        provision(&store, &again, CLUSTER, 50).await.expect_err("too small");
+        provision(&store, &again, CLUSTER, Some(50), None).await.expect_err("too small");
         assert!(!is_own(&store, &again, CLUSTER).await.expect("read"));
         assert!(is_own(&store, &first, CLUSTER).await.expect("read"));
     }

@@ -8,6 +8,7 @@ use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{ObjectStore, StorageNode, Time, Volume, VolumeSnapshot, is_true};
 use holdfast_service::chain;
+use holdfast_types::VolumeId;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Config, Controller};
@@ -20,9 +21,10 @@ use super::apply::{VolumeApplier, volume_id};
 use super::facts::{AttachedWriter, ClusterFacts, StoreFact};
 use super::failover::loss;
 use super::failure::VolumeFailure;
-use super::identity::{Cluster, rival_of};
+use super::identity::{Cluster, id_of, rival_of};
 use super::in_use;
 use super::plan::{OperatorStep, PROVISIONED, plan};
+use super::source_snapshot::SnapshotFact;
 use crate::event::changes;
 use crate::heartbeats::Heartbeats;
 use crate::metrics::{Metrics, ObjectKind};
@@ -80,8 +82,11 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             })
         })
         .watches(Api::<VolumeSnapshot>::all(client.clone()), watcher::Config::default(), move |snapshot| {
+            let name = snapshot.name_any();
             let volume_id = snapshot.status.and_then(|status| status.volume_id);
-            matching(&by_snapshot, move |volume| waits_for_snapshots(volume, volume_id.as_deref()))
+            matching(&by_snapshot, move |volume| {
+                waits_for_snapshots(volume, volume_id.as_deref()) || is_to_begin_with(volume, &name)
+            })
         })
         .watches(Api::<Node>::all(client), watcher::Config::default(), move |node| {
             let name = node.name_any();
@@ -105,6 +110,12 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
 fn waits_for_snapshots(volume: &Volume, volume_id: Option<&str>) -> bool {
     let id = volume.status.as_ref().and_then(|status| status.volume_id.as_deref());
     volume.metadata.deletion_timestamp.is_some() && id.is_some() && id == volume_id
+}
+
+/// True if the Volume waits for the VolumeSnapshot of this name, to begin with what it holds.
+fn is_to_begin_with(volume: &Volume, snapshot: &str) -> bool {
+    ClusterFacts { store: StoreFact::Ready, ..ClusterFacts::new(volume) }.snapshot_in_question()
+        == Some(snapshot)
 }
 
 fn is_claimed_by(volume: &Volume, node: &str) -> bool {
@@ -146,7 +157,7 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
         cluster: &shared.cluster,
         volume,
     };
-    let outcome = carry_out(&mut work, &facts, observed, &now).await;
+    let outcome = carry_out(&mut work, &facts, observed, &now, &shared.volumes).await;
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
     }
@@ -161,6 +172,7 @@ async fn carry_out(
     facts: &ClusterFacts,
     observed: Result<(), VolumeFailure>,
     now: &Time,
+    volumes: &Store<Volume>,
 ) -> Result<(), VolumeFailure> {
     let steps = match observed {
         Ok(()) => plan(facts, now),
@@ -171,10 +183,17 @@ async fn carry_out(
     };
     for step in steps {
         if let Err(failure) = work.apply(&step).await {
+            let failure = failure.named(|id| name_of(id, volumes));
             return report(work, facts, failure, now).await;
         }
     }
     Ok(())
+}
+
+/// Name of the Volume with this identity.
+fn name_of(id: &VolumeId, volumes: &Store<Volume>) -> Option<String> {
+    let all = volumes.state();
+    all.iter().find(|volume| id_of(volume) == id.as_str()).map(|volume| volume.name_any())
 }
 
 /// Writes a failure into the status, and returns it.
@@ -186,7 +205,8 @@ async fn report(
 ) -> Result<(), VolumeFailure> {
     if let Some(mut status) = failure.status(facts, now) {
         // What an earlier step recorded stays: else the next plan records it again, without end.
-        status.volume_id = work.volume.status.as_ref().and_then(|status| status.volume_id.clone());
+        let recorded = work.volume.status.clone().unwrap_or_default();
+        (status.volume_id, status.restored_from) = (recorded.volume_id, recorded.restored_from);
         work.apply(&OperatorStep::Report(Box::new(status))).await?;
     }
     Err(failure)
@@ -205,6 +225,11 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
                 StoreFact::of(call(stores.get_opt(name)).await.map_err(VolumeFailure::Api)?.as_ref())
             }
         };
+    }
+    if let Some(name) = facts.snapshot_in_question() {
+        let snapshots: Api<VolumeSnapshot> = Api::all(context.client.clone());
+        let snapshot = call(snapshots.get_opt(name)).await.map_err(VolumeFailure::Api)?;
+        facts.snapshot = SnapshotFact::of(snapshot.as_ref());
     }
     if let Some(name) = facts.node_in_doubt() {
         let nodes: Api<Node> = Api::all(context.client.clone());
@@ -233,7 +258,10 @@ fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<Shared>) -> A
         VolumeFailure::Changed => {
             tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning again")
         }
-        VolumeFailure::Api(_) | VolumeFailure::Connect(_) | VolumeFailure::Log(_) => {
+        VolumeFailure::Api(_)
+        | VolumeFailure::Connect(_)
+        | VolumeFailure::Log(_)
+        | VolumeFailure::HasForks { .. } => {
             tracing::warn!(volume = %volume.name_any(), error = %chain(failure), ?delay, "volume not reconciled");
         }
     }

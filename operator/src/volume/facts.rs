@@ -13,6 +13,7 @@ use kube::ResourceExt;
 use super::adoption::Found;
 use super::identity::id_of;
 use super::plan::PROVISIONED;
+use super::source_snapshot::SnapshotFact;
 
 /// One volume and what it depends on, as seen at one moment.
 #[derive(Clone, Debug)]
@@ -45,6 +46,8 @@ pub(crate) struct ClusterFacts {
     pub(crate) acknowledged: Option<u64>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
+    /// The VolumeSnapshot that the volume is to begin with.
+    pub(crate) snapshot: SnapshotFact,
     /// True if a StorageNode describes the node that should serve the volume, or the volume is there already.
     pub(crate) node_known: bool,
 }
@@ -140,6 +143,7 @@ impl ClusterFacts {
             lost: None,
             acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
             store: StoreFact::NotLooked,
+            snapshot: SnapshotFact::NotLooked,
             node_known: true,
         }
     }

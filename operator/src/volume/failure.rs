@@ -4,12 +4,16 @@ use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumePhase, VolumeStatus};
 use holdfast_log::LogFailure;
 use holdfast_objects::ErrorKind;
+use holdfast_types::VolumeId;
 
 use super::facts::ClusterFacts;
 use super::plan::{deleting, pending};
 use super::provisionable::Obstacle;
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
+
+/// Reason: the volume is not removed while volumes that began with its snapshots read its objects.
+const HAS_FORKS: &str = "HasForks";
 
 /// Reasons for which a step failed.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +30,42 @@ pub(crate) enum VolumeFailure {
     /// The volume's log was not created or removed.
     #[error(transparent)]
     Log(#[from] LogFailure),
+    /// Other volumes read the objects that were to be removed.
+    #[error("volumes that began with a snapshot of volume {volume} need its objects ({})", forks.join(", "))]
+    HasForks {
+        /// The volume.
+        volume: VolumeId,
+        /// The first of those volumes, as the user knows them.
+        forks: Vec<String>,
+    },
 }
 
+/// Number of volumes that a message names.
+const NAMED: usize = 5;
+
 impl VolumeFailure {
+    /// Calls the volumes that a failure is about by the names of their objects, where `name_of` knows them.
+    pub(crate) fn named(self, name_of: impl Fn(&VolumeId) -> Option<String>) -> Self {
+        match self {
+            Self::Log(LogFailure::HasForks { volume, forks }) => {
+                let name = |fork: &VolumeId| match name_of(fork) {
+                    Some(name) => format!("Volume `{name}`"),
+                    None => format!("`{fork}`, which is no Volume of this cluster"),
+                };
+                let mut named: Vec<String> = forks.iter().take(NAMED).map(name).collect();
+                if forks.len() > NAMED {
+                    named.push(format!("{} more", forks.len() - NAMED));
+                }
+                Self::HasForks { volume, forks: named }
+            }
+            failure @ (Self::Api(_)
+            | Self::Changed
+            | Self::Connect(_)
+            | Self::Log(_)
+            | Self::HasForks { .. }) => failure,
+        }
+    }
+
     /// The retry that fits the failure.
     pub(crate) fn retry(&self) -> Requeue {
         match self {
@@ -36,6 +73,7 @@ impl VolumeFailure {
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
             Self::Log(failure) => log_retry(failure),
+            Self::HasForks { .. } => Requeue::Rarely,
         }
     }
 
@@ -45,6 +83,7 @@ impl VolumeFailure {
             Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
             Self::Log(failure) => Some(log_reason(failure)),
+            Self::HasForks { .. } => Some(HAS_FORKS),
         }
     }
 
@@ -66,9 +105,16 @@ impl VolumeFailure {
             Self::Log(
                 LogFailure::CreatedElsewhere { .. }
                 | LogFailure::WasDeleted(_)
-                | LogFailure::HasSnapshots { .. },
-            ) => "spec.volumeID",
-            Self::Log(LogFailure::ExistsOtherwise { .. }) => "spec.size",
+                | LogFailure::HasSnapshots { .. }
+                | LogFailure::HasForks { .. },
+            )
+            | Self::HasForks { .. } => "spec.volumeID",
+            Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. }) => {
+                "spec.size"
+            }
+            Self::Log(LogFailure::NoSuchSource { .. } | LogFailure::TooManyForks { .. }) => {
+                "spec.source.snapshot.name"
+            }
             Self::Log(_) | Self::Api(_) | Self::Changed | Self::Connect(_) => "spec.objectStore",
         }
     }
@@ -86,6 +132,18 @@ impl VolumeFailure {
             }
             Self::Log(LogFailure::HasSnapshots { .. }) => {
                 "delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+            }
+            Self::Log(LogFailure::HasForks { .. }) | Self::HasForks { .. } => {
+                "delete those too; to keep them without this Volume object, set spec.deletionPolicy to `Retain`"
+            }
+            Self::Log(LogFailure::NoSuchSource { .. }) => {
+                "delete this Volume, and create another from a VolumeSnapshot that is Ready"
+            }
+            Self::Log(LogFailure::SmallerThanSource { .. }) => {
+                "write the size of the snapshot, or a larger one"
+            }
+            Self::Log(LogFailure::TooManyForks { .. }) => {
+                "delete this Volume; create an empty one, and copy the content of the snapshot into it"
             }
             Self::Log(LogFailure::Store { source, .. }) if source.kind() == ErrorKind::Denied => {
                 "allow `s3:ListBucket`, `s3:GetObject`, `s3:PutObject` and `s3:DeleteObject` in the bucket's policy or the role"
@@ -114,9 +172,12 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         },
         LogFailure::Contended(_) => "ObjectStoreBusy",
         LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_) => "IdTaken",
-        LogFailure::ExistsOtherwise { .. } => "InvalidSize",
+        LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
         LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
+        LogFailure::HasForks { .. } => HAS_FORKS,
+        LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
+        LogFailure::TooManyForks { .. } => "TooManyForks",
         _ => "LogFailed",
     }
 }
@@ -135,6 +196,7 @@ mod tests {
 
     use super::*;
     use crate::volume::facts::StoreFact;
+    use crate::volume::source_snapshot::SnapshotFact;
 
     fn store_failure(source: StoreError) -> VolumeFailure {
         let volume = "v".parse().expect("a volume id");
@@ -158,6 +220,7 @@ mod tests {
             lost: None,
             acknowledged: None,
             store: StoreFact::Ready,
+            snapshot: SnapshotFact::NotLooked,
             node_known: false,
         }
     }
@@ -198,6 +261,46 @@ mod tests {
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
              delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
         );
+    }
+
+    /// The ids in the object store are uids: a user deletes Volumes by their names.
+    #[test]
+    fn a_volume_with_forks_names_their_objects() {
+        let volume = |text: &str| text.parse::<VolumeId>().expect("a volume id");
+        let forks = ["x", "elsewhere"].map(volume).to_vec();
+        let failure = VolumeFailure::from(LogFailure::HasForks { volume: volume("v"), forks });
+        let failure = failure.named(|id| (id.as_str() == "x").then(|| "copy".to_owned()));
+        assert_eq!(failure.retry(), Requeue::Rarely);
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let facts = ClusterFacts { deleting: true, ..facts() };
+        let status = failure.status(&facts, &now).expect("something to report");
+        assert_eq!(status.phase, Some(VolumePhase::Deleting));
+        let condition = &status.conditions[0];
+        assert_eq!(condition.reason, "HasForks");
+        assert_eq!(
+            condition.message,
+            "spec.volumeID: volumes that began with a snapshot of volume v need its objects (Volume `copy`, `elsewhere`, which is \
+             no Volume of this cluster) (`store`); delete those too; to keep them without this Volume object, set \
+             spec.deletionPolicy to `Retain`"
+        );
+    }
+
+    /// A snapshot was deleted after the volume that is to begin with it recorded it.
+    #[test]
+    fn a_snapshot_that_is_gone_fails_the_volume_and_names_the_field() {
+        let (volume, snapshot) = ("v".parse().expect("an id"), "w@7".parse().expect("a snapshot"));
+        let failure = VolumeFailure::from(LogFailure::NoSuchSource { volume, snapshot });
+        assert_eq!(failure.retry(), Requeue::Rarely);
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let mut facts = facts();
+        facts.status.restored_from = Some("w@7".to_owned());
+        let status = failure.status(&facts, &now).expect("something to report");
+        assert_eq!(status.phase, Some(VolumePhase::Failed));
+        assert_eq!(status.restored_from.as_deref(), Some("w@7"), "a retry restores no other");
+        let condition = &status.conditions[0];
+        assert_eq!(condition.reason, "SnapshotNotFound");
+        assert!(condition.message.starts_with("spec.source.snapshot.name: "), "{}", condition.message);
+        assert!(condition.message.contains("w@7"), "{}", condition.message);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use holdfast_crds::{
     Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeStatus,
     find_condition, is_true,
 };
+use holdfast_types::SnapshotName;
 
 use super::adoption::{Found, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
@@ -42,10 +43,12 @@ pub(crate) enum OperatorStep {
     },
     /// Write the operator's part of the status.
     Report(Box<VolumeStatus>),
-    /// Create the volume's first record.
+    /// Create the volume's first record, and write its size into its spec where that has none.
     Provision {
-        /// Logical size.
-        size_bytes: u64,
+        /// Logical size; `None`: that of the snapshot.
+        size_bytes: Option<u64>,
+        /// The snapshot whose content it begins with.
+        snapshot: Option<SnapshotName>,
     },
     /// Leave a tombstone and remove the volume's other objects.
     RemoveObjects {
@@ -77,28 +80,39 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         Ok(Home::Existing { size_bytes }) if facts.spec.size.is_none() => {
             steps.push(OperatorStep::SetSize { size_bytes });
         }
-        Ok(home) => {
-            if !facts.finalizer {
-                steps.push(OperatorStep::Register);
-            }
-            if facts.status.volume_id.is_none() {
-                let obstacle = Obstacle::new(
-                    VolumePhase::Pending,
-                    "Provisioning",
-                    format!("creating the volume in ObjectStore {}", facts.store_name()),
-                );
-                // The identity is recorded before anything is created under it, so that a deletion knows what
-                // to look for.
-                let status =
-                    VolumeStatus { volume_id: Some(facts.id.clone()), ..pending(facts, &obstacle, now) };
-                steps.push(OperatorStep::Report(Box::new(status)));
-            }
-            if let Home::New { size_bytes } = home {
-                steps.push(OperatorStep::Provision { size_bytes });
-            }
-            steps.push(OperatorStep::Report(Box::new(provisioned(facts, now))));
-        }
+        Ok(home) => steps.extend(plan_home(facts, home, now)),
     }
+    steps
+}
+
+fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> {
+    let provision = match home {
+        Home::New { size_bytes } => {
+            Some(OperatorStep::Provision { size_bytes: Some(size_bytes), snapshot: None })
+        }
+        Home::Restored { size_bytes, snapshot } => {
+            Some(OperatorStep::Provision { size_bytes, snapshot: Some(snapshot) })
+        }
+        Home::Existing { .. } => None,
+    };
+    let mut recorded = facts.clone();
+    recorded.status.volume_id = Some(facts.id.clone());
+    if let Some(OperatorStep::Provision { snapshot: Some(snapshot), .. }) = &provision {
+        recorded.status.restored_from = Some(snapshot.to_string());
+    }
+    let mut steps = Vec::new();
+    if !facts.finalizer {
+        steps.push(OperatorStep::Register);
+    }
+    // The identity is recorded before anything is created under it, so that a deletion knows what to look
+    // for; and the snapshot, so that every attempt begins with the same.
+    if facts.status != recorded.status {
+        let message = format!("creating the volume in ObjectStore {}", facts.store_name());
+        let obstacle = Obstacle::new(VolumePhase::Pending, "Provisioning", message);
+        steps.push(OperatorStep::Report(Box::new(pending(&recorded, &obstacle, now))));
+    }
+    steps.extend(provision);
+    steps.push(OperatorStep::Report(Box::new(provisioned(&recorded, now))));
     steps
 }
 
@@ -208,7 +222,13 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
         ),
         // What was found stays said.
         (_, Some(before)) if before.reason == ADOPTED => build(ADOPTED, before.message.clone()),
-        _ => build("Created", "the volume exists in its object store".to_owned()),
+        _ => match &facts.status.restored_from {
+            Some(snapshot) => build(
+                "Restored",
+                format!("the volume exists in its object store; it began with snapshot {snapshot}"),
+            ),
+            None => build("Created", "the volume exists in its object store".to_owned()),
+        },
     }
 }
 
@@ -297,7 +317,11 @@ fn phase(facts: &ClusterFacts, granted: Option<&str>) -> VolumePhase {
 }
 
 fn base(facts: &ClusterFacts) -> VolumeStatus {
-    VolumeStatus { observed_generation: Some(facts.generation), ..VolumeStatus::default() }
+    VolumeStatus {
+        observed_generation: Some(facts.generation),
+        restored_from: facts.status.restored_from.clone(),
+        ..VolumeStatus::default()
+    }
 }
 
 /// The operator's part of a status: what [`OperatorStep::Report`] writes, nothing else.
@@ -307,6 +331,7 @@ pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
         phase: status.phase,
         observed_generation: status.observed_generation,
         volume_id: status.volume_id.clone(),
+        restored_from: status.restored_from.clone(),
         assigned_node: status.assigned_node.clone(),
         forced_detach: status.forced_detach.clone(),
         conditions: own

@@ -1,9 +1,11 @@
 //! Obstacles between a Volume and its place in the object store; without one, how it gets that place.
 
 use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
+use holdfast_types::SnapshotName;
 
 use super::adoption::Found;
 use super::facts::{ClusterFacts, StoreFact};
+use super::source_snapshot::restorable;
 
 /// Reason for which a volume cannot be provisioned now.
 #[derive(Clone, Debug)]
@@ -23,12 +25,19 @@ impl Obstacle {
 }
 
 /// The volume in the object store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// It is to be created.
     New {
         /// Size to create it with.
         size_bytes: u64,
+    },
+    /// It is to be created with the content of a snapshot.
+    Restored {
+        /// Size to create it with; `None`: that of the snapshot.
+        size_bytes: Option<u64>,
+        /// The snapshot in the same object store.
+        snapshot: SnapshotName,
     },
     /// It is there.
     Existing {
@@ -37,7 +46,7 @@ pub(crate) enum Home {
     },
 }
 
-fn failed<T>(reason: &'static str, message: String) -> Result<T, Obstacle> {
+pub(super) fn failed<T>(reason: &'static str, message: String) -> Result<T, Obstacle> {
     Err(Obstacle::new(VolumePhase::Failed, reason, message))
 }
 
@@ -58,12 +67,21 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
     }
     check_store(facts)?;
     let wanted = facts.spec.size_bytes();
-    if matches!(facts.spec.source, VolumeSource::Existing(_)) {
-        return adoptable(facts, wanted.ok()).map(|size_bytes| Home::Existing { size_bytes });
-    }
-    match wanted {
-        Ok(size_bytes) => Ok(Home::New { size_bytes }),
-        Err(error) => failed("InvalidSize", error.to_string()),
+    match (&facts.spec.source, wanted) {
+        (VolumeSource::Existing(_), wanted) => {
+            adoptable(facts, wanted.ok()).map(|size_bytes| Home::Existing { size_bytes })
+        }
+        (VolumeSource::Snapshot(source), wanted) => {
+            let size_bytes = wanted.ok();
+            let snapshot = restorable(facts, &source.name, size_bytes)?;
+            Ok(Home::Restored { size_bytes, snapshot })
+        }
+        (VolumeSource::Empty(_) | VolumeSource::Volume(_) | VolumeSource::Image(_), Ok(size_bytes)) => {
+            Ok(Home::New { size_bytes })
+        }
+        (VolumeSource::Empty(_) | VolumeSource::Volume(_) | VolumeSource::Image(_), Err(error)) => {
+            failed("InvalidSize", error.to_string())
+        }
     }
 }
 
@@ -124,8 +142,7 @@ fn check_spec(facts: &ClusterFacts) -> Result<(), Obstacle> {
         }
     }
     let unsupported = match &facts.spec.source {
-        VolumeSource::Empty(_) | VolumeSource::Existing(_) => None,
-        VolumeSource::Snapshot(_) => Some("snapshot"),
+        VolumeSource::Empty(_) | VolumeSource::Existing(_) | VolumeSource::Snapshot(_) => None,
         VolumeSource::Volume(_) => Some("volume"),
         VolumeSource::Image(_) => Some("image"),
     };
@@ -133,7 +150,7 @@ fn check_spec(facts: &ClusterFacts) -> Result<(), Obstacle> {
         failed(
             "UnsupportedSource",
             format!(
-                "spec.source: `{source}` is not supported by this version; create the Volume with `empty`"
+                "spec.source: `{source}` is not supported by this version; create the Volume with `empty` or `snapshot`"
             ),
         )
     })

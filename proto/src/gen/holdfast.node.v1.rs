@@ -7,12 +7,19 @@ pub struct CreateRequest {
     /// Name of a store of the daemon's configuration.
     #[prost(string, tag = "2")]
     pub store: ::prost::alloc::string::String,
-    /// Logical size, a positive multiple of 4096.
+    /// Logical size, a positive multiple of 4096. With a snapshot at least the size of that; 0: the same.
     #[prost(uint64, tag = "3")]
     pub size_bytes: u64,
+    /// Snapshot in the same store that the volume begins with, VOLUME@SEQ; absent: every byte is zero.
+    #[prost(string, optional, tag = "4")]
+    pub snapshot: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct CreateResponse {}
+pub struct CreateResponse {
+    /// Logical size of the volume.
+    #[prost(uint64, tag = "1")]
+    pub size_bytes: u64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttachRequest {
     #[prost(string, tag = "1")]
@@ -653,7 +660,7 @@ pub mod node_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Creates an empty volume in a store. Again with the same size it changes nothing.
+        /// Creates a volume in a store, empty or with the content of a snapshot. Again with the same size it changes nothing.
         pub async fn create(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateRequest>,
@@ -930,7 +937,7 @@ pub mod node_server {
     /// Generated trait containing gRPC methods that should be implemented for use with NodeServer.
     #[async_trait]
     pub trait Node: std::marker::Send + std::marker::Sync + 'static {
-        /// Creates an empty volume in a store. Again with the same size it changes nothing.
+        /// Creates a volume in a store, empty or with the content of a snapshot. Again with the same size it changes nothing.
         async fn create(
             &self,
             request: tonic::Request<super::CreateRequest>,

@@ -7,12 +7,12 @@ use holdfast_engine::volume::Durability;
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
-use holdfast_types::{InvalidVolumeId, SECTOR_BYTES, VolumeId};
+use holdfast_types::{InvalidSnapshotName, InvalidVolumeId, SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ServedCounts, StateDisk, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, Content, ServedCounts, StateDisk, VolumeState, VolumeStatus,
 };
 
 /// A field of a request cannot be used.
@@ -29,6 +29,9 @@ pub(crate) enum InvalidField {
         "size_bytes: {0} is not a positive multiple of {SECTOR_BYTES}; round it up, or use a suffix such as Mi or Gi"
     )]
     Size(u64),
+    /// `snapshot` is no name of a snapshot.
+    #[error("snapshot: {0}")]
+    Snapshot(#[from] InvalidSnapshotName),
     /// `max_dirty_age` is out of range.
     #[error("max_dirty_age: is out of range; give a duration between 1s and 1h")]
     MaxDirtyAge,
@@ -48,15 +51,22 @@ impl From<InvalidField> for Status {
 pub(crate) struct Create {
     pub(crate) volume: VolumeId,
     pub(crate) store: String,
-    pub(crate) bytes: u64,
+    pub(crate) content: Content,
 }
 
 impl TryFrom<wire::CreateRequest> for Create {
     type Error = InvalidField;
 
     fn try_from(request: wire::CreateRequest) -> Result<Self, InvalidField> {
-        let wire::CreateRequest { volume_id, store, size_bytes } = request;
-        Ok(Self { volume: volume_id.try_into()?, store: store_name(store)?, bytes: size(size_bytes)? })
+        let wire::CreateRequest { volume_id, store, size_bytes, snapshot } = request;
+        let content = match snapshot {
+            None => Content::Empty { bytes: size(size_bytes)? },
+            Some(name) => {
+                let bytes = (size_bytes != 0).then(|| size(size_bytes)).transpose()?;
+                Content::Snapshot { snapshot: name.parse()?, bytes }
+            }
+        };
+        Ok(Self { volume: volume_id.try_into()?, store: store_name(store)?, content })
     }
 }
 

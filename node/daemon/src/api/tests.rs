@@ -48,9 +48,22 @@ async fn a_bad_field_is_named_and_nothing_changes() {
     }
     assert!(fake.requests().is_empty());
 
-    let create = CreateRequest { volume_id: "v".to_owned(), store: "main".to_owned(), size_bytes: 1 };
-    let status = api(&fake).create(Request::new(create)).await.unwrap_err();
-    assert!(status.message().starts_with("size_bytes: 1 "));
+    let good = CreateRequest {
+        volume_id: "v".to_owned(),
+        store: "main".to_owned(),
+        size_bytes: 0,
+        snapshot: Some("w@7".to_owned()),
+    };
+    for (expected, create) in [
+        ("size_bytes: 1 ", CreateRequest { size_bytes: 1, ..good.clone() }),
+        ("size_bytes: 0 ", CreateRequest { snapshot: None, ..good.clone() }),
+        ("snapshot: `w` names no snapshot", CreateRequest { snapshot: Some("w".to_owned()), ..good.clone() }),
+    ] {
+        let status = api(&fake).create(Request::new(create)).await.expect_err(expected);
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with(expected), "{}", status.message());
+    }
+    assert_eq!(fake.created("v"), None);
 }
 
 /// It was frozen in the VolumeAttachment, and allowed to format at every later attach.

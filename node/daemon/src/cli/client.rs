@@ -24,8 +24,13 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
         Command::Run { .. } | Command::Fenced(_) | Command::FlushDevice { .. } => {
             Err(Failure { kind: ErrorKind::Local, message: "this is no request to the daemon".to_owned() })
         }
-        Command::Create { volume, size, store, target } => {
-            let request = CreateRequest { volume_id: volume, store, size_bytes: size.0 };
+        Command::Create { volume, size, from, store, target } => {
+            let request = CreateRequest {
+                volume_id: volume,
+                store,
+                size_bytes: size.map_or(0, |size| size.0),
+                snapshot: from.map(|snapshot| snapshot.to_string()),
+            };
             let mut client = connect(&target).await?;
             finish(client.create(request).await, &target, out)
         }

@@ -36,7 +36,8 @@ impl Render for CreateResponse {
     }
 
     fn json(&self) -> Value {
-        json!({})
+        let Self { size_bytes } = self;
+        json!({ "size_bytes": size_bytes })
     }
 }
 

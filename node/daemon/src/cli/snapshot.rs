@@ -1,14 +1,12 @@
 //! `holdfast-node snapshot`: takes, lists and deletes snapshots of a volume.
 
-use std::str::FromStr;
-
 use clap::{Args, Subcommand};
 use holdfast_crds::ByteSize;
 use holdfast_proto::node::v1::{
     CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
     ListSnapshotsRequest, ListSnapshotsResponse, Snapshot,
 };
-use holdfast_types::{Seq, SnapshotUid, VolumeId};
+use holdfast_types::{SnapshotName, SnapshotUid};
 use serde_json::{Value, json};
 
 use super::Target;
@@ -61,24 +59,6 @@ struct Place {
     store: Option<String>,
     #[command(flatten)]
     target: Target,
-}
-
-/// `VOLUME@SEQ`.
-#[derive(Debug, Clone)]
-struct SnapshotName {
-    volume: VolumeId,
-    seq: Seq,
-}
-
-impl FromStr for SnapshotName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not the name of a snapshot: use VOLUME@SEQ, as in data@17");
-        let (volume, seq) = text.split_once('@').ok_or_else(wrong)?;
-        let volume = volume.parse().map_err(|error| format!("{error}"))?;
-        Ok(Self { volume, seq: Seq(seq.parse().map_err(|_not_a_number| wrong())?) })
-    }
 }
 
 /// Asks the daemon; its answer goes to `out`.

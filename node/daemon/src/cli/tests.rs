@@ -9,7 +9,7 @@ use super::*;
 use crate::api::{Api, bind, serve};
 use crate::config::Control;
 use crate::failure::Failure;
-use crate::node::{ErrorKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
+use crate::node::{Content, ErrorKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
 use crate::volumes::tests::Fake;
 
 struct World {
@@ -70,6 +70,32 @@ async fn snapshots_are_taken_shown_and_deleted_by_name() {
     for bad in ["v", "v@", "v@x", "V@3"] {
         let words = ["holdfast-node", "snapshot", "delete", bad];
         assert!(Cli::try_parse_from(words).is_err(), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_volume_is_created_from_a_snapshot_by_its_name() {
+    let world = World::start().await;
+    let taken = world.ask("snapshot create v --store main").await.unwrap();
+    let snapshot = taken.trim();
+    assert!(world.ask("snapshot list v").await.unwrap().contains(snapshot));
+    let same = world.ask(&format!("create fork --from {snapshot} --store main --json")).await.unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&same).unwrap()["size_bytes"], 1 << 30);
+    let from = |bytes| Content::Snapshot { snapshot: snapshot.parse().unwrap(), bytes };
+    assert_eq!(world.fake.created("fork"), Some(from(None)));
+    let larger = format!("create larger --from {snapshot} --size 2Gi --store main");
+    assert_eq!(world.ask(&larger).await.unwrap(), "");
+    assert_eq!(world.fake.created("larger"), Some(from(Some(2 << 30))));
+    let gone = world.ask("create other --from v@999 --store main").await.unwrap_err();
+    assert_eq!((gone.kind, gone.message.contains("v@999")), (ErrorKind::NotFound, true));
+    for (bad, says) in [
+        ("create x --store main", "--size <SIZE>"),
+        ("create x --store main --from v", "`v` names no snapshot"),
+        ("create x --store main --from v@x", "`v@x` names no snapshot"),
+    ] {
+        let words = ["holdfast-node"].into_iter().chain(bad.split(' '));
+        let refused = Cli::try_parse_from(words).unwrap_err().to_string();
+        assert!(refused.contains(says), "{refused}");
     }
 }
 

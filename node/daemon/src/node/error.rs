@@ -440,6 +440,7 @@ impl NodeError {
             }
             Self::Snapshot(SnapshotError::Attached { .. }) => ErrorKind::HeldElsewhere,
             Self::Snapshot(_) => ErrorKind::Invalid,
+            Self::Log(LogFailure::NoSuchSource { .. }) => ErrorKind::NotFound,
             Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,

@@ -518,7 +518,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
         let present = node.resumed(&volume()).await;
         // No read of it succeeds any more.
@@ -561,7 +561,7 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         let range = SectorRange::new(2, 3);
         leave_dirty(&dirs, &bucket, range).await;
         let present = node.resumed(&volume()).await;
@@ -603,7 +603,7 @@ fn a_dead_store_delays_no_commit_of_another() {
         let stores = [("dead", &dead, volumes("dead")), ("live", &live, volumes("live"))];
         for (name, bucket, volumes) in &stores {
             for volume in volumes {
-                node.create(volume, SECTORS * SECTOR_BYTES, name, &bucket.config).await.unwrap();
+                node.create(volume, (SECTORS * SECTOR_BYTES).into(), name, &bucket.config).await.unwrap();
                 leave_volume_dirty(&dirs, (*name, *bucket), volume, SectorRange::new(2, 3)).await;
             }
         }

@@ -10,15 +10,15 @@ use holdfast_engine::volume::{Durability, IndexStatus};
 use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
-use holdfast_types::{Epoch, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
 use holdfast_ublk::Transport;
 use parking_lot::Mutex;
 
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, DiskStatus, ErrorKind, RingStatus, ScrubRequest, Scrubbed,
-    ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, Content, DiskStatus, ErrorKind, RingStatus, ScrubRequest,
+    Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -29,7 +29,7 @@ pub(crate) struct Fake {
 
 #[derive(Debug, Default)]
 struct Inner {
-    created: BTreeMap<VolumeId, u64>,
+    created: BTreeMap<VolumeId, Content>,
     attached: BTreeMap<VolumeId, VolumeStatus>,
     requests: Vec<AttachRequest>,
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
@@ -79,6 +79,11 @@ impl Fake {
         self.inner.lock().renewed.clone()
     }
 
+    /// Content of a volume as it was created.
+    pub(crate) fn created(&self, volume: &str) -> Option<Content> {
+        self.inner.lock().created.get(&volume.parse().unwrap()).cloned()
+    }
+
     /// The requests to attach so far.
     pub(crate) fn requests(&self) -> Vec<AttachRequest> {
         self.inner.lock().requests.clone()
@@ -122,17 +127,31 @@ impl Volumes for Fake {
     async fn create(
         &self,
         volume: &VolumeId,
-        bytes: u64,
+        content: Content,
         _store_name: &str,
         _store: &S3Config,
-    ) -> Result<(), Failure> {
+    ) -> Result<u64, Failure> {
         let mut inner = self.inner.lock();
-        match inner.created.insert(volume.clone(), bytes) {
-            Some(other) if other != bytes => {
+        let bytes = match &content {
+            Content::Empty { bytes } => *bytes,
+            Content::Snapshot { snapshot, bytes } => {
+                let known = inner
+                    .snapshots
+                    .iter()
+                    .find(|(volume, _store, known)| *volume == snapshot.volume && known.seq == snapshot.seq);
+                let Some((_volume, _store, known)) = known else {
+                    let message = format!("there is no snapshot {snapshot}");
+                    return Err(Failure { kind: ErrorKind::NotFound, message });
+                };
+                bytes.unwrap_or(known.sectors * SECTOR_BYTES)
+            }
+        };
+        match inner.created.insert(volume.clone(), content.clone()) {
+            Some(other) if other != content => {
                 let message = format!("volume {volume} exists with another size; choose another name");
                 Err(Failure { kind: ErrorKind::Invalid, message })
             }
-            Some(_) | None => Ok(()),
+            Some(_) | None => Ok(bytes),
         }
     }
 

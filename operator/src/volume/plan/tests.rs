@@ -1,12 +1,13 @@
 //! Plans as tables: facts in, steps out. No API server.
 
 use holdfast_crds::{
-    Backend, DeletionPolicy, DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource, VolumeSource,
-    VolumeSpec,
+    Backend, CloneSource, DeletionPolicy, DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource,
+    VolumeSource, VolumeSpec,
 };
 
 use super::super::adoption::LastWriter;
 use super::super::facts::AttachedWriter;
+use super::super::source_snapshot::{SnapshotFact, TakenSnapshot};
 use super::*;
 
 fn now() -> Time {
@@ -35,6 +36,7 @@ fn new_volume() -> ClusterFacts {
         lost: None,
         acknowledged: None,
         store: StoreFact::Ready,
+        snapshot: SnapshotFact::NotLooked,
         node_known: true,
     }
 }
@@ -89,7 +91,7 @@ fn a_new_volume_is_recorded_before_it_is_created() {
     let OperatorStep::Report(intent) = &steps[1] else { panic!("a report") };
     assert_eq!(intent.volume_id.as_deref(), Some("uid-1"));
     assert_eq!(intent.phase, Some(VolumePhase::Pending));
-    assert_eq!(steps[2], OperatorStep::Provision { size_bytes: 1 << 30 });
+    assert_eq!(steps[2], OperatorStep::Provision { size_bytes: Some(1 << 30), snapshot: None });
     let done = last_report(&steps);
     assert_eq!(done.phase, Some(VolumePhase::Ready));
     assert_eq!(done.observed_generation, Some(3));
@@ -129,13 +131,13 @@ fn provisioning_needs_a_fit_store_and_names_the_field() {
 
 #[test]
 fn what_this_version_cannot_do_fails_and_names_the_field() {
-    let mut snapshot = new_volume();
-    snapshot.spec.source = VolumeSource::Snapshot(SnapshotSource { name: "s".to_owned() });
+    let mut clone = new_volume();
+    clone.spec.source = VolumeSource::Volume(CloneSource { name: "v".to_owned() });
     let mut memory = new_volume();
     memory.spec.backend = Backend::Memory;
     let mut size = new_volume();
     size.spec.size = Some("1".to_owned());
-    for (facts, field) in [(snapshot, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
+    for (facts, field) in [(clone, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"]);
         let status = last_report(&steps);
@@ -224,8 +226,10 @@ fn a_removal_that_fails_is_reported_once() {
     let began = plan(&facts, &now());
     assert_eq!(names(&began), ["report", "remove", "finalizer-"]);
     facts.status = last_report(&began).clone();
-    facts.status.conditions[0].reason = "HasSnapshots".to_owned();
-    assert_eq!(names(&plan(&facts, &now())), ["remove", "finalizer-"]);
+    for reason in ["HasSnapshots", "HasForks"] {
+        facts.status.conditions[0].reason = reason.to_owned();
+        assert_eq!(names(&plan(&facts, &now())), ["remove", "finalizer-"]);
+    }
     facts.status.conditions[0].reason = "DeletionBlocked".to_owned();
     assert_eq!(
         names(&plan(&facts, &now())),
@@ -596,6 +600,138 @@ fn an_adoption_that_cannot_be_names_the_field() {
         assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Failed), None));
         assert_eq!(reason_of(status, PROVISIONED), ("False", reason));
         assert!(status.conditions[0].message.starts_with(part), "{}", status.conditions[0].message);
+    }
+}
+
+/// A volume that is to begin with VolumeSnapshot `nightly`, wanted with this size.
+fn restored(size: Option<&str>, snapshot: SnapshotFact) -> ClusterFacts {
+    let mut facts = ClusterFacts { snapshot, finalizer: true, ..new_volume() };
+    facts.spec.source = VolumeSource::Snapshot(SnapshotSource { name: "nightly".to_owned() });
+    facts.spec.size = size.map(str::to_owned);
+    facts
+}
+
+/// A snapshot of 1 GiB in this ObjectStore.
+fn taken(name: &str, store: &str) -> SnapshotFact {
+    let name = name.parse().expect("the name of a snapshot");
+    SnapshotFact::Ready(TakenSnapshot { name, object_store: store.to_owned(), size_bytes: 1 << 30 })
+}
+
+#[test]
+fn a_volume_begins_with_a_snapshot_that_is_taken() {
+    for (size, size_bytes) in [(None, None), (Some("1Gi"), Some(1 << 30)), (Some("2Gi"), Some(2 << 30))] {
+        let facts = ClusterFacts { finalizer: false, ..restored(size, taken("data@17", "store")) };
+        assert_eq!(facts.snapshot_in_question(), Some("nightly"));
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["register", "report", "provision", "report"], "{size:?}");
+        let OperatorStep::Report(intent) = &steps[1] else { panic!("a report") };
+        assert_eq!(intent.volume_id.as_deref(), Some("uid-1"));
+        assert_eq!(intent.restored_from.as_deref(), Some("data@17"));
+        let snapshot = Some("data@17".parse().expect("a name"));
+        assert_eq!(steps[2], OperatorStep::Provision { size_bytes, snapshot });
+        let done = last_report(&steps);
+        assert_eq!((done.phase, done.restored_from.as_deref()), (Some(VolumePhase::Ready), Some("data@17")));
+        assert_eq!(reason_of(done, PROVISIONED), ("True", "Restored"));
+    }
+}
+
+/// The operator dies after it recorded the snapshot. Another VolumeSnapshot has the name by then, or none.
+#[test]
+fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
+    let begun = plan(&restored(None, taken("data@17", "store")), &now());
+    let OperatorStep::Report(intent) = &begun[0] else { panic!("a report") };
+    for later in [
+        SnapshotFact::NotLooked,
+        SnapshotFact::Missing,
+        SnapshotFact::Deleting,
+        taken("other@3", "elsewhere"),
+    ] {
+        let mut facts = ClusterFacts { status: (**intent).clone(), ..restored(None, later.clone()) };
+        assert_eq!(facts.snapshot_in_question(), None, "{later:?}");
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["provision", "report"], "{later:?}");
+        let snapshot = Some("data@17".parse().expect("a name"));
+        assert_eq!(steps[0], OperatorStep::Provision { size_bytes: None, snapshot });
+        // It stays said, whatever is reported later.
+        facts.status = last_report(&steps).clone();
+        assert_eq!(last_report(&plan(&facts, &now())).restored_from.as_deref(), Some("data@17"));
+        facts.deleting = true;
+        assert_eq!(last_report(&plan(&facts, &now())).restored_from.as_deref(), Some("data@17"));
+    }
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_restored_names_the_field() {
+    use VolumePhase::{Failed, Pending};
+    let why = || "Taking: node a, which serves the volume, takes the snapshot".to_owned();
+    for (fact, size, phase, reason, begins, fix) in [
+        (
+            SnapshotFact::Missing,
+            None,
+            Failed,
+            "SnapshotNotFound",
+            "spec.source.snapshot.name: no VolumeSnapshot has the name `nightly`",
+            "create it",
+        ),
+        (
+            SnapshotFact::Deleting,
+            None,
+            Failed,
+            "SnapshotDeleted",
+            "spec.source.snapshot.name: VolumeSnapshot `nightly` is being deleted",
+            "the name of another",
+        ),
+        (
+            SnapshotFact::NotReady { why: why() },
+            None,
+            Pending,
+            "SnapshotNotReady",
+            "spec.source.snapshot.name: waiting for VolumeSnapshot `nightly` to be Ready (Taking: node a",
+            "",
+        ),
+        (
+            SnapshotFact::Failed { why: why() },
+            None,
+            Failed,
+            "SnapshotFailed",
+            "spec.source.snapshot.name: VolumeSnapshot `nightly` will not be taken (Taking: node a",
+            "the name of another",
+        ),
+        (
+            taken("data@17", "elsewhere"),
+            None,
+            Failed,
+            "SnapshotInOtherStore",
+            "spec.objectStore: VolumeSnapshot `nightly` is in ObjectStore `elsewhere`",
+            "create the Volume with `elsewhere`",
+        ),
+        (
+            taken("data@17", "store"),
+            Some("512Mi"),
+            Failed,
+            "InvalidSize",
+            "spec.size: VolumeSnapshot `nightly` has 1073741824 bytes",
+            "write `1Gi` or more",
+        ),
+    ] {
+        let steps = plan(&restored(size, fact), &now());
+        assert_eq!(names(&steps), ["report"], "{reason}");
+        let status = last_report(&steps);
+        assert_eq!((status.phase, &status.volume_id, &status.restored_from), (Some(phase), &None, &None));
+        assert_eq!(reason_of(status, PROVISIONED), ("False", reason));
+        let message = &status.conditions[0].message;
+        assert!(message.starts_with(begins) && message.contains(fix), "{message}");
+    }
+}
+
+#[test]
+fn a_snapshot_is_looked_up_only_for_a_volume_without_content() {
+    let facts = restored(None, SnapshotFact::NotLooked);
+    assert_eq!(reason_of(last_report(&plan(&facts, &now())), PROVISIONED), ("False", "Provisioning"));
+    let unready = ClusterFacts { store: StoreFact::Unprobed, ..facts.clone() };
+    let deleted = ClusterFacts { deleting: true, ..facts.clone() };
+    for facts in [unready, deleted, existing("a", "a", "a"), new_volume()] {
+        assert_eq!(facts.snapshot_in_question(), None);
     }
 }
 

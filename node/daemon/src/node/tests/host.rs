@@ -120,7 +120,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
         let present = node.resumed(&volume()).await;
         // The ring thread logs the commit.
@@ -170,7 +170,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
         let [full, other]: [VolumeId; 2] = ["full", "other"].map(|name| name.parse().unwrap());
         for volume in [&full, &other] {
             let bytes = 4 * CHUNK_SECTORS * SECTOR_BYTES;
-            node.create(volume, bytes, "main", &bucket.config).await.unwrap();
+            node.create(volume, bytes.into(), "main", &bucket.config).await.unwrap();
             let store = bucket.config.clone();
             node.attach(AttachRequest { volume: volume.clone(), store, ..request() }).await.unwrap();
         }

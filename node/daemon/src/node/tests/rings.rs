@@ -51,7 +51,7 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
         };
         for name in ["stuck", "good"] {
             let (volume, bytes) = (name.parse().unwrap(), SECTORS * SECTOR_BYTES);
-            node.create(&volume, bytes, "main", &bucket.config).await.unwrap();
+            node.create(&volume, bytes.into(), "main", &bucket.config).await.unwrap();
         }
         for name in ["stuck", "good"] {
             node.attach(asked(name)).await.unwrap();

@@ -9,7 +9,7 @@ use super::*;
 /// A node that serves a volume with three dirty sectors, and whose bucket accepts another key from now on.
 async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     let node = Node::start(dirs.config()).await.unwrap();
-    node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+    node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
     leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
     let new = bucket.accept("new");
     let present = node.resumed(&volume()).await;
@@ -56,7 +56,7 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
     let bucket = beside.block_on(Bucket::start());
     alone(async {
         let (node, new) = rotated(&dirs, &bucket).await;
-        node.create(&"other".parse().unwrap(), SECTOR_BYTES, "main", &new).await.unwrap();
+        node.create(&"other".parse().unwrap(), SECTOR_BYTES.into(), "main", &new).await.unwrap();
         wait(&node, |status| status.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
@@ -103,7 +103,7 @@ fn a_change_during_an_attach_is_applied_again() {
     alone(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         bucket.close("log");
         let attach = tokio::spawn({
             let (node, store) = (node.clone(), bucket.config.clone());
@@ -194,7 +194,7 @@ async fn refused(node: &Node, config: &S3Config, why: &str) {
 /// A node that serves a volume whose three dirty sectors were committed.
 async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     let node = Node::start(dirs.config()).await.unwrap();
-    node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+    node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
     leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
     let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
@@ -229,7 +229,7 @@ fn a_copy_without_the_newest_record_is_refused() {
     let tenants = beside.block_on(Tenants::start());
     alone(async {
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         tenants.copy().await;
         node.shutdown().await;
     });
@@ -251,7 +251,7 @@ fn a_copy_that_was_left_behind_is_refused() {
     let tenants = beside.block_on(Tenants::start());
     alone(async {
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
         tenants.copy().await;
         let present = node.resumed(&volume()).await;
@@ -281,11 +281,11 @@ fn every_volume_of_a_store_is_looked_for() {
     alone(async {
         let first: VolumeId = "a-first".parse().unwrap();
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&first, SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        node.create(&first, (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         leave_volume_dirty(&dirs, ("main", &tenants.own), &first, SectorRange::new(2, 3)).await;
         node.resumed(&first).await;
         tenants.copy().await;
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
         node.resumed(&volume()).await;
         refused(&node, &tenants.other(), "there is no log of it").await;
@@ -401,7 +401,7 @@ fn a_bucket_without_create_once_is_refused_before_use() {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         bucket.ignore_conditions();
         let node = Node::start(dirs.config()).await.unwrap();
-        let create = node.create(&volume(), SECTOR_BYTES, "main", &bucket.config).await.unwrap_err();
+        let create = node.create(&volume(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap_err();
         // What an attach asks for where there is ublk.
         let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
         for refused in [create, attach] {
@@ -421,7 +421,7 @@ fn a_bucket_is_probed_once_by_a_process() {
         let node = Node::start(dirs.config()).await.unwrap();
         for (name, requests) in [("a", 6), ("b", 1), ("c", 1)] {
             let before = bucket.objects.counts().total();
-            node.create(&name.parse().unwrap(), SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+            node.create(&name.parse().unwrap(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap();
             assert_eq!(bucket.objects.counts().total() - before, requests, "{name}");
         }
         node.shutdown().await;

@@ -392,7 +392,7 @@ fn outdated_files_are_not_moved_below_an_attach() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         let acquired = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
         Writer::over(&dirs, &bucket.objects, acquired).write_and_commit().await;
         dirs.local().forget_attached().unwrap();
@@ -426,7 +426,7 @@ fn an_attach_without_room_fences_no_writer() {
     alone(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         attach(&Dirs::new(), &bucket.objects, &claim("b", 1)).await.unwrap();
         let over = || AttachRequest { store: bucket.config.clone(), replaces: Some(1), ..request() };
         let is_held = || async {
@@ -636,7 +636,7 @@ fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
         node.resumed(&volume()).await;
         let elsewhere = S3Config { bucket: "another".to_owned(), ..bucket.config.clone() };
