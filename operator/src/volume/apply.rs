@@ -174,8 +174,34 @@ async fn provision(
         nonce: random_nonce(),
         unix_ms: unix_ms(volume.metadata.creation_timestamp.as_ref()),
     };
-    let provisioned = holdfast_log::provision(store, &volume_id(volume), creation).await;
-    accept_smaller(provisioned, wanted_sectors.unwrap_or_default())
+    let id = volume_id(volume);
+    match holdfast_log::provision(store, &id, creation.clone()).await {
+        Err(LogFailure::ExistsOtherwise { sectors, .. }) if accepts(wanted_sectors, sectors) => {
+            // What else it was created with is compared once the sizes agree.
+            if creation.source.is_some() {
+                holdfast_log::provision(store, &id, Creation { sectors, ..creation }).await?;
+            }
+            Ok(wanted_sectors.unwrap_or(sectors))
+        }
+        Err(LogFailure::WasDeleted(volume)) => Err(was_deleted(store, volume, creation.source).await?),
+        outcome => outcome,
+    }
+}
+
+/// The failure to create a volume that was deleted. One that began with a snapshot too late, after that was
+/// deleted, was removed by the attempt itself: later attempts fail for the same reason.
+async fn was_deleted(
+    store: &dyn ObjectStore,
+    volume: VolumeId,
+    snapshot: Option<SnapshotName>,
+) -> Result<LogFailure, LogFailure> {
+    let Some(snapshot) = snapshot else { return Ok(LogFailure::WasDeleted(volume)) };
+    let forgotten = holdfast_log::forgotten_from(store, &snapshot.volume, snapshot.seq).await?;
+    Ok(if forgotten.contains(&snapshot.seq) {
+        LogFailure::NoSuchSource { volume, snapshot }
+    } else {
+        LogFailure::WasDeleted(volume)
+    })
 }
 
 /// A nonce that no other record has.
@@ -186,12 +212,10 @@ pub(crate) fn random_nonce() -> Nonce {
 }
 
 /// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in
-/// the status, and the daemon grows the volume when it attaches it.
-fn accept_smaller(outcome: Result<u64, LogFailure>, wanted_sectors: u64) -> Result<u64, LogFailure> {
-    match outcome {
-        Err(LogFailure::ExistsOtherwise { sectors, .. }) if sectors <= wanted_sectors => Ok(wanted_sectors),
-        outcome => outcome,
-    }
+/// the status, and the daemon grows the volume when it attaches it. Where the spec leaves the size open, any
+/// size is.
+fn accepts(wanted_sectors: Option<u64>, sectors: u64) -> bool {
+    wanted_sectors.is_none_or(|wanted| sectors <= wanted)
 }
 
 /// A conflict, or an object that is gone, means that the plan was made from an old state.
@@ -286,6 +310,77 @@ mod tests {
         applied_again.spec.volume_id = volume().metadata.uid;
         applied_again.metadata.uid = Some("00000000-0000-4000-8000-000000000002".to_owned());
         provision(&store, &applied_again, CLUSTER, Some(100), None).await.expect("the same volume");
+    }
+
+    /// A volume in the store, a snapshot of it, and a Volume that is to begin with that.
+    async fn snapshot_in(store: &MemoryStore) -> (VolumeId, SnapshotName, Volume) {
+        let source: VolumeId = "source".parse().expect("an id");
+        let plain = Creation::plain(100, Nonce([1; 16]), 0);
+        holdfast_log::provision(store, &source, plain).await.expect("created");
+        let uid = holdfast_types::SnapshotUid([7; 16]);
+        let taken = holdfast_log::snapshot_detached(store, &source, uid, Nonce([2; 16]), 0).await;
+        let name = SnapshotName { volume: source.clone(), seq: taken.expect("taken").seq };
+        let mut fork = volume();
+        fork.metadata.name = Some("fork".to_owned());
+        fork.spec.volume_id = Some("fork".to_owned());
+        (source, name, fork)
+    }
+
+    /// The operator dies after each step, and the VolumeSnapshot is deleted before it is back.
+    #[tokio::test]
+    async fn an_interrupted_restore_is_finished_without_its_volume_snapshot() {
+        let store = MemoryStore::new();
+        let (source, snapshot, fork) = snapshot_in(&store).await;
+        let restore = |wanted| provision(&store, &fork, CLUSTER, wanted, Some(snapshot.clone()));
+        let smaller = restore(Some(50)).await;
+        assert!(matches!(smaller, Err(LogFailure::SmallerThanSource { snapshot_sectors: 100, .. })));
+        store.fail_next(Verb::Put, Fault::LostReply);
+        // Its answer is lost.
+        let _unknown = restore(None).await;
+        assert_eq!(restore(None).await.expect("created"), 100);
+        holdfast_log::forget(&store, &source, snapshot.seq).await.expect("deleted");
+        assert_eq!(restore(None).await.expect("it is there"), 100);
+        assert_eq!(restore(Some(200)).await.expect("the daemon grows it"), 200);
+        let created = holdfast_log::read_creation(&store, &volume_id(&fork)).await.expect("a log");
+        assert_eq!((created.sectors, created.source.as_ref()), (100, Some(&snapshot)));
+        assert!(is_own(&store, &fork, CLUSTER).await.expect("read"));
+    }
+
+    /// Found by reading: where the sizes differed, the volume was taken for one that began with the snapshot.
+    #[tokio::test]
+    async fn a_volume_of_another_origin_is_not_taken_for_a_restored_one() {
+        let store = MemoryStore::new();
+        let (_source, snapshot, fork) = snapshot_in(&store).await;
+        provision(&store, &fork, CLUSTER, Some(120), None).await.expect("an empty one");
+        for wanted in [None, Some(120), Some(200)] {
+            let refused = provision(&store, &fork, CLUSTER, wanted, Some(snapshot.clone())).await;
+            assert!(matches!(refused, Err(LogFailure::OtherSource { .. })), "{wanted:?}: {refused:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_volume_is_removed_after_those_that_began_with_it() {
+        let store = MemoryStore::new();
+        let (source, snapshot, fork) = snapshot_in(&store).await;
+        holdfast_log::forget(&store, &source, snapshot.seq).await.expect("deleted");
+        for _ in 0..2 {
+            let late = provision(&store, &fork, CLUSTER, None, Some(snapshot.clone())).await;
+            assert!(matches!(late, Err(LogFailure::NoSuchSource { .. })), "it says why each time: {late:?}");
+        }
+
+        let store = MemoryStore::new();
+        let (source, snapshot, fork) = snapshot_in(&store).await;
+        provision(&store, &fork, CLUSTER, None, Some(snapshot.clone())).await.expect("created");
+        holdfast_log::forget(&store, &source, snapshot.seq).await.expect("a VolumeSnapshot may be deleted");
+        let remove = |id| holdfast_log::remove(&store, id, TOMBSTONE, 0);
+        let refused = remove(&source).await;
+        let forks = match refused {
+            Err(LogFailure::HasForks { forks, .. }) => forks,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(forks, [volume_id(&fork)]);
+        remove(&forks[0]).await.expect("removed");
+        remove(&source).await.expect("removed");
     }
 
     /// A Volume that was applied again with a size that was too small was `Failed`, and to delete it removed

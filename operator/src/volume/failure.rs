@@ -104,6 +104,7 @@ impl VolumeFailure {
         match self {
             Self::Log(
                 LogFailure::CreatedElsewhere { .. }
+                | LogFailure::OtherSource { .. }
                 | LogFailure::WasDeleted(_)
                 | LogFailure::HasSnapshots { .. }
                 | LogFailure::HasForks { .. },
@@ -122,7 +123,7 @@ impl VolumeFailure {
     fn fix(&self) -> &'static str {
         match self {
             Self::Connect(_) => "see the conditions of the ObjectStore",
-            Self::Log(LogFailure::CreatedElsewhere { .. }) => {
+            Self::Log(LogFailure::CreatedElsewhere { .. } | LogFailure::OtherSource { .. }) => {
                 "nothing was changed. To adopt it, delete this Volume and create it with `spec.source.existing: {}`"
             }
             Self::Log(LogFailure::WasDeleted(_)) => "create the Volume with another spec.volumeID",
@@ -137,7 +138,7 @@ impl VolumeFailure {
                 "delete those too; to keep them without this Volume object, set spec.deletionPolicy to `Retain`"
             }
             Self::Log(LogFailure::NoSuchSource { .. }) => {
-                "delete this Volume, and create another from a VolumeSnapshot that is Ready"
+                "delete this Volume, and create another, with another spec.volumeID, from a VolumeSnapshot that is Ready"
             }
             Self::Log(LogFailure::SmallerThanSource { .. }) => {
                 "write the size of the snapshot, or a larger one"
@@ -171,7 +172,9 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
             ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
         },
         LogFailure::Contended(_) => "ObjectStoreBusy",
-        LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_) => "IdTaken",
+        LogFailure::CreatedElsewhere { .. } | LogFailure::OtherSource { .. } | LogFailure::WasDeleted(_) => {
+            "IdTaken"
+        }
         LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
         LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
@@ -301,6 +304,21 @@ mod tests {
         assert_eq!(condition.reason, "SnapshotNotFound");
         assert!(condition.message.starts_with("spec.source.snapshot.name: "), "{}", condition.message);
         assert!(condition.message.contains("w@7"), "{}", condition.message);
+    }
+
+    /// The Volume was saved, and is applied again with another snapshot, or with none.
+    #[test]
+    fn a_volume_that_began_otherwise_is_adopted_or_left() {
+        let (volume, snapshot) = ("v".parse().expect("an id"), Some("w@7".parse().expect("a snapshot")));
+        let failure = VolumeFailure::from(LogFailure::OtherSource { volume, snapshot });
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let status = failure.status(&facts(), &now).expect("something to report");
+        assert_eq!((failure.retry(), status.phase), (Requeue::Rarely, Some(VolumePhase::Failed)));
+        let condition = &status.conditions[0];
+        assert_eq!(condition.reason, "IdTaken");
+        for part in ["spec.volumeID: ", "w@7", "nothing was changed", "`spec.source.existing: {}`"] {
+            assert!(condition.message.contains(part), "{}", condition.message);
+        }
     }
 
     #[test]
