@@ -262,7 +262,7 @@ mod tests {
 
     /// A follower on a connection that swallowed its requests waited permanently, and was called healthy.
     #[tokio::test(start_paused = true)]
-    async fn a_request_without_an_answer_ends_and_a_stuck_candidate_is_not_alive() {
+    async fn an_unanswered_request_ends_and_its_candidate_is_not_alive() {
         let silent = tower::service_fn(|_request: hyper::Request<Body>| async {
             std::future::pending::<Result<hyper::Response<Body>, Infallible>>().await
         });

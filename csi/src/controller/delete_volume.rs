@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_a_node_that_was_cut_off_is_deleted() {
+    fn a_volume_of_a_forcibly_detached_node_is_deleted() {
         deletable(&cut_off(Some(3))).expect("no node serves it");
         deletable(&cut_off(Some(2))).expect_err("it attached again");
     }

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_holds_the_lock_of_its_volume_while_it_lives() {
+    async fn a_running_program_holds_the_lock_of_its_volume() {
         let directory = tempfile::tempdir().expect("a directory");
         let tools = Tools::new(directory.path().join("locks"));
         let fifo = directory.path().join("fifo");

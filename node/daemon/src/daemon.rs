@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_blocks_does_not_keep_a_daemon_that_ended() {
+    fn a_blocked_thread_does_not_keep_an_ended_daemon() {
         let (release, blocked) = std::sync::mpsc::channel::<()>();
         let runtime = Runtime::new().unwrap();
         runtime.block_on(async move {

@@ -54,7 +54,7 @@ mod tests {
     use crate::api::status_code;
 
     #[test]
-    fn a_kind_survives_the_socket_and_has_a_code_of_its_own() {
+    fn a_kind_survives_the_socket_with_its_own_code() {
         let kinds = [
             ErrorKind::Local,
             ErrorKind::Invalid,

@@ -129,7 +129,7 @@ async fn json_is_for_programs() {
 }
 
 #[tokio::test]
-async fn a_refused_transport_and_a_disk_that_may_tear_sectors_are_explained() {
+async fn a_refused_transport_and_a_tearing_disk_are_explained() {
     let world = World::start().await;
     let text = world.ask("capabilities").await.unwrap();
     assert!(text.starts_with("kernel 6.14.0, daemon "), "{text}");
@@ -143,7 +143,7 @@ async fn a_refused_transport_and_a_disk_that_may_tear_sectors_are_explained() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_is_not_there_is_named_with_the_fix() {
+async fn an_absent_daemon_is_named_with_the_fix() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("node.sock");
     let cli = Cli::try_parse_from(["holdfast-node", "list", "--socket", socket.to_str().unwrap()]).unwrap();
@@ -196,7 +196,7 @@ async fn a_scrub_that_finds_nothing_says_what_it_read() {
 }
 
 #[tokio::test]
-async fn damage_is_listed_by_object_and_fails_the_scrub_while_it_lasts() {
+async fn damage_is_listed_by_object_and_fails_the_scrub() {
     let world = World::start().await;
     let finding = |object: &str, effect, repair, lost: &[(u64, u64)]| ScrubFinding {
         object: object.to_owned(),
@@ -233,7 +233,7 @@ async fn damage_is_listed_by_object_and_fails_the_scrub_while_it_lasts() {
 }
 
 #[test]
-fn the_pages_for_users_name_commands_that_there_are_and_all_of_them() {
+fn the_user_pages_name_exactly_the_commands() {
     let cli = <Cli as clap::CommandFactory>::command();
     let mut told = std::collections::BTreeSet::new();
     for (path, page) in crate::documented::pages() {

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_one_transport_is_ready_and_explains_the_other() {
+    fn a_node_ready_with_one_transport_explains_the_other() {
         let facts = NodeFacts {
             volumes: vec![attached("v")],
             space: Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),

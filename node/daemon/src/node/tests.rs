@@ -356,7 +356,7 @@ fn a_device_whose_recovery_failed_is_not_attached() {
 /// Found by reading: the live map was removed although its copy had failed, and with it the only word on what
 /// was written.
 #[test]
-fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
+fn fenced_state_stays_until_it_is_preserved_completely() {
     alone(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
@@ -514,7 +514,7 @@ async fn leave_volume_dirty(
 /// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited without end,
 /// also when another node had taken the volume over, so that nothing could be exported.
 #[test]
-fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
+fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
@@ -557,7 +557,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
 /// Found by reading: a repair made dirty what the disk could not read either. From then on nothing was
 /// committed, and the repair did not end.
 #[test]
-fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
+fn a_repair_skips_ranges_the_disk_cannot_read() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();

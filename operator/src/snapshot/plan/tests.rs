@@ -158,7 +158,7 @@ fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {
 }
 
 #[test]
-fn a_failure_says_what_it_waits_for_and_keeps_what_is_recorded() {
+fn a_failure_keeps_the_record_and_says_its_cause() {
     let id = ID.parse().expect("a volume id");
     let failure = SnapshotFailure::from(holdfast_log::SnapshotError::TooMany(id));
     let mut facts = recorded(None);

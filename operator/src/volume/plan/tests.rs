@@ -436,7 +436,7 @@ fn lost_by_signs() -> ClusterFacts {
 }
 
 #[test]
-fn a_node_is_in_doubt_while_it_is_to_release_the_volume() {
+fn a_node_asked_to_release_a_volume_is_in_doubt() {
     assert_eq!(existing("b", "a", "a").node_in_doubt(), Some("a"));
     assert_eq!(existing("", "a", "a").node_in_doubt(), Some("a"));
     let deleting = ClusterFacts { deleting: true, ..existing("a", "a", "a") };

@@ -375,7 +375,7 @@ fn a_served_volume_is_reported_in_full() {
 }
 
 #[test]
-fn figures_are_written_now_and_then_but_a_change_at_once() {
+fn a_change_is_written_at_once_figures_at_intervals() {
     let mut facts = served();
     facts.here.as_mut().unwrap().dirty_bytes = Some(8193);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
@@ -389,7 +389,7 @@ fn figures_are_written_now_and_then_but_a_change_at_once() {
 }
 
 #[test]
-fn a_device_that_cannot_be_detached_still_serves_and_the_condition_says_why() {
+fn a_condition_says_why_a_device_cannot_detach() {
     let mut facts = served();
     facts.spec.node_name = None;
     facts.last = failed("Busy");
@@ -485,7 +485,7 @@ fn turned(facts: &NodeFacts, type_: &str) -> (String, String, String) {
 }
 
 #[test]
-fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
+fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let away = |since| {
@@ -578,7 +578,7 @@ fn writes_that_wait_are_told_with_the_reason() {
 }
 
 #[test]
-fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do() {
+fn unreadable_data_is_reported_with_place_time_and_remedy() {
     let mut facts = served();
     let since_unix_ms = u64::try_from(now().0.as_millisecond()).unwrap() - 1000;
     let lost = |since_unix_ms| {
@@ -626,7 +626,7 @@ fn a_sync_that_failed_is_told_until_the_next_attach() {
 }
 
 #[test]
-fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
+fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
     let mut facts = served();
     let error = "connection refused".to_owned();
     let since = std::time::SystemTime::from(now().0);
@@ -666,7 +666,7 @@ fn a_volume_with_a_fault_is_reconciled_soon() {
 }
 
 #[test]
-fn requests_that_wait_for_a_moment_are_no_reason_to_write() {
+fn briefly_waiting_requests_do_not_cause_a_write() {
     let mut facts = served();
     let here = facts.here.as_mut().unwrap();
     here.message = Some("requests wait for the object store".to_owned());
@@ -687,7 +687,7 @@ fn a_volume_that_another_writer_holds_is_not_called_writable() {
 }
 
 #[test]
-fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
+fn durability_is_not_rewritten_while_nothing_is_dirty() {
     let mut facts = served();
     assert_eq!(facts.status.durable_through, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
@@ -714,7 +714,7 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
 }
 
 #[test]
-fn the_age_of_dirty_data_alone_is_written_once_a_minute() {
+fn the_age_of_dirty_data_is_written_every_minute() {
     let mut facts = served();
     facts.here.as_mut().unwrap().oldest_dirty = Some(Duration::from_secs(50));
     facts.since_report = Some(FIGURES_EVERY);
@@ -772,7 +772,7 @@ fn an_unserved_volume_is_told_with_the_way_out() {
 }
 
 #[test]
-fn a_device_that_waits_for_its_daemon_is_not_attached_and_the_condition_says_why() {
+fn a_device_waiting_for_its_daemon_is_not_attached() {
     let mut facts = served();
     let here = facts.here.as_mut().unwrap();
     (here.state, here.attached) = (VolumeState::Quiesced, None);

@@ -171,7 +171,7 @@ impl Writer {
 }
 
 #[test]
-fn the_newest_bytes_of_both_sides_come_out_at_their_places_and_nothing_else() {
+fn an_export_has_exactly_the_newest_bytes_of_both_sides() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
@@ -206,7 +206,7 @@ fn the_newest_bytes_of_both_sides_come_out_at_their_places_and_nothing_else() {
 }
 
 #[test]
-fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
+fn an_export_replaces_a_file_only_on_request_and_completely() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
@@ -230,7 +230,7 @@ fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
 
 /// Found by reading: one bad sector kept everything from being exported.
 #[test]
-fn what_the_disk_cannot_read_is_named_and_the_rest_comes_out() {
+fn an_export_names_unreadable_ranges_and_contains_the_rest() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     // Every read there fails with EIO: nothing is mapped so low.
@@ -248,7 +248,7 @@ fn what_the_disk_cannot_read_is_named_and_the_rest_comes_out() {
 }
 
 #[test]
-fn where_the_last_round_failed_the_live_map_says_what_was_kept() {
+fn after_a_failed_round_an_export_uses_the_live_map() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     // The durable map names nothing.

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_longest_unused_cache_goes_first_and_what_is_not_uploaded_never() {
+    async fn the_oldest_cache_is_evicted_but_never_dirty_data() {
         let dirs = tempfile::tempdir().unwrap();
         let (dirs, run) = (dirs.path(), dirs.path().join("run"));
         for (name, closed_clean, used) in [

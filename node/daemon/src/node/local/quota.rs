@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_nothing_may_write_even_when_others_have_taken_all_they_may() {
+    fn a_volume_without_bytes_may_write_beside_full_ones() {
         for volumes in 1..12 {
             let mut held = vec![0; volumes];
             fill(16 << 20, &mut held);

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_under_a_directory_says_what_it_writes_at_once() {
+    fn a_directorys_disk_reports_its_atomic_write_size() {
         let sysfs = Sysfs::new();
         sysfs.disk("nvme0n1", "4096\n");
         let found = sysfs.find("nvme0n1").unwrap();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_as_good_as_the_worst_of_its_disks() {
+    fn a_stack_counts_as_the_worst_of_its_disks() {
         let sysfs = Sysfs::new();
         for (name, size) in [("dm-0", "4096\n"), ("md0", "4096\n"), ("sda", "4096\n"), ("sdb", "512\n")] {
             sysfs.disk(name, size);

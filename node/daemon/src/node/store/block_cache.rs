@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_held_slot_keeps_its_bytes_while_others_come_and_go() {
+    async fn a_held_slot_keeps_its_bytes_while_others_change() {
         let dir = tempfile::tempdir().unwrap();
         let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
         let held = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hit_fetches_nothing_and_a_failed_fetch_is_not_remembered() {
+    async fn a_hit_fetches_nothing_and_failures_are_not_cached() {
         let dir = tempfile::tempdir().unwrap();
         let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
         let failed = slab.slot(&key(1), async { Err(io::Error::other("away")) }).await;

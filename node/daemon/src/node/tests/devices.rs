@@ -415,7 +415,7 @@ fn a_detach_during_an_attach_is_refused() {
 /// The kernel deletes a device once the last program has closed it: the last commit of a detach waited for
 /// that.
 #[test]
-fn a_device_that_a_program_has_open_holds_up_no_commit() {
+fn an_open_device_does_not_delay_a_commit() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -510,7 +510,7 @@ fn a_recovery_that_stalls_holds_up_no_other() {
 /// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes
 /// could still land.
 #[test]
-fn a_volume_is_on_no_ring_before_its_last_server_ended() {
+fn a_volume_joins_no_ring_before_its_last_server_ended() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;

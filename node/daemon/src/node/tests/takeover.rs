@@ -572,7 +572,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
 /// Found by reading: the removal emptied the place that an attach was about to create, and the marker by
 /// which that attach would have known.
 #[test]
-fn an_attach_that_stood_still_does_not_win_a_removed_volume() {
+fn a_paused_attach_does_not_acquire_a_removed_volume() {
     alone(async {
         let store = store_with(9).await;
         let create = async |body: Body, epoch: u64| {
@@ -632,7 +632,7 @@ fn local_state_of_another_store_is_never_trusted() {
 /// While a volume is attached, one of the same name in another store has to wait: both would use the same
 /// files.
 #[test]
-fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
+fn a_second_store_cannot_share_an_attached_volumes_files() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();

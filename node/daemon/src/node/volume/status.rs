@@ -303,7 +303,7 @@ mod tests {
     use crate::node::volume::state::tests::device;
 
     #[test]
-    fn what_a_person_is_told_names_what_is_amiss_and_the_remedy() {
+    fn a_status_message_names_the_fault_and_the_remedy() {
         let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
         let serving = State::Serving { device: device(), writer: Writer::Ready };

@@ -100,7 +100,7 @@ fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
 }
 
 #[tokio::test]
-async fn a_state_directory_keeps_its_run_directory_while_volumes_are_attached() {
+async fn a_state_directory_with_attached_volumes_keeps_its_run_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
     Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
     attach(&one, false).await;
