@@ -85,7 +85,7 @@ impl VolumeFailure {
                 "restore the object from a backup of the bucket"
             }
             Self::Log(LogFailure::HasSnapshots { .. }) => {
-                "delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+                "delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
             }
             Self::Log(LogFailure::Store { source, .. }) if source.kind() == ErrorKind::Denied => {
                 "allow `s3:ListBucket`, `s3:GetObject`, `s3:PutObject` and `s3:DeleteObject` in the bucket's policy or the role"
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(
             condition.message,
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
-             delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+             delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
         );
     }
 

@@ -66,14 +66,14 @@ fn local_data_readable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time)
         "Uploads are paused until they are readable, overwritten or discarded".to_owned()
     } else {
         format!(
-            "The detach waits until they are readable; or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}: \
-             the volume continues there as of its last commit, and `holdfast-node fenced export` on node {me} has all that was not \
-             uploaded but these bytes"
+            "The detach waits until they are readable. Or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}. \
+             The volume then continues there as of its last commit. `holdfast-node fenced export` on node {me} has the data that \
+             was not uploaded, except these bytes"
         )
     };
     let message = format!(
         "the disk of node {me}{since} cannot read {bytes} bytes that exist only there (first: {length} bytes at offset {at}). \
-         {remedy}; {dirty} bytes are pending"
+         {remedy}. {dirty} bytes are pending"
     );
     facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }

@@ -234,9 +234,10 @@ fn sectors_atomic(
             if disk.keeps_sectors_whole() {
                 (ConditionStatus::True, "PhysicalBlocks", found)
             } else {
-                let means = "a power cut may leave parts of two writes in one sector of a volume, where it was overwritten and not flushed yet";
+                let means =
+                    "A power cut may mix two writes in a sector that was overwritten and not flushed yet";
                 let message =
-                    format!("{found}, smaller than the {SECTOR_BYTES} bytes of a volume's sector: {means}");
+                    format!("{found}, smaller than the {SECTOR_BYTES} bytes of a volume's sector. {means}");
                 (ConditionStatus::False, "SmallPhysicalBlocks", message)
             }
         }

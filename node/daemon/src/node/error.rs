@@ -81,8 +81,8 @@ pub(crate) enum NodeError {
     /// device.
     #[error(
         "volume {volume}: detach blocked: {} bytes at offset {} are unreadable on the local disk and not yet uploaded. \
-         Overwrite or discard that range on its device, or give another node the volume without what was not uploaded \
-         (`attach --take-over EPOCH` there, or the annotation holdfast.dev/force-detach)",
+         Overwrite or discard that range on its device. Or attach the volume on another node, without what was not \
+         uploaded (`attach --take-over EPOCH` there, or the annotation holdfast.dev/force-detach)",
         .lost.bytes,
         .lost.first.start.byte_offset()
     )]

@@ -592,7 +592,7 @@ fn unreadable_data_is_reported_with_place_time_and_remedy() {
     assert_eq!((status.as_str(), reason.as_str()), ("False", "DirtyUnreadable"));
     assert_eq!(
         message,
-        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that exist only there (first: 8192 bytes at offset 65536). Uploads are paused until they are readable, overwritten or discarded; 8192 bytes are pending"
+        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that exist only there (first: 8192 bytes at offset 65536). Uploads are paused until they are readable, overwritten or discarded. 8192 bytes are pending"
     );
     let mut detaching = facts.clone();
     let here = detaching.here.as_mut().unwrap();

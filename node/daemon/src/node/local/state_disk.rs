@@ -47,8 +47,8 @@ impl StateDisk {
                     directory = %state_dir.display(),
                     device = disk.device,
                     physical_block_bytes = disk.physical_block_bytes,
-                    "node.state_dir is on a disk with physical blocks smaller than {SECTOR_BYTES} bytes: a power cut may leave \
-                     parts of two writes in one sector of a volume, where it was overwritten and not flushed yet"
+                    "node.state_dir is on a disk with physical blocks smaller than {SECTOR_BYTES} bytes. A power cut may mix \
+                     two writes in a sector that was overwritten and not flushed yet"
                 );
                 Some(disk)
             }

@@ -264,9 +264,9 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     let remedy = if has_device {
         "write or discard them"
     } else {
-        "the detach waits until it can, or until another node takes the volume over without what is not uploaded \
-         (`attach --take-over` there, or the annotation holdfast.dev/force-detach): `holdfast-node fenced export` here then \
-         has all of that but these bytes"
+        "the detach waits until it can. Or let another node take the volume over, without what is not uploaded \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach). Then `holdfast-node fenced export` here \
+         has the data that was not uploaded, except these bytes"
     };
     Some(format!(
         "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {remedy}"
@@ -320,7 +320,7 @@ mod tests {
         assert!(
             message(&detaching, &unreadable)
                 .unwrap()
-                .contains("the detach waits until it can, or until another node takes the volume over"),
+                .contains("the detach waits until it can. Or let another node take the volume over"),
             "there is no device to write to"
         );
 

@@ -83,7 +83,7 @@ fn a_volume_above_the_file_limit_is_refused_by_name() {
     const MIB: u64 = 1 << 20;
     let Some(dir) = std::env::var_os(CHILD) else {
         let dir = tempfile::tempdir().unwrap();
-        let name = "node::local::tests::a_volume_above_the_file_limit_is_refused_by_name";
+        let name = "node::local::volume_files::tests::a_volume_above_the_file_limit_is_refused_by_name";
         // Files of at most 1 MiB; the limit answers as a filesystem does.
         let child = std::process::Command::new("bash")
             .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" --exact \"$1\""])
@@ -92,7 +92,8 @@ fn a_volume_above_the_file_limit_is_refused_by_name() {
             .env(CHILD, dir.path())
             .output()
             .unwrap();
-        return assert!(child.status.success(), "{child:?}");
+        let said = String::from_utf8_lossy(&child.stdout);
+        return assert!(child.status.success() && said.contains("1 passed"), "{child:?}");
     };
     let local = Local::new(Path::new(&dir), &Path::new(&dir).join("run"), &"disk".parse().unwrap());
     local.make_dirs().unwrap();
