@@ -27,8 +27,8 @@ pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use object_store::{
-    Credentials, Environment, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef, SecretRef,
-    WebIdentity,
+    Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
+    SecretRef, WebIdentity,
 };
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{

@@ -7,11 +7,11 @@ use tonic::{Request, Status};
 use super::object_name::{is_object_name, volume_id};
 use super::reason::said;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, TimedOut, Volumes};
+use super::volumes::{ApiFailure, ClusterVolumes, TimedOut};
 use crate::deadline;
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<DeleteVolumeRequest>,
 ) -> Result<DeleteVolumeResponse, Status> {
     let until = deadline::of(&request);

@@ -11,7 +11,7 @@ use tonic::{Request, Status};
 use super::object_name::volume_id;
 use super::reason::{first_unmet, said};
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, TimedOut, Volumes, missing};
+use super::volumes::{ApiFailure, ClusterVolumes, TimedOut, missing};
 use crate::capability::Capability;
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
@@ -33,7 +33,7 @@ enum Plan {
 }
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<ControllerPublishVolumeRequest>,
 ) -> Result<ControllerPublishVolumeResponse, Status> {
     let until = deadline::of(&request);

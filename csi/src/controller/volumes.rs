@@ -98,13 +98,13 @@ pub(super) struct TimedOut {
 
 /// The Volumes of the cluster.
 #[derive(Clone)]
-pub(super) struct Volumes {
+pub(super) struct ClusterVolumes {
     volumes: Api<Volume>,
     nodes: Api<StorageNode>,
     client: Client,
 }
 
-impl Volumes {
+impl ClusterVolumes {
     pub(super) fn new(client: Client) -> Self {
         Self { volumes: Api::all(client.clone()), nodes: Api::all(client.clone()), client }
     }

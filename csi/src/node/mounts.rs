@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, major, minor, stat};
 use tonic::Status;
 
-use super::daemon::Served;
+use super::daemon::ServedDevice;
 
 /// Source: `man proc_pid_mountinfo`.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
@@ -56,7 +56,7 @@ pub(super) struct Mount {
 
 impl Mount {
     /// Returns true if it is the file system on that device.
-    pub(super) fn is_of(&self, device: &Served) -> bool {
+    pub(super) fn is_of(&self, device: &ServedDevice) -> bool {
         if self.number.major == 0 { self.source == device.path } else { self.number == device.number }
     }
 
@@ -131,9 +131,9 @@ pub(super) mod tests {
     ];
 
     /// A device that is served, with the major number of the lines above.
-    pub(in crate::node) fn device(path: &str, minor: u32) -> Served {
+    pub(in crate::node) fn device(path: &str, minor: u32) -> ServedDevice {
         let number = DeviceNumber { major: 259, minor };
-        Served { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
+        ServedDevice { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
     }
 
     /// The mounts that these lines tell of.

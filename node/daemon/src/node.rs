@@ -38,7 +38,7 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
-pub(crate) use error::{ErrorKind, NodeError};
+pub(crate) use error::{FailureKind, NodeError};
 
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
@@ -64,7 +64,7 @@ use local::volume_files::LocalDirs;
 use ring::message::Message;
 use ring::placement::Rings;
 use ring::thread;
-use store::block_cache::Slab;
+use store::block_cache::BlockSlab;
 use store::change::NodeStores;
 use store::cold_reads::ColdReads;
 use volume::device::VolumeDevices;
@@ -218,7 +218,7 @@ impl Node {
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
         }
-        let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
+        let slab = BlockSlab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
         let zeros = zeros_file(&zeros_path)?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());

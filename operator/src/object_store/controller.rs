@@ -21,7 +21,7 @@ use super::connect::Connections;
 use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
-use crate::requeue::{Failures, MAX_AT_A_TIME, Requeue};
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, Requeue};
 
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ pub(crate) struct Context {
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) probes: Probes,
-    pub(crate) failures: Failures,
+    pub(crate) failures: FailureCounts,
 }
 
 /// Uid and generation of what was probed.

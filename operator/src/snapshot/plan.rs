@@ -32,7 +32,7 @@ pub(crate) enum SnapshotStep {
 }
 
 /// The reason that a snapshot cannot be taken now.
-struct Obstacle {
+struct SnapshotObstacle {
     reason: &'static str,
     message: String,
 }
@@ -51,7 +51,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     }
     let (volume, id) = match source(facts) {
         Ok(source) => source,
-        Err(Obstacle { reason, message }) => {
+        Err(SnapshotObstacle { reason, message }) => {
             return vec![SnapshotStep::Report(Box::new(not_ready(facts, reason, message, now)))];
         }
     };
@@ -114,9 +114,9 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
 }
 
 /// The volume of which the snapshot is to be taken, and its identity.
-fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Obstacle> {
+fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), SnapshotObstacle> {
     let name = &facts.spec.volume;
-    let obstacle = |reason, message| Err(Obstacle { reason, message });
+    let obstacle = |reason, message| Err(SnapshotObstacle { reason, message });
     let Some(volume) = &facts.volume else {
         return obstacle(
             "VolumeNotFound",

@@ -16,7 +16,7 @@ use holdfast_crds::{
     find_condition, is_true,
 };
 
-use super::adoption::{Found, history, still_attached};
+use super::adoption::{FoundInStore, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 use super::provisionable::{Home, Obstacle, provisionable};
@@ -199,7 +199,7 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
     };
     let before = find_condition(&facts.status.conditions, PROVISIONED);
     match (&facts.found, before) {
-        (Some(Found::Volume { size_bytes, last }), _) => build(
+        (Some(FoundInStore::Volume { size_bytes, last }), _) => build(
             ADOPTED,
             format!(
                 "the volume was found in its object store with {size_bytes} bytes; {}",

@@ -62,7 +62,7 @@ impl TryFrom<wire::CreateRequest> for Create {
 
 /// A checked [`wire::AttachRequest`]; it lacks only what its store is.
 #[derive(Debug)]
-pub(crate) struct Attach {
+pub(crate) struct CheckedAttach {
     pub(crate) volume: VolumeId,
     pub(crate) store: String,
     pub(crate) bytes: Option<u64>,
@@ -71,7 +71,7 @@ pub(crate) struct Attach {
     pub(crate) durability: Durability,
 }
 
-impl TryFrom<wire::AttachRequest> for Attach {
+impl TryFrom<wire::AttachRequest> for CheckedAttach {
     type Error = InvalidField;
 
     fn try_from(request: wire::AttachRequest) -> Result<Self, InvalidField> {
@@ -88,7 +88,7 @@ impl TryFrom<wire::AttachRequest> for Attach {
     }
 }
 
-impl Attach {
+impl CheckedAttach {
     /// The request to the data plane.
     pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
         let Self { volume, store, bytes, replaces, max_dirty_age, durability } = self;

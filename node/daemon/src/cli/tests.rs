@@ -1,6 +1,6 @@
 //! The command line against a real socket with a node without a kernel behind it.
 
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::SectorRange;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -9,7 +9,7 @@ use super::*;
 use crate::api::{Api, bind, serve};
 use crate::config::Control;
 use crate::failure::Failure;
-use crate::node::{ErrorKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
+use crate::node::{FailureKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
 use crate::volumes::tests::Fake;
 
 struct World {
@@ -22,7 +22,7 @@ impl World {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let fake = Fake::default();
-        let store = S3Config::new("volumes", "us-east-1", Credentials::Environment);
+        let store = S3Config::new("volumes", "us-east-1", S3Credentials::Environment);
         let control = Control::Standalone([("main".to_owned(), store)].into());
         let listener = bind(&directory.path().join("new/node.sock")).unwrap();
         let api = Api::new(fake.clone(), crate::api::KnownStores::new(&control), Default::default());
@@ -63,8 +63,8 @@ async fn snapshots_are_taken_shown_and_deleted_by_name() {
     assert_eq!(rows[0], ["SNAPSHOT", "CREATED", "SIZE", "UID"]);
     assert_eq!(rows[2], ["v@4", "2023-11-14T22:13:20Z", "1Gi", uid]);
     assert_eq!(world.ask("snapshot delete v@3").await.unwrap(), "");
-    assert_eq!(world.ask("snapshot delete v@3").await.unwrap_err().kind, ErrorKind::NotFound);
-    world.fake.fail(ErrorKind::Unavailable, "the store is unreachable");
+    assert_eq!(world.ask("snapshot delete v@3").await.unwrap_err().kind, FailureKind::NotFound);
+    world.fake.fail(FailureKind::Unavailable, "the store is unreachable");
     let failed = world.ask(&format!("snapshot create v --uid {uid}")).await.unwrap_err();
     assert!(failed.message.ends_with(&format!("again: --uid {uid})")), "{}", failed.message);
     for bad in ["v", "v@", "v@x", "V@3"] {
@@ -78,7 +78,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;
     assert_eq!(world.ask("create vol-1 --size 2Gi --store main").await.unwrap(), "");
     let again = world.ask("create vol-1 --size 4Gi --store main").await.unwrap_err();
-    assert_eq!(again.kind, ErrorKind::Invalid);
+    assert_eq!(again.kind, FailureKind::Invalid);
     assert_eq!(
         world
             .ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s --durability object")
@@ -102,7 +102,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
 
     assert_eq!(world.ask("detach vol-1").await.unwrap(), "");
     let gone = world.ask("detach vol-1").await.unwrap_err();
-    assert_eq!((gone.kind, exit::code(gone.kind)), (ErrorKind::NotFound, 3));
+    assert_eq!((gone.kind, exit::code(gone.kind)), (FailureKind::NotFound, 3));
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn an_absent_daemon_is_named_with_the_fix() {
     let socket = directory.path().join("node.sock");
     let cli = Cli::try_parse_from(["holdfast-node", "list", "--socket", socket.to_str().unwrap()]).unwrap();
     let failure = client::ask(cli.command, &mut String::new()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Unavailable);
+    assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(failure.message.contains("node.sock; start it with `holdfast-node run`"), "{}", failure.message);
 }
 
@@ -171,7 +171,7 @@ fn what_is_fenced_is_shown_without_a_daemon() {
     };
     assert_eq!(run(&["list"]).unwrap(), "NAME  VOLUME  EPOCH  SIZE  NOT-UPLOADED  MESSAGE\n");
     let none = run(&["export", "disk-1", "--output", "disk.img"]).unwrap_err();
-    assert_eq!(none.kind, ErrorKind::NotFound);
+    assert_eq!(none.kind, FailureKind::NotFound);
     assert!(none.message.contains("is --state-dir the daemon's node.state_dir?"), "{}", none.message);
     std::fs::create_dir_all(state.path().join("fenced/disk-1")).unwrap();
     assert!(run(&["list"]).unwrap().contains("disk-1  -       -      -     -             "));
@@ -218,7 +218,7 @@ async fn damage_is_listed_by_object_and_fails_the_scrub() {
     world.fake.find(Scrubbed { findings: vec![harmless, repaired, lost], ..Scrubbed::default() });
     let mut text = String::new();
     let failure = world.ask_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
-    assert_eq!((failure.kind, exit::code(failure.kind)), (ErrorKind::Corrupt, 6));
+    assert_eq!((failure.kind, exit::code(failure.kind)), (FailureKind::Corrupt, 6));
     assert_eq!(failure.message, "damage is left that affects the volume (objects: 1)");
     assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
     assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");

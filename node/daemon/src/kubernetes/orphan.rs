@@ -27,7 +27,7 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 
 use super::volume::identity;
-use crate::node::{ErrorKind, VolumeState};
+use crate::node::{FailureKind, VolumeState};
 use crate::volumes::Volumes;
 
 /// Time between two looks.
@@ -163,7 +163,7 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, tell: &Tell) {
                 "volume {volume} had no Volume object any more. It was committed and detached; its data stays in the store"
             ),
         ),
-        Err(failure) if failure.kind == ErrorKind::Fenced => (
+        Err(failure) if failure.kind == FailureKind::Fenced => (
             EventType::Warning,
             "OrphanDetached",
             format!("volume {volume} had no Volume object any more. {failure}"),

@@ -60,8 +60,13 @@ async fn report<V: Volumes>(
     let StorageNodeStatus { fenced: told, conditions, .. } = before.clone().unwrap_or_default();
     let directory = state_dir.to_owned();
     let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, &told))).await;
-    let facts =
-        NodeFacts { capabilities: volumes.capabilities(), volumes: volumes.list(), state_dir, space, fenced };
+    let facts = StorageNodeFacts {
+        capabilities: volumes.capabilities(),
+        volumes: volumes.list(),
+        state_dir,
+        space,
+        fenced,
+    };
     let now = Time(Timestamp::now());
     let status =
         describe(facts, &ConditionBuilder { previous: &conditions, observed_generation: None, now: &now });
@@ -146,7 +151,7 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
 }
 
 /// The node as seen at one moment.
-struct NodeFacts<'a> {
+struct StorageNodeFacts<'a> {
     capabilities: Capabilities,
     volumes: Vec<VolumeStatus>,
     state_dir: &'a Path,
@@ -154,8 +159,8 @@ struct NodeFacts<'a> {
     fenced: Vec<FencedData>,
 }
 
-fn describe(facts: NodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
-    let NodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
+fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
+    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
     let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
@@ -258,8 +263,8 @@ mod tests {
         make(&ConditionBuilder { previous: &[], observed_generation: None, now: &now })
     }
 
-    fn facts(capabilities: Capabilities) -> NodeFacts<'static> {
-        NodeFacts {
+    fn facts(capabilities: Capabilities) -> StorageNodeFacts<'static> {
+        StorageNodeFacts {
             capabilities,
             volumes: Vec::new(),
             state_dir: Path::new("/state"),
@@ -270,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_node_ready_with_one_transport_explains_the_other() {
-        let facts = NodeFacts {
+        let facts = StorageNodeFacts {
             volumes: vec![attached("v")],
             space: Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
             ..facts(Fake::default().capabilities())

@@ -128,7 +128,7 @@ async fn renew<V: Volumes>(client: &Client, volumes: &V, name: &str) -> Result<(
 mod tests {
     use std::time::SystemTime;
 
-    use holdfast_crds::{Credentials, Environment, ObjectStoreSpec, ObjectStoreStatus};
+    use holdfast_crds::{Credentials, EnvironmentCredentials, ObjectStoreSpec, ObjectStoreStatus};
 
     use super::*;
     use crate::node::{StoreHealth, StoreStatus, StoreUnreachable};
@@ -143,7 +143,7 @@ mod tests {
             path_style: false,
             ca_bundle: None,
             ca_bundle_ref: None,
-            credentials: Credentials::Environment(Environment {}),
+            credentials: Credentials::Environment(EnvironmentCredentials {}),
         };
         let mut store = ObjectStore::new("main", spec);
         store.metadata.generation = Some(generation);

@@ -27,7 +27,7 @@ use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{AttachState, Setup, Volume};
 use holdfast_objects::{Fault, Gate, ObjectStore, ReadyParts, Verb};
-use holdfast_s3::Credentials;
+use holdfast_s3::S3Credentials;
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
 use tempfile::TempDir;
 
@@ -39,7 +39,7 @@ use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use super::local::live_map::LiveMap;
 use super::local::volume_files::{KEPT_LIVE_MAP, Local};
 use super::volume::present::Present;
-use super::volume::state::{State, StateEvent, Writer};
+use super::volume::state::{State, StateEvent, WriterState};
 use super::*;
 
 const SECTORS: u64 = 64;
@@ -194,7 +194,7 @@ fn volume() -> VolumeId {
 
 /// A store that never answers.
 fn nowhere() -> S3Config {
-    let credentials = Credentials::Static {
+    let credentials = S3Credentials::Static {
         access_key_id: "key".to_owned(),
         secret_access_key: "secret".to_owned(),
         session_token: None,
@@ -245,7 +245,7 @@ async fn refuses(node: &Node, message: &str) {
     let asked = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
     for refused in tokio::time::timeout(LIMIT, asked).await.expect("they are refused at once") {
         let refused = refused.unwrap_err();
-        assert_eq!((refused.kind(), refused.to_string().as_str()), (ErrorKind::Local, message));
+        assert_eq!((refused.kind(), refused.to_string().as_str()), (FailureKind::Local, message));
     }
 }
 
@@ -363,13 +363,13 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
         // The last round failed: the durable map may name nothing.
-        present.board.report(Writer::Fenced);
-        present.board.report(Writer::Preserved { complete: false });
+        present.board.report(WriterState::Fenced);
+        present.board.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         for _ in 0..2 {
             let failed = node.detach(&volume()).await.unwrap_err();
-            assert_eq!(failed.kind(), ErrorKind::Local);
+            assert_eq!(failed.kind(), FailureKind::Local);
             let message = holdfast_service::chain(&failed);
             assert!(message.contains("live-map could not be written"), "{message}");
             assert!(message.contains("detach it again"), "{message}");
@@ -384,7 +384,7 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
         let [volumes, elsewhere] = ["volumes", "elsewhere"].map(|name| dirs.state.path().join(name));
         fs::rename(&volumes, &elsewhere).unwrap();
         fs::write(&volumes, "").unwrap();
-        assert_eq!(node.detach(&volume()).await.unwrap_err().kind(), ErrorKind::Local);
+        assert_eq!(node.detach(&volume()).await.unwrap_err().kind(), FailureKind::Local);
         assert!(dirs.live_map().exists());
         fs::remove_file(&volumes).unwrap();
         fs::rename(&elsewhere, &volumes).unwrap();
@@ -408,8 +408,8 @@ fn the_detach_of_the_previous_process_is_retried() {
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
-        present.board.report(Writer::Fenced);
-        present.board.report(Writer::Preserved { complete: false });
+        present.board.report(WriterState::Fenced);
+        present.board.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         node.detach_in_background(present);

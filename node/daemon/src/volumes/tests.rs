@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, DiskStatus, ErrorKind, RingStatus, ScrubRequest, Scrubbed,
+    AttachRequest, Attached, Capabilities, DiskStatus, FailureKind, RingStatus, ScrubRequest, Scrubbed,
     ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore, VolumeState, VolumeStatus,
 };
 
@@ -48,7 +48,7 @@ impl Fake {
     }
 
     /// Fails the next operation.
-    pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
+    pub(crate) fn fail(&self, kind: FailureKind, message: &str) {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
@@ -130,7 +130,7 @@ impl Volumes for Fake {
         match inner.created.insert(volume.clone(), bytes) {
             Some(other) if other != bytes => {
                 let message = format!("volume {volume} exists with another size; choose another name");
-                Err(Failure { kind: ErrorKind::Invalid, message })
+                Err(Failure { kind: FailureKind::Invalid, message })
             }
             Some(_) | None => Ok(()),
         }
@@ -172,7 +172,7 @@ impl Volumes for Fake {
             Some(_) => Ok(()),
             None => {
                 let message = format!("volume {volume} is not attached here");
-                Err(Failure { kind: ErrorKind::NotFound, message })
+                Err(Failure { kind: FailureKind::NotFound, message })
             }
         }
     }
@@ -238,7 +238,7 @@ impl Volumes for Fake {
             return Ok(());
         }
         let message = format!("volume {} has no snapshot {seq}: list its snapshots", at.volume);
-        Err(Failure { kind: ErrorKind::NotFound, message })
+        Err(Failure { kind: FailureKind::NotFound, message })
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

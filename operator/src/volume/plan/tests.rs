@@ -535,16 +535,16 @@ fn a_volume_carries_its_identity_in_its_spec() {
 }
 
 /// A volume that is to be adopted, wanted with this size, where the store holds `found`.
-fn adopted(size: Option<&str>, found: Found) -> ClusterFacts {
+fn adopted(size: Option<&str>, found: FoundInStore) -> ClusterFacts {
     let mut facts = ClusterFacts { found: Some(found), finalizer: true, ..new_volume() };
     facts.spec.source = VolumeSource::Existing(Empty {});
     facts.spec.size = size.map(str::to_owned);
     facts
 }
 
-fn there() -> Found {
+fn there() -> FoundInStore {
     let last = LastWriter { node: "gone".to_owned(), epoch: 7, since: None, is_attached: true };
-    Found::Volume { size_bytes: 1 << 30, last: Some(last) }
+    FoundInStore::Volume { size_bytes: 1 << 30, last: Some(last) }
 }
 
 #[test]
@@ -578,13 +578,13 @@ fn an_adoption_that_cannot_be_names_the_field() {
             "spec.size: the volume `uid-1` in ObjectStore `store` has 1073741824 bytes and cannot shrink to 536870912; write `1Gi` or more",
         ),
         (
-            Found::Nothing,
+            FoundInStore::Nothing,
             "1Gi",
             "VolumeNotFound",
             "spec.volumeID: ObjectStore `store` holds no volume `uid-1`",
         ),
         (
-            Found::Tombstone,
+            FoundInStore::Tombstone,
             "1Gi",
             "VolumeDeleted",
             "spec.volumeID: the volume `uid-1` in ObjectStore `store` was deleted",
@@ -654,7 +654,7 @@ fn an_adopted_volume_is_not_removed_below_its_writer() {
 
 #[test]
 fn a_volume_above_the_largest_size_is_not_adopted() {
-    let found = Found::Volume { size_bytes: 65 << 40, last: None };
+    let found = FoundInStore::Volume { size_bytes: 65 << 40, last: None };
     let steps = plan(&adopted(None, found), &now());
     assert_eq!(names(&steps), ["report"]);
     let status = last_report(&steps);

@@ -46,19 +46,19 @@ fn reported(facts: &mut NodeFacts) {
     }
 }
 
-fn written(plan: &Plan) -> Option<VolumeStatus> {
+fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
         NodeStep::Attach { .. } | NodeStep::Detach | NodeStep::Clear => None,
     })
 }
 
-fn reason(plan: &Plan) -> (String, String) {
+fn reason(plan: &NodePlan) -> (String, String) {
     let status = written(plan).expect("a status is written");
     (status.conditions[0].status.clone(), status.conditions[0].reason.clone())
 }
 
-fn acts(plan: &Plan) -> Vec<&'static str> {
+fn acts(plan: &NodePlan) -> Vec<&'static str> {
     plan.steps
         .iter()
         .map(|step| match step {
@@ -404,18 +404,18 @@ fn a_condition_says_why_a_device_cannot_detach() {
 #[test]
 fn every_failure_stays_told_until_the_volume_is_attached() {
     use crate::failure::Failure;
-    use crate::node::ErrorKind;
+    use crate::node::FailureKind;
     for (kind, expected) in [
-        (ErrorKind::NotFound, "NotFound"),
-        (ErrorKind::Busy, "Busy"),
-        (ErrorKind::Full, "NodeFull"),
-        (ErrorKind::Invalid, "Refused"),
-        (ErrorKind::Fenced, "Fenced"),
-        (ErrorKind::HeldElsewhere, "HeldElsewhere"),
-        (ErrorKind::LocalStateMissing, "LocalStateMissing"),
-        (ErrorKind::Corrupt, "DataDamaged"),
-        (ErrorKind::Unavailable, "Unavailable"),
-        (ErrorKind::Local, "NodeFailed"),
+        (FailureKind::NotFound, "NotFound"),
+        (FailureKind::Busy, "Busy"),
+        (FailureKind::Full, "NodeFull"),
+        (FailureKind::Invalid, "Refused"),
+        (FailureKind::Fenced, "Fenced"),
+        (FailureKind::HeldElsewhere, "HeldElsewhere"),
+        (FailureKind::LocalStateMissing, "LocalStateMissing"),
+        (FailureKind::Corrupt, "DataDamaged"),
+        (FailureKind::Unavailable, "Unavailable"),
+        (FailureKind::Local, "NodeFailed"),
     ] {
         let message = format!("{kind:?}. Do this");
         let failure = OperationFailure::from(Failure { kind, message: message.clone() });

@@ -22,7 +22,7 @@ use std::path::Path;
 
 use holdfast_types::VolumeId;
 
-use crate::node::error::{Damage, NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::file::{random, replace};
 
 /// The first byte of every tag.
@@ -54,7 +54,7 @@ impl Installation {
             Ok(bytes) => {
                 let identity = bytes.as_slice().try_into().map_err(|_other_length| NodeError::Damaged {
                     path,
-                    source: Damage::Length { found: bytes.len(), expected: size_of::<Self>() },
+                    source: LocalDamage::Length { found: bytes.len(), expected: size_of::<Self>() },
                 })?;
                 Ok(Self(identity))
             }

@@ -10,7 +10,7 @@ use holdfast_types::SnapshotUid;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
-use crate::node::volume::state::{StateCell, StateEvent, Writer};
+use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 
 /// Answers to requests for snapshots that wait for their receivers; one that misses some asks again.
 const WAITING_ANSWERS: usize = 64;
@@ -91,7 +91,7 @@ impl Board {
     }
 
     /// Publishes how the volume's writer is.
-    pub(crate) fn report(&self, writer: Writer) {
+    pub(crate) fn report(&self, writer: WriterState) {
         self.state.apply(&StateEvent::Writer(writer));
     }
 

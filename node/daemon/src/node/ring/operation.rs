@@ -6,7 +6,7 @@
 use holdfast_engine::event::RequestId;
 use holdfast_engine::sector_map::Side;
 use holdfast_types::Chunk;
-use holdfast_ublk::Command;
+use holdfast_ublk::QueueCommand;
 
 use crate::node::ring::work::ColdRead;
 
@@ -28,15 +28,15 @@ pub(in crate::node) struct VolumeKey {
 #[derive(Debug)]
 pub(in crate::node) enum InFlight {
     /// A tag that the kernel has.
-    Command(Command<VolumeKey>),
+    Command(QueueCommand<VolumeKey>),
     File {
         volume: VolumeKey,
         operation: FileOperation,
     },
 }
 
-impl From<Command<VolumeKey>> for InFlight {
-    fn from(command: Command<VolumeKey>) -> Self {
+impl From<QueueCommand<VolumeKey>> for InFlight {
+    fn from(command: QueueCommand<VolumeKey>) -> Self {
         Self::Command(command)
     }
 }

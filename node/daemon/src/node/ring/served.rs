@@ -26,8 +26,8 @@ use crate::node::ring::label::Label;
 use crate::node::ring::message::Reply;
 use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
-use crate::node::ring::room::Place;
-use crate::node::ring::work::Work;
+use crate::node::ring::room::ReservedPlace;
+use crate::node::ring::work::BackgroundWork;
 
 mod completion;
 mod lines;
@@ -96,7 +96,7 @@ impl Evictions {
 }
 
 /// One volume on a ring thread.
-pub(in crate::node) struct Served {
+pub(in crate::node) struct ServedVolume {
     key: VolumeKey,
     lines: Lines,
     volume: Volume<LiveMap>,
@@ -110,26 +110,26 @@ pub(in crate::node) struct Served {
     operations: u32,
     actions: Vec<Action>,
     tally: ServedCounts,
-    work: mpsc::Sender<Work>,
+    work: mpsc::Sender<BackgroundWork>,
     board: Arc<Board>,
-    _place: Place,
+    _place: ReservedPlace,
 }
 
 /// Resources that a volume gets on its ring thread.
-pub(in crate::node) struct Made {
+pub(in crate::node) struct ServedParts {
     pub(in crate::node) key: VolumeKey,
     pub(in crate::node) label: Arc<Label>,
     pub(in crate::node) slots: Slots,
     pub(in crate::node) shared: SharedFiles,
-    pub(in crate::node) work: mpsc::Sender<Work>,
+    pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
     pub(in crate::node) board: Arc<Board>,
-    pub(in crate::node) place: Place,
+    pub(in crate::node) place: ReservedPlace,
 }
 
-impl Served {
-    pub(in crate::node) fn new(planned: Planned, made: Made) -> Self {
+impl ServedVolume {
+    pub(in crate::node) fn new(planned: Planned, made: ServedParts) -> Self {
         let Planned { sectors, requests, volume, actions } = planned;
-        let Made { key, label, slots, shared, work, board, place } = made;
+        let ServedParts { key, label, slots, shared, work, board, place } = made;
         Self {
             key,
             lines: Lines::new(label),

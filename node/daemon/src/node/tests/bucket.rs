@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError};
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -91,8 +91,8 @@ impl Bucket {
 }
 
 /// The credentials with this key id.
-pub(super) fn key(id: &str) -> Credentials {
-    Credentials::Static {
+pub(super) fn key(id: &str) -> S3Credentials {
+    S3Credentials::Static {
         access_key_id: id.to_owned(),
         secret_access_key: "secret".to_owned(),
         session_token: None,

@@ -399,7 +399,7 @@ fn a_detach_during_an_attach_is_refused() {
             let detach = async {
                 until(|| node.0.volumes.present(&id("x")).is_ok()).await;
                 let refused = node.detach(&id("x")).await.unwrap_err();
-                assert_eq!(refused.kind(), ErrorKind::Busy);
+                assert_eq!(refused.kind(), FailureKind::Busy);
                 assert_eq!(refused.to_string(), "volume x is being attached on this node");
                 host.kernel.release();
             };

@@ -409,7 +409,7 @@ fn outdated_files_are_not_moved_below_an_attach() {
         let Ok(Reserved::Now(attaching)) = node.0.volumes.reserve(&request()) else { panic!("it is free") };
         bucket.open();
         let refused = clearing.await.unwrap().unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Busy);
+        assert_eq!(refused.kind(), FailureKind::Busy);
         assert!(fs::read(dirs.durable_map()).unwrap() == before);
         assert!(matches!(attaching.get(), State::Attaching { .. }));
         node.0.volumes.forget(&volume(), &attaching);
@@ -436,7 +436,7 @@ fn an_attach_without_room_fences_no_writer() {
 
         fs::create_dir_all(dirs.live_map()).unwrap();
         let refused = node.attach(over()).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Local, "{refused}");
+        assert_eq!(refused.kind(), FailureKind::Local, "{refused}");
         assert!(is_held().await, "the live map comes first");
         fs::remove_dir(dirs.live_map()).unwrap();
 
@@ -446,7 +446,7 @@ fn an_attach_without_room_fences_no_writer() {
             places.push(place);
         }
         let refused = node.attach(over()).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+        assert_eq!(refused.kind(), FailureKind::Full, "{refused}");
         assert!(is_held().await, "the place on a ring comes first");
         drop(places);
 
@@ -642,7 +642,7 @@ fn a_second_store_cannot_share_an_attached_volumes_files() {
         let elsewhere = S3Config { bucket: "another".to_owned(), ..bucket.config.clone() };
         let request = AttachRequest { store_name: "other".to_owned(), store: elsewhere, ..request() };
         let refused = node.attach(request).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Busy);
+        assert_eq!(refused.kind(), FailureKind::Busy);
         let message = refused.to_string();
         assert!(message.contains("from store main") && message.contains("in store other"), "{message}");
         node.shutdown().await;

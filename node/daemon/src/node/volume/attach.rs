@@ -14,7 +14,7 @@ use holdfast_ublk::Transport;
 use tokio::sync::mpsc;
 
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
-use crate::node::error::{Damage, NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
@@ -24,7 +24,7 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::{Message, NewVolume};
 use crate::node::ring::planned::Start;
-use crate::node::ring::room::Place;
+use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
@@ -32,7 +32,7 @@ use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::device::new_device;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
-use crate::node::volume::state::{StateCell, StateEvent, Writer};
+use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 use crate::node::volume::table::Reserved;
 use crate::node::{AttachRequest, Attached, Node, sectors_of, unix_ms};
 
@@ -106,7 +106,7 @@ impl Node {
         let joining = self.acquire(request, objects, transport, state).await?;
         let present = self.add_to_ring(joining).await?;
         present.remember()?;
-        let started = present.state.reach(|state| state.writer() != Some(Writer::Starting)).await;
+        let started = present.state.reach(|state| state.writer() != Some(WriterState::Starting)).await;
         if started.is_fenced() {
             return Err(NodeError::Fenced(present.volume().clone()));
         }
@@ -193,7 +193,7 @@ impl Node {
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
             start.make(setup, live_map).map_err(|error| {
-                let source = Damage::LiveMap(error);
+                let source = LocalDamage::LiveMap(error);
                 NodeError::Damaged { path: map_path, source }
             })
         });
@@ -268,7 +268,7 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) live_map: LiveMap,
     pub(in crate::node) ring: RingHandle,
     /// Its place on the ring.
-    pub(in crate::node) place: Place,
+    pub(in crate::node) place: ReservedPlace,
     pub(in crate::node) shape: DeviceShape,
     pub(in crate::node) start: Start,
     pub(in crate::node) setup: Setup,

@@ -12,7 +12,7 @@ use crate::node::Attached;
 use crate::node::ring::board::ServedCounts;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth};
 use crate::node::volume::present::Present;
-use crate::node::volume::state::{State, Writer};
+use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
 
 /// The longest that a deletion takes which no program holds up.
@@ -50,9 +50,9 @@ impl VolumeState {
             State::Detaching { .. } => Self::Detaching,
         };
         Some(match state.writer()? {
-            Writer::Fenced | Writer::Preserved { .. } => Self::Fenced,
-            Writer::Starting if shown != Self::Unserved => Self::Attaching,
-            Writer::Starting | Writer::Ready | Writer::Detached => shown,
+            WriterState::Fenced | WriterState::Preserved { .. } => Self::Fenced,
+            WriterState::Starting if shown != Self::Unserved => Self::Attaching,
+            WriterState::Starting | WriterState::Ready | WriterState::Detached => shown,
         })
     }
 }
@@ -241,7 +241,7 @@ fn message(state: &State, status: &Status) -> Option<String> {
             .or_else(|| Some("another writer holds the volume; local data is kept".to_owned()));
     }
     let is_unserved = matches!(state, State::Unserved { .. });
-    if state.writer() == Some(Writer::Starting) && !is_unserved {
+    if state.writer() == Some(WriterState::Starting) && !is_unserved {
         return Some("uploading data that was left dirty by the previous process".to_owned());
     }
     let unreadable = || unreadable(status, state.serving_device().is_some());
@@ -306,13 +306,13 @@ mod tests {
     fn a_status_message_names_the_fault_and_the_remedy() {
         let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
-        let serving = State::Serving { device: device(), writer: Writer::Ready };
+        let serving = State::Serving { device: device(), writer: WriterState::Ready };
         assert_eq!(VolumeState::of(&serving), Some(VolumeState::Attached));
         let said = message(&serving, &unreadable).unwrap();
         assert!(said.contains("8192 bytes from byte 65536 on; write or discard them"), "{said}");
         let detaching = State::Detaching {
             device: BlockDevice::None,
-            writer: Writer::Ready,
+            writer: WriterState::Ready,
             is_running: true,
             preserve_error: None,
         };
@@ -347,10 +347,10 @@ mod tests {
     #[test]
     fn an_attach_that_failed_half_way_is_unserved() {
         for (writer, shown) in [
-            (Writer::Starting, VolumeState::Unserved),
-            (Writer::Ready, VolumeState::Unserved),
-            (Writer::Detached, VolumeState::Unserved),
-            (Writer::Fenced, VolumeState::Fenced),
+            (WriterState::Starting, VolumeState::Unserved),
+            (WriterState::Ready, VolumeState::Unserved),
+            (WriterState::Detached, VolumeState::Unserved),
+            (WriterState::Fenced, VolumeState::Fenced),
         ] {
             let unserved = State::Unserved { device: BlockDevice::Idle(device()), writer };
             assert_eq!(VolumeState::of(&unserved), Some(shown), "{writer:?}");
@@ -362,7 +362,7 @@ mod tests {
             store_name: String::new(),
             durability: Durability::Local,
             device: BlockDevice::None,
-            writer: Writer::Starting,
+            writer: WriterState::Starting,
         };
         assert_eq!(VolumeState::of(&starting), Some(VolumeState::Attaching));
     }

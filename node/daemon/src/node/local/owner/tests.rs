@@ -162,6 +162,6 @@ async fn one_directory_cannot_be_both() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let refused = Owner::wait(config(&dir, &dir)).await.unwrap_err();
     assert!(
-        refused.to_string().contains("node.run_dir") && refused.kind() == crate::node::ErrorKind::Invalid
+        refused.to_string().contains("node.run_dir") && refused.kind() == crate::node::FailureKind::Invalid
     );
 }

@@ -2,7 +2,7 @@
 
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::Durability;
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::{Epoch, Nonce};
 
 use super::*;
@@ -24,7 +24,7 @@ fn a_changed_byte_of_a_volume_file_is_noticed() {
         displaced: None,
         detaching: false,
         store_name: "store".into(),
-        store: (&S3Config::new("bucket", "us-east-1", Credentials::Environment)).into(),
+        store: (&S3Config::new("bucket", "us-east-1", S3Credentials::Environment)).into(),
     };
     local.write_record(&record).unwrap();
     let read = local.read_record().unwrap().unwrap();
@@ -103,7 +103,7 @@ fn a_volume_above_the_file_limit_is_refused_by_name() {
     for part in ["spec.size", "disk has 8388608 bytes", "at most 1048576 bytes", "node.state_dir"] {
         assert!(message.contains(part), "{message}");
     }
-    assert_eq!(error.kind(), crate::node::ErrorKind::Invalid);
+    assert_eq!(error.kind(), crate::node::FailureKind::Invalid);
     assert_eq!(fs::metadata(local.dir().join("a.data")).unwrap().len(), MIB, "the side is as it was");
 }
 

@@ -4,14 +4,14 @@
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
-use holdfast_ublk::{Operation, Part, QueueEvent, Request};
+use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
 
-use super::{Served, bytes};
+use super::{ServedVolume, bytes};
 use crate::node::ring::operation::{FileOperation, Ring};
-use crate::node::ring::work::{ColdRead, Work};
+use crate::node::ring::work::{BackgroundWork, ColdRead};
 use crate::node::store::block_cache::SlabSlot;
 
-impl Served {
+impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
     /// comes late is dropped.
     pub(in crate::node) fn on_command(
@@ -43,7 +43,7 @@ impl Served {
         true
     }
 
-    fn count(&mut self, request: &Request) -> Op {
+    fn count(&mut self, request: &DeviceRequest) -> Op {
         let tally = &mut self.tally;
         match request.operation() {
             Operation::Read => {
@@ -130,7 +130,7 @@ impl Served {
         if result.is_err() && !read.again {
             read.again = true;
             self.tally.local_read_errors += 1;
-            self.send(Work::Cold(read));
+            self.send(BackgroundWork::Cold(read));
             return None;
         }
         Some(Event::ColdReadCompleted { id: read.request, result })
@@ -148,7 +148,7 @@ impl Served {
         match slot {
             Ok(slot) => {
                 let in_block = (read.range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
-                let part = Part {
+                let part = RequestPart {
                     request_offset_bytes: read.at,
                     len_bytes: bytes(read.range),
                     file: self.shared.slab,

@@ -130,7 +130,7 @@ fn a_late_command_of_a_closed_queue_is_counted() {
     let key = thread.add(new_volume()).unwrap();
     let written = logged(|| {
         for tag in [3, 4] {
-            thread.ring.no_operation(InFlight::Command(Command { owner: key, queue_id: 0, tag }));
+            thread.ring.no_operation(InFlight::Command(QueueCommand { owner: key, queue_id: 0, tag }));
         }
         turns(&mut thread, |thread| thread.late == 2);
     });
