@@ -42,15 +42,15 @@ pub(crate) use error::{FailureKind, NodeError};
 
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
-pub(crate) use ring::board::ServedCounts;
 pub(crate) use ring::handle::RingStatus;
+pub(crate) use ring::published_status::ServedCounts;
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
+pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, VolumeState};
 #[cfg(test)]
 pub(crate) use volume::status::{DiskStatus, StoreStatus};
-pub(crate) use volume::status::{VolumeState, VolumeStatus};
 
 use clock::unix_ms;
 use device::kernel::{Devices, Kernel};
@@ -297,8 +297,8 @@ impl Node {
     }
 
     /// The volumes on this node.
-    pub(crate) fn list(&self) -> Vec<VolumeStatus> {
-        let shown = self.0.volumes.all().into_iter().filter_map(VolumeStatus::of);
+    pub(crate) fn list(&self) -> Vec<NodeVolumeStatus> {
+        let shown = self.0.volumes.all().into_iter().filter_map(NodeVolumeStatus::of);
         shown.collect()
     }
 

@@ -10,8 +10,8 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Node, RingStatus, ScrubRequest, Scrubbed, VolumeInStore,
-    VolumeStatus,
+    AttachRequest, Attached, Capabilities, Node, NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed,
+    VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -78,7 +78,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// The volumes this node serves.
-    fn list(&self) -> Vec<VolumeStatus>;
+    fn list(&self) -> Vec<NodeVolumeStatus>;
 
     /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
@@ -148,7 +148,7 @@ impl Volumes for Node {
         self.snapshots().delete(at, seq).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
-    fn list(&self) -> Vec<VolumeStatus> {
+    fn list(&self) -> Vec<NodeVolumeStatus> {
         Self::list(self)
     }
 

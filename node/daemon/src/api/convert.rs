@@ -12,7 +12,8 @@ use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ServedCounts, StateDisk, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, CommitStatus, NodeVolumeStatus, ServedCounts, StateDisk,
+    VolumeState,
 };
 
 /// A field of a request cannot be used.
@@ -185,19 +186,16 @@ impl From<Attached> for wire::Device {
     }
 }
 
-impl From<VolumeStatus> for wire::Volume {
-    fn from(status: VolumeStatus) -> Self {
-        let VolumeStatus {
+impl From<NodeVolumeStatus> for wire::Volume {
+    fn from(status: NodeVolumeStatus) -> Self {
+        let NodeVolumeStatus {
             volume,
             state: stands,
             message,
             attached,
-            committed_seq,
+            commit: CommitStatus { seq: committed_seq, dirty_bytes, oldest_dirty, durable_through },
             holds_data,
-            dirty_bytes,
-            oldest_dirty,
             durability: class,
-            durable_through,
             store,
             delayed: _,
             disk: _,
@@ -223,7 +221,7 @@ impl From<VolumeStatus> for wire::Volume {
 }
 
 /// I/O counts of a volume.
-pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
+pub(crate) fn stats(status: &NodeVolumeStatus) -> wire::VolumeStats {
     let ServedCounts {
         reads,
         writes,

@@ -323,7 +323,7 @@ mod tests {
             ("quiesced", VolumeState::Quiesced),
             ("unserved", VolumeState::Unserved),
         ] {
-            fake.put(crate::node::VolumeStatus { state, ..attached(name) });
+            fake.put(crate::node::NodeVolumeStatus { state, ..attached(name) });
         }
         assert_eq!(served(&fake), named(&["attached", "fenced", "unserved"]));
     }

@@ -83,7 +83,7 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     }
 }
 
-fn plan_present(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> NodePlan {
+fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let is_wanted = facts.requested() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
         (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
@@ -198,7 +198,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let nothing = VolumeStatus::default();
     let mine = if facts.claimed() { &facts.status } else { &nothing };
     // Before the volume is on a ring thread its contents are unknown.
-    let known = here.filter(|here| here.dirty_bytes.is_some());
+    let known = here.filter(|here| here.commit.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
         conditions.extend(conditions::of(facts, here, now));
@@ -210,9 +210,9 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         // Kept while there is no device: it says that this node may hold the only copy of data, and how much.
         epoch: device.map(|device| device.epoch).or(mine.epoch),
         attached_size_bytes: device.map(|device| device.bytes),
-        committed_seq: here.and_then(|here| here.committed_seq),
-        dirty_bytes: here.and_then(|here| here.dirty_bytes).or(mine.dirty_bytes),
-        oldest_dirty_seconds: here.and_then(|here| here.oldest_dirty).map(|age| age.as_secs()),
+        committed_seq: here.and_then(|here| here.commit.seq),
+        dirty_bytes: here.and_then(|here| here.commit.dirty_bytes).or(mine.dirty_bytes),
+        oldest_dirty_seconds: here.and_then(|here| here.commit.oldest_dirty).map(|age| age.as_secs()),
         durability: here.and_then(|here| here.durability).map(durability),
         durable_through: known.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
@@ -229,14 +229,14 @@ fn durability(class: Durability) -> holdfast_crds::Durability {
 
 /// Time through which data is durable. A time reported under this epoch stays true, and is not changed while
 /// nothing was dirty since.
-fn durable_through(facts: &NodeFacts, here: &node::VolumeStatus) -> Option<Time> {
+fn durable_through(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;
     let before = reported.durable_through.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
-    let idle = here.dirty_bytes == Some(0)
+    let idle = here.commit.dirty_bytes == Some(0)
         && reported.dirty_bytes == Some(0)
-        && reported.committed_seq == here.committed_seq;
-    match here.durable_through.and_then(conditions::seconds) {
+        && reported.committed_seq == here.commit.seq;
+    match here.commit.durable_through.and_then(conditions::seconds) {
         Some(now) if !(idle && before.is_some()) => Some(now),
         Some(_) | None => before,
     }

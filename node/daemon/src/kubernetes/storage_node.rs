@@ -19,7 +19,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::transport::transport_name;
-use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, run_blocking};
+use crate::node::{Capabilities, NodeVolumeStatus, StateDisk, VolumeState, fenced, run_blocking};
 use crate::volumes::Volumes;
 
 /// Condition: the disk under the state directory promises whole sectors after a power cut.
@@ -153,7 +153,7 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
 /// The node as seen at one moment.
 struct StorageNodeFacts<'a> {
     capabilities: Capabilities,
-    volumes: Vec<VolumeStatus>,
+    volumes: Vec<NodeVolumeStatus>,
     state_dir: &'a Path,
     space: Option<Space>,
     fenced: Vec<FencedData>,

@@ -218,16 +218,16 @@ fn request() -> AttachRequest {
     }
 }
 
-fn only(node: &Node) -> VolumeStatus {
+fn only(node: &Node) -> NodeVolumeStatus {
     let [status] = node.list().try_into().unwrap();
     status
 }
 
 /// Looks at the volume until it is listed and as wanted: nothing announces it.
-async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStatus {
+async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVolumeStatus {
     let found = async {
         loop {
-            let listed: Result<[VolumeStatus; 1], _> = node.list().try_into();
+            let listed: Result<[NodeVolumeStatus; 1], _> = node.list().try_into();
             if let Ok([status]) = listed
                 && wanted(&status)
             {
@@ -267,7 +267,7 @@ fn a_failed_recovery_is_reported_and_retried() {
         let node = Node::start(dirs.config()).await.unwrap();
         let status = only(&node);
         assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
-        assert_eq!((status.dirty_bytes, status.durability), (None, None), "unknown");
+        assert_eq!((status.commit.dirty_bytes, status.durability), (None, None), "unknown");
         let message = status.message.unwrap();
         assert!(message.contains("attached is damaged") && message.contains("reboot the node"), "{message}");
         refuses(&node, &message).await;
@@ -346,7 +346,7 @@ fn a_device_whose_recovery_failed_is_not_attached() {
             message.contains("held by another process") && message.contains("retries every few seconds"),
             "{message}"
         );
-        assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
+        assert_eq!((status.commit.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
         refuses(&node, &message).await;
         assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
         node.shutdown().await;
@@ -363,8 +363,8 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
         // The last round failed: the durable map may name nothing.
-        present.board.report(WriterState::Fenced);
-        present.board.report(WriterState::Preserved { complete: false });
+        present.published.report(WriterState::Fenced);
+        present.published.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         for _ in 0..2 {
@@ -408,8 +408,8 @@ fn the_detach_of_the_previous_process_is_retried() {
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
-        present.board.report(WriterState::Fenced);
-        present.board.report(WriterState::Preserved { complete: false });
+        present.published.report(WriterState::Fenced);
+        present.published.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         node.detach_in_background(present);
@@ -529,7 +529,7 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
             async move { node.detach(&volume()).await }
         });
         let stuck = wait(&node, |status| status.disk.unreadable.is_some()).await;
-        assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
+        assert_eq!((stuck.state, stuck.commit.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
         let message = stuck.message.unwrap();
         for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
             assert!(message.contains(part), "{message}");
@@ -565,9 +565,13 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
         let range = SectorRange::new(2, 3);
         leave_dirty(&dirs, &bucket, range).await;
         let present = node.resumed(&volume()).await;
-        assert_eq!(only(&node).dirty_bytes, Some(3 * SECTOR_BYTES), "it is known from the first moment on");
+        assert_eq!(
+            only(&node).commit.dirty_bytes,
+            Some(3 * SECTOR_BYTES),
+            "it is known from the first moment on"
+        );
         node.load_manifest(volume(), Arc::clone(&present));
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         let segments = bucket.objects.list("volumes/disk/segments/", None, 10).await.unwrap().entries;
         let [segment] = &segments[..] else { panic!("{segments:?}") };
         let mut bytes = bucket.objects.get(&segment.key, u64::MAX).await.unwrap().to_vec();
@@ -585,7 +589,7 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
         let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
         let status = only(&node);
-        assert_eq!((status.dirty_bytes, status.disk.unreadable), (Some(0), None));
+        assert_eq!((status.commit.dirty_bytes, status.disk.unreadable), (Some(0), None));
         node.shutdown().await;
     });
 }
@@ -624,7 +628,7 @@ fn a_dead_store_delays_no_commit_of_another() {
         }
         let dirty_in = |name: &str| -> u64 {
             let here = node.list().into_iter().filter(|status| status.volume.as_str().starts_with(name));
-            here.map(|status| status.dirty_bytes.unwrap_or(1)).sum()
+            here.map(|status| status.commit.dirty_bytes.unwrap_or(1)).sum()
         };
         // Their age limit, a second, was reached before they were resumed.
         while dirty_in("live") > 0 && begun.elapsed() < Duration::from_secs(6) {

@@ -17,8 +17,9 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, DiskStatus, FailureKind, RingStatus, ScrubRequest, Scrubbed,
-    ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, CommitStatus, DiskStatus, FailureKind, NodeVolumeStatus,
+    RingStatus, ScrubRequest, Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore,
+    VolumeState,
 };
 
 /// Attaches whatever was created, at once.
@@ -30,7 +31,7 @@ pub(crate) struct Fake {
 #[derive(Debug, Default)]
 struct Inner {
     created: BTreeMap<VolumeId, u64>,
-    attached: BTreeMap<VolumeId, VolumeStatus>,
+    attached: BTreeMap<VolumeId, NodeVolumeStatus>,
     requests: Vec<AttachRequest>,
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
     scrubbed: Scrubbed,
@@ -43,7 +44,7 @@ struct Inner {
 
 impl Fake {
     /// Serves this volume.
-    pub(crate) fn put(&self, status: VolumeStatus) {
+    pub(crate) fn put(&self, status: NodeVolumeStatus) {
         self.inner.lock().attached.insert(status.volume.clone(), status);
     }
 
@@ -86,8 +87,8 @@ impl Fake {
 }
 
 /// An attached volume with something of everything.
-pub(crate) fn attached(name: &str) -> VolumeStatus {
-    VolumeStatus {
+pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
+    NodeVolumeStatus {
         volume: name.parse().unwrap(),
         state: VolumeState::Attached,
         message: None,
@@ -98,12 +99,14 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
             bytes: 1 << 30,
             displaced: None,
         }),
-        committed_seq: Some(7),
+        commit: CommitStatus {
+            seq: Some(7),
+            dirty_bytes: Some(8192),
+            oldest_dirty: Some(Duration::from_millis(2500)),
+            durable_through: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
+        },
         holds_data: Some(true),
-        dirty_bytes: Some(8192),
-        oldest_dirty: Some(Duration::from_millis(2500)),
         durability: Some(Durability::Object),
-        durable_through: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
         store: StoreStatus {
             name: "main".to_owned(),
             health: StoreHealth::Answers,
@@ -152,7 +155,7 @@ impl Volumes for Fake {
             displaced,
             ..attached("any").attached.unwrap()
         };
-        let status = VolumeStatus {
+        let status = NodeVolumeStatus {
             volume: request.volume.clone(),
             store: StoreStatus { name: request.store_name, ..attached("any").store },
             attached: Some(device.clone()),
@@ -241,7 +244,7 @@ impl Volumes for Fake {
         Err(Failure { kind: FailureKind::NotFound, message })
     }
 
-    fn list(&self) -> Vec<VolumeStatus> {
+    fn list(&self) -> Vec<NodeVolumeStatus> {
         self.inner.lock().attached.values().rev().cloned().collect()
     }
 

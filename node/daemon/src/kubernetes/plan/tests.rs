@@ -377,7 +377,7 @@ fn a_served_volume_is_reported_in_full() {
 #[test]
 fn a_change_is_written_at_once_figures_at_intervals() {
     let mut facts = served();
-    facts.here.as_mut().unwrap().dirty_bytes = Some(8193);
+    facts.here.as_mut().unwrap().commit.dirty_bytes = Some(8193);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(FIGURES_EVERY);
     assert_eq!(acts(&plan(&facts, &now())), ["report"]);
@@ -505,7 +505,7 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
         "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
     );
     reported(&mut facts);
-    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
+    facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
     facts.here.as_mut().unwrap().store.health = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
@@ -693,9 +693,9 @@ fn durability_is_not_rewritten_while_nothing_is_dirty() {
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
     let here = |facts: &mut NodeFacts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
-        here.dirty_bytes = Some(dirty);
-        here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
-        here.durable_through = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
+        here.commit.dirty_bytes = Some(dirty);
+        here.commit.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
+        here.commit.durable_through = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
         facts.since_report = Some(Duration::from_secs(3600));
     };
     here(&mut facts, 0, 1_700_000_100);
@@ -707,8 +707,8 @@ fn durability_is_not_rewritten_while_nothing_is_dirty() {
     assert_eq!(dirty.durable_through, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
     // The daemon's successor does not know yet: what was said stays true.
     reported(&mut facts);
-    facts.here.as_mut().unwrap().durable_through = None;
-    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
+    facts.here.as_mut().unwrap().commit.durable_through = None;
+    facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
     facts.since_report = None;
     assert_eq!(written(&plan(&facts, &now())).unwrap().durable_through, dirty.durable_through);
 }
@@ -716,7 +716,7 @@ fn durability_is_not_rewritten_while_nothing_is_dirty() {
 #[test]
 fn the_age_of_dirty_data_is_written_every_minute() {
     let mut facts = served();
-    facts.here.as_mut().unwrap().oldest_dirty = Some(Duration::from_secs(50));
+    facts.here.as_mut().unwrap().commit.oldest_dirty = Some(Duration::from_secs(50));
     facts.since_report = Some(FIGURES_EVERY);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(AGE_EVERY);
@@ -739,7 +739,8 @@ fn unknown_figures_leave_the_reported_ones() {
     let unknown = |state| {
         let mut facts = served();
         let here = facts.here.as_mut().unwrap();
-        (here.state, here.attached, here.dirty_bytes, here.durable_through) = (state, None, None, None);
+        (here.state, here.attached, here.commit.dirty_bytes, here.commit.durable_through) =
+            (state, None, None, None);
         written(&plan(&facts, &now())).unwrap()
     };
     for state in
@@ -778,7 +779,7 @@ fn a_device_waiting_for_its_daemon_is_not_attached() {
     (here.state, here.attached) = (VolumeState::Quiesced, None);
     here.message = Some("its device waits".to_owned());
     let recovering = NodeFacts {
-        here: Some(node::VolumeStatus { state: VolumeState::Recovering, ..here.clone() }),
+        here: Some(node::NodeVolumeStatus { state: VolumeState::Recovering, ..here.clone() }),
         ..facts.clone()
     };
     assert_eq!(reason(&plan(&recovering, &now())), ("False".to_owned(), "Recovering".to_owned()));

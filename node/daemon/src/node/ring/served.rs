@@ -21,11 +21,11 @@ use tokio::sync::mpsc;
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::limit::EVICTIONS_IN_FLIGHT;
 use crate::node::local::live_map::LiveMap;
-use crate::node::ring::board::{Board, ServedCounts};
 use crate::node::ring::label::Label;
 use crate::node::ring::message::Reply;
 use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
+use crate::node::ring::published_status::{PublishedStatus, ServedCounts};
 use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::work::BackgroundWork;
 
@@ -111,7 +111,7 @@ pub(in crate::node) struct ServedVolume {
     actions: Vec<Action>,
     tally: ServedCounts,
     work: mpsc::Sender<BackgroundWork>,
-    board: Arc<Board>,
+    published: Arc<PublishedStatus>,
     _place: ReservedPlace,
 }
 
@@ -122,14 +122,14 @@ pub(in crate::node) struct ServedParts {
     pub(in crate::node) slots: Slots,
     pub(in crate::node) shared: SharedFiles,
     pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
-    pub(in crate::node) board: Arc<Board>,
+    pub(in crate::node) published: Arc<PublishedStatus>,
     pub(in crate::node) place: ReservedPlace,
 }
 
 impl ServedVolume {
     pub(in crate::node) fn new(planned: Planned, made: ServedParts) -> Self {
         let Planned { sectors, requests, volume, actions } = planned;
-        let ServedParts { key, label, slots, shared, work, board, place } = made;
+        let ServedParts { key, label, slots, shared, work, published, place } = made;
         Self {
             key,
             lines: Lines::new(label),
@@ -144,7 +144,7 @@ impl ServedVolume {
             actions,
             tally: ServedCounts::default(),
             work,
-            board,
+            published,
             _place: place,
         }
     }
@@ -182,7 +182,7 @@ impl ServedVolume {
     }
 
     fn show(&self) {
-        self.board.show(self.volume.status(), self.tally);
+        self.published.show(self.volume.status(), self.tally);
     }
 
     /// Releases the device's queues once all tags are back; the device was stopped.

@@ -227,10 +227,10 @@ impl RingThread {
 
     fn add(&mut self, new: NewVolume) -> Result<VolumeKey, RingError> {
         let slots = self.register(&new)?;
-        let NewVolume { planned, label, work, board, place, .. } = new;
+        let NewVolume { planned, label, work, published, place, .. } = new;
         let (ring, shared) = (&mut self.ring, self.shared);
         Ok(self.volumes.insert(|key| {
-            let made = ServedParts { key, label, slots, shared, work, board, place };
+            let made = ServedParts { key, label, slots, shared, work, published, place };
             let mut served = ServedVolume::new(planned, made);
             served.begin(ring);
             served

@@ -152,7 +152,7 @@ async fn until(holds: impl Fn() -> bool) {
     tokio::time::timeout(LIMIT, held).await.expect("it never holds");
 }
 
-async fn settled(node: &Node, is_settled: impl Fn(&VolumeStatus) -> bool) {
+async fn settled(node: &Node, is_settled: impl Fn(&NodeVolumeStatus) -> bool) {
     until(|| node.list().iter().all(&is_settled)).await;
 }
 
@@ -501,7 +501,7 @@ fn a_recovery_that_stalls_holds_up_no_other() {
             assert!(matches!(refused, NodeError::Recovering(_)), "{refused}");
         }
         // The kernel refuses what the queues of x offer it: nothing more is waited for.
-        node.0.volumes.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
+        node.0.volumes.present(&id("x")).unwrap().published.queue_refused(holdfast_ring::Errno::EINVAL);
         until(|| message().contains("the kernel refused a queue command of device 1")).await;
         host.kernel.release();
     });

@@ -125,7 +125,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
         let present = node.resumed(&volume()).await;
         // The ring thread logs the commit.
         node.load_manifest(volume(), Arc::clone(&present));
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
     assert!(holdfast_service::logs::dropped_lines() > 0, "the pipe was not full");

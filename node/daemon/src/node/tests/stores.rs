@@ -16,7 +16,7 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     node.load_manifest(volume(), present);
     let denied = wait(&node, |status| status.store.health.unreachable().is_some()).await;
     assert!(denied.store.health.unreachable().unwrap().is_denied, "{denied:?}");
-    assert_eq!(denied.dirty_bytes, Some(3 * SECTOR_BYTES));
+    assert_eq!(denied.commit.dirty_bytes, Some(3 * SECTOR_BYTES));
     (node, new)
 }
 
@@ -29,7 +29,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     alone(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.renew_store("main", &new).await.unwrap();
-        let committed = wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        let committed = wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         assert_eq!(committed.store.health, StoreHealth::Answers);
         assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&new).into());
         let mode = fs::metadata(dirs.record()).unwrap().permissions().mode();
@@ -57,7 +57,7 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
     alone(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.create(&"other".parse().unwrap(), SECTOR_BYTES, "main", &new).await.unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
@@ -76,7 +76,7 @@ fn a_late_recovery_uses_the_newest_key() {
         node.renew_store("main", &bucket.accept("new")).await.unwrap();
         let present = node.resumed(&volume()).await;
         node.load_manifest(volume(), present);
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
@@ -149,7 +149,8 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         node.renew_store("main", &S3Config { endpoint: behind.config.endpoint.clone(), ..new })
             .await
             .unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0) && status.store.change_refused.is_none()).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0) && status.store.change_refused.is_none())
+            .await;
         node.shutdown().await;
     });
 }
@@ -198,7 +199,7 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
     let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
-    wait(&node, |status| status.dirty_bytes == Some(0)).await;
+    wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
     node
 }
 
@@ -256,7 +257,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         tenants.copy().await;
         let present = node.resumed(&volume()).await;
         node.load_manifest(volume(), present);
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         refused(&node, &tenants.other(), "up to 2 and lacks record 3").await;
         let elsewhere = Dirs::new();
         let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
@@ -321,7 +322,7 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
         assert!(error.to_string().contains("volume disk") && error.kind() == FailureKind::Invalid, "{error}");
         // It comes up with the former key.
         fs::write(dirs.live_map(), live_map).unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
@@ -344,7 +345,8 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
         }
         bucket.accept("newer");
         node.renew_store("main", &not_yet).await.unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0) && status.store.change_refused.is_none()).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0) && status.store.change_refused.is_none())
+            .await;
         node.shutdown().await;
     });
 }

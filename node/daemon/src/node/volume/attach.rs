@@ -19,11 +19,11 @@ use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
-use crate::node::ring::board::Board;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::{Message, NewVolume};
 use crate::node::ring::planned::Start;
+use crate::node::ring::published_status::PublishedStatus;
 use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
@@ -188,7 +188,7 @@ impl Node {
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
-        let board = Arc::new(Board::new(Arc::clone(&state)));
+        let published = Arc::new(PublishedStatus::new(Arc::clone(&state)));
         let (work, receiver) = mpsc::channel(shape.waiting_work());
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
@@ -198,7 +198,7 @@ impl Node {
             })
         });
         let planned = planned.await?;
-        let board_here = Arc::clone(&board);
+        let published_here = Arc::clone(&published);
         let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
         let new = NewVolume {
             planned,
@@ -207,7 +207,7 @@ impl Node {
             sides: [a, b],
             map,
             work,
-            board: board_here,
+            published: published_here,
             place,
         };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
@@ -226,7 +226,7 @@ impl Node {
             key,
         };
         self.0.tasks.spawn(Arc::new(work).run(receiver));
-        let place = RingPlace { ring, key, board };
+        let place = RingPlace { ring, key, published };
         let present = Arc::new(Present::new(state, local, store, place, terms));
         self.0.volumes.came(Arc::clone(&present));
         Ok(present)

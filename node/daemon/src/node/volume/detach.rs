@@ -54,7 +54,7 @@ impl Node {
             | State::Evicting
             | State::Detached => {}
         }
-        if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
+        if let (Some(lost), Some(_device)) = (present.published.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
         if let Err(illegal) = present.state.try_apply(&StateEvent::DetachBegan) {

@@ -200,11 +200,11 @@ async fn repair_found(
         .findings
         .iter()
         .any(|finding| finding.effect == Effect::NoAttach && !removed.contains(&finding.key));
-    let mut repairs = present.board.repairs();
+    let mut repairs = present.published.repairs();
     let event = Event::Repair { ranges, checkpoint };
     present.ring.send(Message::Event { key: present.key, event }).await;
     tokio::select! {
-        repaired = repairs.changed() => repaired.expect("the board itself holds the sender"),
+        repaired = repairs.changed() => repaired.expect("the status itself holds the sender"),
         // The second look says what was done before that.
         _ = present.state.reach(State::has_ended) => {}
     }

@@ -36,7 +36,7 @@ impl ServedVolume {
             QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
                 self.lines.queue_refused(queue, tag, errno, now);
-                self.board.queue_refused(errno);
+                self.published.queue_refused(errno);
                 self.queues.finish_closing(ring);
             }
         }

@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::node::local::live_map::LiveMap;
-use crate::node::ring::board::Board;
 use crate::node::ring::label::Label;
 use crate::node::ring::planned::Start;
+use crate::node::ring::published_status::PublishedStatus;
 use crate::node::ring::room::Rooms;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::tests::logged::logged;
@@ -99,7 +99,7 @@ fn new_volume() -> NewVolume {
         sides: [file(), file()],
         map: file(),
         work: mpsc::channel(1).0,
-        board: Arc::new(Board::new(state)),
+        published: Arc::new(PublishedStatus::new(state)),
         place,
     }
 }
