@@ -50,7 +50,7 @@ pub(super) struct Mount {
     pub(super) is_read_only: bool,
     /// Type of the file system.
     pub(super) fs_type: String,
-    /// The device, as mount(8) was told.
+    /// The device, as it was given to mount(8).
     pub(super) source: PathBuf,
 }
 
@@ -136,13 +136,13 @@ pub(super) mod tests {
         ServedDevice { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
     }
 
-    /// The mounts that these lines tell of.
+    /// The mounts in these lines.
     pub(in crate::node) fn parsed(lines: &[&str]) -> Vec<Mount> {
         lines.iter().filter_map(|line| parse(line)).collect()
     }
 
     #[test]
-    fn a_mount_is_told_by_its_device() {
+    fn a_mount_is_recognized_by_its_device() {
         let mounts = parsed(&LINES);
         let staged = at(&mounts, Path::new("/var/lib/a b/globalmount")).expect("a mount");
         assert!(staged.is_of(&device("/dev/ublkb0", 3)) && !staged.is_read_only);

@@ -22,7 +22,7 @@ use crate::capability::{Capability, FileSystem, VolumeAccess};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
-/// Time after which the figures of a volume tell of every write that had completed before.
+/// Time after which the figures of a volume include every write that had completed before.
 const FIGURES_ARE_NEW: Duration = Duration::from_secs(1);
 
 /// A file system to mount.

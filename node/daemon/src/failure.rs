@@ -21,7 +21,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure that tells of `error` and of its sources.
+    /// A failure whose message has `error` and its sources.
     pub(crate) fn new(kind: FailureKind, error: &dyn Error) -> Self {
         Self { kind, message: chain(error) }
     }

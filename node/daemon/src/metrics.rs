@@ -253,7 +253,7 @@ const RING_METRICS: [RingMetric; 4] = [
     },
 ];
 
-/// Name of the metric of requests to stores; the label `operation` tells them apart, because they are
+/// Name of the metric of requests to stores; the label `operation` distinguishes them, because they are
 /// billed differently.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_told_of_with_units_and_its_label() {
+    fn a_volume_has_metrics_with_units_and_its_label() {
         let fake = Fake::default();
         let mut volume = attached("vol-1");
         volume.store.refused_deletes.count = 3;
@@ -402,14 +402,14 @@ mod tests {
         fake.put(attached("vol-1"));
         let text = render(serving(fake)).unwrap();
         let page = crate::documented::page("docs/metrics.md");
-        let told = |what, name: &str| {
+        let described = |what, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
             line.map(|line| line.trim_end_matches('.').to_owned())
         };
         let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let missing: Vec<String> = names
             .map(|name| {
-                let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
+                let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| described(what, name));
                 let [kind, help] = [kind, help].map(Option::unwrap);
                 format!("| `{name}` | {kind} | {} | {help} |", unit.unwrap_or_else(|| "-".to_owned()))
             })

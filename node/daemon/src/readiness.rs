@@ -18,7 +18,7 @@ enum Stage<V> {
     Serves(V),
 }
 
-/// Shared between the daemon and the listener that tells of it.
+/// Shared between the daemon and the listener that shows it.
 #[derive(Debug)]
 pub(crate) struct Readiness<V>(Arc<Mutex<Stage<V>>>);
 

@@ -49,11 +49,11 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Reads all of a volume's state and says what is damaged; `tell` hears of progress.
+    /// Reads all of a volume's state and says what is damaged; calls `on_progress` meanwhile.
     fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync + 'static,
+        on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> impl Future<Output = Result<Scrubbed, Failure>> + Send;
 
     /// Takes a snapshot of a volume, or answers the one that was taken for this uid; waits while the store of
@@ -131,9 +131,9 @@ impl Volumes for Node {
     async fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync + 'static,
+        on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
-        self.scrubs().scrub(request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
+        self.scrubs().scrub(request, on_progress).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {

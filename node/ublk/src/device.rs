@@ -343,8 +343,8 @@ impl Device {
 
     /// The same, unless the device is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not tell who opened the device without
-    /// claiming it, and may let a program open it before it stops.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not say which process opened the device
+    /// without claiming it, and may let a program open it before it stops.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -428,7 +428,7 @@ impl Device {
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; [`ControlError::NotOurs`] for an unprivileged device of another program,
-    /// of which the kernel tells nothing without the path of its character device, also to root
+    /// of which the kernel shows nothing without the path of its character device, also to root
     /// (`ublk_ctrl_uring_cmd_permission` in Linux, `drivers/block/ublk_drv.c`).
     pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =

@@ -87,7 +87,7 @@ impl DeviceRequest {
         std::mem::forget(self);
     }
 
-    /// Ends the token's life; the caller tells the kernel.
+    /// Ends the token's life; the caller completes it in the kernel.
     pub(crate) const fn disarm(self) -> (u16, Operation, u32) {
         let parts = (self.tag, self.operation, self.sectors);
         std::mem::forget(self);

@@ -108,7 +108,7 @@ async fn probe(store: &ObjectStore, context: &Context) -> Health {
 
 async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), ApiError> {
     let api: Api<ObjectStore> = Api::all(context.client.clone());
-    // The stream tells only of new generations; the last report is newer than what it holds.
+    // The stream has only new generations; the last report is newer than what it holds.
     let Some(current) = call(api.get_opt(&store.name_any())).await? else { return Ok(()) };
     let previous = current.status.as_ref();
     let before = previous.map(|status| status.conditions.clone()).unwrap_or_default();

@@ -5,12 +5,12 @@ use tonic::{Code, Status};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// The status that tells of a failure.
+/// The status for a failure.
 pub(crate) fn of(failure: &Failure) -> Status {
     Status::new(code(failure.kind), &failure.message)
 }
 
-/// Kinds with different exit codes have different codes, so that the CLI can tell them apart again.
+/// Kinds with different exit codes have different codes, so that the CLI can distinguish them.
 pub(crate) fn code(kind: FailureKind) -> Code {
     match kind {
         FailureKind::Invalid => Code::InvalidArgument,

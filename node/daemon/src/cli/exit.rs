@@ -28,7 +28,7 @@ pub(crate) fn code(kind: FailureKind) -> u8 {
     }
 }
 
-/// The kind of error a status tells of; the inverse of `api::status::code`.
+/// The kind of error of a status; the inverse of `api::status::code`.
 pub(crate) fn kind(code: Code) -> FailureKind {
     match code {
         Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => FailureKind::Invalid,

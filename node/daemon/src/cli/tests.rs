@@ -235,7 +235,7 @@ async fn damage_is_listed_by_object_and_fails_the_scrub() {
 #[test]
 fn the_user_pages_name_exactly_the_commands() {
     let cli = <Cli as clap::CommandFactory>::command();
-    let mut told = std::collections::BTreeSet::new();
+    let mut named = std::collections::BTreeSet::new();
     for (path, page) in crate::documented::pages() {
         for rest in page.split("holdfast-node ").skip(1) {
             let line = rest.split(['`', '\n']).next().unwrap();
@@ -248,7 +248,7 @@ fn the_user_pages_name_exactly_the_commands() {
                     found.unwrap_or_else(|| panic!("{path}: there is no `holdfast-node {line}`"))
                 };
                 commands = word.split('|').map(find).collect();
-                told.extend(commands.iter().map(|command| command.get_name()));
+                named.extend(commands.iter().map(|command| command.get_name()));
             }
             for option in words.filter_map(|word| word.strip_prefix("--")) {
                 let takes = |command: &&clap::Command| {
@@ -259,6 +259,6 @@ fn the_user_pages_name_exactly_the_commands() {
         }
     }
     for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
-        assert!(told.contains(command.get_name()), "no page tells of `holdfast-node {}`", command.get_name());
+        assert!(named.contains(command.get_name()), "no page names `holdfast-node {}`", command.get_name());
     }
 }

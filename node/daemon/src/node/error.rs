@@ -213,7 +213,7 @@ pub(crate) enum NodeError {
     /// A snapshot was not taken, or not found.
     #[error(transparent)]
     Snapshot(SnapshotError),
-    /// Other writers kept winning.
+    /// Other writers created the next record each time.
     #[error("volume {0} is being attached by other nodes at the same time")]
     Contended(VolumeId),
     /// A local file could not be used.

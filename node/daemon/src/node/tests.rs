@@ -240,7 +240,7 @@ async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVo
     found.unwrap_or_else(|_elapsed| panic!("the volume is never so: {:?}", node.list()))
 }
 
-/// The volume can be neither attached nor detached, and who asks is told the same as who looks.
+/// The volume can be neither attached nor detached, and the answer to a request says the same as the status.
 async fn refuses(node: &Node, message: &str) {
     let asked = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
     for refused in tokio::time::timeout(LIMIT, asked).await.expect("they are refused at once") {

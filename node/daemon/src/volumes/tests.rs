@@ -201,9 +201,9 @@ impl Volumes for Fake {
     async fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync + 'static,
+        on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
-        tell(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
+        on_progress(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
         self.may_hang().await;
         let mut inner = self.inner.lock();
         inner.scrubs.push((request.volume.clone(), request.store.map(|(name, _)| name), request.repair));

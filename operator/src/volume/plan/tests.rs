@@ -456,18 +456,18 @@ fn a_lost_node_is_cut_off_without_a_person() {
     assert_eq!(status.assigned_node.as_deref(), Some("b"));
     let record = status.forced_detach.clone().expect("it was cut off");
     assert_eq!((record.cause, record.epoch), (DetachCause::OutOfService, Some(4)), "the log's epoch");
-    let told = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    let lost = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
     for part in ["node a ", "out of service", "at least 8192 bytes", "holdfast.dev/acknowledge-loss=4"] {
-        assert!(told.message.contains(part), "{}", told.message);
+        assert!(lost.message.contains(part), "{}", lost.message);
     }
     // Its Node comes back, and its daemon has not: the permission stays.
     (facts.lost, facts.log_writer) = (None, None);
     assert_eq!(facts.node_in_doubt(), None);
     assert_eq!(report(&mut facts), status);
-    // The next node serves: what is missing is told until it was read.
+    // The next node serves: the loss is reported until it is acknowledged.
     (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(5));
     let served = report(&mut facts);
-    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&told));
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&lost));
     facts.acknowledged = Some(3);
     assert!(report(&mut facts).forced_detach.is_some(), "another loss");
     facts.acknowledged = Some(4);

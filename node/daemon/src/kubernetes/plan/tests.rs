@@ -402,7 +402,7 @@ fn a_condition_says_why_a_device_cannot_detach() {
 
 /// Found by reading: each retry wrote `Attaching` over the reason and what to do about it.
 #[test]
-fn every_failure_stays_told_until_the_volume_is_attached() {
+fn every_failure_stays_reported_until_the_volume_is_attached() {
     use crate::failure::Failure;
     use crate::node::FailureKind;
     for (kind, expected) in [
@@ -421,16 +421,16 @@ fn every_failure_stays_told_until_the_volume_is_attached() {
         let failure = OperationFailure::from(Failure { kind, message: message.clone() });
         let mut facts = granted();
         (facts.last, facts.wait) = (Some(OperationOutcome::Failed(failure)), Duration::from_secs(3));
-        let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+        let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
         assert_eq!(
-            (told.status.as_str(), told.reason.as_str(), &told.message),
+            (reported_now.status.as_str(), reported_now.reason.as_str(), &reported_now.message),
             ("False", expected, &message)
         );
         reported(&mut facts);
         facts.wait = Duration::ZERO;
         let retry = plan(&facts, &now());
         assert_eq!(acts(&retry), ["claim", "attach"], "{kind:?}");
-        assert_eq!(written(&retry).unwrap().conditions, [told], "{kind:?}");
+        assert_eq!(written(&retry).unwrap().conditions, [reported_now], "{kind:?}");
         facts.doing = Some(Doing::Attaching);
         assert_eq!(acts(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
         (facts.doing, facts.last, facts.here) = (None, Some(OperationOutcome::Attached), Some(attached("v")));
@@ -442,15 +442,15 @@ fn every_failure_stays_told_until_the_volume_is_attached() {
 
 /// A retry that comes as far as a recovery says so.
 #[test]
-fn a_retry_that_recovers_is_told() {
+fn a_retry_that_recovers_is_reported() {
     let mut facts = granted();
     (facts.last, facts.doing) = (failed("Unavailable"), Some(Doing::Attaching));
     let mut here = attached("v");
     (here.state, here.attached) = (VolumeState::Attaching, None);
     here.message = Some("committing".to_owned());
     facts.here = Some(here);
-    let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
-    assert_eq!((told.reason.as_str(), told.message.as_str()), ("Attaching", "committing"));
+    let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+    assert_eq!((reported_now.reason.as_str(), reported_now.message.as_str()), ("Attaching", "committing"));
 }
 
 #[test]
@@ -513,7 +513,7 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
 
 /// Credentials that had expired were shown as an unreachable store, without what to do.
 #[test]
-fn a_store_that_denies_is_told_with_its_secret() {
+fn a_store_that_denies_is_reported_with_its_secret() {
     let mut facts = served();
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
@@ -529,7 +529,7 @@ fn a_store_that_denies_is_told_with_its_secret() {
 }
 
 #[test]
-fn a_refused_change_of_the_store_is_told() {
+fn a_refused_change_of_the_store_is_reported() {
     let mut facts = served();
     let why = "object store main: endpoint or credentials: they lead to another bucket".to_owned();
     facts.here.as_mut().unwrap().store.change_refused = Some(why.clone());
@@ -542,7 +542,7 @@ fn a_refused_change_of_the_store_is_told() {
 }
 
 #[test]
-fn denied_deletes_are_told_with_the_permission() {
+fn denied_deletes_are_reported_with_the_permission() {
     let mut facts = served();
     let why = "the object store denied the request (AccessDenied)".to_owned();
     facts.here.as_mut().unwrap().store.refused_deletes.newest = Some(why);
@@ -557,7 +557,7 @@ fn denied_deletes_are_told_with_the_permission() {
 }
 
 #[test]
-fn writes_that_wait_are_told_with_the_reason() {
+fn writes_that_wait_are_reported_with_the_reason() {
     for (delay, reason) in [
         (Delay::DirtyLimit, "DirtyLimit"),
         (Delay::CacheFull, "CacheFull"),
@@ -569,8 +569,8 @@ fn writes_that_wait_are_told_with_the_reason() {
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(1)));
         assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(20)));
-        let told = turned(&facts, "Writable");
-        assert_eq!((told.0.as_str(), told.1.as_str()), ("False", reason));
+        let reported_now = turned(&facts, "Writable");
+        assert_eq!((reported_now.0.as_str(), reported_now.1.as_str()), ("False", reason));
         reported(&mut facts);
         facts.here.as_mut().unwrap().delayed = None;
         assert_eq!(turned(&facts, "Writable").1, "Serving");
@@ -609,10 +609,10 @@ fn unreadable_data_is_reported_with_place_time_and_remedy() {
 }
 
 #[test]
-fn a_sync_that_failed_is_told_until_the_next_attach() {
+fn a_sync_that_failed_is_reported_until_the_next_attach() {
     let mut facts = served();
-    let told = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
-    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "Synced"));
+    let reported_now = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
+    assert_eq!((reported_now.status.as_str(), reported_now.reason.as_str()), ("True", "Synced"));
     facts.here.as_mut().unwrap().disk.sync_failed = true;
     let (status, reason, message) = turned(&facts, "LocalDiskHealthy");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
@@ -620,7 +620,7 @@ fn a_sync_that_failed_is_told_until_the_next_attach() {
         assert!(message.contains(part), "{message}");
     }
     reported(&mut facts);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is told once");
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is reported once");
     facts.here.as_mut().unwrap().disk.sync_failed = false;
     assert_eq!(turned(&facts, "LocalDiskHealthy").0, "True");
 }
@@ -754,7 +754,7 @@ fn unknown_figures_leave_the_reported_ones() {
 
 /// It was called `Attaching`, and without a failed attach of this process nothing followed.
 #[test]
-fn an_unserved_volume_is_told_with_the_way_out() {
+fn an_unserved_volume_is_reported_with_the_remedy() {
     for last in [None, Some(OperationOutcome::Attached), failed("NodeFailed")] {
         let mut facts = served();
         let here = facts.here.as_mut().unwrap();
@@ -763,10 +763,10 @@ fn an_unserved_volume_is_told_with_the_way_out() {
         facts.last = last;
         let plan = plan(&facts, &now());
         assert_eq!(reason(&plan), ("False".to_owned(), "Unserved".to_owned()));
-        let told = written(&plan).unwrap().conditions[0].message.clone();
+        let reported_now = written(&plan).unwrap().conditions[0].message.clone();
         assert!(
-            told.contains("no device serves the volume. Node a detaches it, then attaches it again"),
-            "{told}"
+            reported_now.contains("no device serves the volume. Node a detaches it, then attaches it again"),
+            "{reported_now}"
         );
         assert!(acts(&plan).contains(&"detach"));
     }

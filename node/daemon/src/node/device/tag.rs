@@ -1,4 +1,4 @@
-//! Tag that tells a device of ours from every other device of the host.
+//! Tag that distinguishes a device of ours from every other device of the host.
 //!
 //! The kernel names devices by the lowest free number, so a number that was noted may be another device's by
 //! the time it is read. Each device is added with a tag, which the kernel keeps:

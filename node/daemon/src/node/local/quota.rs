@@ -40,7 +40,7 @@ pub(in crate::node) struct CacheQuota {
     /// As configured.
     pub(in crate::node) cache_bytes: Option<u64>,
     pub(in crate::node) slab_bytes: u64,
-    /// Told when caches wait to be deleted.
+    /// Notified when caches wait to be deleted.
     pub(in crate::node) trash: Arc<Notify>,
 }
 

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_a_device_tells_nothing() {
+    fn a_file_system_without_a_device_has_no_state_disk() {
         let sysfs = Sysfs::new();
         assert!(StateDisk::find(&sysfs.0.path().join("dev"), sysfs.0.path()).is_err());
         assert_eq!(StateDisk::look(Path::new("/proc")), None);

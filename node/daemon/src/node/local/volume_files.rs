@@ -222,7 +222,7 @@ impl Local {
     pub(crate) fn read_pending(&self) -> Result<Option<Pending>, NodeError> {
         let path = self.dir().join("pending");
         match fs::read(&path) {
-            // The record's own checksum tells whether the rest is whole.
+            // The record's own checksum says whether the rest is whole.
             Ok(bytes) => Ok(bytes
                 .split_first_chunk::<8>()
                 .map(|(seq, record)| Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: record.to_vec() })),

@@ -15,8 +15,7 @@ pub(in crate::node) type Ring = holdfast_ring::Ring<InFlight>;
 /// A queue of a device on it.
 pub(in crate::node) type Queue = holdfast_ublk::Queue<VolumeKey>;
 
-/// Tells one stay of a volume on a ring thread from every other: what comes late for an earlier one is
-/// dropped.
+/// Identifies one stay of a volume on a ring thread: what comes late for an earlier one is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct VolumeKey {
     /// Its place in the thread's table.

@@ -156,7 +156,7 @@ impl ServedVolume {
     }
 
     /// Passes an event to the planner and does what it answers.
-    pub(in crate::node) fn tell(&mut self, ring: &mut Ring, event: Event, now: Millis) {
+    pub(in crate::node) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
         for action in actions.drain(..) {
@@ -176,7 +176,7 @@ impl ServedVolume {
     /// Time passed: limits are looked at, figures shown.
     pub(in crate::node) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
-        self.tell(ring, Event::Tick, now);
+        self.handle(ring, Event::Tick, now);
         self.lines.write(Rest::Due(now));
         self.show();
     }

@@ -191,7 +191,7 @@ impl RingThread {
             },
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
-                    served.tell(ring, event, now);
+                    served.handle(ring, event, now);
                 }
             }
             Message::Cold { key, read, slot } => {

@@ -128,7 +128,7 @@ mod tests {
         slab.forget(&bad);
         let fresh = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
         assert_ne!(fresh.offset_bytes(), bad.offset_bytes());
-        // Told of again, late: the fresh one stays.
+        // Invalidated again, late: the fresh one stays.
         slab.forget(&bad);
         let bad_offset = bad.offset_bytes();
         drop(bad);

@@ -347,10 +347,10 @@ fn unused_devices_of_ours_are_deleted_and_others_stay() {
     });
 }
 
-/// Found by reading: one unprivileged device of another program, of which the kernel tells nothing, kept
+/// Found by reading: one unprivileged device of another program, of which the kernel shows nothing, kept
 /// unused devices from being deleted, and a volume whose device was gone from being recovered.
 #[test]
-fn a_device_the_kernel_tells_nothing_of_is_passed_over() {
+fn a_device_the_kernel_hides_is_skipped() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -421,16 +421,16 @@ fn an_open_device_does_not_delay_a_commit() {
         host.attach(&node, "x").await;
         host.kernel.hold("delete", Some(1));
         let x = id("x");
-        let told = async {
+        let status = async {
             until(|| node.list().iter().any(|status| status.message.is_some())).await;
             let log = holdfast_log::read_manifest(&*host.bucket.objects, &x).await.unwrap();
             assert!(!log.is_attached(), "the commit does not wait at all");
             only(&node)
         };
         let detach = tokio::time::timeout(LIMIT, node.detach(&x));
-        let (told, ended) = futures::join!(told, detach);
-        assert_eq!(told.state, VolumeState::Detaching);
-        let message = told.message.unwrap();
+        let (status, ended) = futures::join!(status, detach);
+        assert_eq!(status.state, VolumeState::Detaching);
+        let message = status.message.unwrap();
         assert!(message.contains("/dev/ublkb1 is stopped and still open by a process"), "{message}");
         ended.expect("the detach waits for the program").unwrap();
         assert!(node.list().is_empty());

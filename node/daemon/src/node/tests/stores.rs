@@ -137,8 +137,8 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         for refused in [&moved, &prefixed, &other.config] {
             let error = node.renew_store("main", refused).await.unwrap_err();
             assert_eq!(error.kind(), FailureKind::Invalid, "{error}");
-            let told = only(&node).store.change_refused.unwrap();
-            assert!(told == error.to_string() && told.contains("volume disk"), "{told}");
+            let refused = only(&node).store.change_refused.unwrap();
+            assert!(refused == error.to_string() && refused.contains("volume disk"), "{refused}");
         }
         assert!(other.objects.keys().is_empty(), "nothing was written there");
         let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
@@ -185,8 +185,8 @@ impl Tenants {
 async fn refused(node: &Node, config: &S3Config, why: &str) {
     let error = node.renew_store("main", config).await.unwrap_err();
     assert_eq!(error.kind(), FailureKind::Invalid, "{error}");
-    let told = node.list().into_iter().find_map(|status| status.store.change_refused);
-    assert_eq!(told.as_deref(), Some(error.to_string().as_str()));
+    let refused = node.list().into_iter().find_map(|status| status.store.change_refused);
+    assert_eq!(refused.as_deref(), Some(error.to_string().as_str()));
     for part in ["volume disk", why, "credentials", "stays in use"] {
         assert!(error.to_string().contains(part), "{error}");
     }
@@ -339,8 +339,8 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
         for untried in [&not_yet, &silent] {
             let error = node.renew_store("main", untried).await.unwrap_err();
             assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
-            let told = only(&node).store.change_refused.unwrap();
-            assert!(told.contains("volume disk") && told.contains("tried again"), "{told}");
+            let refused = only(&node).store.change_refused.unwrap();
+            assert!(refused.contains("volume disk") && refused.contains("tried again"), "{refused}");
             assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&bucket.config).into());
         }
         bucket.accept("newer");

@@ -67,7 +67,7 @@ impl Writer {
     }
 
     /// Has the engine hear of `event`, and of all that comes of it.
-    async fn tell(&mut self, event: Event) {
+    async fn handle(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let mut actions = Vec::new();
@@ -151,11 +151,11 @@ impl Writer {
         let commits = self.commits;
         self.now += 10;
         let range = SectorRange::new(2, 3);
-        self.tell(Event::Request { id: RequestId(0), op: Op::Write, range }).await;
+        self.handle(Event::Request { id: RequestId(0), op: Op::Write, range }).await;
         let none = SectorRange::new(0, 0);
-        self.tell(Event::Request { id: RequestId(1), op: Op::Flush, range: none }).await;
+        self.handle(Event::Request { id: RequestId(1), op: Op::Flush, range: none }).await;
         self.now += 2000;
-        self.tell(Event::Tick).await;
+        self.handle(Event::Tick).await;
         assert_eq!(self.commits, commits + 1);
     }
 }

@@ -126,7 +126,7 @@ impl Node {
         Ok(attached)
     }
 
-    /// Wins the volume in its log, with a place on a ring thread for it.
+    /// Acquires the volume in its log, with a place on a ring thread for it.
     async fn acquire(
         &self,
         request: AttachRequest,

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a snapshot is asked for by a uid, so that a request may be repeated at any time, to another
 //! process too.
-//! On failure: what was begun is registered or not; the same request again tells.
+//! On failure: what was begun is registered or not; repeating the request finds out.
 
 use std::sync::Arc;
 

@@ -86,7 +86,7 @@ pub(crate) enum WriterState {
     Fenced,
     /// Another writer holds the volume, and this one has ended.
     Preserved {
-        /// The durable map tells what the sides hold.
+        /// The durable map says what the sides hold.
         complete: bool,
     },
     /// The detach record is in the log.

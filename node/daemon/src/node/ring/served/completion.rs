@@ -30,7 +30,7 @@ impl ServedVolume {
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
                 let op = self.count(&request);
                 let id = self.queues.insert(queue, request);
-                self.tell(ring, Event::Request { id, op, range }, now);
+                self.handle(ring, Event::Request { id, op, range }, now);
             }
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
@@ -116,7 +116,7 @@ impl ServedVolume {
             },
             FileOperation::NextTurn => Event::NextTurn,
         };
-        self.tell(ring, event, now);
+        self.handle(ring, event, now);
     }
 
     fn unprepared(&mut self, chunk: Chunk, why: Unprepared, now: Millis) -> Event {
@@ -157,7 +157,7 @@ impl ServedVolume {
                 read.slot = Some(slot);
                 self.read_part(ring, id, &part, FileOperation::CopyCold(read));
             }
-            Err(errno) => self.tell(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),
+            Err(errno) => self.handle(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),
         }
     }
 }
