@@ -5,7 +5,7 @@ use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::reason::said;
+use super::reason::condition_text;
 use super::serving_node::serving_node;
 use super::volumes::{ApiFailure, ClusterVolumes, TimedOut};
 use crate::deadline;
@@ -36,7 +36,7 @@ pub(super) async fn answer(
     let gone =
         volumes.wait(name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
     gone.map(|()| DeleteVolumeResponse {}).map_err(|TimedOut { last }| {
-        let why = last.and_then(|volume| said(&volume, "Provisioned"));
+        let why = last.and_then(|volume| condition_text(&volume, "Provisioned"));
         Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
     })
 }

@@ -106,7 +106,7 @@ impl Drop for Daemon {
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < LIMIT, "waited in vain for {what}");
+        assert!(begun.elapsed() < LIMIT, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

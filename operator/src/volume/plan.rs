@@ -134,7 +134,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         None => {
             let if_own = facts.rival.is_some() || !is_true(&facts.status.conditions, PROVISIONED);
             let removal = [OperatorStep::RemoveObjects { if_own }, OperatorStep::RemoveFinalizer];
-            // The failure of an earlier attempt stays said: each write of ours begins the next attempt.
+            // The failure of an earlier attempt stays reported: each write of ours begins the next attempt.
             let message = format!("removing the volume's objects from ObjectStore {store}");
             let begun = (!is_removing(facts))
                 .then(|| OperatorStep::Report(Box::new(deleting(facts, "Deleting", message, now))));

@@ -171,8 +171,8 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
             }),
             &["report"],
         ),
-        ("wish moved", present(|f| f.spec.node_name = other()), &["report", "detach"]),
-        ("wish withdrawn", present(|f| f.spec.node_name = None), &["report", "detach"]),
+        ("request moved", present(|f| f.spec.node_name = other()), &["report", "detach"]),
+        ("request withdrawn", present(|f| f.spec.node_name = None), &["report", "detach"]),
         ("deletion asked", present(|f| f.deleting = true), &["report", "detach"]),
         ("grant moved by force", present(|f| f.status.assigned_node = other()), &["detach"]),
         (

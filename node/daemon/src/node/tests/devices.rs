@@ -272,7 +272,7 @@ fn a_takeover_is_reported_after_a_restart() {
         let displaced = host.attach(&node, "x").await.displaced;
         assert_eq!(displaced, Some(Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 }));
         host.end(&node).await;
-        assert_eq!(host.attach(&node, "x").await.displaced, None, "it was said until the detach");
+        assert_eq!(host.attach(&node, "x").await.displaced, None, "it was reported until the detach");
     });
 }
 

@@ -454,7 +454,7 @@ fn an_attach_without_room_fences_no_writer() {
         let displaced = Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 };
         assert_eq!(attached.displaced.as_ref(), Some(&displaced));
         let again = node.attach(AttachRequest { replaces: None, ..over() }).await.unwrap();
-        assert_eq!(again.displaced, Some(displaced), "it is said of the attach, not of the request");
+        assert_eq!(again.displaced, Some(displaced), "the attach reports it, not the request");
         let known = wait(&node, |status| status.holds_data.is_some()).await;
         assert_eq!(known.holds_data, Some(true), "b may have written what is in no log");
         node.shutdown().await;

@@ -162,7 +162,7 @@ impl ServedVolume {
     }
 }
 
-/// A write that ended early found no room for the rest: the next try hears what is amiss.
+/// A write that ended early found no room for the rest: the next try gets the error.
 fn moved(outcome: IoResult, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
     match outcome.result() {
         Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),
