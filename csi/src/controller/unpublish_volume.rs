@@ -1,4 +1,4 @@
-//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the node's final commit.
+//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the final commit.
 
 use holdfast_crds::Volume;
 use holdfast_proto::csi::v1::{ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse};

@@ -100,8 +100,8 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return vec![SnapshotStep::RemoveFinalizer];
     }
     let mut steps = Vec::new();
-    // No node is asked any more. The failure of an earlier attempt stays reported: each write of ours begins the
-    // next attempt.
+    // No node is asked any more. The failure of an earlier attempt stays reported: each write of ours begins
+    // the next attempt.
     if facts.status.node.is_some() || is_true(&facts.status.conditions, READY) {
         let message = "the snapshot is being deleted from the log of its volume";
         steps.push(SnapshotStep::Report(Box::new(VolumeSnapshotStatus {
