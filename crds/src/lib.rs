@@ -27,8 +27,8 @@ pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use object_store::{
-    Credentials, Environment, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef, SecretRef,
-    WebIdentity,
+    Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
+    SecretRef, WebIdentity,
 };
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{
@@ -51,8 +51,9 @@ pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";
 /// Finalizer the operator holds on a VolumeSnapshot until the snapshot is forgotten.
 pub const SNAPSHOT_FINALIZER: &str = "holdfast.dev/snapshot";
 
-/// Condition of an ObjectStore (the bucket answers, can be listed, and creates a key once only), of a
-/// StorageNode (its daemon runs, and at least one transport can be used) and of a VolumeSnapshot (it is taken).
+/// Condition of an ObjectStore (the bucket answers, can be listed, and creates a key once only).
+/// Of a StorageNode (its daemon runs, and at least one transport can be used).
+/// Of a VolumeSnapshot (it is taken).
 pub const READY: &str = "Ready";
 
 /// Server-side-apply field manager of the operator.

@@ -86,7 +86,7 @@ pub enum Credentials {
     /// From a Secret with the keys `accessKeyId`, `secretAccessKey` and, optionally, `sessionToken`.
     SecretRef(SecretRef),
     /// From the environment variables of the process (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`).
-    Environment(Environment),
+    Environment(EnvironmentCredentials),
     /// From a web identity token mounted into the pod (IRSA: `AWS_ROLE_ARN`, `AWS_WEB_IDENTITY_TOKEN_FILE`).
     WebIdentity(WebIdentity),
 }
@@ -118,7 +118,7 @@ pub struct SecretKeyRef {
 
 /// No parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-pub struct Environment {}
+pub struct EnvironmentCredentials {}
 
 /// No parameters: the pod's service account says which role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]

@@ -110,7 +110,7 @@ pub struct VolumeSpec {
     #[serde(default, rename = "volumeID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("spec.volumeID must consist of lower-case letters, digits and '-', begin and end with a letter or digit, and have at most 63 of them: remove other characters"))]
+        .message("spec.volumeID must have at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: remove other characters"))]
     pub volume_id: Option<String>,
     /// Name of the ObjectStore that holds the volume. Required with backend `object`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,14 +9,14 @@ use tonic::Status;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Capability {
     /// Form in which the volume is used.
-    pub(crate) access: Access,
+    pub(crate) access: VolumeAccess,
     /// Users on the one node.
     pub(crate) users: Users,
 }
 
 /// Form in which a volume is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum VolumeAccess {
     /// As a raw block device.
     Block,
     /// With a file system.
@@ -79,7 +79,7 @@ impl FileSystem {
 
 /// A use that the driver does not offer. Display names the field and the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unsupported {
+pub(crate) enum UnsupportedCapability {
     /// None was named.
     #[error("volume_capability: is missing; say whether the volume is mounted or a block device")]
     Missing,
@@ -107,8 +107,8 @@ pub(crate) enum Unsupported {
     MountGroup,
 }
 
-impl From<Unsupported> for Status {
-    fn from(unsupported: Unsupported) -> Self {
+impl From<UnsupportedCapability> for Status {
+    fn from(unsupported: UnsupportedCapability) -> Self {
         Self::invalid_argument(unsupported.to_string())
     }
 }
@@ -117,48 +117,49 @@ impl Capability {
     /// Least size of a volume that is used so, in bytes, and the file system that needs it.
     pub(crate) fn least_bytes(&self) -> Option<(u64, FileSystem)> {
         match self.access {
-            Access::Block => None,
-            Access::Mount { file_system, .. } => Some((file_system.least_bytes(), file_system)),
+            VolumeAccess::Block => None,
+            VolumeAccess::Mount { file_system, .. } => Some((file_system.least_bytes(), file_system)),
         }
     }
 }
 
 impl TryFrom<Option<VolumeCapability>> for Capability {
-    type Error = Unsupported;
+    type Error = UnsupportedCapability;
 
-    fn try_from(capability: Option<VolumeCapability>) -> Result<Self, Unsupported> {
-        let VolumeCapability { access_mode, access_type } = capability.ok_or(Unsupported::Missing)?;
-        let access = match access_type.ok_or(Unsupported::NoAccessType)? {
-            AccessType::Block(_) => Access::Block,
+    fn try_from(capability: Option<VolumeCapability>) -> Result<Self, UnsupportedCapability> {
+        let VolumeCapability { access_mode, access_type } =
+            capability.ok_or(UnsupportedCapability::Missing)?;
+        let access = match access_type.ok_or(UnsupportedCapability::NoAccessType)? {
+            AccessType::Block(_) => VolumeAccess::Block,
             AccessType::Mount(mount) => mounted(mount)?,
         };
-        let AccessMode { mode } = access_mode.ok_or(Unsupported::NoAccessMode)?;
-        let users = users(Mode::try_from(mode).map_err(|_unknown| Unsupported::NoAccessMode)?)?;
+        let AccessMode { mode } = access_mode.ok_or(UnsupportedCapability::NoAccessMode)?;
+        let users = users(Mode::try_from(mode).map_err(|_unknown| UnsupportedCapability::NoAccessMode)?)?;
         Ok(Self { access, users })
     }
 }
 
-fn mounted(mount: MountVolume) -> Result<Access, Unsupported> {
+fn mounted(mount: MountVolume) -> Result<VolumeAccess, UnsupportedCapability> {
     let MountVolume { fs_type, mount_flags, volume_mount_group } = mount;
     if !volume_mount_group.is_empty() {
-        return Err(Unsupported::MountGroup);
+        return Err(UnsupportedCapability::MountGroup);
     }
     let file_system = match fs_type.as_str() {
         "" => FileSystem::Ext4,
-        name => FileSystem::named(name).ok_or_else(|| Unsupported::FileSystem(name.to_owned()))?,
+        name => FileSystem::named(name).ok_or_else(|| UnsupportedCapability::FileSystem(name.to_owned()))?,
     };
-    Ok(Access::Mount { file_system, options: mount_flags })
+    Ok(VolumeAccess::Mount { file_system, options: mount_flags })
 }
 
-fn users(mode: Mode) -> Result<Users, Unsupported> {
+fn users(mode: Mode) -> Result<Users, UnsupportedCapability> {
     match mode {
         Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(Users::Many),
         Mode::SingleNodeSingleWriter => Ok(Users::One),
-        Mode::Unknown => Err(Unsupported::NoAccessMode),
+        Mode::Unknown => Err(UnsupportedCapability::NoAccessMode),
         Mode::SingleNodeReaderOnly
         | Mode::MultiNodeReaderOnly
         | Mode::MultiNodeSingleWriter
-        | Mode::MultiNodeMultiWriter => Err(Unsupported::AccessMode(mode.as_str_name())),
+        | Mode::MultiNodeMultiWriter => Err(UnsupportedCapability::AccessMode(mode.as_str_name())),
     }
 }
 
@@ -183,10 +184,10 @@ mod tests {
     fn one_node_uses_a_volume_mounted_or_raw() {
         let found =
             Capability::try_from(capability(mount(""), Mode::SingleNodeMultiWriter)).expect("offered");
-        let Access::Mount { file_system, .. } = found.access else { panic!("mounted") };
+        let VolumeAccess::Mount { file_system, .. } = found.access else { panic!("mounted") };
         assert_eq!((file_system, found.users), (FileSystem::Ext4, Users::Many));
         let raw = capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeSingleWriter);
-        let expected = Capability { access: Access::Block, users: Users::One };
+        let expected = Capability { access: VolumeAccess::Block, users: Users::One };
         assert_eq!(Capability::try_from(raw), Ok(expected));
     }
 

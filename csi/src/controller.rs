@@ -41,19 +41,19 @@ use kube::Client;
 use tonic::{Request, Response, Status};
 
 use crate::requests::{RequestKind, Requests, not_built};
-use volumes::Volumes;
+use volumes::ClusterVolumes;
 
 /// The Controller service.
 #[derive(Clone)]
 pub(crate) struct Controller {
-    volumes: Volumes,
+    volumes: ClusterVolumes,
     requests: Requests,
 }
 
 impl Controller {
     /// The service over the API server of `client`.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
-        Self { volumes: Volumes::new(client), requests }
+        Self { volumes: ClusterVolumes::new(client), requests }
     }
 }
 

@@ -35,7 +35,7 @@ use tonic::service::Routes;
 use crate::controller::Controller;
 use crate::identity::Identity;
 use crate::metrics::{AdminEndpoint, Metrics};
-use crate::node::{Daemon, Node};
+use crate::node::{Daemon, NodeService};
 use crate::readiness::Readiness;
 use crate::registration::Registration;
 use crate::requests::Requests;
@@ -118,7 +118,7 @@ async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Resu
     let admin = AdminEndpoint::listen(admin.metrics_address).await?;
     let socket = endpoint::listen(&listen.endpoint.path)?;
     let metrics = Metrics::new(readiness.clone(), &requests);
-    let node = Node::new(node_name, daemon.clone(), directory, requests);
+    let node = NodeService::new(node_name, daemon.clone(), directory, requests);
     let identity = IdentityServer::new(Identity::new(readiness.clone()));
     let services = Routes::new(identity).add_service(NodeServer::new(node.clone()));
     let serve = socket.serve(services, std::future::pending());

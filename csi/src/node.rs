@@ -42,32 +42,32 @@ use tonic::{Request, Response, Status};
 
 pub(crate) use self::daemon::Daemon;
 use self::interrupted_format::InterruptedFormats;
-use self::operations::Operations;
+use self::operations::VolumeOperations;
 use self::tool::Tools;
 use crate::requests::{RequestKind, Requests, not_built};
 
 /// The Node service. Clones are the same service.
 #[derive(Clone)]
-pub(crate) struct Node(Arc<Inner>);
+pub(crate) struct NodeService(Arc<Inner>);
 
 /// Parts that the operations share.
 struct Inner {
     /// Name of the node, as its StorageNode has it.
     name: String,
     daemon: Daemon,
-    operations: Operations,
+    operations: VolumeOperations,
     tools: Tools,
     formats: InterruptedFormats,
     requests: Requests,
 }
 
-impl Node {
+impl NodeService {
     /// The service of the node of that name. `directory` keeps what must outlive the process.
     pub(crate) fn new(name: String, daemon: Daemon, directory: PathBuf, requests: Requests) -> Self {
         Self(Arc::new(Inner {
             name,
             daemon,
-            operations: Operations::new(),
+            operations: VolumeOperations::new(),
             tools: Tools::new(directory.join("locks")),
             formats: InterruptedFormats::new(directory.join("formats")),
             requests,
@@ -81,7 +81,7 @@ impl Node {
 }
 
 #[tonic::async_trait]
-impl node_server::Node for Node {
+impl node_server::Node for NodeService {
     async fn node_stage_volume(
         &self,
         request: Request<NodeStageVolumeRequest>,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Shared by all that change it or tell of it.
+/// Shared by those that change it and those that show it.
 #[derive(Clone, Debug)]
 pub(crate) struct Readiness(Arc<Mutex<Option<String>>>);
 

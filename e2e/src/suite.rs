@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn available_memory_is_read_and_a_lone_scenario_gets_one_place() {
+    fn available_memory_is_read_and_one_scenario_gets_one_place() {
         assert_eq!(available_mib("MemTotal:  24000 kB\nMemAvailable:   22528 kB\n"), Some(22));
         assert_eq!(available_mib("MemFree: 1 kB\n"), None);
         assert_eq!(places(1), 1);

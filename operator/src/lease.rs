@@ -87,8 +87,8 @@ struct Seen {
 /// Actions on a lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Move {
-    /// Hold it: it is ours already, or free.
-    Hold,
+    /// Acquire or renew it: it is ours already, or free.
+    Acquire,
     /// Its holder is alive.
     Wait,
 }
@@ -155,7 +155,7 @@ impl Election {
         }
     }
 
-    /// Tries to hold the lease once; `None` if this candidate holds it now, else the holder.
+    /// Tries to acquire or renew the lease once; `None` if this candidate holds it now, else the holder.
     async fn attempt(&mut self) -> Result<Option<String>, ApiError> {
         let outcome = self.look().await;
         self.pulse.beat();
@@ -166,7 +166,7 @@ impl Election {
         let Some(mut lease) = call(self.api.get_opt(&self.name)).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
-                spec: Some(self.hold(&LeaseSpec::default())),
+                spec: Some(self.acquired(&LeaseSpec::default())),
             };
             return self.written(call(self.api.create(&PostParams::default(), &lease)).await);
         };
@@ -175,8 +175,8 @@ impl Election {
         let spec = lease.spec.clone().unwrap_or_default();
         match decide(&spec, &self.identity, self.seen.silence(now)) {
             Move::Wait => Ok(spec.holder_identity),
-            Move::Hold => {
-                lease.spec = Some(self.hold(&spec));
+            Move::Acquire => {
+                lease.spec = Some(self.acquired(&spec));
                 self.written(call(self.api.replace(&self.name, &PostParams::default(), &lease)).await)
             }
         }
@@ -194,7 +194,8 @@ impl Election {
         }
     }
 
-    fn hold(&self, previous: &LeaseSpec) -> LeaseSpec {
+    /// The lease with this candidate as its holder.
+    fn acquired(&self, previous: &LeaseSpec) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
         let transitions = previous.lease_transitions.unwrap_or_default();
@@ -228,8 +229,8 @@ fn decide(spec: &LeaseSpec, identity: &str, silence: Duration) -> Move {
         .and_then(|s| u64::try_from(s).ok())
         .map_or(LEASE_DURATION, Duration::from_secs);
     match spec.holder_identity.as_deref() {
-        None | Some("") => Move::Hold,
-        Some(holder) if holder == identity || silence > duration => Move::Hold,
+        None | Some("") => Move::Acquire,
+        Some(holder) if holder == identity || silence > duration => Move::Acquire,
         Some(_) => Move::Wait,
     }
 }
@@ -253,16 +254,16 @@ mod tests {
     #[test]
     fn a_lease_is_taken_only_when_free_own_or_silent() {
         let second = Duration::from_secs(1);
-        assert_eq!(decide(&LeaseSpec::default(), "a", Duration::ZERO), Move::Hold);
-        assert_eq!(decide(&held_by(""), "a", Duration::ZERO), Move::Hold);
-        assert_eq!(decide(&held_by("a"), "a", Duration::ZERO), Move::Hold);
+        assert_eq!(decide(&LeaseSpec::default(), "a", Duration::ZERO), Move::Acquire);
+        assert_eq!(decide(&held_by(""), "a", Duration::ZERO), Move::Acquire);
+        assert_eq!(decide(&held_by("a"), "a", Duration::ZERO), Move::Acquire);
         assert_eq!(decide(&held_by("b"), "a", 15 * second), Move::Wait);
-        assert_eq!(decide(&held_by("b"), "a", 16 * second), Move::Hold);
+        assert_eq!(decide(&held_by("b"), "a", 16 * second), Move::Acquire);
     }
 
     /// A follower on a connection that swallowed its requests waited permanently, and was called healthy.
     #[tokio::test(start_paused = true)]
-    async fn a_request_without_an_answer_ends_and_a_stuck_candidate_is_not_alive() {
+    async fn an_unanswered_request_ends_and_its_candidate_is_not_alive() {
         let silent = tower::service_fn(|_request: hyper::Request<Body>| async {
             std::future::pending::<Result<hyper::Response<Body>, Infallible>>().await
         });

@@ -45,9 +45,9 @@ impl Requeue {
 
 /// Failures in a row of each object, by its name.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<HashMap<String, u32>>);
+pub(crate) struct FailureCounts(Mutex<HashMap<String, u32>>);
 
-impl Failures {
+impl FailureCounts {
     /// Counts a failure, and returns the time to wait. `random` is a number from 0 up to 1.
     pub(crate) fn delay(&self, name: &str, retry: Requeue, random: f64) -> Duration {
         let mut counts = self.0.lock();
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn retries_become_rarer_until_one_succeeds() {
-        let failures = Failures::default();
+        let failures = FailureCounts::default();
         let delay = |name| failures.delay(name, Requeue::Later, 0.5).as_secs();
         let delays: Vec<u64> = (0..7).map(|_| delay("a")).collect();
         assert_eq!(delays, [2, 4, 8, 16, 32, 60, 60]);

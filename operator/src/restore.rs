@@ -18,7 +18,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
 use crate::object_store::connect::Connections;
-use crate::volume::adoption::{Found, LastWriter};
+use crate::volume::adoption::{FoundInStore, LastWriter};
 use crate::volume::identity::id_of;
 
 mod documents;
@@ -44,7 +44,7 @@ pub(crate) struct Survivor {
     if ids.len() == 1 { "1 volume".to_owned() } else { format!("{} volumes", ids.len()) },
     ids.join(", ")
 )]
-struct Unreadable {
+struct UnreadableVolumes {
     /// Their identities.
     ids: Vec<String>,
 }
@@ -84,7 +84,7 @@ async fn print(
     let names = known.iter().map(ResourceExt::name_any).collect();
     text.push_str(&documents::of(name, &survivors, &names)?);
     out.write_all(text.as_bytes()).context("the documents cannot be printed")?;
-    if unreadable.is_empty() { Ok(()) } else { Err(Unreadable { ids: unreadable }.into()) }
+    if unreadable.is_empty() { Ok(()) } else { Err(UnreadableVolumes { ids: unreadable }.into()) }
 }
 
 /// Reads a volume; nothing if it was deleted.
@@ -92,7 +92,9 @@ async fn survivor(
     store: &dyn ObjectStore,
     id: &VolumeId,
 ) -> Result<Option<Survivor>, holdfast_log::LogFailure> {
-    let Found::Volume { size_bytes, last } = Found::read(store, id).await? else { return Ok(None) };
+    let FoundInStore::Volume { size_bytes, last } = FoundInStore::read(store, id).await? else {
+        return Ok(None);
+    };
     let labels = holdfast_log::read_creation(store, id).await?.labels;
     Ok(Some(Survivor { id: id.clone(), labels, size_bytes, last }))
 }

@@ -19,7 +19,7 @@ use crate::lease::{Election, Pulse};
 use crate::metrics::Metrics;
 use crate::object_store::{self, connect::Connections, controller::Probes};
 use crate::readiness::Readiness;
-use crate::requeue::Failures;
+use crate::requeue::FailureCounts;
 use crate::settings::Settings;
 use crate::{snapshot, volume};
 
@@ -52,7 +52,7 @@ pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Resu
     let outcome = if leads {
         metrics.set_leader(true);
         tracing::info!("leading");
-        let program = Program { client, identity, namespace: settings.namespace, metrics: metrics.clone() };
+        let program = Instance { client, identity, namespace: settings.namespace, metrics: metrics.clone() };
         let outcome = lead(program, &mut election, shutdown.requested()).await;
         metrics.set_leader(false);
         outcome
@@ -64,7 +64,7 @@ pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Resu
 }
 
 /// This instance.
-struct Program {
+struct Instance {
     client: Client,
     /// Name in the Lease and in events.
     identity: String,
@@ -73,11 +73,11 @@ struct Program {
 }
 
 async fn lead(
-    program: Program,
+    program: Instance,
     election: &mut Election,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let Program { client, identity, namespace, metrics } = program;
+    let Instance { client, identity, namespace, metrics } = program;
     let (stopping, stopped) = watch::channel(false);
     let recorder = Recorder::new(client.clone(), "holdfast-operator", &identity);
     let heartbeats = Heartbeats::new();
@@ -89,21 +89,21 @@ async fn lead(
         recorder: recorder.clone(),
         metrics: metrics.clone(),
         probes: Probes::default(),
-        failures: Failures::default(),
+        failures: FailureCounts::default(),
     });
     let snapshots = Arc::new(snapshot::controller::Context {
         client: client.clone(),
         connections: connections.clone(),
         recorder: recorder.clone(),
         metrics: metrics.clone(),
-        failures: Failures::default(),
+        failures: FailureCounts::default(),
     });
     let volumes = Arc::new(volume::controller::Context {
         client: client.clone(),
         connections,
         recorder,
         metrics,
-        failures: Failures::default(),
+        failures: FailureCounts::default(),
         heartbeats,
         namespace,
     });

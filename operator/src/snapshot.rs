@@ -4,7 +4,7 @@
 //! until a node is asked, and the whole status of a snapshot that the operator takes itself.
 //! Does not own: snapshots of a volume that a node serves, which the node's daemon takes and reports; what a
 //! snapshot is in the log (`holdfast-log`).
-//! Invariants: the uid of the object tells its snapshot from others, so that the log registers one, however
+//! Invariants: the uid of the object identifies its snapshot, so that the log registers one, however
 //! often it is taken and by which process; the volume and its ObjectStore are recorded before it is taken;
 //! the deletion of a snapshot that a node was asked for waits until the node has taken it or released the
 //! volume. A node that was cut off while it took the snapshot may still register it: that one is deleted by

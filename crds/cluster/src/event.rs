@@ -1,6 +1,6 @@
-//! Kubernetes events: what tells of a condition that turned.
+//! Kubernetes events of conditions that turned.
 //!
-//! On failure: an event that cannot be written is only logged; it never stops the work it tells of.
+//! On failure: an event that cannot be written is only logged; it never stops the work it is about.
 
 use holdfast_crds::{Condition, find_condition};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -46,7 +46,7 @@ pub fn turned<'a>(before: &'a [Condition], after: &'a [Condition]) -> impl Itera
     })
 }
 
-/// The event that tells of a condition as it stands now.
+/// The event for a condition as it stands now.
 pub fn event(condition: &Condition, type_: EventType) -> Event {
     Event {
         type_,

@@ -144,18 +144,18 @@ impl Secrets<'_> {
     async fn credentials(
         &mut self,
         credentials: &Credentials,
-    ) -> Result<holdfast_s3::Credentials, StoreConfigError> {
+    ) -> Result<holdfast_s3::S3Credentials, StoreConfigError> {
         match credentials {
             Credentials::SecretRef(SecretRef { name, namespace }) => {
                 let secret = self.read("spec.credentials.secretRef", namespace, name).await?;
-                Ok(holdfast_s3::Credentials::Static {
+                Ok(holdfast_s3::S3Credentials::Static {
                     access_key_id: secret.required("accessKeyId")?,
                     secret_access_key: secret.required("secretAccessKey")?,
                     session_token: secret.optional("sessionToken"),
                 })
             }
-            Credentials::Environment(_) => Ok(holdfast_s3::Credentials::Environment),
-            Credentials::WebIdentity(_) => Ok(holdfast_s3::Credentials::WebIdentity {
+            Credentials::Environment(_) => Ok(holdfast_s3::S3Credentials::Environment),
+            Credentials::WebIdentity(_) => Ok(holdfast_s3::S3Credentials::WebIdentity {
                 token_file: self.variable(TOKEN_FILE)?.into(),
                 role_arn: self.variable(ROLE_ARN)?,
             }),

@@ -12,8 +12,8 @@ use super::object_name::{CSI_NAME, ObjectName};
 use super::parameters::Parameters;
 use super::reason::first_unmet;
 use super::volume_id;
-use super::volumes::{TimedOut, Volumes};
-use crate::capability::{Access, Capability, FileSystem};
+use super::volumes::{ClusterVolumes, TimedOut};
+use crate::capability::{Capability, FileSystem, VolumeAccess};
 use crate::{deadline, topology};
 
 /// Condition of the operator: the volume exists in its object store.
@@ -30,7 +30,7 @@ struct Wanted {
 }
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<CreateVolumeRequest>,
 ) -> Result<CreateVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -81,7 +81,7 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
         for capability in volume_capabilities {
             let capability = Capability::try_from(Some(capability))?;
             least.extend(capability.least_bytes());
-            if let Access::Mount { file_system: named, .. } = capability.access {
+            if let VolumeAccess::Mount { file_system: named, .. } = capability.access {
                 file_system = Some(named);
             }
         }

@@ -5,13 +5,13 @@ use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::reason::said;
+use super::reason::condition_text;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, TimedOut, Volumes};
+use super::volumes::{ApiFailure, ClusterVolumes, TimedOut};
 use crate::deadline;
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<DeleteVolumeRequest>,
 ) -> Result<DeleteVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -36,7 +36,7 @@ pub(super) async fn answer(
     let gone =
         volumes.wait(name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
     gone.map(|()| DeleteVolumeResponse {}).map_err(|TimedOut { last }| {
-        let why = last.and_then(|volume| said(&volume, "Provisioned"));
+        let why = last.and_then(|volume| condition_text(&volume, "Provisioned"));
         Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
     })
 }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_a_node_that_was_cut_off_is_deleted() {
+    fn a_volume_of_a_forcibly_detached_node_is_deleted() {
         deletable(&cut_off(Some(3))).expect("no node serves it");
         deletable(&cut_off(Some(2))).expect_err("it attached again");
     }

@@ -8,8 +8,8 @@ use tonic::{Request, Status};
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{is_object_name, volume_id};
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, Volumes, missing};
-use crate::capability::{Access, Capability};
+use super::volumes::{ApiFailure, ClusterVolumes, missing};
+use crate::capability::{Capability, VolumeAccess};
 
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ enum Plan {
 }
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<ControllerExpandVolumeRequest>,
 ) -> Result<ControllerExpandVolumeResponse, Status> {
     let ControllerExpandVolumeRequest { volume_id: id, capacity_range, secrets: _, volume_capability } =
@@ -33,7 +33,7 @@ pub(super) async fn answer(
     let capacity = Capacity::choose(capacity_range)?;
     let raw = match volume_capability {
         None => false,
-        given @ Some(_) => Capability::try_from(given)?.access == Access::Block,
+        given @ Some(_) => Capability::try_from(given)?.access == VolumeAccess::Block,
     };
     if !is_object_name(name) {
         return Err(missing(name));

@@ -1,4 +1,4 @@
-//! `ListVolumes`: all Volumes, with the node that serves each.
+//! `ListVolumes`: all ClusterVolumes, with the node that serves each.
 
 use holdfast_crds::Volume;
 use holdfast_proto::csi::v1::list_volumes_response::{Entry, VolumeStatus};
@@ -8,11 +8,11 @@ use tonic::{Request, Status};
 
 use super::capacity::signed;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, Volumes};
+use super::volumes::{ApiFailure, ClusterVolumes};
 use crate::topology;
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<ListVolumesRequest>,
 ) -> Result<ListVolumesResponse, Status> {
     let ListVolumesRequest { max_entries, starting_token } = request.into_inner();

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_other_parameters_is_told_apart() {
+    fn a_volume_of_other_parameters_is_distinguished() {
         let parameters = read(&[("objectStore", "main")]).expect("parameters");
         for (other, words) in [
             ([("objectStore", "cold"), ("durability", "local")], "objectStore `cold`, not `main`"),

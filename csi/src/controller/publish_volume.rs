@@ -1,4 +1,4 @@
-//! `ControllerPublishVolume`: a wish in `spec.nodeName`, and the wait until that node serves the volume.
+//! `ControllerPublishVolume`: requests the node in `spec.nodeName`, and waits until it serves the volume.
 
 use std::collections::HashMap;
 
@@ -9,9 +9,9 @@ use serde_json::json;
 use tonic::{Request, Status};
 
 use super::object_name::volume_id;
-use super::reason::{first_unmet, said};
+use super::reason::{condition_text, first_unmet};
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, TimedOut, Volumes, missing};
+use super::volumes::{ApiFailure, ClusterVolumes, TimedOut, missing};
 use crate::capability::Capability;
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
@@ -27,13 +27,13 @@ const OBSTACLES: [&str; 3] = [ATTACHED, "Assigned", "Provisioned"];
 #[derive(Debug)]
 enum Plan {
     /// Ask for the node in the spec.
-    Wish,
+    Request,
     /// It was asked for: wait.
     Wait,
 }
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<ControllerPublishVolumeRequest>,
 ) -> Result<ControllerPublishVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -59,7 +59,7 @@ pub(super) async fn answer(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
     }
-    if let Plan::Wish = plan(&volume, &node_id)? {
+    if let Plan::Request = plan(&volume, &node_id)? {
         volume = match volumes.change(&volume, json!({ "nodeName": node_id })).await {
             Ok(volume) => volume,
             Err(ApiFailure::Stale) => {
@@ -88,7 +88,7 @@ fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
         return Err(Status::failed_precondition(refused));
     }
     match volume.spec.desired_node() {
-        None => Ok(Plan::Wish),
+        None => Ok(Plan::Request),
         Some(desired) if desired == node => Ok(Plan::Wait),
         Some(desired) => Err(Status::failed_precondition(format!(
             "node_id: the volume is published on node {desired}, and one node uses a volume at a time. Unpublish it there first"
@@ -104,7 +104,7 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
     }
     let status = volume.status.as_ref()?;
     if status.node.as_deref() == Some(node) && is_full(&status.conditions) {
-        let why = said(volume, ATTACHED).unwrap_or_default();
+        let why = condition_text(volume, ATTACHED).unwrap_or_default();
         return Some(Err(Status::resource_exhausted(format!("node_id: node {node} is full: {why}"))));
     }
     let serves = serving_node(volume) == Some(node) && status.device_path.is_some();
@@ -144,8 +144,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_volume_goes_to_one_node_at_a_time() {
-        assert!(matches!(plan(&volume(None, None), "a"), Ok(Plan::Wish)));
-        assert!(matches!(plan(&volume(Some(""), None), "a"), Ok(Plan::Wish)));
+        assert!(matches!(plan(&volume(None, None), "a"), Ok(Plan::Request)));
+        assert!(matches!(plan(&volume(Some(""), None), "a"), Ok(Plan::Request)));
         assert!(matches!(plan(&volume(Some("a"), None), "a"), Ok(Plan::Wait)));
         let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
         assert_eq!(refused.code(), Code::FailedPrecondition);

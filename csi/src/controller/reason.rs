@@ -14,7 +14,7 @@ pub(super) fn first_unmet(volume: &Volume, types: &[&str], otherwise: &str) -> S
 }
 
 /// The volume's condition of that type in words, whether or not it holds.
-pub(super) fn said(volume: &Volume, type_: &str) -> Option<String> {
+pub(super) fn condition_text(volume: &Volume, type_: &str) -> Option<String> {
     find_condition(&volume.status.as_ref()?.conditions, type_).map(text)
 }
 

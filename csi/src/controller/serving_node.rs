@@ -31,7 +31,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_node_that_was_cut_off_does_not_serve_until_its_next_attach() {
+    fn a_forcibly_detached_node_serves_only_after_its_next_attach() {
         assert_eq!(serving_node(&volume(None, None)), None);
         assert_eq!(serving_node(&volume(None, Some(""))), None);
         assert_eq!(serving_node(&volume(None, Some("a"))), Some("a"));

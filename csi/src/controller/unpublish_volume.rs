@@ -1,4 +1,4 @@
-//! `ControllerUnpublishVolume`: withdraws the wish in `spec.nodeName`, and waits for the node's final commit.
+//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the final commit.
 
 use holdfast_crds::Volume;
 use holdfast_proto::csi::v1::{ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse};
@@ -8,11 +8,11 @@ use tonic::{Request, Status};
 use super::object_name::{is_object_name, volume_id};
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, TimedOut, Volumes};
+use super::volumes::{ApiFailure, ClusterVolumes, TimedOut};
 use crate::deadline;
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<ControllerUnpublishVolumeRequest>,
 ) -> Result<ControllerUnpublishVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -24,7 +24,7 @@ pub(super) async fn answer(
     let Some(mut volume) = volumes.get(name).await? else {
         return Ok(ControllerUnpublishVolumeResponse {});
     };
-    if is_wished(&volume, &node_id) {
+    if is_requested(&volume, &node_id) {
         volume = match volumes.change(&volume, json!({ "nodeName": "" })).await {
             Ok(volume) => volume,
             Err(ApiFailure::Stale) => {
@@ -42,8 +42,8 @@ pub(super) async fn answer(
     })
 }
 
-/// Returns true if the volume is asked for on that node; on any node if none is named.
-fn is_wished(volume: &Volume, node: &str) -> bool {
+/// Returns true if `spec.nodeName` requests that node; any node if none is named.
+fn is_requested(volume: &Volume, node: &str) -> bool {
     volume.spec.desired_node().is_some_and(|desired| node.is_empty() || desired == node)
 }
 
@@ -63,11 +63,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_wish_for_that_node_is_withdrawn() {
-        assert!(is_wished(&volume(Some("a"), None), "a"));
-        assert!(is_wished(&volume(Some("a"), None), ""));
-        assert!(!is_wished(&volume(Some("b"), None), "a"));
-        assert!(!is_wished(&volume(None, Some("a")), "a"));
+    fn only_the_request_for_that_node_is_withdrawn() {
+        assert!(is_requested(&volume(Some("a"), None), "a"));
+        assert!(is_requested(&volume(Some("a"), None), ""));
+        assert!(!is_requested(&volume(Some("b"), None), "a"));
+        assert!(!is_requested(&volume(None, Some("a")), "a"));
     }
 
     #[test]

@@ -6,11 +6,11 @@ use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
 use super::parameters::Parameters;
-use super::volumes::{Volumes, missing};
+use super::volumes::{ClusterVolumes, missing};
 use crate::capability::Capability;
 
 pub(super) async fn answer(
-    volumes: &Volumes,
+    volumes: &ClusterVolumes,
     request: Request<ValidateVolumeCapabilitiesRequest>,
 ) -> Result<ValidateVolumeCapabilitiesResponse, Status> {
     let ValidateVolumeCapabilitiesRequest {

@@ -98,13 +98,13 @@ pub(super) struct TimedOut {
 
 /// The Volumes of the cluster.
 #[derive(Clone)]
-pub(super) struct Volumes {
+pub(super) struct ClusterVolumes {
     volumes: Api<Volume>,
     nodes: Api<StorageNode>,
     client: Client,
 }
 
-impl Volumes {
+impl ClusterVolumes {
     pub(super) fn new(client: Client) -> Self {
         Self { volumes: Api::all(client.clone()), nodes: Api::all(client.clone()), client }
     }
@@ -188,7 +188,7 @@ impl Volumes {
     ) -> Result<T, TimedOut> {
         let mut last = seen;
         match timeout_at(deadline, self.follow(name, &mut last, verdict)).await {
-            Ok(said) => Ok(said),
+            Ok(found) => Ok(found),
             Err(_elapsed) => Err(TimedOut { last }),
         }
     }
@@ -200,21 +200,21 @@ impl Volumes {
         verdict: impl Fn(Option<&Volume>) -> Option<T>,
     ) -> T {
         loop {
-            if let Some(said) = verdict(last.as_ref()) {
-                return said;
+            if let Some(found) = verdict(last.as_ref()) {
+                return found;
             }
             let version = last.as_ref().and_then(ResourceExt::resource_version);
             if let Some(version) = version
-                && let ControlFlow::Break(said) = self.watch(name, &version, last, &verdict).await
+                && let ControlFlow::Break(found) = self.watch(name, &version, last, &verdict).await
             {
-                return said;
+                return found;
             }
             match self.get(name).await {
                 Ok(found) => *last = found,
                 Err(failure) => tracing::warn!(volume = name, error = chain(&failure), "volume not read"),
             }
-            if let Some(said) = verdict(last.as_ref()) {
-                return said;
+            if let Some(found) = verdict(last.as_ref()) {
+                return found;
             }
             sleep(RETRY).await;
         }
@@ -241,8 +241,8 @@ impl Volumes {
                 WatchEvent::Bookmark(_) => continue,
                 WatchEvent::Error(_) => break,
             }
-            if let Some(said) = verdict(last.as_ref()) {
-                return ControlFlow::Break(said);
+            if let Some(found) = verdict(last.as_ref()) {
+                return ControlFlow::Break(found);
             }
         }
         ControlFlow::Continue(())

@@ -9,7 +9,7 @@ use std::path::Path;
 use holdfast_crds::FORMAT_UNKNOWN_CONTENT;
 use tonic::Status;
 
-use super::tool::{CommandLine, Ended, Tools};
+use super::tool::{CommandLine, EndedProgram, Tools};
 use crate::capability::FileSystem;
 
 /// Exit codes of `blkid --probe`. Source: `man blkid`.
@@ -30,7 +30,7 @@ const ERRORS_LEFT: i32 = 4;
 
 /// Signature on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(super) enum DeviceContent {
     /// None that is known.
     Nothing,
     /// A file system of ours.
@@ -47,7 +47,7 @@ pub(super) struct DeviceFacts {
     /// The file system that is asked for.
     pub(super) wanted: FileSystem,
     /// Signature on the device.
-    pub(super) content: Content,
+    pub(super) content: DeviceContent,
     /// False if every byte is zero and no writer was ever replaced, as the node daemon says; none while it
     /// does not know.
     pub(super) holds_data: Option<bool>,
@@ -61,7 +61,7 @@ pub(super) struct DeviceFacts {
 
 /// The preparation of a device before it is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(super) enum Preparation {
     /// Make the file system.
     Format {
         /// Every byte is zero.
@@ -77,31 +77,31 @@ pub(super) enum Plan {
 /// # Errors
 /// `FAILED_PRECONDITION`: it holds something else, or something unknown. `UNAVAILABLE`: it is not known yet
 /// whether it holds anything.
-pub(super) fn plan(facts: &DeviceFacts) -> Result<Plan, Status> {
+pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
     let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format } = facts;
     if *is_half_formatted {
-        return Ok(Plan::Format { is_zero: false });
+        return Ok(Preparation::Format { is_zero: false });
     }
     let name = wanted.name();
     match (content, holds_data) {
-        (Content::FileSystem(found), _) if found == wanted => Ok(Plan::Check),
-        (Content::FileSystem(found), _) => Err(refused(&format!(
+        (DeviceContent::FileSystem(found), _) if found == wanted => Ok(Preparation::Check),
+        (DeviceContent::FileSystem(found), _) => Err(refused(&format!(
             "the volume holds {found}, and {name} is asked for. It was not formatted. Ask for fsType {found}",
             found = found.name()
         ))),
-        (Content::Other(found), _) => Err(refused(&format!(
+        (DeviceContent::Other(found), _) => Err(refused(&format!(
             "the volume holds {found}, and {name} is asked for. It was not formatted. Use it as a raw block volume"
         ))),
-        (Content::Several, _) => {
+        (DeviceContent::Several, _) => {
             Err(refused("the volume holds several signatures. It was not formatted; see `wipefs`"))
         }
-        (Content::Nothing, Some(false)) => Ok(Plan::Format { is_zero: true }),
-        (Content::Nothing, Some(true)) if *may_format => Ok(Plan::Format { is_zero: false }),
-        (Content::Nothing, Some(true)) => Err(refused(&format!(
+        (DeviceContent::Nothing, Some(false)) => Ok(Preparation::Format { is_zero: true }),
+        (DeviceContent::Nothing, Some(true)) if *may_format => Ok(Preparation::Format { is_zero: false }),
+        (DeviceContent::Nothing, Some(true)) => Err(refused(&format!(
             "the volume holds data without a known signature, or lost it with a replaced writer (UnuploadedDataLost). It was not \
              formatted. If the data may be lost, annotate the Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}"
         ))),
-        (Content::Nothing, None) => Err(Status::unavailable(
+        (DeviceContent::Nothing, None) => Err(Status::unavailable(
             "it is not known yet whether the volume holds data. It was not formatted; it is tried again",
         )),
     }
@@ -116,9 +116,9 @@ fn refused(message: &str) -> Status {
 ///
 /// # Errors
 /// `UNAVAILABLE`: it cannot be read. `INTERNAL`: blkid failed. Those of [`Tools::run`].
-pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<Content, Status> {
+pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<DeviceContent, Status> {
     let content = probed(&tools.run(volume, probe(device)).await?)?;
-    if content != Content::Nothing {
+    if content != DeviceContent::Nothing {
         return Ok(content);
     }
     // The kernel keeps what was read while the device is open, so that blkid is given the same.
@@ -176,7 +176,7 @@ fn probe(device: &Path) -> CommandLine {
 ///
 /// # Errors
 /// `UNAVAILABLE`: it complains, and found nothing. `INTERNAL`: it failed otherwise.
-fn probed(ended: &Ended) -> Result<Content, Status> {
+fn probed(ended: &EndedProgram) -> Result<DeviceContent, Status> {
     match ended.code {
         Some(FOUND) => {
             let value = |key: &str| {
@@ -188,16 +188,18 @@ fn probed(ended: &Ended) -> Result<Content, Status> {
             };
             let found = value("TYPE").or_else(|| Some(format!("a partition table ({})", value("PTTYPE")?)));
             Ok(match found {
-                None => Content::Other("an unknown signature".to_owned()),
-                Some(name) => FileSystem::named(&name).map_or(Content::Other(name), Content::FileSystem),
+                None => DeviceContent::Other("an unknown signature".to_owned()),
+                Some(name) => {
+                    FileSystem::named(&name).map_or(DeviceContent::Other(name), DeviceContent::FileSystem)
+                }
             })
         }
         Some(NOTHING) if !ended.output().is_empty() => Err(Status::unavailable(format!(
             "the device could not be read: {}; nothing was formatted",
             ended.output()
         ))),
-        Some(NOTHING) => Ok(Content::Nothing),
-        Some(AMBIGUOUS) => Ok(Content::Several),
+        Some(NOTHING) => Ok(DeviceContent::Nothing),
+        Some(AMBIGUOUS) => Ok(DeviceContent::Several),
         code => Err(Status::internal(format!("blkid failed ({code:?}): {}", ended.output()))),
     }
 }
@@ -227,7 +229,7 @@ pub(super) fn check(file_system: FileSystem, device: &Path) -> Option<CommandLin
 ///
 /// # Errors
 /// `INTERNAL` with its output: errors are left, which no program repairs without a person.
-pub(super) fn checked(ended: &Ended, device: &Path) -> Result<(), Status> {
+pub(super) fn checked(ended: &EndedProgram, device: &Path) -> Result<(), Status> {
     match ended.code {
         Some(code) if code < ERRORS_LEFT => Ok(()),
         code => Err(Status::internal(format!(
@@ -254,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    fn facts(content: Content, holds_data: Option<bool>) -> DeviceFacts {
+    fn facts(content: DeviceContent, holds_data: Option<bool>) -> DeviceFacts {
         DeviceFacts {
             wanted: FileSystem::Ext4,
             content,
@@ -267,19 +269,19 @@ mod tests {
 
     #[test]
     fn only_a_volume_without_data_is_formatted() {
-        let ext4 = Content::FileSystem(FileSystem::Ext4);
-        let xfs = Content::FileSystem(FileSystem::Xfs);
-        let other = Content::Other("LVM2_member".to_owned());
+        let ext4 = DeviceContent::FileSystem(FileSystem::Ext4);
+        let xfs = DeviceContent::FileSystem(FileSystem::Xfs);
+        let other = DeviceContent::Other("LVM2_member".to_owned());
         for (content, holds_data, expected) in [
-            (Content::Nothing, Some(false), Ok(Plan::Format { is_zero: true })),
-            (Content::Nothing, Some(true), Err(Code::FailedPrecondition)),
-            (Content::Nothing, None, Err(Code::Unavailable)),
-            (ext4.clone(), Some(true), Ok(Plan::Check)),
-            (ext4.clone(), None, Ok(Plan::Check)),
+            (DeviceContent::Nothing, Some(false), Ok(Preparation::Format { is_zero: true })),
+            (DeviceContent::Nothing, Some(true), Err(Code::FailedPrecondition)),
+            (DeviceContent::Nothing, None, Err(Code::Unavailable)),
+            (ext4.clone(), Some(true), Ok(Preparation::Check)),
+            (ext4.clone(), None, Ok(Preparation::Check)),
             (xfs.clone(), Some(true), Err(Code::FailedPrecondition)),
             (xfs, Some(false), Err(Code::FailedPrecondition)),
             (other, Some(true), Err(Code::FailedPrecondition)),
-            (Content::Several, Some(true), Err(Code::FailedPrecondition)),
+            (DeviceContent::Several, Some(true), Err(Code::FailedPrecondition)),
         ] {
             let found = plan(&facts(content.clone(), holds_data)).map_err(|status| status.code());
             assert_eq!(found, expected, "{content:?}, {holds_data:?}");
@@ -295,7 +297,7 @@ mod tests {
         let zero = directory.path().join("zero");
         File::create(&empty).expect("a file");
         File::create(&zero).expect("a file").set_len(65 << 20).expect("longer");
-        assert_eq!(look(&tools, "v", &zero).await.expect("readable"), Content::Nothing);
+        assert_eq!(look(&tools, "v", &zero).await.expect("readable"), DeviceContent::Nothing);
         for unreadable in [directory.path().join("none"), directory.path().to_owned(), empty] {
             let status = look(&tools, "v", &unreadable).await.expect_err("no data");
             assert_eq!(status.code(), Code::Unavailable, "{unreadable:?}");
@@ -316,8 +318,8 @@ mod tests {
 
     #[test]
     fn nothing_is_not_believed_of_a_probe_that_complains() {
-        let ended = |stderr: &str| Ended::for_tests(NOTHING, stderr);
-        assert_eq!(probed(&ended("")).expect("silent"), Content::Nothing);
+        let ended = |stderr: &str| EndedProgram::for_tests(NOTHING, stderr);
+        assert_eq!(probed(&ended("")).expect("silent"), DeviceContent::Nothing);
         let status = probed(&ended("blkid: error: /dev/x: Input/output error")).expect_err("it complains");
         assert_eq!(status.code(), Code::Unavailable);
     }
@@ -325,18 +327,18 @@ mod tests {
     /// Found by reading: a signature without a type counted as none.
     #[test]
     fn what_has_a_signature_is_not_empty() {
-        let found = probed(&Ended::for_tests(FOUND, "")).expect("a signature");
-        assert_eq!(found, Content::Other("an unknown signature".to_owned()));
+        let found = probed(&EndedProgram::for_tests(FOUND, "")).expect("a signature");
+        assert_eq!(found, DeviceContent::Other("an unknown signature".to_owned()));
     }
 
     #[test]
     fn unknown_data_is_formatted_only_when_the_user_says_so() {
-        let mut unknown = facts(Content::Nothing, Some(true));
+        let mut unknown = facts(DeviceContent::Nothing, Some(true));
         let refused = plan(&unknown).expect_err("data");
         assert!(refused.message().contains("holdfast.dev/format-unknown-content=7"));
         unknown.may_format = true;
-        assert_eq!(plan(&unknown).ok(), Some(Plan::Format { is_zero: false }));
-        let known = DeviceFacts { content: Content::FileSystem(FileSystem::Xfs), ..unknown };
+        assert_eq!(plan(&unknown).ok(), Some(Preparation::Format { is_zero: false }));
+        let known = DeviceFacts { content: DeviceContent::FileSystem(FileSystem::Xfs), ..unknown };
         assert!(plan(&known).is_err(), "a known file system is never replaced");
     }
 
@@ -344,10 +346,10 @@ mod tests {
     /// the note of the format was asked for.
     #[test]
     fn a_format_that_was_interrupted_is_begun_again() {
-        let several = probed(&Ended::for_tests(AMBIGUOUS, "")).expect("signatures");
-        for content in [Content::Nothing, Content::FileSystem(FileSystem::Ext4), several] {
+        let several = probed(&EndedProgram::for_tests(AMBIGUOUS, "")).expect("signatures");
+        for content in [DeviceContent::Nothing, DeviceContent::FileSystem(FileSystem::Ext4), several] {
             let half = DeviceFacts { is_half_formatted: true, ..facts(content, Some(true)) };
-            assert_eq!(plan(&half).ok(), Some(Plan::Format { is_zero: false }));
+            assert_eq!(plan(&half).ok(), Some(Preparation::Format { is_zero: false }));
         }
     }
 }

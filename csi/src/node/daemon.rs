@@ -30,7 +30,7 @@ pub(crate) struct Daemon {
 
 /// A volume's device that serves requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Served {
+pub(super) struct ServedDevice {
     /// The device.
     pub(super) path: PathBuf,
     /// Its number.
@@ -45,7 +45,7 @@ pub(super) struct Served {
     pub(super) may_format: bool,
 }
 
-impl Served {
+impl ServedDevice {
     fn of(answer: AwaitServedResponse) -> Result<Self, Status> {
         let AwaitServedResponse { volume, may_format } = answer;
         let volume = volume.unwrap_or_default();
@@ -67,7 +67,11 @@ impl Daemon {
     ///
     /// # Errors
     /// `UNAVAILABLE`: it does not within the time.
-    pub(super) async fn served(&self, context: &PublishContext, until: Instant) -> Result<Served, Status> {
+    pub(super) async fn served(
+        &self,
+        context: &PublishContext,
+        until: Instant,
+    ) -> Result<ServedDevice, Status> {
         let PublishContext { volume_id, epoch } = context;
         let left = until.saturating_duration_since(Instant::now());
         let mut request =
@@ -82,7 +86,7 @@ impl Daemon {
                 )));
             }
         };
-        Served::of(served)
+        ServedDevice::of(served)
     }
 
     /// The volumes of this node, and whether each serves requests.

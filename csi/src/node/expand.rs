@@ -8,12 +8,12 @@ use tonic::{Request, Status};
 
 use super::daemon::check_touchable;
 use super::mounts::DeviceNumber;
-use super::{Node, content, mounts, paths};
+use super::{NodeService, content, mounts, paths};
 use crate::capability::FileSystem;
 use crate::deadline;
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     request: Request<NodeExpandVolumeRequest>,
 ) -> Result<NodeExpandVolumeResponse, Status> {
     let until = deadline::of(&request);

@@ -3,11 +3,11 @@
 use holdfast_proto::csi::v1::{NodeGetInfoRequest, NodeGetInfoResponse};
 use tonic::{Request, Status};
 
-use super::Node;
+use super::NodeService;
 use crate::topology;
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     _: Request<NodeGetInfoRequest>,
 ) -> Result<NodeGetInfoResponse, Status> {
     let capabilities = node.0.daemon.usable().await?;

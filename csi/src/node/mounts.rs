@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, major, minor, stat};
 use tonic::Status;
 
-use super::daemon::Served;
+use super::daemon::ServedDevice;
 
 /// Source: `man proc_pid_mountinfo`.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
@@ -50,13 +50,13 @@ pub(super) struct Mount {
     pub(super) is_read_only: bool,
     /// Type of the file system.
     pub(super) fs_type: String,
-    /// The device, as mount(8) was told.
+    /// The device, as it was given to mount(8).
     pub(super) source: PathBuf,
 }
 
 impl Mount {
     /// Returns true if it is the file system on that device.
-    pub(super) fn is_of(&self, device: &Served) -> bool {
+    pub(super) fn is_of(&self, device: &ServedDevice) -> bool {
         if self.number.major == 0 { self.source == device.path } else { self.number == device.number }
     }
 
@@ -131,18 +131,18 @@ pub(super) mod tests {
     ];
 
     /// A device that is served, with the major number of the lines above.
-    pub(in crate::node) fn device(path: &str, minor: u32) -> Served {
+    pub(in crate::node) fn device(path: &str, minor: u32) -> ServedDevice {
         let number = DeviceNumber { major: 259, minor };
-        Served { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
+        ServedDevice { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
     }
 
-    /// The mounts that these lines tell of.
+    /// The mounts in these lines.
     pub(in crate::node) fn parsed(lines: &[&str]) -> Vec<Mount> {
         lines.iter().filter_map(|line| parse(line)).collect()
     }
 
     #[test]
-    fn a_mount_is_told_by_its_device() {
+    fn a_mount_is_recognized_by_its_device() {
         let mounts = parsed(&LINES);
         let staged = at(&mounts, Path::new("/var/lib/a b/globalmount")).expect("a mount");
         assert!(staged.is_of(&device("/dev/ublkb0", 3)) && !staged.is_read_only);

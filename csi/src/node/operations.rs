@@ -13,7 +13,7 @@ type Busy = Arc<Mutex<HashSet<String>>>;
 
 /// The work on volumes.
 #[derive(Debug)]
-pub(super) struct Operations {
+pub(super) struct VolumeOperations {
     busy: Busy,
     tasks: Tasks,
 }
@@ -31,7 +31,7 @@ impl Drop for Turn {
     }
 }
 
-impl Operations {
+impl VolumeOperations {
     /// None yet.
     pub(super) fn new() -> Self {
         Self { busy: Busy::default(), tasks: Tasks::new() }
@@ -95,7 +95,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_operation_that_hangs_keeps_its_volume_and_no_other() {
-        let operations = Operations::new();
+        let operations = VolumeOperations::new();
         let soon = || Instant::now() + Duration::from_secs(1);
         let (end, ended) = oneshot::channel::<()>();
         let hung = operations.run("a", soon(), async {
@@ -114,7 +114,7 @@ mod tests {
     /// It ran on until the runtime ended.
     #[tokio::test]
     async fn operations_end_with_their_owner() {
-        let (operations, held) = (Operations::new(), Arc::new(()));
+        let (operations, held) = (VolumeOperations::new(), Arc::new(()));
         let until = Instant::now() + Duration::from_secs(60);
         let hangs = {
             let held = held.clone();

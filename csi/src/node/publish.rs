@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use holdfast_proto::csi::v1::{NodePublishVolumeRequest, NodePublishVolumeResponse};
 use tonic::{Request, Status};
 
-use super::daemon::Served;
+use super::daemon::ServedDevice;
 use super::mounts::{self, Mount};
 use super::tool::{CommandLine, Tools};
-use super::{Inner, Node, paths};
-use crate::capability::{Access, Capability, Users};
+use super::{Inner, NodeService, paths};
+use crate::capability::{Capability, Users, VolumeAccess};
 use crate::deadline;
 use crate::publish_context;
 
@@ -18,7 +18,7 @@ use crate::publish_context;
 #[derive(Debug)]
 struct Wanted {
     volume: String,
-    device: Served,
+    device: ServedDevice,
     /// Path at which the file system is staged; none of a raw device.
     staged: Option<PathBuf>,
     target: PathBuf,
@@ -38,7 +38,7 @@ enum Plan {
 }
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     request: Request<NodePublishVolumeRequest>,
 ) -> Result<NodePublishVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -57,8 +57,8 @@ pub(super) async fn answer(
     let Capability { access, users } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     let staged = match access {
-        Access::Block => None,
-        Access::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),
+        VolumeAccess::Block => None,
+        VolumeAccess::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),
     };
     let inner = node.0.clone();
     let name = volume.clone();

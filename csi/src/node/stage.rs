@@ -14,15 +14,15 @@ use holdfast_proto::csi::v1::{NodeStageVolumeRequest, NodeStageVolumeResponse};
 use tokio::time::{Instant, sleep};
 use tonic::{Request, Status};
 
-use super::content::{self, Content, DeviceFacts, Plan};
-use super::daemon::Served;
+use super::content::{self, DeviceContent, DeviceFacts, Preparation};
+use super::daemon::ServedDevice;
 use super::tool::CommandLine;
-use super::{Inner, Node, mounts, paths};
-use crate::capability::{Access, Capability, FileSystem};
+use super::{Inner, NodeService, mounts, paths};
+use crate::capability::{Capability, FileSystem, VolumeAccess};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
-/// Time after which the figures of a volume tell of every write that had completed before.
+/// Time after which the figures of a volume include every write that had completed before.
 const FIGURES_ARE_NEW: Duration = Duration::from_secs(1);
 
 /// A file system to mount.
@@ -37,7 +37,7 @@ struct Wanted {
 }
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     request: Request<NodeStageVolumeRequest>,
 ) -> Result<NodeStageVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -55,8 +55,8 @@ pub(super) async fn answer(
     let context = publish_context::read(&publish_context)?;
     match access {
         // A raw device has nothing to prepare: it is there, or it is not.
-        Access::Block => drop(node.0.daemon.served(&context, until).await?),
-        Access::Mount { file_system, options } => {
+        VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
+        VolumeAccess::Mount { file_system, options } => {
             let wanted = Wanted { volume: volume.clone(), context, file_system, options, point, until };
             let inner = node.0.clone();
             node.0.operations.run(&volume, until, async move { inner.stage(wanted).await }).await?;
@@ -73,12 +73,12 @@ impl Inner {
         }
         let (device, facts) = self.facts(&wanted, device).await?;
         match content::plan(&facts)? {
-            Plan::Format { is_zero } => {
+            Preparation::Format { is_zero } => {
                 let found = content::look(&self.tools, &wanted.volume, &device.path).await?;
                 unchanged(&facts.content, &found)?;
                 self.format(&wanted, &device, is_zero).await?;
             }
-            Plan::Check => self.check(&wanted, &device.path).await?,
+            Preparation::Check => self.check(&wanted, &device.path).await?,
         }
         fs::create_dir_all(&wanted.point).map_err(|error| {
             Status::internal(format!("{} cannot be made: {error}", wanted.point.display()))
@@ -87,9 +87,13 @@ impl Inner {
     }
 
     /// The facts about a device, and the device as the daemon named it last.
-    async fn facts(&self, wanted: &Wanted, mut device: Served) -> Result<(Served, DeviceFacts), Status> {
+    async fn facts(
+        &self,
+        wanted: &Wanted,
+        mut device: ServedDevice,
+    ) -> Result<(ServedDevice, DeviceFacts), Status> {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
-        if content == Content::Nothing && device.holds_data != Some(true) {
+        if content == DeviceContent::Nothing && device.holds_data != Some(true) {
             // The figures of a volume are published four times a second, and just after an attach not at all:
             // what was written last may not be in them yet.
             sleep(FIGURES_ARE_NEW).await;
@@ -107,7 +111,7 @@ impl Inner {
         Ok((device, facts))
     }
 
-    async fn format(&self, wanted: &Wanted, device: &Served, is_zero: bool) -> Result<(), Status> {
+    async fn format(&self, wanted: &Wanted, device: &ServedDevice, is_zero: bool) -> Result<(), Status> {
         let id = &wanted.context.volume_id;
         self.formats.begin(id, device.epoch)?;
         self.tools
@@ -127,7 +131,7 @@ impl Inner {
 ///
 /// # Errors
 /// `ABORTED`: it is not.
-fn same(earlier: &Served, now: Served) -> Result<Served, Status> {
+fn same(earlier: &ServedDevice, now: ServedDevice) -> Result<ServedDevice, Status> {
     if (now.number, now.epoch) == (earlier.number, earlier.epoch) {
         return Ok(now);
     }
@@ -141,7 +145,7 @@ fn same(earlier: &Served, now: Served) -> Result<Served, Status> {
 ///
 /// # Errors
 /// `ABORTED`: it does not.
-fn unchanged(expected: &Content, found: &Content) -> Result<(), Status> {
+fn unchanged(expected: &DeviceContent, found: &DeviceContent) -> Result<(), Status> {
     if found == expected {
         return Ok(());
     }
@@ -154,7 +158,7 @@ fn unchanged(expected: &Content, found: &Content) -> Result<(), Status> {
 ///
 /// # Errors
 /// `FAILED_PRECONDITION`: something else is.
-fn is_mounted(point: &Path, device: &Served) -> Result<bool, Status> {
+fn is_mounted(point: &Path, device: &ServedDevice) -> Result<bool, Status> {
     let mounts = mounts::all()?;
     match mounts::at(&mounts, point) {
         None => Ok(false),
@@ -187,10 +191,10 @@ mod tests {
 
     #[test]
     fn only_the_device_that_was_looked_at_is_formatted() {
-        let first = Served { holds_data: None, ..device("/dev/ublkb0", 3) };
-        let later = Served { holds_data: Some(false), ..first.clone() };
+        let first = ServedDevice { holds_data: None, ..device("/dev/ublkb0", 3) };
+        let later = ServedDevice { holds_data: Some(false), ..first.clone() };
         assert_eq!(same(&first, later.clone()).expect("the same attach").holds_data, Some(false));
-        let attached_again = Served { epoch: 2, ..later };
+        let attached_again = ServedDevice { epoch: 2, ..later };
         for other in [attached_again, device("/dev/ublkb0", 4), device("/dev/ublkb1", 9)] {
             assert_eq!(same(&first, other).expect_err("another").code(), Code::Aborted);
         }
@@ -198,9 +202,9 @@ mod tests {
 
     #[test]
     fn a_device_whose_content_changed_is_not_formatted() {
-        let ext4 = Content::FileSystem(FileSystem::Ext4);
-        unchanged(&Content::Nothing, &Content::Nothing).expect("still empty");
+        let ext4 = DeviceContent::FileSystem(FileSystem::Ext4);
+        unchanged(&DeviceContent::Nothing, &DeviceContent::Nothing).expect("still empty");
         unchanged(&ext4, &ext4).expect("a format that was interrupted");
-        assert_eq!(unchanged(&Content::Nothing, &ext4).expect_err("changed").code(), Code::Aborted);
+        assert_eq!(unchanged(&DeviceContent::Nothing, &ext4).expect_err("changed").code(), Code::Aborted);
     }
 }

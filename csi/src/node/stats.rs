@@ -5,8 +5,8 @@ use holdfast_proto::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsRespo
 use tonic::{Request, Status};
 
 use super::daemon::check_touchable;
-use super::tool::{CommandLine, Ended};
-use super::{Node, mounts, paths};
+use super::tool::{CommandLine, EndedProgram};
+use super::{NodeService, mounts, paths};
 use crate::deadline;
 
 /// Blocks of a file system, free ones, those free for users, their size; inodes, free ones. Source: `man
@@ -14,7 +14,7 @@ use crate::deadline;
 const FORMAT: &str = "%b %f %a %S %c %d";
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     request: Request<NodeGetVolumeStatsRequest>,
 ) -> Result<NodeGetVolumeStatsResponse, Status> {
     let until = deadline::of(&request);
@@ -44,7 +44,7 @@ pub(super) async fn answer(
     Ok(NodeGetVolumeStatsResponse { usage })
 }
 
-fn usage(ended: &Ended) -> Result<Vec<VolumeUsage>, Status> {
+fn usage(ended: &EndedProgram) -> Result<Vec<VolumeUsage>, Status> {
     let figures: Vec<u64> =
         ended.stdout.split_whitespace().filter_map(|figure| figure.parse().ok()).collect();
     let [blocks, free, available, size, inodes, free_inodes] = figures[..] else {

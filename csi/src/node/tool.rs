@@ -26,7 +26,7 @@ pub(super) struct Tools {
 
 /// A program that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct EndedProgram {
     /// Its exit code; none if a signal ended it.
     pub(super) code: Option<i32>,
     /// Its standard output.
@@ -35,7 +35,7 @@ pub(super) struct Ended {
     stderr: String,
 }
 
-impl Ended {
+impl EndedProgram {
     /// A program that ended with that exit code and those words.
     #[cfg(test)]
     pub(super) fn for_tests(code: i32, stderr: &str) -> Self {
@@ -82,7 +82,7 @@ impl Tools {
     ///
     /// # Errors
     /// `ABORTED`: another program still works on the volume. `INTERNAL`: it cannot be started.
-    pub(super) async fn run(&self, volume: &str, line: CommandLine) -> Result<Ended, Status> {
+    pub(super) async fn run(&self, volume: &str, line: CommandLine) -> Result<EndedProgram, Status> {
         fs::create_dir_all(&self.locks)
             .map_err(|error| Status::internal(format!("{} cannot be made: {error}", self.locks.display())))?;
         let text = line.text();
@@ -102,7 +102,7 @@ impl Tools {
             return Err(Status::aborted(format!("a program still works on volume {volume}; ask again")));
         }
         let words = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let ended = Ended { code, stdout: words(output.stdout), stderr: words(output.stderr) };
+        let ended = EndedProgram { code, stdout: words(output.stdout), stderr: words(output.stderr) };
         tracing::info!(volume, command = text, ?code, output = ended.output(), "program ended");
         Ok(ended)
     }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_holds_the_lock_of_its_volume_while_it_lives() {
+    async fn a_running_program_holds_the_lock_of_its_volume() {
         let directory = tempfile::tempdir().expect("a directory");
         let tools = Tools::new(directory.path().join("locks"));
         let fifo = directory.path().join("fifo");

@@ -7,11 +7,11 @@ use std::path::Path;
 use holdfast_proto::csi::v1::{NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse};
 use tonic::{Request, Status};
 
-use super::{Node, paths};
+use super::{NodeService, paths};
 use crate::deadline;
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     request: Request<NodeUnpublishVolumeRequest>,
 ) -> Result<NodeUnpublishVolumeResponse, Status> {
     let until = deadline::of(&request);

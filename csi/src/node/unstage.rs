@@ -3,11 +3,11 @@
 use holdfast_proto::csi::v1::{NodeUnstageVolumeRequest, NodeUnstageVolumeResponse};
 use tonic::{Request, Status};
 
-use super::{Node, paths};
+use super::{NodeService, paths};
 use crate::deadline;
 
 pub(super) async fn answer(
-    node: &Node,
+    node: &NodeService,
     request: Request<NodeUnstageVolumeRequest>,
 ) -> Result<NodeUnstageVolumeResponse, Status> {
     let until = deadline::of(&request);

@@ -88,7 +88,12 @@ impl Simulation {
         let seconds = format!("{} s on one core", counts.of("seconds")?);
         Ok(vec![
             counts.figure("sim_operations", "operations", "10 million", Some(Bar::AtLeast(10e6)))?,
-            counts.figure("sim_requests", "requests", "of the operations, what guests asked for", None)?,
+            counts.figure(
+                "sim_requests",
+                "requests",
+                "of the operations, what the applications asked for",
+                None,
+            )?,
             counts.figure("sim_seeds", "seeds", "1,000", Some(Bar::AtLeast(1000.0)))?,
             counts.figure("sim_violations", "violations", "none", Some(Bar::Exactly(0.0)))?,
             counts.figure(

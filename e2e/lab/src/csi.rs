@@ -24,7 +24,7 @@ use crate::wait::until;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of a request that is expected to succeed.
 pub const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit of a request that is expected to wait in vain.
+/// Time limit of a request that is expected to time out.
 pub const SHORT: Duration = Duration::from_secs(3);
 
 /// The answer of the driver.

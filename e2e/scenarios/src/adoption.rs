@@ -95,8 +95,11 @@ fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     world.wait_for("volume/adopted", "jsonpath={.status.phase}=Ready")?;
     let found = field(world, "adopted", "{.spec.size} {.status.volumeId}")?;
     ensure!(found == format!("1Gi {id}"), "it was adopted as {found}");
-    let told = condition(world, "volume/adopted", "Provisioned")?;
-    ensure!(told.starts_with("Adopted: ") && told.contains("no node has attached it yet"), "{told}");
+    let reported = condition(world, "volume/adopted", "Provisioned")?;
+    ensure!(
+        reported.starts_with("Adopted: ") && reported.contains("no node has attached it yet"),
+        "{reported}"
+    );
     ensure!(creates(s3)? == before, "an adoption sent {} PUTs", creates(s3)? - before);
     apply(world, &existing("nothing", "no-such-volume", "1Gi"))?;
     expect(world, "nothing", "VolumeNotFound: spec.volumeID")?;
@@ -108,9 +111,9 @@ fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
 fn expect(world: &World, name: &str, begins: &str) -> Result<String> {
     let object = format!("volume/{name}");
     world.wait_for(&object, "jsonpath={.status.phase}=Failed")?;
-    let told = condition(world, &object, "Provisioned")?;
-    ensure!(told.starts_with(begins), "{object} says {told}");
-    Ok(told)
+    let reported = condition(world, &object, "Provisioned")?;
+    ensure!(reported.starts_with(begins), "{object} says {reported}");
+    Ok(reported)
 }
 
 fn with_id(name: &str, id: &str) -> String {

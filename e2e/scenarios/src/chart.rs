@@ -27,7 +27,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     world.kubectl(["apply", "--server-side", "--validate=strict", "--filename", &file]).map(drop)
 }
 
-/// Returns true if the kubelet of that version is told to ask again how many volumes its node can serve.
+/// Returns true if the kubelet of that version asks again how many volumes its node can serve.
 /// Older API servers refuse the field.
 fn asks_again(world: &World, version: &str) -> Result<bool> {
     let rendered = output(

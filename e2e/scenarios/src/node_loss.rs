@@ -99,8 +99,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let safe = serve(world, &b, "safe")?;
     let cut_off = world.kubectl(["get", "volume/safe", "--output=jsonpath={.status.forcedDetach.cause}"])?;
     ensure!(cut_off == "OutOfService", "node a was cut off by {cut_off:?}");
-    let told = condition(world, "volume/safe", "UnuploadedDataLost")?;
-    ensure!(told.contains("(its Node is out of service)"), "{told}");
+    let reported = condition(world, "volume/safe", "UnuploadedDataLost")?;
+    ensure!(reported.contains("(its Node is out of service)"), "{reported}");
     b.vm().exec(&format!(
         "{MAKE_BLOCKS}; dd if={safe} bs=4k count={FLUSHED} iflag=direct status=none | cmp -n $(({FLUSHED} * 4096)) - /tmp/blocks"
     ))?;

@@ -180,11 +180,14 @@ fn delete_by_mistake(world: &World) -> Result<()> {
     };
     policy("Delete")?;
     world.kubectl(["delete", "volume", "third", "--wait=false"])?;
-    let told = until("the deletion to be blocked", WAIT, || {
-        let told = condition(world, "volume/third", "Provisioned")?;
-        Ok(told.starts_with("DeletionBlocked").then_some(told))
+    let reported = until("the deletion to be blocked", WAIT, || {
+        let reported = condition(world, "volume/third", "Provisioned")?;
+        Ok(reported.starts_with("DeletionBlocked").then_some(reported))
     })?;
-    ensure!(told.contains("spec.deletionPolicy: node a ") && told.contains("force-detach=a"), "{told}");
+    ensure!(
+        reported.contains("spec.deletionPolicy: node a ") && reported.contains("force-detach=a"),
+        "{reported}"
+    );
     policy("Retain")?;
     world.kubectl(["wait", "volume/third", "--for=delete", "--timeout=60s"])?;
     apply(world, &existing("third", "third-2", ""))?;
@@ -193,8 +196,8 @@ fn delete_by_mistake(world: &World) -> Result<()> {
 
 /// The log still calls node a attached: no node replaces it before the user names it.
 fn replace_writer(world: &World) -> Result<()> {
-    let told = condition(world, "volume/third", "Provisioned")?;
-    ensure!(told.starts_with("Adopted: ") && told.contains("force-detach=a"), "{told}");
+    let reported = condition(world, "volume/third", "Provisioned")?;
+    ensure!(reported.starts_with("Adopted: ") && reported.contains("force-detach=a"), "{reported}");
     world.kubectl([
         "patch",
         "volume",
@@ -204,8 +207,8 @@ fn replace_writer(world: &World) -> Result<()> {
         "{\"spec\":{\"nodeName\":\"b\"}}",
     ])?;
     until("node b to be refused", WAIT, || {
-        let told = condition(world, "volume/third", "Attached")?;
-        Ok(told.starts_with("HeldElsewhere").then_some(()))
+        let reported = condition(world, "volume/third", "Attached")?;
+        Ok(reported.starts_with("HeldElsewhere").then_some(()))
     })?;
     world.kubectl(["annotate", "volume", "third", "holdfast.dev/force-detach=a"]).map(drop)
 }

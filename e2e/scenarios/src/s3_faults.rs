@@ -221,8 +221,8 @@ fn check_log(s3: &S3Server, name: &str) -> Result<()> {
     }
     let mut created = 0;
     for request in s3.requests()? {
-        let won = request.operation == "PutObject" && request.status == 200;
-        created += usize::from(won && request.key.starts_with(&format!("volumes/{name}/log/")));
+        let succeeded = request.operation == "PutObject" && request.status == 200;
+        created += usize::from(succeeded && request.key.starts_with(&format!("volumes/{name}/log/")));
     }
     ensure!(created == records.len(), "{name}: {created} records were created, {} are there", records.len());
     // Created once, attached twice, detached twice.

@@ -48,7 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Plays it with the store unreachable for `away` and returns how many requests of guests failed.
+/// Plays it with the store unreachable for `away` and returns how many requests of applications failed.
 ///
 /// # Errors
 /// If a user would have noticed anything else.

@@ -24,7 +24,7 @@ pub struct StoreKey(pub usize);
 
 /// Memory that an upload needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct MemoryNeed {
     /// From its beginning to its end.
     pub(crate) base_bytes: u64,
     /// For each part in memory.
@@ -33,7 +33,7 @@ pub(crate) struct Need {
     pub(crate) parts: u64,
 }
 
-impl Need {
+impl MemoryNeed {
     fn share(self, parts: u64) -> Share {
         Share { bytes: self.base_bytes + parts * self.part_bytes, parts }
     }
@@ -54,7 +54,7 @@ struct Account {
     /// The newest ticket when it last gave a share back.
     gave_back: u64,
     /// By the order of their coming.
-    waiting: VecDeque<(u64, Need)>,
+    waiting: VecDeque<(u64, MemoryNeed)>,
 }
 
 /// An upload for which the free memory is not enough.
@@ -82,7 +82,7 @@ impl Ledger {
     }
 
     /// Queues behind the other uploads to `store`.
-    fn ask(&mut self, store: StoreKey, need: Need) -> u64 {
+    fn ask(&mut self, store: StoreKey, need: MemoryNeed) -> u64 {
         self.asked += 1;
         self.stores.entry(store).or_default().waiting.push_back((self.asked, need));
         self.asked
@@ -214,7 +214,7 @@ impl UploadMemory {
     }
 
     /// Waits for the share of an upload to `store`.
-    pub(crate) async fn room(&self, store: StoreKey, need: Need) -> Room {
+    pub(crate) async fn room(&self, store: StoreKey, need: MemoryNeed) -> Room {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
             let mut state = self.lock();
@@ -302,20 +302,20 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const NEED: Need = Need { base_bytes: MIB, part_bytes: 16 * MIB, parts: 8 };
-    const SMALL: Need = Need { base_bytes: 0, part_bytes: MIB, parts: 1 };
-    const LARGE: Need = Need { base_bytes: 220 * MIB, ..NEED };
+    const NEED: MemoryNeed = MemoryNeed { base_bytes: MIB, part_bytes: 16 * MIB, parts: 8 };
+    const SMALL: MemoryNeed = MemoryNeed { base_bytes: 0, part_bytes: MIB, parts: 1 };
+    const LARGE: MemoryNeed = MemoryNeed { base_bytes: 220 * MIB, ..NEED };
 
     fn memory() -> UploadMemory {
         UploadMemory::new(256 * MIB, 16 << 20)
     }
 
-    fn take(memory: &UploadMemory, store: usize, need: Need) -> Option<Room> {
+    fn take(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Option<Room> {
         memory.room(StoreKey(store), need).now_or_never()
     }
 
     /// All that a store gets at once.
-    fn take_all(memory: &UploadMemory, store: usize, need: Need) -> Vec<Room> {
+    fn take_all(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Vec<Room> {
         std::iter::from_fn(|| take(memory, store, need)).take(1000).collect()
     }
 
@@ -370,7 +370,7 @@ mod tests {
     fn what_is_larger_than_all_memory_is_uploaded_alone() {
         let memory = memory();
         let small = take(&memory, 1, SMALL).unwrap();
-        let mut huge = Box::pin(memory.room(StoreKey(0), Need { base_bytes: 300 * MIB, ..NEED }));
+        let mut huge = Box::pin(memory.room(StoreKey(0), MemoryNeed { base_bytes: 300 * MIB, ..NEED }));
         assert!((&mut huge).now_or_never().is_none());
         drop(small);
         let room = huge.now_or_never().unwrap();

@@ -25,7 +25,7 @@ use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId, Seq, VolumeId};
 use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
-use crate::upload_memory::{Need, Room, StoreKey};
+use crate::upload_memory::{MemoryNeed, Room, StoreKey};
 use crate::{Environment, Indexes, MergeTurns, SegmentBuild, Sides, UnreadableSectors, UploadMemory};
 
 /// Time for which the failure of a local write is held back: the volume retries at once.
@@ -286,12 +286,12 @@ impl<S: Sides, T: Environment> Background<S, T> {
     }
 
     /// The memory that the upload of `dirty` needs.
-    fn need(&self, dirty: &[DirtyBlock]) -> Need {
+    fn need(&self, dirty: &[DirtyBlock]) -> MemoryNeed {
         let sectors: u64 = dirty.iter().map(|dirty| u64::from(dirty.a.union(dirty.b).count())).sum();
         let part_bytes = self.pools.upload_memory.part_bytes() as u64;
         let base_bytes = dirty.len() as u64 * FRAME_MEMORY_BYTES;
         let bytes = base_bytes + sectors * SECTOR_BYTES;
-        Need {
+        MemoryNeed {
             base_bytes,
             part_bytes: bytes.min(part_bytes + BLOCK_BYTES),
             parts: bytes.div_ceil(part_bytes),

@@ -141,7 +141,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
-        let attach = convert::Attach::try_from(request.into_inner())?;
+        let attach = convert::CheckedAttach::try_from(request.into_inner())?;
         let store = self.store(&attach.store)?;
         let volumes = self.volumes.clone();
         let attached = self.to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;

@@ -106,8 +106,8 @@ struct Attach {
     /// Grow the volume to this size
     #[arg(long)]
     size: Option<ByteSize>,
-    /// Replace the writer of this epoch, as the refusal names it; that writer fails from then on, and what it
-    /// did not upload is not in the volume
+    /// Replace the writer of this epoch, as the refusal names it. That writer fails from then on. What it did
+    /// not upload is not in the volume
     #[arg(long, value_name = "EPOCH")]
     take_over: Option<u64>,
     /// Upload data when it is this old, such as 30s or 1m30s

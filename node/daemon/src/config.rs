@@ -21,8 +21,8 @@ use holdfast_s3::S3Config;
 use holdfast_ublk::Transport;
 use serde::Deserialize;
 
+use self::source::ConfigSource;
 pub(crate) use self::source::SettingPlace;
-use self::source::Source;
 use self::store::StoreSection;
 use crate::node::{NodeConfig, TransportChoice};
 
@@ -181,7 +181,7 @@ impl Config {
         text: String,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let source = Source::parse(path, text, variable)?;
+        let source = ConfigSource::parse(path, text, variable)?;
         let Document { kubernetes, node, data, api, metrics, stores } = source.read()?;
         let node = node_config(&source, node, &data, kubernetes)?;
         absolute(&source, "api.socket", &api.socket)?;
@@ -209,7 +209,7 @@ impl Config {
 }
 
 fn node_config(
-    source: &Source,
+    source: &ConfigSource,
     node: NodeSection,
     data: &DataSection,
     kubernetes: bool,
@@ -260,7 +260,7 @@ fn node_config(
 }
 
 /// Refuses sizes and times that cannot be used, alone or together.
-fn check_data(source: &Source, data: &DataSection) -> Result<(), ConfigError> {
+fn check_data(source: &ConfigSource, data: &DataSection) -> Result<(), ConfigError> {
     let DataSection { ring_threads, slab_size, cache_size, seal_size, max_dirty, .. } = *data;
     let refuse = |key: &str, problem: String| Err(source.error(key, problem));
     if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
@@ -296,7 +296,7 @@ fn check_data(source: &Source, data: &DataSection) -> Result<(), ConfigError> {
 }
 
 fn s3_configs(
-    source: &Source,
+    source: &ConfigSource,
     stores: BTreeMap<String, StoreSection>,
 ) -> Result<BTreeMap<String, S3Config>, ConfigError> {
     let mut configs = BTreeMap::new();
@@ -309,7 +309,7 @@ fn s3_configs(
     Ok(configs)
 }
 
-fn absolute(source: &Source, key: &str, path: &Path) -> Result<(), ConfigError> {
+fn absolute(source: &ConfigSource, key: &str, path: &Path) -> Result<(), ConfigError> {
     if path.is_absolute() {
         return Ok(());
     }

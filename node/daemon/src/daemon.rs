@@ -32,7 +32,7 @@ use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::kubernetes;
-use crate::node::{ErrorKind, Node, NodeError, Owner};
+use crate::node::{FailureKind, Node, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
@@ -69,14 +69,14 @@ pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
 
 fn not_started(error: TelemetryError) -> Failure {
     let kind = match error {
-        TelemetryError::Invalid { .. } => ErrorKind::Invalid,
-        TelemetryError::Thread(_) | TelemetryError::Started(_) => ErrorKind::Local,
+        TelemetryError::Invalid { .. } => FailureKind::Invalid,
+        TelemetryError::Thread(_) | TelemetryError::Started(_) => FailureKind::Local,
     };
     Failure::new(kind, &error)
 }
 
 fn serve_to_end(file: PathBuf, config: Config, log_level: LogLevel) -> Result<(), Failure> {
-    let runtime = Runtime::new().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
+    let runtime = Runtime::new().map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let mut owner = None;
     let outcome = runtime.block_on(serve(file, config, log_level, &mut owner));
     let all_ended = end_tasks(runtime);
@@ -104,8 +104,8 @@ async fn serve(
     left: &mut Option<Owner>,
 ) -> Result<(), Failure> {
     let Config { node: node_config, socket, metrics, control } = config;
-    let mut shutdown = Shutdown::listen().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
-    let reload = StoreReload::listen(file).map_err(|error| Failure::new(ErrorKind::Local, &error))?;
+    let mut shutdown = Shutdown::listen().map_err(|error| Failure::new(FailureKind::Local, &error))?;
+    let reload = StoreReload::listen(file).map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let (mut edges, readiness) = (Edges::new(), Readiness::new());
     // While a predecessor serves on the same network, the address is not free yet.
@@ -130,7 +130,7 @@ async fn serve(
         if let Some(address) = to_listen {
             edges.serve_admin(listen(address).await?, readiness.clone(), log_level);
         }
-        let listener = api::bind(&socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
+        let listener = api::bind(&socket).map_err(|error| Failure::new(FailureKind::Invalid, &error))?;
         let permissions = FormatPermissions::default();
         edges.serve_api(listener, Api::new(node.clone(), stores.clone(), permissions.clone()));
         edges.reload_stores(reload, node.clone(), stores);
@@ -191,7 +191,7 @@ impl Edges {
         let stop = self.stopped();
         self.tasks.spawn(async move {
             let served = api::serve(listener, service, stop).await;
-            served.map_err(|error| Failure::new(ErrorKind::Local, &error))
+            served.map_err(|error| Failure::new(FailureKind::Local, &error))
         });
     }
 
@@ -238,7 +238,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
             }
             Err(error) => {
                 return Err(Failure {
-                    kind: ErrorKind::Invalid,
+                    kind: FailureKind::Invalid,
                     message: format!(
                         "metrics.listen: {address} cannot be used ({error}); choose a free address"
                     ),
@@ -250,8 +250,8 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
 fn unexpected(ended: Result<EdgeEnd, tokio::task::JoinError>) -> Failure {
     match ended {
         Ok(Err(failure)) => failure,
-        Ok(Ok(())) => Failure { kind: ErrorKind::Local, message: "a listener ended by itself".to_owned() },
-        Err(panicked) => Failure::new(ErrorKind::Local, &panicked),
+        Ok(Ok(())) => Failure { kind: FailureKind::Local, message: "a listener ended by itself".to_owned() },
+        Err(panicked) => Failure::new(FailureKind::Local, &panicked),
     }
 }
 
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_blocks_does_not_keep_a_daemon_that_ended() {
+    fn a_blocked_thread_does_not_keep_an_ended_daemon() {
         let (release, blocked) = std::sync::mpsc::channel::<()>();
         let runtime = Runtime::new().unwrap();
         runtime.block_on(async move {

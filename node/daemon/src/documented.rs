@@ -39,12 +39,12 @@ fn architecture_names_what_there_is() {
     for topic in ["", "device", "local", "ring", "store", "volume"] {
         for entry in fs::read_dir(data_plane.join(topic)).unwrap() {
             let file = Path::new(topic).join(entry.unwrap().file_name());
-            // A file that only lists the modules of a topic is told of by those.
+            // A file that only lists the modules of a topic is described by those.
             let is_index = topic.is_empty() && data_plane.join(&file).with_extension("").is_dir();
-            let is_told = is_index || quoted(&page).any(|word| Path::new(word) == file);
+            let is_described = is_index || quoted(&page).any(|word| Path::new(word) == file);
             assert!(
-                is_told || file.extension().is_none_or(|extension| extension != "rs"),
-                "docs/architecture.md does not tell of {}",
+                is_described || file.extension().is_none_or(|extension| extension != "rs"),
+                "docs/architecture.md does not name {}",
                 file.display()
             );
         }
@@ -52,10 +52,10 @@ fn architecture_names_what_there_is() {
 }
 
 #[test]
-fn architecture_tells_which_crates_know_which() {
+fn architecture_says_which_crates_know_which() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = page("docs/architecture.md");
-    let mut told = Vec::new();
+    let mut described = Vec::new();
     for row in page.lines().filter(|line| line.starts_with("| `")) {
         let [_, path, _, knows, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else { continue };
         let path = path.trim_matches('`');
@@ -66,11 +66,11 @@ fn architecture_tells_which_crates_know_which() {
         let expected = if used.is_empty() { "nothing".to_owned() } else { used.join(", ") };
         let knows = if knows.starts_with("nothing") { "nothing" } else { knows };
         assert_eq!(knows, expected, "{path}");
-        told.push(path);
+        described.push(path);
     }
     let workspace: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
     for member in workspace["workspace"]["members"].as_array().unwrap() {
         let member = member.as_str().unwrap();
-        assert!(told.contains(&member), "docs/architecture.md does not tell of {member}");
+        assert!(described.contains(&member), "docs/architecture.md does not name {member}");
     }
 }

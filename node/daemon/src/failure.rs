@@ -8,21 +8,21 @@ use std::error::Error;
 
 use holdfast_service::chain;
 
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 
 /// An operation's error as its edges need it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Failure {
     /// Kind of the failure, which determines the possible action.
-    pub(crate) kind: ErrorKind,
+    pub(crate) kind: FailureKind,
     /// The error and what caused it.
     pub(crate) message: String,
 }
 
 impl Failure {
-    /// A failure that tells of `error` and of its sources.
-    pub(crate) fn new(kind: ErrorKind, error: &dyn Error) -> Self {
+    /// A failure whose message has `error` and its sources.
+    pub(crate) fn new(kind: FailureKind, error: &dyn Error) -> Self {
         Self { kind, message: chain(error) }
     }
 }

@@ -18,7 +18,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::{RingStatus, VolumeState, VolumeStatus};
+use crate::node::{NodeVolumeStatus, RingStatus, VolumeState};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
@@ -51,14 +51,14 @@ struct VolumeMetric {
     unit: Option<Unit>,
     kind: Kind,
     help: &'static str,
-    value: fn(&VolumeStatus) -> Option<f64>,
+    value: fn(&NodeVolumeStatus) -> Option<f64>,
 }
 
 const fn gauge(
     name: &'static str,
     unit: Option<Unit>,
     help: &'static str,
-    value: fn(&VolumeStatus) -> Option<f64>,
+    value: fn(&NodeVolumeStatus) -> Option<f64>,
 ) -> VolumeMetric {
     VolumeMetric { name, unit, kind: Kind::Gauge, help, value }
 }
@@ -67,7 +67,7 @@ const fn counter(
     name: &'static str,
     unit: Option<Unit>,
     help: &'static str,
-    value: fn(&VolumeStatus) -> Option<f64>,
+    value: fn(&NodeVolumeStatus) -> Option<f64>,
 ) -> VolumeMetric {
     VolumeMetric { name, unit, kind: Kind::Counter, help, value }
 }
@@ -87,22 +87,22 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
         v.attached.as_ref().map(|a| a.bytes as f64)
     }),
     gauge("holdfast_volume_committed_seq", None, "Last record in the volume's log", |v| {
-        v.committed_seq.map(|seq| seq as f64)
+        v.commit.seq.map(|seq| seq as f64)
     }),
     gauge("holdfast_volume_dirty", Some(Unit::Bytes), "Bytes written but not committed", |v| {
-        v.dirty_bytes.map(|bytes| bytes as f64)
+        v.commit.dirty_bytes.map(|bytes| bytes as f64)
     }),
     gauge(
         "holdfast_volume_oldest_dirty",
         Some(Unit::Seconds),
         "Age of the oldest byte not committed, 0 without any",
-        |v| Some(v.oldest_dirty.map_or(0.0, |age| age.as_secs_f64())),
+        |v| Some(v.commit.oldest_dirty.map_or(0.0, |age| age.as_secs_f64())),
     ),
     gauge(
         "holdfast_volume_durable_through_timestamp",
         Some(Unit::Seconds),
         "Unix time; every write that completed before then is committed",
-        |v| v.durable_through?.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
+        |v| v.commit.durable_through?.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
     ),
     gauge(
         "holdfast_volume_object_durability",
@@ -253,7 +253,7 @@ const RING_METRICS: [RingMetric; 4] = [
     },
 ];
 
-/// Name of the metric of requests to stores; the label `operation` tells them apart, because they are
+/// Name of the metric of requests to stores; the label `operation` distinguishes them, because they are
 /// billed differently.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
@@ -342,7 +342,7 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::StoreStatus;
+    use crate::node::{CommitStatus, StoreStatus};
     use crate::volumes::tests::{Fake, attached};
 
     pub(super) fn serving(fake: Fake) -> Readiness<Fake> {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_told_of_with_units_and_its_label() {
+    fn a_volume_has_metrics_with_units_and_its_label() {
         let fake = Fake::default();
         let mut volume = attached("vol-1");
         volume.store.refused_deletes.count = 3;
@@ -380,9 +380,14 @@ mod tests {
     fn a_volume_that_is_being_attached_knows_nothing_yet() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
-        let unknown = VolumeStatus { dirty_bytes: None, durability: None, attached: None, ..attached("a") };
+        let unknown = NodeVolumeStatus {
+            commit: CommitStatus::default(),
+            durability: None,
+            attached: None,
+            ..attached("a")
+        };
         let store = StoreStatus { name: "main".to_owned(), ..StoreStatus::default() };
-        fake.put(VolumeStatus { state: VolumeState::Attaching, store, ..unknown });
+        fake.put(NodeVolumeStatus { state: VolumeState::Attaching, store, ..unknown });
         let text = render(serving(fake)).unwrap();
         let has = |line: &str| text.lines().any(|have| have == line);
         assert!(has("holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0"), "{text}");
@@ -397,14 +402,14 @@ mod tests {
         fake.put(attached("vol-1"));
         let text = render(serving(fake)).unwrap();
         let page = crate::documented::page("docs/metrics.md");
-        let told = |what, name: &str| {
+        let described = |what, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
             line.map(|line| line.trim_end_matches('.').to_owned())
         };
         let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let missing: Vec<String> = names
             .map(|name| {
-                let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
+                let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| described(what, name));
                 let [kind, help] = [kind, help].map(Option::unwrap);
                 format!("| `{name}` | {kind} | {} | {help} |", unit.unwrap_or_else(|| "-".to_owned()))
             })

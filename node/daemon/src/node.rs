@@ -38,19 +38,19 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
-pub(crate) use error::{ErrorKind, NodeError};
+pub(crate) use error::{FailureKind, NodeError};
 
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
-pub(crate) use ring::board::ServedCounts;
 pub(crate) use ring::handle::RingStatus;
+pub(crate) use ring::published_status::ServedCounts;
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
+pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, VolumeState};
 #[cfg(test)]
 pub(crate) use volume::status::{DiskStatus, StoreStatus};
-pub(crate) use volume::status::{VolumeState, VolumeStatus};
 
 use clock::unix_ms;
 use device::kernel::{Devices, Kernel};
@@ -64,7 +64,7 @@ use local::volume_files::LocalDirs;
 use ring::message::Message;
 use ring::placement::Rings;
 use ring::thread;
-use store::block_cache::Slab;
+use store::block_cache::BlockSlab;
 use store::change::NodeStores;
 use store::cold_reads::ColdReads;
 use volume::device::VolumeDevices;
@@ -241,7 +241,7 @@ impl Node {
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
         }
-        let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
+        let slab = BlockSlab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
         let zeros = zeros_file(&zeros_path)?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
@@ -326,8 +326,8 @@ impl Node {
     }
 
     /// The volumes on this node.
-    pub(crate) fn list(&self) -> Vec<VolumeStatus> {
-        let shown = self.0.volumes.all().into_iter().filter_map(VolumeStatus::of);
+    pub(crate) fn list(&self) -> Vec<NodeVolumeStatus> {
+        let shown = self.0.volumes.all().into_iter().filter_map(NodeVolumeStatus::of);
         shown.collect()
     }
 

@@ -7,7 +7,7 @@ use holdfast_service::admin::Program;
 use parking_lot::Mutex;
 
 use crate::metrics;
-use crate::node::{RingStatus, VolumeState, VolumeStatus};
+use crate::node::{NodeVolumeStatus, RingStatus, VolumeState};
 use crate::volumes::Volumes;
 
 /// Stage of the process: it waits for the lock, recovers devices, or serves.
@@ -18,7 +18,7 @@ enum Stage<V> {
     Serves(V),
 }
 
-/// Shared between the daemon and the listener that tells of it.
+/// Shared between the daemon and the listener that shows it.
 #[derive(Debug)]
 pub(crate) struct Readiness<V>(Arc<Mutex<Stage<V>>>);
 
@@ -49,7 +49,7 @@ impl<V: Volumes> Readiness<V> {
     }
 
     /// The volumes of the node; none before they are recovered.
-    pub(crate) fn volumes(&self) -> Vec<VolumeStatus> {
+    pub(crate) fn volumes(&self) -> Vec<NodeVolumeStatus> {
         self.served().map_or_else(Vec::new, |volumes| volumes.list())
     }
 
@@ -84,7 +84,7 @@ impl<V: Volumes> Program for Readiness<V> {
     }
 }
 
-fn not_served(volume: VolumeStatus) -> Option<String> {
+fn not_served(volume: NodeVolumeStatus) -> Option<String> {
     match volume.state {
         VolumeState::Recovering | VolumeState::Quiesced => {
             Some(volume.message.unwrap_or_else(|| format!("volume {} was not recovered", volume.volume)))
@@ -114,7 +114,7 @@ mod tests {
         readiness.serves(fake.clone());
         assert!(readiness.not_ready().is_empty());
         let message = Some("volume two is not served: its disk is gone".to_owned());
-        fake.put(VolumeStatus { state: VolumeState::Quiesced, message, ..attached("two") });
+        fake.put(NodeVolumeStatus { state: VolumeState::Quiesced, message, ..attached("two") });
         assert_eq!(readiness.not_ready(), ["volume two is not served: its disk is gone"]);
     }
 }

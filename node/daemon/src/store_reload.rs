@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api::KnownStores;
 use crate::config::{Config, Control};
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 use crate::volumes::Volumes;
 
 /// Time until a store that could not be checked is tried again.
@@ -90,7 +90,7 @@ async fn renew(volumes: &impl Volumes, stores: BTreeMap<String, S3Config>) -> BT
     for (name, config) in stores {
         let Err(failure) = volumes.renew_store(&name, &config).await else { continue };
         tracing::error!(store = name, "attached volumes keep the former configuration: {}", failure.message);
-        if failure.kind == ErrorKind::Unavailable {
+        if failure.kind == FailureKind::Unavailable {
             again.insert(name, config);
         }
     }

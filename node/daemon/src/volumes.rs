@@ -10,8 +10,8 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Content, Node, RingStatus, ScrubRequest, Scrubbed, VolumeInStore,
-    VolumeStatus,
+    AttachRequest, Attached, Capabilities, Content, Node, NodeVolumeStatus, RingStatus, ScrubRequest,
+    Scrubbed, VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -49,11 +49,11 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Reads all of a volume's state and says what is damaged; `tell` hears of progress.
+    /// Reads all of a volume's state and says what is damaged; calls `on_progress` meanwhile.
     fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync + 'static,
+        on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> impl Future<Output = Result<Scrubbed, Failure>> + Send;
 
     /// Takes a snapshot of a volume, or answers the one that was taken for this uid; waits while the store of
@@ -78,7 +78,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// The volumes this node serves.
-    fn list(&self) -> Vec<VolumeStatus>;
+    fn list(&self) -> Vec<NodeVolumeStatus>;
 
     /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
@@ -131,9 +131,9 @@ impl Volumes for Node {
     async fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync + 'static,
+        on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
-        self.scrubs().scrub(request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
+        self.scrubs().scrub(request, on_progress).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {
@@ -148,7 +148,7 @@ impl Volumes for Node {
         self.snapshots().delete(at, seq).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
-    fn list(&self) -> Vec<VolumeStatus> {
+    fn list(&self) -> Vec<NodeVolumeStatus> {
         Self::list(self)
     }
 

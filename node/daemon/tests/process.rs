@@ -77,7 +77,7 @@ impl Daemon {
     }
 
     /// Asks until `/readyz` answers so.
-    fn is_told(&self, wanted: &str) {
+    fn answers(&self, wanted: &str) {
         until(&format!("/readyz to say {wanted:?}"), || {
             self.get("/readyz").is_some_and(|answer| answer.contains(wanted))
         });
@@ -106,7 +106,7 @@ impl Drop for Daemon {
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < LIMIT, "waited in vain for {what}");
+        assert!(begun.elapsed() < LIMIT, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -117,18 +117,18 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     let dirs = Dirs::new();
     let mut first = Daemon::start(&dirs, &[]);
-    first.is_told("200 OK");
+    first.answers("200 OK");
     let mut second = Daemon::start(&dirs, &[]);
-    second.is_told("503 Service Unavailable");
-    second.is_told("another holdfast-node holds the lock");
+    second.answers("503 Service Unavailable");
+    second.answers("another holdfast-node holds the lock");
     assert!(second.get("/healthz").unwrap().contains("200 OK"), "the process runs");
     assert!(first.get("/readyz").unwrap().contains("200 OK"), "the first still serves");
     let mut third = Daemon::start(&dirs, &[]);
-    third.is_told("another holdfast-node holds the lock");
+    third.answers("another holdfast-node holds the lock");
     third.terminate();
     assert!(third.ends().success(), "a signal ends the wait");
     first.child.kill().unwrap();
-    second.is_told("200 OK");
+    second.answers("200 OK");
     second.terminate();
     assert!(second.ends().success());
 }
@@ -147,7 +147,7 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     }
     let dirs = Dirs::new();
     let daemon = Daemon::start(&dirs, &[]);
-    daemon.is_told("200 OK");
+    daemon.answers("200 OK");
     let mut threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap() {
         // A thread may have ended meanwhile.
@@ -174,7 +174,7 @@ fn the_log_level_changes_without_a_restart() {
         let lines_of = std::io::BufReader::new(stderr).lines();
         lines_of.map_while(Result::ok).try_for_each(|line| lines.send(line))
     });
-    daemon.is_told("200 OK");
+    daemon.answers("200 OK");
     let put = |level: &str| {
         let head = "PUT /log-level HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length:";
         daemon.ask(&format!("{head} {}\r\n\r\n{level}", level.len())).unwrap()
@@ -206,7 +206,7 @@ fn a_silent_trace_collector_does_not_keep_the_lock() {
     let mut daemon = Daemon::start(&dirs, &environment);
     let mut stderr = daemon.child.stderr.take().unwrap();
     let reads = std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-    daemon.is_told("200 OK");
+    daemon.answers("200 OK");
     // It makes spans.
     let list = Command::new(PROGRAM).arg("list").arg("--socket").arg(dirs.socket()).output().unwrap();
     assert!(list.status.success(), "{list:?}");

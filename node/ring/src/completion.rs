@@ -105,7 +105,7 @@ mod tests {
     use super::{Errno, IoResult};
 
     #[test]
-    fn a_negative_result_is_an_error_and_a_short_one_is_not_success() {
+    fn neither_a_negative_nor_a_short_result_is_success() {
         assert_eq!(IoResult(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
         assert_eq!(IoResult(4096).exactly(4096), Ok(()));
         assert_eq!(IoResult(512).exactly(4096), Err(Errno::EIO));

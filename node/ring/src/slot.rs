@@ -127,7 +127,7 @@ mod tests {
     use crate::RingError;
 
     #[test]
-    fn a_returned_file_slot_is_used_again_before_the_table_is_full() {
+    fn a_returned_file_slot_is_reused() {
         let mut table = FileTable::new(2);
         let first = table.take().unwrap();
         let second = table.take().unwrap();

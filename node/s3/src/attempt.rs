@@ -23,7 +23,7 @@ pub(crate) enum Lane {
 
 /// One attempt of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Attempt {
+pub(crate) struct RequestAttempt {
     pub(crate) verb: Verb,
     pub(crate) lane: Lane,
     /// The longest it may take.
@@ -36,12 +36,12 @@ impl S3Store {
     /// The permit is waited for outside the limit: time in the queue is not the server's.
     pub(crate) async fn attempt<T, E>(
         &self,
-        attempt: Attempt,
+        attempt: RequestAttempt,
         request: impl Future<Output = Result<(T, BodyBytes), E>>,
         timed_out: impl FnOnce(StoreError) -> E,
         is_failure: impl FnOnce(&E) -> bool,
     ) -> Result<T, E> {
-        let Attempt { verb, lane, limit } = attempt;
+        let RequestAttempt { verb, lane, limit } = attempt;
         let _bulk = match lane {
             Lane::First => None,
             Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
@@ -81,7 +81,8 @@ impl S3Store {
             let limit = if upload { self.availability.stretch(limit, &self.config.timeouts) } else { limit };
             let sent = Instant::now();
             self.availability.admit(sent)?;
-            let answer = self.attempt(Attempt { verb, lane, limit }, request(), |error| error, failed).await;
+            let answer =
+                self.attempt(RequestAttempt { verb, lane, limit }, request(), |error| error, failed).await;
             self.availability.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
             let error = match answer {
                 Ok(value) => return Ok(value),

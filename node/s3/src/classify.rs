@@ -25,16 +25,16 @@ use holdfast_objects::StoreError;
 
 /// A failed request: what it means, and whether the server may have acted on it.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct RequestFailure {
     /// Its meaning.
     pub(crate) error: StoreError,
     /// Its effect, if it was a write.
-    pub(crate) effect: Effect,
+    pub(crate) effect: WriteEffect,
 }
 
 /// Effect of a failed write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum WriteEffect {
     /// Nothing: the server refused it, or never heard of it.
     None,
     /// Nothing, because the key was taken.
@@ -48,14 +48,14 @@ pub(crate) enum Effect {
 #[error(
     "HTTP {status} without {lacks}: a proxy or another server answered; check the endpoint and what is in front of it"
 )]
-struct Foreign {
+struct ForeignAnswer {
     status: u16,
     lacks: &'static str,
 }
 
 /// The error of a successful answer without `lacks`, which S3 sends with each answer of its kind.
 pub(crate) fn foreign(status: u16, lacks: &'static str) -> StoreError {
-    StoreError::Unavailable(Foreign { status, lacks }.into())
+    StoreError::Unavailable(ForeignAnswer { status, lacks }.into())
 }
 
 /// The code that the SDK makes up for a 404 without a body: no server's word.
@@ -69,7 +69,7 @@ pub(crate) fn is_from_s3<E: ProvideErrorMetadata>(failure: &SdkError<E, HttpResp
 }
 
 /// Reads the failure of a request about `key` (empty for a list) in `bucket`.
-pub(crate) fn classify<E>(failure: SdkError<E, HttpResponse>, bucket: &str, key: &str) -> Failure
+pub(crate) fn classify<E>(failure: SdkError<E, HttpResponse>, bucket: &str, key: &str) -> RequestFailure
 where
     E: Error + ProvideErrorMetadata + Send + Sync + 'static,
 {
@@ -82,16 +82,16 @@ where
             answered(Answer { status, code, from_s3 }, failure.into(), bucket, key)
         }
         // No whole answer.
-        (_, SdkError::ConstructionFailure(_)) => Failure {
+        (_, SdkError::ConstructionFailure(_)) => RequestFailure {
             error: StoreError::Refused { code: "not sent".to_owned(), source: failure.into() },
-            effect: Effect::None,
+            effect: WriteEffect::None,
         },
         _ if any_cause(&failure, &is_credentials) => {
-            Failure { error: no_credentials(failure.into()), effect: Effect::None }
+            RequestFailure { error: no_credentials(failure.into()), effect: WriteEffect::None }
         }
         _ => {
-            let effect = if never_connected(&failure) { Effect::None } else { Effect::Unknown };
-            Failure { error: StoreError::Unavailable(failure.into()), effect }
+            let effect = if never_connected(&failure) { WriteEffect::None } else { WriteEffect::Unknown };
+            RequestFailure { error: StoreError::Unavailable(failure.into()), effect }
         }
     }
 }
@@ -106,21 +106,26 @@ struct Answer {
 }
 
 /// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
-fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, key: &str) -> Failure {
+fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, key: &str) -> RequestFailure {
     let Answer { status, code, from_s3 } = answer;
-    let none = |error| Failure { error, effect: Effect::None };
-    let unknown = |error| Failure { error, effect: Effect::Unknown };
+    let none = |error| RequestFailure { error, effect: WriteEffect::None };
+    let unknown = |error| RequestFailure { error, effect: WriteEffect::Unknown };
     match (status, code.as_str()) {
         (_, "NoSuchBucket") => none(StoreError::NoBucket { bucket: bucket.to_owned() }),
         (_, "SlowDown") | (429, _) => none(StoreError::Throttled(source)),
         (_, "RequestTimeout") => unknown(StoreError::Unavailable(source)),
         (501, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
         (401 | 403, _) => {
-            let effect = if from_s3 { Effect::None } else { Effect::Unknown };
-            Failure { error: StoreError::Denied { code: code_or_status(code, status), source }, effect }
+            let effect = if from_s3 { WriteEffect::None } else { WriteEffect::Unknown };
+            RequestFailure {
+                error: StoreError::Denied { code: code_or_status(code, status), source },
+                effect,
+            }
         }
         (300..=499, _) if !from_s3 => unknown(foreign(status, "an S3 error code")),
-        (412, _) => Failure { error: StoreError::Refused { code, source }, effect: Effect::Exists },
+        (412, _) => {
+            RequestFailure { error: StoreError::Refused { code, source }, effect: WriteEffect::Exists }
+        }
         (409, _) => unknown(StoreError::Conflict(source)),
         (404, "NoSuchKey" | MADE_UP | "") if !key.is_empty() => {
             none(StoreError::NotFound { key: key.to_owned() })
@@ -189,21 +194,21 @@ mod tests {
     #[test]
     fn answers_are_classified_by_remedy_and_effect() {
         let cases = [
-            (404, "NoSuchKey", ErrorKind::NotFound, Effect::None),
-            (404, "NoSuchBucket", ErrorKind::Unavailable, Effect::None),
-            (404, "NoSuchUpload", ErrorKind::Invalid, Effect::None),
-            (412, "PreconditionFailed", ErrorKind::Invalid, Effect::Exists),
-            (409, "ConditionalRequestConflict", ErrorKind::Conflict, Effect::Unknown),
-            (503, "SlowDown", ErrorKind::Throttled, Effect::None),
-            (429, "", ErrorKind::Throttled, Effect::None),
-            (503, "", ErrorKind::Unavailable, Effect::Unknown),
-            (500, "InternalError", ErrorKind::Unavailable, Effect::Unknown),
-            (400, "RequestTimeout", ErrorKind::Unavailable, Effect::Unknown),
-            (403, "SignatureDoesNotMatch", ErrorKind::Denied, Effect::None),
-            (403, "", ErrorKind::Denied, Effect::Unknown),
-            (400, "ExpiredToken", ErrorKind::Denied, Effect::None),
-            (301, "PermanentRedirect", ErrorKind::Invalid, Effect::None),
-            (501, "NotImplemented", ErrorKind::Invalid, Effect::None),
+            (404, "NoSuchKey", ErrorKind::NotFound, WriteEffect::None),
+            (404, "NoSuchBucket", ErrorKind::Unavailable, WriteEffect::None),
+            (404, "NoSuchUpload", ErrorKind::Invalid, WriteEffect::None),
+            (412, "PreconditionFailed", ErrorKind::Invalid, WriteEffect::Exists),
+            (409, "ConditionalRequestConflict", ErrorKind::Conflict, WriteEffect::Unknown),
+            (503, "SlowDown", ErrorKind::Throttled, WriteEffect::None),
+            (429, "", ErrorKind::Throttled, WriteEffect::None),
+            (503, "", ErrorKind::Unavailable, WriteEffect::Unknown),
+            (500, "InternalError", ErrorKind::Unavailable, WriteEffect::Unknown),
+            (400, "RequestTimeout", ErrorKind::Unavailable, WriteEffect::Unknown),
+            (403, "SignatureDoesNotMatch", ErrorKind::Denied, WriteEffect::None),
+            (403, "", ErrorKind::Denied, WriteEffect::Unknown),
+            (400, "ExpiredToken", ErrorKind::Denied, WriteEffect::None),
+            (301, "PermanentRedirect", ErrorKind::Invalid, WriteEffect::None),
+            (501, "NotImplemented", ErrorKind::Invalid, WriteEffect::None),
         ];
         for (status, code, kind, effect) in cases {
             let answer = Answer { status, code: code.to_owned(), from_s3: !code.is_empty() };
@@ -217,10 +222,13 @@ mod tests {
         for status in [302, 307, 400, 404, 405, 408, 409, 411, 412, 413, 421, 425] {
             let answer = Answer { status, code: String::new(), from_s3: false };
             let failure = answered(answer, "x".into(), "bucket", "key");
-            assert_eq!((failure.error.kind(), failure.effect), (ErrorKind::Unavailable, Effect::Unknown));
+            assert_eq!(
+                (failure.error.kind(), failure.effect),
+                (ErrorKind::Unavailable, WriteEffect::Unknown)
+            );
         }
         let answer = Answer { status: 404, code: String::new(), from_s3: true };
         let own = answered(answer, "x".into(), "bucket", "key");
-        assert_eq!((own.error.kind(), own.effect), (ErrorKind::NotFound, Effect::None));
+        assert_eq!((own.error.kind(), own.effect), (ErrorKind::NotFound, WriteEffect::None));
     }
 }

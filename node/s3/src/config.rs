@@ -20,7 +20,7 @@ pub struct S3Config {
     /// The only certificate authorities to trust, as PEM; `None` for the system's.
     pub ca_pem: Option<String>,
     /// Credentials to present.
-    pub credentials: Credentials,
+    pub credentials: S3Credentials,
     /// Time limits of requests.
     pub timeouts: Timeouts,
     /// Most requests in flight at once, a quarter of them uploads of segments; the rest wait in order.
@@ -29,7 +29,7 @@ pub struct S3Config {
 
 /// Sources of credentials.
 #[derive(Clone)]
-pub enum Credentials {
+pub enum S3Credentials {
     /// A fixed key pair, from a Secret.
     Static {
         /// The access key id.
@@ -50,7 +50,7 @@ pub enum Credentials {
     },
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for S3Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Static { access_key_id, .. } => {
@@ -117,7 +117,7 @@ pub struct InvalidConfig {
 
 impl S3Config {
     /// A configuration with the usual limits; set what differs.
-    pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: Credentials) -> Self {
+    pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: S3Credentials) -> Self {
         Self {
             endpoint: None,
             region: region.into(),
@@ -182,7 +182,7 @@ impl S3Config {
                 return invalid("caBundle", "(set)", "give one or more PEM certificates");
             }
         }
-        if let Credentials::Static { access_key_id, secret_access_key, .. } = &self.credentials
+        if let S3Credentials::Static { access_key_id, secret_access_key, .. } = &self.credentials
             && (access_key_id.is_empty() || secret_access_key.is_empty())
         {
             return invalid("credentials", access_key_id, "give both an access key id and its secret");
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     fn config() -> S3Config {
-        let credentials = Credentials::Static {
+        let credentials = S3Credentials::Static {
             access_key_id: "id".to_owned(),
             secret_access_key: "hush".to_owned(),
             session_token: None,

@@ -19,7 +19,7 @@ use aws_smithy_http_client::{
 };
 
 use crate::{
-    config::{Credentials, InvalidConfig, S3Config},
+    config::{InvalidConfig, S3Config, S3Credentials},
     store::S3Store,
 };
 
@@ -76,9 +76,9 @@ fn transport(config: &S3Config) -> SharedHttpClient {
     builder.tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(tls).build_https()
 }
 
-async fn credentials(credentials: &Credentials, region: Region) -> SharedCredentialsProvider {
+async fn credentials(credentials: &S3Credentials, region: Region) -> SharedCredentialsProvider {
     match credentials {
-        Credentials::Static { access_key_id, secret_access_key, session_token } => {
+        S3Credentials::Static { access_key_id, secret_access_key, session_token } => {
             let mut pair = KeyPair::builder()
                 .access_key_id(access_key_id)
                 .secret_access_key(secret_access_key)
@@ -86,10 +86,10 @@ async fn credentials(credentials: &Credentials, region: Region) -> SharedCredent
             pair.set_session_token(session_token.clone());
             SharedCredentialsProvider::new(pair.build())
         }
-        Credentials::Environment => {
+        S3Credentials::Environment => {
             SharedCredentialsProvider::new(DefaultCredentialsChain::builder().region(region).build().await)
         }
-        Credentials::WebIdentity { token_file, role_arn } => {
+        S3Credentials::WebIdentity { token_file, role_arn } => {
             let assume = StaticConfiguration {
                 web_identity_token_file: token_file.clone(),
                 role_arn: role_arn.clone(),
@@ -116,7 +116,7 @@ mod tests {
 
     /// The address a read of `log/1` would go to.
     async fn address(endpoint: Option<&str>, path_style: bool) -> String {
-        let credentials = Credentials::Static {
+        let credentials = S3Credentials::Static {
             access_key_id: "id".to_owned(),
             secret_access_key: "secret".to_owned(),
             session_token: None,

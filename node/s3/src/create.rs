@@ -7,8 +7,8 @@ use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, Verb};
 
 use crate::{
-    attempt::{Attempt, Lane},
-    classify::{Effect, classify, foreign},
+    attempt::{Lane, RequestAttempt},
+    classify::{WriteEffect, classify, foreign},
     store::S3Store,
 };
 
@@ -34,16 +34,16 @@ impl S3Store {
                 Err(failure) => {
                     let failure = classify(failure, &self.config.bucket, key);
                     Err(match failure.effect {
-                        Effect::Exists => CreateError::Exists { key: key.to_owned() },
-                        Effect::Unknown => CreateError::Ambiguous(failure.error),
-                        Effect::None => CreateError::Failed(failure.error),
+                        WriteEffect::Exists => CreateError::Exists { key: key.to_owned() },
+                        WriteEffect::Unknown => CreateError::Ambiguous(failure.error),
+                        WriteEffect::None => CreateError::Failed(failure.error),
                     })
                 }
             }
         };
         let failed = |error: &CreateError| !matches!(error, CreateError::Exists { .. });
         let limit = self.config.timeouts.attempt_for(body_bytes);
-        let attempt = Attempt { verb: Verb::Put, lane: Lane::First, limit };
+        let attempt = RequestAttempt { verb: Verb::Put, lane: Lane::First, limit };
         self.attempt(attempt, request, CreateError::Ambiguous, failed).await
     }
 }

@@ -20,6 +20,6 @@ mod probe;
 mod put_segment;
 mod store;
 
-pub use config::{Credentials, InvalidConfig, S3Config, Timeouts};
+pub use config::{InvalidConfig, S3Config, S3Credentials, Timeouts};
 pub use probe::ProbeFailure;
 pub use store::S3Store;

@@ -59,7 +59,7 @@ pub enum ProbeFailure {
         #[source]
         source: StoreError,
     },
-    /// A second create of the same key succeeded or replaced the object: two writers could both win.
+    /// A second create of the same key succeeded or replaced the object: two writers could hold one volume.
     #[error(
         "bucket: the server accepts If-None-Match but ignores it, so two nodes could write one volume; \
          use a server with conditional writes"
@@ -126,7 +126,7 @@ const FIRST: &[u8] = b"holdfast probe: first";
 const SECOND: &[u8] = b"holdfast probe: second";
 
 impl S3Store {
-    /// Asks the bucket for everything volumes need: list, create-once (a second create must not win), read,
+    /// Asks the bucket for everything volumes need: list, create-once (a second create must fail), read,
     /// delete. Costs two PUTs, one LIST, one GET and one DELETE.
     ///
     /// # Errors

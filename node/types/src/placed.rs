@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_survives_its_text_and_sorts_by_place_then_time() {
+    fn ids_survive_their_text_and_sort_by_place_and_time() {
         let early = SegmentId::new(Seq(9), 2, [0xff; 10]);
         let later = SegmentId::new(Seq(10), 1, [0; 10]);
         let latest = SegmentId::new(Seq(10), 2, [0; 10]);

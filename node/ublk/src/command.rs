@@ -24,7 +24,7 @@ const PAYLOAD_WORDS: usize = 16;
 
 /// One command to the control device, in the words of `struct ublksrv_ctrl_cmd`.
 #[derive(Clone, Copy)]
-pub(crate) struct Command {
+pub(crate) struct ControlCommand {
     /// The name without `UBLK_U_CMD_`, for errors.
     pub(crate) name: &'static str,
     pub(crate) code: u32,
@@ -55,12 +55,12 @@ impl Payload for sys::ublk_params {}
 
 /// Sends a command without payload and waits for its answer, not longer than `limit`: a command that has not
 /// ended then is cancelled if the kernel lets it be.
-pub(crate) fn send(command: Command, limit: Option<Duration>) -> Result<(), ControlError> {
+pub(crate) fn send(command: ControlCommand, limit: Option<Duration>) -> Result<(), ControlError> {
     with_channel(|channel| channel.send(command, 0, limit))
 }
 
 /// Sends a command with a payload, waits for its answer and returns what the kernel made of the payload.
-pub(crate) fn exchange<P: Payload>(command: Command, payload: P) -> Result<P, ControlError> {
+pub(crate) fn exchange<P: Payload>(command: ControlCommand, payload: P) -> Result<P, ControlError> {
     const { assert!(size_of::<P>() <= PAYLOAD_WORDS * 8 && align_of::<P>() <= 8, "it fits the channel's room") };
     with_channel(|channel| {
         let room = channel.payload.as_mut_ptr().cast::<P>();
@@ -100,12 +100,12 @@ impl Channel {
 
     fn send(
         &mut self,
-        command: Command,
+        command: ControlCommand,
         payload_bytes: u16,
         limit: Option<Duration>,
     ) -> Result<(), ControlError> {
         assert!(limit.is_none() || payload_bytes == 0, "memory stays with a command until it has ended");
-        let Command { name, code, device, data } = command;
+        let ControlCommand { name, code, device, data } = command;
         let argument = sys::ublksrv_ctrl_cmd {
             dev_id: device,
             queue_id: u16::MAX,

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use holdfast_ring::Errno;
 use libublk::sys;
 
-use crate::command::{self, Command};
+use crate::command::{self, ControlCommand};
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
     CharDevice, ControlError, DeviceSpec, Features, ForeignFeatures, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES,
@@ -122,7 +122,7 @@ impl Device {
         spec.validate()?;
         features.check(spec.transport)?;
         let wanted = spec.id.unwrap_or(u32::MAX);
-        let command = |name, code, device| Command { name, code, device, data: 0 };
+        let command = |name, code, device| ControlCommand { name, code, device, data: 0 };
         let asked = sys::ublksrv_ctrl_dev_info {
             nr_hw_queues: spec.queues,
             queue_depth: spec.depth,
@@ -343,8 +343,8 @@ impl Device {
 
     /// The same, unless the device is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not tell who opened the device without
-    /// claiming it, and may let a program open it before it stops.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not say which process opened the device
+    /// without claiming it, and may let a program open it before it stops.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -428,11 +428,11 @@ impl Device {
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; [`ControlError::NotOurs`] for an unprivileged device of another program,
-    /// of which the kernel tells nothing without the path of its character device, also to root
+    /// of which the kernel shows nothing without the path of its character device, also to root
     /// (`ublk_ctrl_uring_cmd_permission` in Linux, `drivers/block/ublk_drv.c`).
     pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =
-            Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
+            ControlCommand { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
         let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default()).map_err(|error| {
             if matches!(error, ControlError::Command { source: Errno::EINVAL, .. }) {
                 return ControlError::NotOurs { id, found: 0 };
@@ -461,7 +461,8 @@ impl Device {
     }
 
     fn sectors_of(id: u32) -> Result<u64, ControlError> {
-        let command = Command { name: "GET_PARAMS", code: sys::UBLK_U_CMD_GET_PARAMS, device: id, data: 0 };
+        let command =
+            ControlCommand { name: "GET_PARAMS", code: sys::UBLK_U_CMD_GET_PARAMS, device: id, data: 0 };
         let room = sys::ublk_params { len: size_of::<sys::ublk_params>() as u32, ..Default::default() };
         let params = command::exchange(command, room).map_err(|error| not_found(id, error))?;
         Ok(params.basic.dev_sectors / KERNEL_SECTORS_PER_SECTOR)
@@ -487,7 +488,7 @@ impl Device {
     }
 
     fn send(&self, name: &'static str, code: u32, data: u64) -> Result<(), ControlError> {
-        command::send(Command { name, code, device: self.id, data }, None)
+        command::send(ControlCommand { name, code, device: self.id, data }, None)
             .map_err(|error| not_found(self.id, error))
     }
 
@@ -499,7 +500,7 @@ impl Device {
         data: u64,
         limit: Duration,
     ) -> Result<(), ControlError> {
-        command::send(Command { name, code, device: self.id, data }, Some(limit))
+        command::send(ControlCommand { name, code, device: self.id, data }, Some(limit))
             .map_err(|error| not_found(self.id, error))
     }
 

@@ -6,7 +6,7 @@
 //! *Runs on*: control calls block and belong on a control thread, never on a ring thread: starting and
 //! recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
 //! *Invariants*: nothing here ever stops or deletes a device but [`Device::stop`], [`Device::stop_unused`]
-//! and [`Device::delete`], and they no device with another tag; a [`Request`] that was handed out is
+//! and [`Device::delete`], and they no device with another tag; a [`DeviceRequest`] that was handed out is
 //! completed exactly once. *On failure*: control errors name the device and the command; a queue error is an
 //! event.
 
@@ -32,8 +32,8 @@ pub use features::{Features, ForeignFeatures, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;
 pub use kernel_release::KernelRelease;
 pub use lost_device::{flush_device, flush_from_outside};
-pub use queue::{Command, Part, Queue, QueueEvent, QueueSpec};
-pub use request::{Operation, Request};
+pub use queue::{Queue, QueueCommand, QueueEvent, QueueSpec, RequestPart};
+pub use request::{DeviceRequest, Operation};
 
 /// Bytes of a sector, the unit of every position and length in this crate's interface.
 pub const SECTOR_BYTES: u64 = 4096;

@@ -24,13 +24,14 @@ use libublk::sys;
 use crate::char_device::Descriptors;
 use crate::copy_buffers::{BufferPart, CopyBuffers};
 use crate::{
-    CharDevice, Device, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, Request, SECTOR_BYTES, Transport,
+    CharDevice, Device, DeviceRequest, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, SECTOR_BYTES,
+    Transport,
 };
 
 /// A queue's own operation in the ring: a tag that the kernel has. The type of the ring's operations is made
 /// from it; give its outcome to [`Queue::on_completion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Command<K> {
+pub struct QueueCommand<K> {
     /// The device, in the ring owner's words: [`QueueSpec::owner`].
     pub owner: K,
     /// Number of the queue on its device.
@@ -42,7 +43,7 @@ pub struct Command<K> {
 /// Identity of a queue, in the ring owner's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSpec<K> {
-    /// Value by which the owner finds the device again, in [`Command::owner`].
+    /// Value by which the owner finds the device again, in [`QueueCommand::owner`].
     pub owner: K,
     /// Number of the queue on its device, from 0.
     pub queue_id: u16,
@@ -50,7 +51,7 @@ pub struct QueueSpec<K> {
 
 /// A piece of a request and its place in a file. Both are multiples of 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RequestPart {
     /// Offset of the piece within the request.
     pub request_offset_bytes: u32,
     /// Its length.
@@ -66,7 +67,7 @@ pub struct Part {
 #[must_use]
 pub enum QueueEvent {
     /// The kernel has a request.
-    Request(Request),
+    Request(DeviceRequest),
     /// The kernel had a request while the queue was draining; it is left to the successor.
     Held,
     /// The kernel was answered already: it asked for an operation the device never announced.
@@ -167,15 +168,15 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the queue was armed before.
-    pub fn arm<T: From<Command<K>>>(&mut self, ring: &mut Ring<T>) {
+    pub fn arm<T: From<QueueCommand<K>>>(&mut self, ring: &mut Ring<T>) {
         assert!(self.with_kernel == 0 && self.with_owner == 0, "a queue is armed once");
         for tag in 0..self.depth {
             self.push_command(ring, sys::UBLK_U_IO_FETCH_REQ, tag, -1);
         }
     }
 
-    /// Takes in the outcome of a [`Command`] of this queue.
-    pub fn on_completion<T: From<Command<K>>>(
+    /// Takes in the outcome of a [`QueueCommand`] of this queue.
+    pub fn on_completion<T: From<QueueCommand<K>>>(
         &mut self,
         ring: &mut Ring<T>,
         tag: u16,
@@ -195,7 +196,13 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a read, or the part does not lie inside it.
-    pub fn read_part<T>(&self, ring: &mut Ring<T>, request: &Request, part: &Part, operation: T) {
+    pub fn read_part<T>(
+        &self,
+        ring: &mut Ring<T>,
+        request: &DeviceRequest,
+        part: &RequestPart,
+        operation: T,
+    ) {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
@@ -214,7 +221,13 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a write, or the part does not lie inside it.
-    pub fn write_part<T>(&self, ring: &mut Ring<T>, request: &Request, part: &Part, operation: T) {
+    pub fn write_part<T>(
+        &self,
+        ring: &mut Ring<T>,
+        request: &DeviceRequest,
+        part: &RequestPart,
+        operation: T,
+    ) {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
@@ -236,10 +249,10 @@ impl<K: Copy> Queue<K> {
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed.
-    pub fn complete<T: From<Command<K>>>(
+    pub fn complete<T: From<QueueCommand<K>>>(
         &mut self,
         ring: &mut Ring<T>,
-        request: Request,
+        request: DeviceRequest,
         outcome: Result<(), Errno>,
     ) {
         let (tag, operation, sectors) = request.disarm();
@@ -273,7 +286,7 @@ impl<K: Copy> Queue<K> {
 
     /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Right
     /// only when the ring is about to be closed, and while no part of the request is in flight.
-    pub fn leave(&mut self, request: Request) {
+    pub fn leave(&mut self, request: DeviceRequest) {
         if let Some(buffers) = &mut self.copies {
             buffers.take_back(request.tag());
         }
@@ -312,7 +325,7 @@ impl<K: Copy> Queue<K> {
         Ok(())
     }
 
-    fn take_request<T: From<Command<K>>>(&mut self, ring: &mut Ring<T>, tag: u16) -> QueueEvent {
+    fn take_request<T: From<QueueCommand<K>>>(&mut self, ring: &mut Ring<T>, tag: u16) -> QueueEvent {
         let descriptor = self.descriptors.read(tag);
         self.with_owner += 1;
         let operation = match descriptor.op_flags & 0xff {
@@ -322,13 +335,13 @@ impl<K: Copy> Queue<K> {
             sys::UBLK_IO_OP_DISCARD => Operation::Discard,
             sys::UBLK_IO_OP_WRITE_ZEROES => Operation::WriteZeroes,
             _ => {
-                let request = Request::new(tag, Operation::Flush, 0, 0);
+                let request = DeviceRequest::new(tag, Operation::Flush, 0, 0);
                 self.complete(ring, request, Err(Errno::EOPNOTSUPP));
                 return QueueEvent::Refused;
             }
         };
         if operation == Operation::Flush {
-            return QueueEvent::Request(Request::new(tag, operation, 0, 0));
+            return QueueEvent::Request(DeviceRequest::new(tag, operation, 0, 0));
         }
         let is_registered =
             self.registered.is_some() && descriptor.op_flags & sys::UBLK_IO_F_NEED_REG_BUF == 0;
@@ -343,13 +356,19 @@ impl<K: Copy> Queue<K> {
             "logical blocks have 4096 bytes"
         );
         let sectors = descriptor.nr_sectors / KERNEL_SECTORS_PER_SECTOR as u32;
-        let request = Request::new(tag, operation, start / KERNEL_SECTORS_PER_SECTOR, sectors);
+        let request = DeviceRequest::new(tag, operation, start / KERNEL_SECTORS_PER_SECTOR, sectors);
         // The block layer forces writes only.
         let is_forced = operation == Operation::Write && descriptor.op_flags & sys::UBLK_IO_F_FUA != 0;
         QueueEvent::Request(if is_forced { request.forced() } else { request })
     }
 
-    fn push_command<T: From<Command<K>>>(&mut self, ring: &mut Ring<T>, command: u32, tag: u16, result: i32) {
+    fn push_command<T: From<QueueCommand<K>>>(
+        &mut self,
+        ring: &mut Ring<T>,
+        command: u32,
+        tag: u16,
+        result: i32,
+    ) {
         let mut argument = [0; 16];
         argument[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());
         argument[2..4].copy_from_slice(&tag.to_ne_bytes());
@@ -360,30 +379,30 @@ impl<K: Copy> Queue<K> {
             // zero.
             entry = entry.addr(Some(u64::from(buffers.index(tag)) | COPY_IF_NOT_REGISTERED));
         }
-        let in_flight = Command { owner: self.owner, queue_id: self.queue_id, tag };
+        let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag };
         self.with_kernel += 1;
         // SAFETY: the entry names no memory: the argument is copied into it, and its address field is an
         // index into the ring's buffer table or zero.
         unsafe { ring.push(entry.build(), in_flight.into()) };
     }
 
-    fn check(request: &Request, part: &Part) {
+    fn check(request: &DeviceRequest, part: &RequestPart) {
         let end = u64::from(part.request_offset_bytes) + u64::from(part.len_bytes);
         assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
     }
 
     /// The place of a part of a request in its copy buffer.
-    const fn buffer_part(request: &Request, part: &Part) -> BufferPart {
-        let &Part { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
+    const fn buffer_part(request: &DeviceRequest, part: &RequestPart) -> BufferPart {
+        let &RequestPart { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
         BufferPart { tag: request.tag(), offset_bytes, len_bytes }
     }
 
     /// The copy buffers, for a request that has one.
-    fn copies_of(&self, request: &Request) -> Option<&CopyBuffers> {
+    fn copies_of(&self, request: &DeviceRequest) -> Option<&CopyBuffers> {
         self.copies.as_ref().filter(|copies| copies.has(request.tag()))
     }
 
-    fn transfer(&self, request: &Request, part: &Part) -> FixedTransfer {
+    fn transfer(&self, request: &DeviceRequest, part: &RequestPart) -> FixedTransfer {
         let buffers =
             self.registered.as_ref().expect("a request without a copy buffer has its pages registered");
         FixedTransfer {
@@ -442,7 +461,7 @@ mod tests {
     #[test]
     fn a_dropped_queue_closes_its_character_device() {
         let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        let mut ring = Ring::<Command<()>>::new(&options).unwrap();
+        let mut ring = Ring::<QueueCommand<()>>::new(&options).unwrap();
         let info = DeviceInfo {
             id: 0,
             state: DeviceState::Live,

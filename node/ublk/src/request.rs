@@ -24,7 +24,7 @@ pub enum Operation {
 /// that dies is recovered from.
 #[derive(Debug)]
 #[must_use = "a request that is not completed hangs its issuer"]
-pub struct Request {
+pub struct DeviceRequest {
     tag: u16,
     operation: Operation,
     start_sector: u64,
@@ -32,7 +32,7 @@ pub struct Request {
     is_fua: bool,
 }
 
-impl Request {
+impl DeviceRequest {
     pub(crate) const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
         Self { tag, operation, start_sector, sectors, is_fua: false }
     }
@@ -87,7 +87,7 @@ impl Request {
         std::mem::forget(self);
     }
 
-    /// Ends the token's life; the caller tells the kernel.
+    /// Ends the token's life; the caller completes it in the kernel.
     pub(crate) const fn disarm(self) -> (u16, Operation, u32) {
         let parts = (self.tag, self.operation, self.sectors);
         std::mem::forget(self);
@@ -95,7 +95,7 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for DeviceRequest {
     fn drop(&mut self) {
         assert!(std::thread::panicking(), "request {} was dropped without completion", self.tag);
     }
@@ -103,17 +103,17 @@ impl Drop for Request {
 
 #[cfg(test)]
 mod tests {
-    use super::{Operation, Request};
+    use super::{DeviceRequest, Operation};
 
     #[test]
     #[should_panic(expected = "request 7 was dropped without completion")]
     fn a_lost_request_is_a_bug_that_shows() {
-        drop(Request::new(7, Operation::Read, 0, 1));
+        drop(DeviceRequest::new(7, Operation::Read, 0, 1));
     }
 
     #[test]
     fn only_a_forced_request_says_so() {
-        let plain = Request::new(7, Operation::Write, 0, 1);
+        let plain = DeviceRequest::new(7, Operation::Write, 0, 1);
         assert!(!plain.is_fua());
         let forced = plain.forced();
         assert!(forced.is_fua());
@@ -123,6 +123,6 @@ mod tests {
 
     #[test]
     fn a_request_left_to_the_successor_does_not_panic() {
-        Request::new(7, Operation::Write, 0, 1).leave_to_successor();
+        DeviceRequest::new(7, Operation::Write, 0, 1).leave_to_successor();
     }
 }

@@ -21,7 +21,7 @@ use super::connect::Connections;
 use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
-use crate::requeue::{Failures, MAX_AT_A_TIME, Requeue};
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, Requeue};
 
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ pub(crate) struct Context {
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) probes: Probes,
-    pub(crate) failures: Failures,
+    pub(crate) failures: FailureCounts,
 }
 
 /// Uid and generation of what was probed.
@@ -108,7 +108,7 @@ async fn probe(store: &ObjectStore, context: &Context) -> Health {
 
 async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), ApiError> {
     let api: Api<ObjectStore> = Api::all(context.client.clone());
-    // The stream tells only of new generations; the last report is newer than what it holds.
+    // The stream has only new generations; the last report is newer than what it holds.
     let Some(current) = call(api.get_opt(&store.name_any())).await? else { return Ok(()) };
     let previous = current.status.as_ref();
     let before = previous.map(|status| status.conditions.clone()).unwrap_or_default();

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_the_name_of_another_volume_stays_its_own() {
+    fn an_id_equal_to_another_volumes_name_stays() {
         let other = survivor("a-1", &[(Labels::VOLUME, "x")]);
         for (first, expected) in [
             (survivor("x", &[]), ["x", "a-1"]),

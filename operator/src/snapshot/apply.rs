@@ -170,7 +170,7 @@ mod tests {
 
     /// The operator dies after it took the snapshot, and after it forgot it.
     #[tokio::test]
-    async fn a_snapshot_taken_again_is_one_and_forgotten_again_is_none() {
+    async fn taking_and_deleting_a_snapshot_twice_changes_nothing_more() {
         let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
         assert!(forget(&store, &volume, UID).await.is_ok(), "a volume that is not there has none");
         let creation = Creation::plain(64, Nonce([1; 16]), 0);

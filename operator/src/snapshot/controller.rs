@@ -21,7 +21,7 @@ use super::plan::{SnapshotStep, plan};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{Failures, MAX_AT_A_TIME};
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
 
 /// Time between two reconciliations of a snapshot when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -32,7 +32,7 @@ pub(crate) struct Context {
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) failures: Failures,
+    pub(crate) failures: FailureCounts,
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.

@@ -43,7 +43,7 @@ pub(crate) enum SnapshotStep {
 }
 
 /// The reason that a snapshot cannot be taken now.
-struct Obstacle {
+struct SnapshotObstacle {
     reason: &'static str,
     message: String,
 }
@@ -62,7 +62,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     }
     let (volume, id) = match source(facts) {
         Ok(source) => source,
-        Err(Obstacle { reason, message }) => {
+        Err(SnapshotObstacle { reason, message }) => {
             return vec![SnapshotStep::Report(Box::new(not_ready(facts, reason, message, now)))];
         }
     };
@@ -111,8 +111,8 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return vec![SnapshotStep::RemoveFinalizer];
     }
     let mut steps = Vec::new();
-    // No node is asked any more. The failure of an earlier attempt stays said: each write of ours begins the
-    // next attempt.
+    // No node is asked any more. The failure of an earlier attempt stays reported: each write of ours begins
+    // the next attempt.
     if facts.status.node.is_some() || is_true(&facts.status.conditions, READY) {
         let message = "the snapshot is being deleted from the log of its volume";
         steps.push(SnapshotStep::Report(Box::new(VolumeSnapshotStatus {
@@ -125,9 +125,9 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
 }
 
 /// The volume of which the snapshot is to be taken, and its identity.
-fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Obstacle> {
+fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), SnapshotObstacle> {
     let name = &facts.spec.volume;
-    let obstacle = |reason, message| Err(Obstacle { reason, message });
+    let obstacle = |reason, message| Err(SnapshotObstacle { reason, message });
     let Some(volume) = &facts.volume else {
         return obstacle(
             "VolumeNotFound",

@@ -15,7 +15,7 @@ use super::facts::{AttachedWriter, ClusterFacts};
 
 /// Content of an object store under an identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum FoundInStore {
     /// Nothing.
     Nothing,
     /// The remains of a volume that was deleted.
@@ -42,7 +42,7 @@ pub(crate) struct LastWriter {
     pub(crate) is_attached: bool,
 }
 
-impl Found {
+impl FoundInStore {
     /// Reads it: two LISTs, and a GET for each record since the last checkpoint.
     ///
     /// # Errors
@@ -123,24 +123,24 @@ mod tests {
     #[tokio::test]
     async fn the_log_says_size_and_last_writer_without_a_put() {
         let store = MemoryStore::new();
-        assert_eq!(Found::read(&store, &id()).await.expect("read"), Found::Nothing);
+        assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), FoundInStore::Nothing);
         holdfast_log::provision(&store, &id(), Creation::plain(100, Nonce([9; 16]), 0))
             .await
             .expect("created");
-        let read = |last| Found::Volume { size_bytes: 100 * SECTOR_BYTES, last };
-        assert_eq!(Found::read(&store, &id()).await.expect("read"), read(None));
+        let read = |last| FoundInStore::Volume { size_bytes: 100 * SECTOR_BYTES, last };
+        assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(None));
         add(&store, 2, Body::Attach { sectors: 100, node: "a".to_owned(), displaced: None }).await;
         let since = Some(Time("1970-01-01T00:00:01Z".parse().expect("a time")));
         let last = LastWriter { node: "a".to_owned(), epoch: 1, since, is_attached: true };
-        assert_eq!(Found::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
+        assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
         assert!(history(Some(&last)).contains("holdfast.dev/force-detach=a"));
         add(&store, 3, Body::Detach).await;
         let puts = store.counts().put;
         let last = LastWriter { is_attached: false, ..last };
-        assert_eq!(Found::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
+        assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
         assert!(history(Some(&last)).ends_with("detached it after its last commit"));
         assert_eq!(store.counts().put, puts);
         holdfast_log::remove(&store, &id(), Nonce([0; 16]), 0).await.expect("removed");
-        assert_eq!(Found::read(&store, &id()).await.expect("read"), Found::Tombstone);
+        assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), FoundInStore::Tombstone);
     }
 }

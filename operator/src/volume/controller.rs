@@ -16,7 +16,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
-use super::adoption::Found;
+use super::adoption::FoundInStore;
 use super::apply::{VolumeApplier, volume_id};
 use super::facts::{AttachedWriter, ClusterFacts, StoreFact};
 use super::failover::loss;
@@ -29,7 +29,7 @@ use crate::event::changes;
 use crate::heartbeats::Heartbeats;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{Failures, MAX_AT_A_TIME};
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
 
 /// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -45,7 +45,7 @@ pub(crate) struct Context {
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) failures: Failures,
+    pub(crate) failures: FailureCounts,
     pub(crate) heartbeats: Heartbeats,
     /// The release's namespace.
     pub(crate) namespace: String,
@@ -238,7 +238,7 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
     }
     if facts.needs_found() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
-        facts.found = Some(Found::read(store.as_ref(), &volume_id(volume)).await?);
+        facts.found = Some(FoundInStore::read(store.as_ref(), &volume_id(volume)).await?);
     }
     if facts.needs_log_writer() || facts.needs_last_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;

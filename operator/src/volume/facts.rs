@@ -10,7 +10,7 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
 
-use super::adoption::Found;
+use super::adoption::FoundInStore;
 use super::identity::id_of;
 use super::plan::PROVISIONED;
 use super::source_snapshot::SnapshotFact;
@@ -23,7 +23,7 @@ pub(crate) struct ClusterFacts {
     /// Another Volume that has this identity, and may be the one that it belongs to.
     pub(crate) rival: Option<String>,
     /// Content of the object store under this identity, where the volume is to be adopted.
-    pub(crate) found: Option<Found>,
+    pub(crate) found: Option<FoundInStore>,
     /// `metadata.generation`.
     pub(crate) generation: i64,
     /// `spec`.

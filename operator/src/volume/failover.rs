@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_lost_only_by_two_signs_or_by_its_taint() {
+    fn a_node_is_lost_by_two_signs_or_taint() {
         let cordoned = Some("node.kubernetes.io/unschedulable");
         for (node, silent, expected) in [
             (Some(node("True", None)), false, None),

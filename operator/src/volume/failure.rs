@@ -132,7 +132,7 @@ impl VolumeFailure {
                 "restore the object from a backup of the bucket"
             }
             Self::Log(LogFailure::HasSnapshots { .. }) => {
-                "delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+                "delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
             }
             Self::Log(LogFailure::HasForks { .. }) | Self::HasForks { .. } => {
                 "delete those too; to keep them without this Volume object, set spec.deletionPolicy to `Retain`"
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(
             condition.message,
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
-             delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+             delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
         );
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::OnceCell;
 
-/// The namespace that every cluster has, and whose uid tells one from another.
+/// The namespace that every cluster has, and whose uid identifies it.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
 /// Identity of a volume: the one that was recorded, else that of the spec, else the uid of the object.

@@ -17,7 +17,7 @@ use holdfast_crds::{
 };
 use holdfast_types::SnapshotName;
 
-use super::adoption::{Found, history, still_attached};
+use super::adoption::{FoundInStore, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 use super::provisionable::{Home, Obstacle, provisionable};
@@ -148,7 +148,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         None => {
             let if_own = facts.rival.is_some() || !is_true(&facts.status.conditions, PROVISIONED);
             let removal = [OperatorStep::RemoveObjects { if_own }, OperatorStep::RemoveFinalizer];
-            // The failure of an earlier attempt stays said: each write of ours begins the next attempt.
+            // The failure of an earlier attempt stays reported: each write of ours begins the next attempt.
             let message = format!("removing the volume's objects from ObjectStore {store}");
             let begun = (!is_removing(facts))
                 .then(|| OperatorStep::Report(Box::new(deleting(facts, "Deleting", message, now))));
@@ -213,7 +213,7 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
     };
     let before = find_condition(&facts.status.conditions, PROVISIONED);
     match (&facts.found, before) {
-        (Some(Found::Volume { size_bytes, last }), _) => build(
+        (Some(FoundInStore::Volume { size_bytes, last }), _) => build(
             ADOPTED,
             format!(
                 "the volume was found in its object store with {size_bytes} bytes; {}",

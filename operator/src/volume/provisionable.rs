@@ -3,7 +3,7 @@
 use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
 use holdfast_types::SnapshotName;
 
-use super::adoption::Found;
+use super::adoption::FoundInStore;
 use super::facts::{ClusterFacts, StoreFact};
 use super::source_snapshot::restorable;
 
@@ -94,26 +94,26 @@ fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle>
             "Provisioning",
             format!("reading the volume in ObjectStore {store}"),
         )),
-        Some(Found::Nothing) => failed(
+        Some(FoundInStore::Nothing) => failed(
             "VolumeNotFound",
             format!(
                 "spec.volumeID: ObjectStore `{store}` holds no volume `{id}`; create the Volume with the id and the ObjectStore of one that exists, or with spec.source `empty`"
             ),
         ),
-        Some(Found::Tombstone) => failed(
+        Some(FoundInStore::Tombstone) => failed(
             "VolumeDeleted",
             format!(
                 "spec.volumeID: the volume `{id}` in ObjectStore `{store}` was deleted; create the Volume with another id and spec.source `empty`"
             ),
         ),
-        Some(Found::Volume { size_bytes, .. }) if *size_bytes > MAX_SIZE_BYTES => failed(
+        Some(FoundInStore::Volume { size_bytes, .. }) if *size_bytes > MAX_SIZE_BYTES => failed(
             "InvalidSize",
             format!(
                 "spec.volumeID: the volume `{id}` in ObjectStore `{store}` has {size_bytes} bytes, more than the {} of spec.size; serve it with `holdfast-node attach`",
                 ByteSize(MAX_SIZE_BYTES)
             ),
         ),
-        Some(Found::Volume { size_bytes, .. }) => match wanted {
+        Some(FoundInStore::Volume { size_bytes, .. }) => match wanted {
             Some(wanted) if wanted < *size_bytes => failed(
                 "InvalidSize",
                 format!(

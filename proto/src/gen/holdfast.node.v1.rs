@@ -102,7 +102,7 @@ pub struct CreateSnapshotRequest {
     /// Name of a store of the daemon's configuration; only for a volume that is not attached here.
     #[prost(string, optional, tag = "2")]
     pub store: ::core::option::Option<::prost::alloc::string::String>,
-    /// A UUID that tells the snapshot from all others.
+    /// A UUID that identifies the snapshot.
     #[prost(string, tag = "3")]
     pub uid: ::prost::alloc::string::String,
 }

@@ -75,7 +75,7 @@ async fn values_come_from_the_store_and_its_secrets() {
     assert_eq!(found.version.of_secrets().as_deref(), Some("u/7/u/8"));
     assert_eq!((found.config.bucket.as_str(), found.config.prefix.as_str()), ("volumes", "a"));
     assert_eq!(found.config.ca_pem.as_deref(), Some(pem.trim()));
-    let holdfast_s3::Credentials::Static { access_key_id, secret_access_key, session_token } =
+    let holdfast_s3::S3Credentials::Static { access_key_id, secret_access_key, session_token } =
         &found.config.credentials
     else {
         panic!("{:?}", found.config)

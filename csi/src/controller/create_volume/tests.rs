@@ -40,7 +40,7 @@ fn the_same_request_finds_its_own_volume() {
 
 /// A PersistentVolume alone was not enough to find the data again.
 #[test]
-fn a_new_volume_says_its_identity_and_what_it_is_for() {
+fn a_new_volume_states_its_identity_and_purpose() {
     let first = Wanted::try_from(CreateVolumeRequest {
         parameters: HashMap::from(
             [

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_fail_where_they_are_told_to() {
+    fn reads_fail_at_the_chosen_places() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, [1; 4 * 4096]).unwrap();

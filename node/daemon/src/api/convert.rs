@@ -12,7 +12,8 @@ use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Content, ServedCounts, StateDisk, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, NodeVolumeStatus, ServedCounts, StateDisk,
+    VolumeState,
 };
 
 /// A field of a request cannot be used.
@@ -72,7 +73,7 @@ impl TryFrom<wire::CreateRequest> for Create {
 
 /// A checked [`wire::AttachRequest`]; it lacks only what its store is.
 #[derive(Debug)]
-pub(crate) struct Attach {
+pub(crate) struct CheckedAttach {
     pub(crate) volume: VolumeId,
     pub(crate) store: String,
     pub(crate) bytes: Option<u64>,
@@ -81,7 +82,7 @@ pub(crate) struct Attach {
     pub(crate) durability: Durability,
 }
 
-impl TryFrom<wire::AttachRequest> for Attach {
+impl TryFrom<wire::AttachRequest> for CheckedAttach {
     type Error = InvalidField;
 
     fn try_from(request: wire::AttachRequest) -> Result<Self, InvalidField> {
@@ -98,7 +99,7 @@ impl TryFrom<wire::AttachRequest> for Attach {
     }
 }
 
-impl Attach {
+impl CheckedAttach {
     /// The request to the data plane.
     pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
         let Self { volume, store, bytes, replaces, max_dirty_age, durability } = self;
@@ -195,19 +196,16 @@ impl From<Attached> for wire::Device {
     }
 }
 
-impl From<VolumeStatus> for wire::Volume {
-    fn from(status: VolumeStatus) -> Self {
-        let VolumeStatus {
+impl From<NodeVolumeStatus> for wire::Volume {
+    fn from(status: NodeVolumeStatus) -> Self {
+        let NodeVolumeStatus {
             volume,
             state: stands,
             message,
             attached,
-            committed_seq,
+            commit: CommitStatus { seq: committed_seq, dirty_bytes, oldest_dirty, durable_through },
             holds_data,
-            dirty_bytes,
-            oldest_dirty,
             durability: class,
-            durable_through,
             store,
             delayed: _,
             disk: _,
@@ -233,7 +231,7 @@ impl From<VolumeStatus> for wire::Volume {
 }
 
 /// I/O counts of a volume.
-pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
+pub(crate) fn stats(status: &NodeVolumeStatus) -> wire::VolumeStats {
     let ServedCounts {
         reads,
         writes,

@@ -16,7 +16,7 @@ use crate::node::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed
 use crate::volumes::Volumes;
 
 /// Interval between two answers that report progress.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// Answers that may wait for the caller.
 const WAITING_ANSWERS: usize = 4;
 
@@ -28,11 +28,11 @@ pub(super) fn start<V: Volumes>(tasks: &Tasks, volumes: V, request: ScrubRequest
     let (answers, stream) = mpsc::channel(WAITING_ANSWERS);
     tasks.spawn(async move {
         let (progress, seen) = watch::channel(Progress::default());
-        let tell = move |now| {
+        let on_progress = move |now| {
             progress.send_replace(now);
         };
-        let mut work = pin!(volumes.scrub(request, tell));
-        let mut ticks = tokio::time::interval(TELL_EVERY);
+        let mut work = pin!(volumes.scrub(request, on_progress));
+        let mut ticks = tokio::time::interval(PROGRESS_EVERY);
         let outcome = loop {
             tokio::select! {
                 outcome = &mut work => break outcome,

@@ -3,23 +3,23 @@
 use tonic::{Code, Status};
 
 use crate::failure::Failure;
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 
-/// The status that tells of a failure.
+/// The status for a failure.
 pub(crate) fn of(failure: &Failure) -> Status {
     Status::new(code(failure.kind), &failure.message)
 }
 
-/// Kinds with different exit codes have different codes, so that the CLI can tell them apart again.
-pub(crate) fn code(kind: ErrorKind) -> Code {
+/// Kinds with different exit codes have different codes, so that the CLI can distinguish them.
+pub(crate) fn code(kind: FailureKind) -> Code {
     match kind {
-        ErrorKind::Invalid => Code::InvalidArgument,
-        ErrorKind::NotFound => Code::NotFound,
-        ErrorKind::Busy => Code::FailedPrecondition,
-        ErrorKind::Full => Code::ResourceExhausted,
-        ErrorKind::Fenced | ErrorKind::HeldElsewhere | ErrorKind::LocalStateMissing => Code::Aborted,
-        ErrorKind::Corrupt => Code::DataLoss,
-        ErrorKind::Unavailable => Code::Unavailable,
-        ErrorKind::Local => Code::Internal,
+        FailureKind::Invalid => Code::InvalidArgument,
+        FailureKind::NotFound => Code::NotFound,
+        FailureKind::Busy => Code::FailedPrecondition,
+        FailureKind::Full => Code::ResourceExhausted,
+        FailureKind::Fenced | FailureKind::HeldElsewhere | FailureKind::LocalStateMissing => Code::Aborted,
+        FailureKind::Corrupt => Code::DataLoss,
+        FailureKind::Unavailable => Code::Unavailable,
+        FailureKind::Local => Code::Internal,
     }
 }

@@ -1,13 +1,13 @@
 use holdfast_proto::node::v1::node_server::Node as _;
-use holdfast_s3::Credentials;
+use holdfast_s3::S3Credentials;
 use tonic::Code;
 
 use super::*;
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 use crate::volumes::tests::{Fake, attached};
 
 fn standalone() -> Control {
-    let config = S3Config::new("volumes", "us-east-1", Credentials::Environment);
+    let config = S3Config::new("volumes", "us-east-1", S3Credentials::Environment);
     Control::Standalone([("main".to_owned(), config)].into())
 }
 
@@ -88,7 +88,7 @@ async fn a_permission_to_format_is_for_one_attach() {
 #[tokio::test]
 async fn a_failure_of_the_node_keeps_its_kind_and_words() {
     let fake = Fake::default();
-    fake.fail(ErrorKind::Fenced, "another writer holds v");
+    fake.fail(FailureKind::Fenced, "another writer holds v");
     let request = AttachRequest { volume_id: "v".to_owned(), store: "main".to_owned(), ..Default::default() };
     let status = api(&fake).attach(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
@@ -134,7 +134,7 @@ async fn a_request_uses_the_stores_that_were_read_last() {
         api.attach(Request::new(AttachRequest { volume_id, store, ..Default::default() }))
     };
     assert_eq!(attach("added").await.unwrap_err().code(), Code::InvalidArgument);
-    let added = S3Config::new("elsewhere", "us-east-1", Credentials::Environment);
+    let added = S3Config::new("elsewhere", "us-east-1", S3Credentials::Environment);
     stores.replace([("added".to_owned(), added)].into());
     attach("added").await.unwrap();
     let [request] = &fake.requests()[..] else { panic!("one request") };

@@ -13,7 +13,7 @@ use tonic::{Response, Status};
 use super::output::{self, Render};
 use super::{Attach, Class, Command, Target, exit, scrub, snapshot};
 use crate::failure::Failure;
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 
 /// Sends one command to the daemon; its answer, as text for a person or as JSON, goes to `out`.
 ///
@@ -22,7 +22,7 @@ use crate::node::ErrorKind;
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
         Command::Run { .. } | Command::Fenced(_) | Command::FlushDevice { .. } => {
-            Err(Failure { kind: ErrorKind::Local, message: "this is no request to the daemon".to_owned() })
+            Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
         }
         Command::Create { volume, size, from, store, target } => {
             let request = CreateRequest {
@@ -79,7 +79,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
 
 pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
     let unreachable = |error: &dyn std::error::Error| Failure {
-        kind: ErrorKind::Unavailable,
+        kind: FailureKind::Unavailable,
         message: format!(
             "no daemon answers on {}; start it with `holdfast-node run`, or name its socket with --socket ({})",
             target.socket.display(),

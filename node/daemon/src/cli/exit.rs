@@ -13,38 +13,38 @@
 
 use tonic::Code;
 
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 
 /// The exit code for a kind of error.
-pub(crate) fn code(kind: ErrorKind) -> u8 {
+pub(crate) fn code(kind: FailureKind) -> u8 {
     match kind {
-        ErrorKind::Local => 1,
-        ErrorKind::Invalid => 2,
-        ErrorKind::NotFound => 3,
-        ErrorKind::Busy | ErrorKind::Full => 4,
-        ErrorKind::Fenced | ErrorKind::HeldElsewhere | ErrorKind::LocalStateMissing => 5,
-        ErrorKind::Corrupt => 6,
-        ErrorKind::Unavailable => 7,
+        FailureKind::Local => 1,
+        FailureKind::Invalid => 2,
+        FailureKind::NotFound => 3,
+        FailureKind::Busy | FailureKind::Full => 4,
+        FailureKind::Fenced | FailureKind::HeldElsewhere | FailureKind::LocalStateMissing => 5,
+        FailureKind::Corrupt => 6,
+        FailureKind::Unavailable => 7,
     }
 }
 
-/// The kind of error a status tells of; the inverse of `api::status::code`.
-pub(crate) fn kind(code: Code) -> ErrorKind {
+/// The kind of error of a status; the inverse of `api::status::code`.
+pub(crate) fn kind(code: Code) -> FailureKind {
     match code {
-        Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => ErrorKind::Invalid,
-        Code::NotFound => ErrorKind::NotFound,
-        Code::FailedPrecondition => ErrorKind::Busy,
-        Code::ResourceExhausted => ErrorKind::Full,
-        Code::Aborted => ErrorKind::Fenced,
-        Code::DataLoss => ErrorKind::Corrupt,
+        Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => FailureKind::Invalid,
+        Code::NotFound => FailureKind::NotFound,
+        Code::FailedPrecondition => FailureKind::Busy,
+        Code::ResourceExhausted => FailureKind::Full,
+        Code::Aborted => FailureKind::Fenced,
+        Code::DataLoss => FailureKind::Corrupt,
         // All but the first: the connection broke.
         Code::Unavailable
         | Code::Unknown
         | Code::Cancelled
         | Code::DeadlineExceeded
         | Code::PermissionDenied
-        | Code::Unauthenticated => ErrorKind::Unavailable,
-        Code::Ok | Code::Internal | Code::Unimplemented => ErrorKind::Local,
+        | Code::Unauthenticated => FailureKind::Unavailable,
+        Code::Ok | Code::Internal | Code::Unimplemented => FailureKind::Local,
     }
 }
 
@@ -54,15 +54,15 @@ mod tests {
     use crate::api::status_code;
 
     #[test]
-    fn a_kind_survives_the_socket_and_has_a_code_of_its_own() {
+    fn a_kind_survives_the_socket_with_its_own_code() {
         let kinds = [
-            ErrorKind::Local,
-            ErrorKind::Invalid,
-            ErrorKind::NotFound,
-            ErrorKind::Busy,
-            ErrorKind::Fenced,
-            ErrorKind::Corrupt,
-            ErrorKind::Unavailable,
+            FailureKind::Local,
+            FailureKind::Invalid,
+            FailureKind::NotFound,
+            FailureKind::Busy,
+            FailureKind::Fenced,
+            FailureKind::Corrupt,
+            FailureKind::Unavailable,
         ];
         for (expected, kind_) in (1..).zip(kinds) {
             assert_eq!(kind(status_code(kind_)), kind_);

@@ -17,7 +17,7 @@ use crate::node::fenced::{self, Contents, FencedError, Kept};
 #[derive(Debug, Args)]
 pub(super) struct Fenced {
     #[command(subcommand)]
-    verb: Verb,
+    verb: FencedVerb,
     /// The daemon's state directory
     #[arg(
         long,
@@ -33,7 +33,7 @@ pub(super) struct Fenced {
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum FencedVerb {
     /// Show what is kept
     List,
     /// Write it to a sparse image of the volume, and which bytes of it count to FILE.json
@@ -65,7 +65,7 @@ impl Fenced {
 
     fn try_run(&self, out: &mut String) -> Result<(), FencedError> {
         match &self.verb {
-            Verb::List => {
+            FencedVerb::List => {
                 let all = fenced::list(&self.state_dir)?;
                 let all: Vec<_> = all.iter().map(|kept| (kept, kept.contents())).collect();
                 out.push_str(&if self.json {
@@ -77,7 +77,7 @@ impl Fenced {
                     )
                 });
             }
-            Verb::Export { name, output, overwrite } => {
+            FencedVerb::Export { name, output, overwrite } => {
                 let kept = fenced::find(&self.state_dir, name)?;
                 let done = fenced::export(&kept, output, *overwrite)?;
                 out.push_str(&if self.json {
@@ -104,7 +104,7 @@ impl Fenced {
                     return Err(FencedError::Unreadable { bytes: done.unreadable_bytes, map: done.map });
                 }
             }
-            Verb::Delete { name, confirm_data_loss } => {
+            FencedVerb::Delete { name, confirm_data_loss } => {
                 fenced::find(&self.state_dir, name)?.delete(*confirm_data_loss)?;
                 if self.json {
                     out.push_str("{}\n");

@@ -14,7 +14,7 @@ use super::client::{connect, refused};
 use super::output::Render;
 use super::{Scrub, Target};
 use crate::failure::Failure;
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 
 /// Ranges of one object that are shown to a person; a program gets them all.
 const SHOWN_RANGES: usize = 8;
@@ -22,7 +22,7 @@ const SHOWN_RANGES: usize = 8;
 /// Scrubs; the report goes to `out`.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] when damage is left that has an effect; the daemon's refusal, or why it was not
+/// [`FailureKind::Corrupt`] when damage is left that has an effect; the daemon's refusal, or why it was not
 /// reached.
 pub(super) async fn run(scrub: Scrub, out: &mut String) -> Result<(), Failure> {
     let Scrub { volume, store, repair, target } = scrub;
@@ -50,7 +50,7 @@ fn verdict(report: &ScrubReport) -> Result<(), Failure> {
         0 => Ok(()),
         count => {
             let message = format!("damage is left that affects the volume (objects: {count})");
-            Err(Failure { kind: ErrorKind::Corrupt, message })
+            Err(Failure { kind: FailureKind::Corrupt, message })
         }
     }
 }

@@ -19,11 +19,11 @@ use crate::node::random;
 #[derive(Debug, Args)]
 pub(super) struct SnapshotCommand {
     #[command(subcommand)]
-    verb: Verb,
+    verb: SnapshotVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum SnapshotVerb {
     /// Take a snapshot of all that was completed before, of a volume that this node serves or that no node
     /// has attached
     Create {
@@ -67,7 +67,7 @@ struct Place {
 /// The daemon's refusal, or why it was not reached.
 pub(super) async fn run(command: SnapshotCommand, out: &mut String) -> Result<(), Failure> {
     match command.verb {
-        Verb::Create { volume, place: Place { store, target }, uid } => {
+        SnapshotVerb::Create { volume, place: Place { store, target }, uid } => {
             let uid = uid.unwrap_or_else(|| SnapshotUid(random()));
             let request = CreateSnapshotRequest { volume_id: volume, store, uid: uid.to_string() };
             let answer = connect(&target).await?.create_snapshot(request).await;
@@ -78,11 +78,11 @@ pub(super) async fn run(command: SnapshotCommand, out: &mut String) -> Result<()
             }
             finish(answer, &target, out)
         }
-        Verb::List { volume, place: Place { store, target } } => {
+        SnapshotVerb::List { volume, place: Place { store, target } } => {
             let request = ListSnapshotsRequest { volume_id: volume, store };
             finish(connect(&target).await?.list_snapshots(request).await, &target, out)
         }
-        Verb::Delete { snapshot: SnapshotName { volume, seq }, place: Place { store, target } } => {
+        SnapshotVerb::Delete { snapshot: SnapshotName { volume, seq }, place: Place { store, target } } => {
             let request = DeleteSnapshotRequest { volume_id: volume.to_string(), store, seq: seq.0 };
             finish(connect(&target).await?.delete_snapshot(request).await, &target, out)
         }

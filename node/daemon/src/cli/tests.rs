@@ -1,6 +1,6 @@
 //! The command line against a real socket with a node without a kernel behind it.
 
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::SectorRange;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -9,7 +9,7 @@ use super::*;
 use crate::api::{Api, bind, serve};
 use crate::config::Control;
 use crate::failure::Failure;
-use crate::node::{Content, ErrorKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
+use crate::node::{Content, FailureKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
 use crate::volumes::tests::Fake;
 
 struct World {
@@ -22,7 +22,7 @@ impl World {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let fake = Fake::default();
-        let store = S3Config::new("volumes", "us-east-1", Credentials::Environment);
+        let store = S3Config::new("volumes", "us-east-1", S3Credentials::Environment);
         let control = Control::Standalone([("main".to_owned(), store)].into());
         let listener = bind(&directory.path().join("new/node.sock")).unwrap();
         let api = Api::new(fake.clone(), crate::api::KnownStores::new(&control), Default::default());
@@ -63,8 +63,8 @@ async fn snapshots_are_taken_shown_and_deleted_by_name() {
     assert_eq!(rows[0], ["SNAPSHOT", "CREATED", "SIZE", "UID"]);
     assert_eq!(rows[2], ["v@4", "2023-11-14T22:13:20Z", "1Gi", uid]);
     assert_eq!(world.ask("snapshot delete v@3").await.unwrap(), "");
-    assert_eq!(world.ask("snapshot delete v@3").await.unwrap_err().kind, ErrorKind::NotFound);
-    world.fake.fail(ErrorKind::Unavailable, "the store is unreachable");
+    assert_eq!(world.ask("snapshot delete v@3").await.unwrap_err().kind, FailureKind::NotFound);
+    world.fake.fail(FailureKind::Unavailable, "the store is unreachable");
     let failed = world.ask(&format!("snapshot create v --uid {uid}")).await.unwrap_err();
     assert!(failed.message.ends_with(&format!("again: --uid {uid})")), "{}", failed.message);
     for bad in ["v", "v@", "v@x", "V@3"] {
@@ -87,7 +87,7 @@ async fn a_volume_is_created_from_a_snapshot_by_its_name() {
     assert_eq!(world.ask(&larger).await.unwrap(), "");
     assert_eq!(world.fake.created("larger"), Some(from(Some(2 << 30))));
     let gone = world.ask("create other --from v@999 --store main").await.unwrap_err();
-    assert_eq!((gone.kind, gone.message.contains("v@999")), (ErrorKind::NotFound, true));
+    assert_eq!((gone.kind, gone.message.contains("v@999")), (FailureKind::NotFound, true));
     for (bad, says) in [
         ("create x --store main", "--size <SIZE>"),
         ("create x --store main --from v", "`v` names no snapshot"),
@@ -104,7 +104,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;
     assert_eq!(world.ask("create vol-1 --size 2Gi --store main").await.unwrap(), "");
     let again = world.ask("create vol-1 --size 4Gi --store main").await.unwrap_err();
-    assert_eq!(again.kind, ErrorKind::Invalid);
+    assert_eq!(again.kind, FailureKind::Invalid);
     assert_eq!(
         world
             .ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s --durability object")
@@ -128,7 +128,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
 
     assert_eq!(world.ask("detach vol-1").await.unwrap(), "");
     let gone = world.ask("detach vol-1").await.unwrap_err();
-    assert_eq!((gone.kind, exit::code(gone.kind)), (ErrorKind::NotFound, 3));
+    assert_eq!((gone.kind, exit::code(gone.kind)), (FailureKind::NotFound, 3));
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn json_is_for_programs() {
 }
 
 #[tokio::test]
-async fn a_refused_transport_and_a_disk_that_may_tear_sectors_are_explained() {
+async fn a_refused_transport_and_a_tearing_disk_are_explained() {
     let world = World::start().await;
     let text = world.ask("capabilities").await.unwrap();
     assert!(text.starts_with("kernel 6.14.0, daemon "), "{text}");
@@ -169,12 +169,12 @@ async fn a_refused_transport_and_a_disk_that_may_tear_sectors_are_explained() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_is_not_there_is_named_with_the_fix() {
+async fn an_absent_daemon_is_named_with_the_fix() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("node.sock");
     let cli = Cli::try_parse_from(["holdfast-node", "list", "--socket", socket.to_str().unwrap()]).unwrap();
     let failure = client::ask(cli.command, &mut String::new()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Unavailable);
+    assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(failure.message.contains("node.sock; start it with `holdfast-node run`"), "{}", failure.message);
 }
 
@@ -197,7 +197,7 @@ fn what_is_fenced_is_shown_without_a_daemon() {
     };
     assert_eq!(run(&["list"]).unwrap(), "NAME  VOLUME  EPOCH  SIZE  NOT-UPLOADED  MESSAGE\n");
     let none = run(&["export", "disk-1", "--output", "disk.img"]).unwrap_err();
-    assert_eq!(none.kind, ErrorKind::NotFound);
+    assert_eq!(none.kind, FailureKind::NotFound);
     assert!(none.message.contains("is --state-dir the daemon's node.state_dir?"), "{}", none.message);
     std::fs::create_dir_all(state.path().join("fenced/disk-1")).unwrap();
     assert!(run(&["list"]).unwrap().contains("disk-1  -       -      -     -             "));
@@ -222,7 +222,7 @@ async fn a_scrub_that_finds_nothing_says_what_it_read() {
 }
 
 #[tokio::test]
-async fn damage_is_listed_by_object_and_fails_the_scrub_while_it_lasts() {
+async fn damage_is_listed_by_object_and_fails_the_scrub() {
     let world = World::start().await;
     let finding = |object: &str, effect, repair, lost: &[(u64, u64)]| ScrubFinding {
         object: object.to_owned(),
@@ -244,7 +244,7 @@ async fn damage_is_listed_by_object_and_fails_the_scrub_while_it_lasts() {
     world.fake.find(Scrubbed { findings: vec![harmless, repaired, lost], ..Scrubbed::default() });
     let mut text = String::new();
     let failure = world.ask_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
-    assert_eq!((failure.kind, exit::code(failure.kind)), (ErrorKind::Corrupt, 6));
+    assert_eq!((failure.kind, exit::code(failure.kind)), (FailureKind::Corrupt, 6));
     assert_eq!(failure.message, "damage is left that affects the volume (objects: 1)");
     assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
     assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");
@@ -259,9 +259,9 @@ async fn damage_is_listed_by_object_and_fails_the_scrub_while_it_lasts() {
 }
 
 #[test]
-fn the_pages_for_users_name_commands_that_there_are_and_all_of_them() {
+fn the_user_pages_name_exactly_the_commands() {
     let cli = <Cli as clap::CommandFactory>::command();
-    let mut told = std::collections::BTreeSet::new();
+    let mut named = std::collections::BTreeSet::new();
     for (path, page) in crate::documented::pages() {
         for rest in page.split("holdfast-node ").skip(1) {
             let line = rest.split(['`', '\n']).next().unwrap();
@@ -274,7 +274,7 @@ fn the_pages_for_users_name_commands_that_there_are_and_all_of_them() {
                     found.unwrap_or_else(|| panic!("{path}: there is no `holdfast-node {line}`"))
                 };
                 commands = word.split('|').map(find).collect();
-                told.extend(commands.iter().map(|command| command.get_name()));
+                named.extend(commands.iter().map(|command| command.get_name()));
             }
             for option in words.filter_map(|word| word.strip_prefix("--")) {
                 let takes = |command: &&clap::Command| {
@@ -285,6 +285,6 @@ fn the_pages_for_users_name_commands_that_there_are_and_all_of_them() {
         }
     }
     for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
-        assert!(told.contains(command.get_name()), "no page tells of `holdfast-node {}`", command.get_name());
+        assert!(named.contains(command.get_name()), "no page names `holdfast-node {}`", command.get_name());
     }
 }

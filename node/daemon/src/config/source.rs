@@ -41,7 +41,7 @@ pub(super) const OVERRIDES: [(&str, &str, SettingType); 14] = [
 
 /// The configuration before its values were looked at.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct ConfigSource {
     path: PathBuf,
     text: String,
     table: Table,
@@ -79,7 +79,7 @@ impl fmt::Display for SettingPlace {
     }
 }
 
-impl Source {
+impl ConfigSource {
     /// Reads `text`, the content of `path`, and puts the environment over it.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use serde::Deserialize;
 
 /// A bucket and how to reach it.
@@ -54,9 +54,9 @@ impl StoreSection {
     pub(crate) fn into_s3(self) -> Result<S3Config, StoreProblem> {
         let Self { endpoint, region, bucket, prefix, path_style, ca_file, credentials } = self;
         let credentials = match credentials {
-            None => Credentials::Environment,
+            None => S3Credentials::Environment,
             Some(KeyPair { access_key_id, secret_access_key, session_token }) => {
-                Credentials::Static { access_key_id, secret_access_key, session_token }
+                S3Credentials::Static { access_key_id, secret_access_key, session_token }
             }
         };
         let ca_pem = match ca_file {

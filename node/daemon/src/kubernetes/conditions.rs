@@ -31,7 +31,7 @@ pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABL
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// The conditions of a volume that is here.
-pub(crate) fn of(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
+pub(crate) fn of(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Vec<Condition> {
     match here.state {
         VolumeState::Fenced => Vec::new(),
         VolumeState::Attaching | VolumeState::Recovering | VolumeState::Quiesced | VolumeState::Unserved => {
@@ -48,7 +48,7 @@ pub(crate) fn of(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Ve
     }
 }
 
-fn local_data_readable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Condition {
+fn local_data_readable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
     let found =
         here.disk.unreadable.map(|lost| (lost, UNIX_EPOCH + Duration::from_millis(lost.since_unix_ms)));
     let lasting = found.filter(|(_, since)| {
@@ -60,25 +60,25 @@ fn local_data_readable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time)
     };
     let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let (at, length) = (first.start.byte_offset(), first.bytes());
-    let dirty = here.dirty_bytes.unwrap_or_default();
+    let dirty = here.commit.dirty_bytes.unwrap_or_default();
     let me = &facts.me;
     let remedy = if here.attached.is_some() {
         "Uploads are paused until they are readable, overwritten or discarded".to_owned()
     } else {
         format!(
-            "The detach waits until they are readable; or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}: \
-             the volume continues there as of its last commit, and `holdfast-node fenced export` on node {me} has all that was not \
-             uploaded but these bytes"
+            "The detach waits until they are readable. Or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}. \
+             The volume then continues there as of its last commit. `holdfast-node fenced export` on node {me} has the data that \
+             was not uploaded, except these bytes"
         )
     };
     let message = format!(
         "the disk of node {me}{since} cannot read {bytes} bytes that exist only there (first: {length} bytes at offset {at}). \
-         {remedy}; {dirty} bytes are pending"
+         {remedy}. {dirty} bytes are pending"
     );
     facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }
 
-fn local_disk_healthy(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Condition {
+fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
     if !here.disk.sync_failed {
         let message = "no sync of the local disk failed since the volume was attached".to_owned();
         return facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message);
@@ -93,11 +93,11 @@ fn local_disk_healthy(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) 
 }
 
 /// True if a condition may be about to change.
-pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
+pub(crate) fn is_near(here: &node::NodeVolumeStatus) -> bool {
     here.store.health.unreachable().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
 }
 
-fn store_reachable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
+fn store_reachable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Option<Condition> {
     let store = &here.store.name;
     let said = find_condition(&facts.status.conditions, STORE_REACHABLE);
     let outage = match &here.store.health {
@@ -152,9 +152,9 @@ fn denied(facts: &NodeFacts) -> String {
     }
 }
 
-fn waits_for_store(facts: &NodeFacts, here: &node::VolumeStatus, outage: &StoreUnreachable) -> String {
+fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &StoreUnreachable) -> String {
     let since = seconds(outage.since).map_or_else(String::new, |since| format!(" since {}", since.0));
-    let waits = match (here.dirty_bytes, here.durability) {
+    let waits = match (here.commit.dirty_bytes, here.durability) {
         (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
         (Some(0), _) => "Nothing waits to be uploaded".to_owned(),
         (Some(bytes), None | Some(Durability::Local)) => format!("{bytes} bytes wait to be uploaded"),
@@ -178,13 +178,13 @@ fn waits_for_store(facts: &NodeFacts, here: &node::VolumeStatus, outage: &StoreU
     )
 }
 
-fn writable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Condition {
+fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
     let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
         let message = "writes do not wait";
         return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message.to_owned());
     };
     let me = &facts.me;
-    let bytes = here.dirty_bytes.unwrap_or_default();
+    let bytes = here.commit.dirty_bytes.unwrap_or_default();
     let (reason, why) = match delay {
         Delay::DirtyLimit => (
             "DirtyLimit",

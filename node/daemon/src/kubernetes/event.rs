@@ -8,12 +8,12 @@ use super::conditions;
 
 /// The events between two lists of conditions. A condition that is fine at first is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
-    let is_told = |new: &&Condition| {
+    let is_reported = |new: &&Condition| {
         let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
         conditions::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
     };
     turned(before, after)
-        .filter(is_told)
+        .filter(is_reported)
         .map(|new| event(new, if new.status == "True" { EventType::Normal } else { EventType::Warning }))
         .collect()
 }
@@ -37,17 +37,17 @@ mod tests {
         let fine = one(ConditionStatus::True, "Serving", "writes do not wait");
         let limit = one(ConditionStatus::False, "DirtyLimit", "8192 bytes");
         let full = one(ConditionStatus::False, "CacheFull", "16384 bytes");
-        let told = |before: &[Condition], after: &[Condition]| -> Vec<(EventType, String)> {
+        let events = |before: &[Condition], after: &[Condition]| -> Vec<(EventType, String)> {
             changes(before, after).into_iter().map(|event| (event.type_, event.reason)).collect()
         };
-        assert_eq!(told(&[], &fine), []);
-        assert_eq!(told(&fine, &limit), [(EventType::Warning, "DirtyLimit".to_owned())]);
+        assert_eq!(events(&[], &fine), []);
+        assert_eq!(events(&fine, &limit), [(EventType::Warning, "DirtyLimit".to_owned())]);
         let more = one(ConditionStatus::False, "DirtyLimit", "12288 bytes");
-        assert_eq!(told(&limit, &more), []);
-        assert_eq!(told(&limit, &full), [(EventType::Warning, "CacheFull".to_owned())]);
-        assert_eq!(told(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
-        assert_eq!(told(&full, &[]), []);
-        // Each of the conditions is told of.
+        assert_eq!(events(&limit, &more), []);
+        assert_eq!(events(&limit, &full), [(EventType::Warning, "CacheFull".to_owned())]);
+        assert_eq!(events(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
+        assert_eq!(events(&full, &[]), []);
+        // Each of the conditions has events.
         for type_ in conditions::ALL {
             let one = |status, reason| {
                 vec![
@@ -56,7 +56,7 @@ mod tests {
                 ]
             };
             let [fine, bad] = [one(ConditionStatus::True, "Fine"), one(ConditionStatus::False, "Bad")];
-            assert_eq!(told(&fine, &bad), [(EventType::Warning, "Bad".to_owned())], "{type_}");
+            assert_eq!(events(&fine, &bad), [(EventType::Warning, "Bad".to_owned())], "{type_}");
         }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct NodeFacts {
     /// Status reported so far, by all its writers.
     pub(crate) status: VolumeStatus,
     /// The volume on this node, if it is here.
-    pub(crate) here: Option<node::VolumeStatus>,
+    pub(crate) here: Option<node::NodeVolumeStatus>,
     /// True if this node has files of the volume without serving it.
     pub(crate) kept: bool,
     /// Operation of this process on the volume that is in progress.

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_end_of_an_operation_is_announced_even_if_it_panics() {
+    async fn an_operation_that_panics_still_announces_its_end() {
         let (operations, mut ended) = Operations::new(Tasks::new());
         let volume: VolumeId = "v".parse().unwrap();
         operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { panic!("planted") });

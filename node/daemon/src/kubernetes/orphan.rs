@@ -4,7 +4,7 @@
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: a volume is detached only after its object was missing in two lists in a row, [`APART`] from
 //! each other, that the API server answered from its newest state; a device that is in use is never detached.
-//! Volumes are told apart by id, which comes from the object's uid: an object created again under the same
+//! Volumes are distinguished by id, which comes from the object's uid: an object created again under the same
 //! name is another volume.
 //! On failure: a list that failed proves nothing, and what was seen before it counts no more. A list without
 //! any volume proves as little: an API server that lost its state, or has not yet got its backup, answers so.
@@ -27,7 +27,7 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 
 use super::volume::identity;
-use crate::node::{ErrorKind, VolumeState};
+use crate::node::{FailureKind, VolumeState};
 use crate::volumes::Volumes;
 
 /// Time between two looks.
@@ -104,15 +104,15 @@ pub(super) async fn run<V: Volumes>(
         metadata: ObjectMeta { name: Some(me), ..ObjectMeta::default() },
         ..StorageNode::default()
     };
-    let tell = Tell { recorder, node };
+    let events = NodeEvents { recorder, node };
     let mut absent = Absent::default();
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
         tokio::time::sleep(LOOK_EVERY.delay(1, fastrand::f64())).await;
         let here = served(&volumes);
         let watched = known.state();
         if here.is_subset(&ids(watched.iter().map(AsRef::as_ref))) {
-            (absent, is_told) = (Absent::default(), false);
+            (absent, is_reported) = (Absent::default(), false);
             continue;
         }
         // The watch may be old: a list without a resource version is answered from the newest state.
@@ -126,13 +126,13 @@ pub(super) async fn run<V: Volumes>(
                 None
             }
         };
-        if !is_told && listed.as_ref().is_some_and(BTreeSet::is_empty) {
-            tell.event(none_listed(&here)).await;
-            is_told = true;
+        if !is_reported && listed.as_ref().is_some_and(BTreeSet::is_empty) {
+            events.publish(none_listed(&here)).await;
+            is_reported = true;
         }
         for volume in absent.judge(&here, listed.as_ref(), Instant::now()) {
-            let (volumes, tell) = (volumes.clone(), tell.clone());
-            detaches.begin(volume.clone(), async move { detach(&volumes, &volume, &tell).await });
+            let (volumes, events) = (volumes.clone(), events.clone());
+            detaches.begin(volume.clone(), async move { detach(&volumes, &volume, &events).await });
         }
     }
 }
@@ -153,7 +153,7 @@ fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     volumes.list().into_iter().filter(|here| is_idle(here.state)).map(|here| here.volume).collect()
 }
 
-async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, tell: &Tell) {
+async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, events: &NodeEvents) {
     tracing::warn!(%volume, "the Volume object was gone; the volume is detached after its last commit");
     let (type_, reason, message) = match volumes.detach(volume).await {
         Ok(()) => (
@@ -163,7 +163,7 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, tell: &Tell) {
                 "volume {volume} had no Volume object any more. It was committed and detached; its data stays in the store"
             ),
         ),
-        Err(failure) if failure.kind == ErrorKind::Fenced => (
+        Err(failure) if failure.kind == FailureKind::Fenced => (
             EventType::Warning,
             "OrphanDetached",
             format!("volume {volume} had no Volume object any more. {failure}"),
@@ -175,7 +175,7 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, tell: &Tell) {
         ),
     };
     tracing::warn!(%volume, reason, message);
-    tell.event(event(type_, reason, message)).await;
+    events.publish(event(type_, reason, message)).await;
 }
 
 /// Event for an API server that lists no volume at all.
@@ -202,13 +202,13 @@ fn event(type_: EventType, reason: &str, message: String) -> Event {
 
 /// Recorder of events about orphans: published at the node, because an orphan has no object.
 #[derive(Clone)]
-struct Tell {
+struct NodeEvents {
     recorder: Recorder,
     node: StorageNode,
 }
 
-impl Tell {
-    async fn event(&self, event: Event) {
+impl NodeEvents {
+    async fn publish(&self, event: Event) {
         self.recorder.publish([event], &self.node.object_ref(&())).await;
     }
 }
@@ -323,7 +323,7 @@ mod tests {
             ("quiesced", VolumeState::Quiesced),
             ("unserved", VolumeState::Unserved),
         ] {
-            fake.put(crate::node::VolumeStatus { state, ..attached(name) });
+            fake.put(crate::node::NodeVolumeStatus { state, ..attached(name) });
         }
         assert_eq!(served(&fake), named(&["attached", "fenced", "unserved"]));
     }

@@ -55,14 +55,14 @@ pub(crate) enum NodeStep {
 
 /// The steps in order (a failed one ends the plan), and when to look again if nothing happens.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct NodePlan {
     /// The steps.
     pub(crate) steps: Vec<NodeStep>,
     /// Time until the volume is examined again.
     pub(crate) again: Option<Duration>,
 }
 
-impl Plan {
+impl NodePlan {
     fn nothing() -> Self {
         Self { steps: Vec::new(), again: None }
     }
@@ -73,17 +73,17 @@ impl Plan {
 }
 
 /// Plans the next steps.
-pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> Plan {
+pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
-        (Some(Doing::Clearing), _) => Plan::of(Vec::new(), SOON),
+        (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
     }
 }
 
-fn plan_present(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Plan {
+fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let is_wanted = facts.requested() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
         (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
@@ -122,13 +122,13 @@ fn attaching(facts: &NodeFacts) -> &'static str {
     }
 }
 
-fn detach(facts: &NodeFacts, reason: &str, now: &Time) -> Plan {
+fn detach(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     let mut plan = report(facts, reason, now);
     plan.steps.push(NodeStep::Detach);
     plan
 }
 
-fn plan_absent(facts: &NodeFacts, now: &Time) -> Plan {
+fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
     let wanted = facts.requested() && facts.granted();
     // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What
     // was is on this node's disk only, so it is committed before another node may begin. An attach that
@@ -151,26 +151,26 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> Plan {
         }
         let claim = NodeStep::Claim(Box::new(status(facts, attaching(facts), now)));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
-        return Plan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces }], SOON);
+        return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces }], SOON);
     }
     if facts.claimed() {
-        return Plan { steps: vec![NodeStep::Report(Box::new(cleared(facts, now)))], again: None };
+        return NodePlan { steps: vec![NodeStep::Report(Box::new(cleared(facts, now)))], again: None };
     }
     if facts.kept && facts.served_elsewhere() && !facts.deleting {
         let steps = if facts.wait.is_zero() { vec![NodeStep::Clear] } else { Vec::new() };
-        return Plan::of(steps, facts.wait.max(SOON));
+        return NodePlan::of(steps, facts.wait.max(SOON));
     }
-    Plan::nothing()
+    NodePlan::nothing()
 }
 
 /// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
-fn report(facts: &NodeFacts, reason: &str, now: &Time) -> Plan {
+fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     let is_moving =
         facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(conditions::is_near);
     let again = if is_moving { SOON } else { FIGURES_EVERY };
     let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
     if !ours {
-        return Plan::of(Vec::new(), again);
+        return NodePlan::of(Vec::new(), again);
     }
     let new = status(facts, reason, now);
     let old = daemons_part(&facts.status);
@@ -179,9 +179,9 @@ fn report(facts: &NodeFacts, reason: &str, now: &Time) -> Plan {
         || (recent(FIGURES_EVERY) && without_figures(&new) == without_figures(&old))
         || (recent(AGE_EVERY) && without_age(&new) == without_age(&old))
     {
-        return Plan::of(Vec::new(), again);
+        return NodePlan::of(Vec::new(), again);
     }
-    Plan::of(vec![NodeStep::Report(Box::new(new))], again)
+    NodePlan::of(vec![NodeStep::Report(Box::new(new))], again)
 }
 
 /// The daemon's part of the status of a volume that is here or being attached.
@@ -198,7 +198,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let nothing = VolumeStatus::default();
     let mine = if facts.claimed() { &facts.status } else { &nothing };
     // Before the volume is on a ring thread its contents are unknown.
-    let known = here.filter(|here| here.dirty_bytes.is_some());
+    let known = here.filter(|here| here.commit.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
         conditions.extend(conditions::of(facts, here, now));
@@ -210,9 +210,9 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         // Kept while there is no device: it says that this node may hold the only copy of data, and how much.
         epoch: device.map(|device| device.epoch).or(mine.epoch),
         attached_size_bytes: device.map(|device| device.bytes),
-        committed_seq: here.and_then(|here| here.committed_seq),
-        dirty_bytes: here.and_then(|here| here.dirty_bytes).or(mine.dirty_bytes),
-        oldest_dirty_seconds: here.and_then(|here| here.oldest_dirty).map(|age| age.as_secs()),
+        committed_seq: here.and_then(|here| here.commit.seq),
+        dirty_bytes: here.and_then(|here| here.commit.dirty_bytes).or(mine.dirty_bytes),
+        oldest_dirty_seconds: here.and_then(|here| here.commit.oldest_dirty).map(|age| age.as_secs()),
         durability: here.and_then(|here| here.durability).map(durability),
         durable_through: known.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
@@ -229,14 +229,14 @@ fn durability(class: Durability) -> holdfast_crds::Durability {
 
 /// Time through which data is durable. A time reported under this epoch stays true, and is not changed while
 /// nothing was dirty since.
-fn durable_through(facts: &NodeFacts, here: &node::VolumeStatus) -> Option<Time> {
+fn durable_through(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;
     let before = reported.durable_through.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
-    let idle = here.dirty_bytes == Some(0)
+    let idle = here.commit.dirty_bytes == Some(0)
         && reported.dirty_bytes == Some(0)
-        && reported.committed_seq == here.committed_seq;
-    match here.durable_through.and_then(conditions::seconds) {
+        && reported.committed_seq == here.commit.seq;
+    match here.commit.durable_through.and_then(conditions::seconds) {
         Some(now) if !(idle && before.is_some()) => Some(now),
         Some(_) | None => before,
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_types::{Backoff, Jitter};
 
 use crate::failure::Failure;
-use crate::node::ErrorKind;
+use crate::node::FailureKind;
 
 /// Reason: the node serves as many volumes as it can. The CSI driver reads it.
 const NODE_FULL: &str = "NodeFull";
@@ -47,16 +47,16 @@ impl From<Failure> for OperationFailure {
     fn from(failure: Failure) -> Self {
         let Failure { kind, message } = failure;
         let (reason, retry) = match kind {
-            ErrorKind::NotFound => ("NotFound", Retry::Rarely),
-            ErrorKind::Busy => ("Busy", Retry::Later),
-            ErrorKind::Full => (NODE_FULL, Retry::Later),
-            ErrorKind::Invalid => ("Refused", Retry::Rarely),
-            ErrorKind::Fenced => ("Fenced", Retry::Rarely),
-            ErrorKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),
-            ErrorKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),
-            ErrorKind::Corrupt => ("DataDamaged", Retry::Rarely),
-            ErrorKind::Unavailable => ("Unavailable", Retry::Later),
-            ErrorKind::Local => ("NodeFailed", Retry::Later),
+            FailureKind::NotFound => ("NotFound", Retry::Rarely),
+            FailureKind::Busy => ("Busy", Retry::Later),
+            FailureKind::Full => (NODE_FULL, Retry::Later),
+            FailureKind::Invalid => ("Refused", Retry::Rarely),
+            FailureKind::Fenced => ("Fenced", Retry::Rarely),
+            FailureKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),
+            FailureKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),
+            FailureKind::Corrupt => ("DataDamaged", Retry::Rarely),
+            FailureKind::Unavailable => ("Unavailable", Retry::Later),
+            FailureKind::Local => ("NodeFailed", Retry::Later),
         };
         Self { reason, message, retry }
     }

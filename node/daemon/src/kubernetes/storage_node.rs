@@ -19,7 +19,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::transport::transport_name;
-use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, run_blocking};
+use crate::node::{Capabilities, NodeVolumeStatus, StateDisk, VolumeState, fenced, run_blocking};
 use crate::volumes::Volumes;
 
 /// Condition: the disk under the state directory promises whole sectors after a power cut.
@@ -57,11 +57,16 @@ async fn report<V: Volumes>(
     let owners = owners(client, name).await?;
     let is_owned = written.as_ref().is_some_and(|node| node.owner_references() == owners);
     let before = written.and_then(|node| node.status);
-    let StorageNodeStatus { fenced: told, conditions, .. } = before.clone().unwrap_or_default();
+    let StorageNodeStatus { fenced: reported, conditions, .. } = before.clone().unwrap_or_default();
     let directory = state_dir.to_owned();
-    let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, &told))).await;
-    let facts =
-        NodeFacts { capabilities: volumes.capabilities(), volumes: volumes.list(), state_dir, space, fenced };
+    let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, &reported))).await;
+    let facts = StorageNodeFacts {
+        capabilities: volumes.capabilities(),
+        volumes: volumes.list(),
+        state_dir,
+        space,
+        fenced,
+    };
     let now = Time(Timestamp::now());
     let status =
         describe(facts, &ConditionBuilder { previous: &conditions, observed_generation: None, now: &now });
@@ -113,12 +118,12 @@ fn space(directory: &Path) -> Option<Space> {
 }
 
 /// Data kept of replaced writers. Directories that were read before are not read again: they do not change.
-fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
+fn fenced_data(state_dir: &Path, reported: &[FencedData]) -> Vec<FencedData> {
     let kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
         Err(error) => {
             tracing::warn!(error = holdfast_service::chain(&error), "what fenced writers left is not known");
-            return told.to_vec();
+            return reported.to_vec();
         }
     };
     let describe = |kept: fenced::Kept| match kept.contents() {
@@ -139,23 +144,23 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
     };
     kept.into_iter()
         .map(|kept| {
-            let read = |told: &&FencedData| told.name == kept.name && told.damage.is_none();
-            told.iter().find(read).cloned().unwrap_or_else(|| describe(kept))
+            let read = |reported: &&FencedData| reported.name == kept.name && reported.damage.is_none();
+            reported.iter().find(read).cloned().unwrap_or_else(|| describe(kept))
         })
         .collect()
 }
 
 /// The node as seen at one moment.
-struct NodeFacts<'a> {
+struct StorageNodeFacts<'a> {
     capabilities: Capabilities,
-    volumes: Vec<VolumeStatus>,
+    volumes: Vec<NodeVolumeStatus>,
     state_dir: &'a Path,
     space: Option<Space>,
     fenced: Vec<FencedData>,
 }
 
-fn describe(facts: NodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
-    let NodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
+fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
+    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
     let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
@@ -234,9 +239,10 @@ fn sectors_atomic(
             if disk.keeps_sectors_whole() {
                 (ConditionStatus::True, "PhysicalBlocks", found)
             } else {
-                let means = "a power cut may leave parts of two writes in one sector of a volume, where it was overwritten and not flushed yet";
+                let means =
+                    "A power cut may mix two writes in a sector that was overwritten and not flushed yet";
                 let message =
-                    format!("{found}, smaller than the {SECTOR_BYTES} bytes of a volume's sector: {means}");
+                    format!("{found}, smaller than the {SECTOR_BYTES} bytes of a volume's sector. {means}");
                 (ConditionStatus::False, "SmallPhysicalBlocks", message)
             }
         }
@@ -257,8 +263,8 @@ mod tests {
         make(&ConditionBuilder { previous: &[], observed_generation: None, now: &now })
     }
 
-    fn facts(capabilities: Capabilities) -> NodeFacts<'static> {
-        NodeFacts {
+    fn facts(capabilities: Capabilities) -> StorageNodeFacts<'static> {
+        StorageNodeFacts {
             capabilities,
             volumes: Vec::new(),
             state_dir: Path::new("/state"),
@@ -268,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_one_transport_is_ready_and_explains_the_other() {
-        let facts = NodeFacts {
+    fn a_node_ready_with_one_transport_explains_the_other() {
+        let facts = StorageNodeFacts {
             volumes: vec![attached("v")],
             space: Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
             ..facts(Fake::default().capabilities())
@@ -285,40 +291,40 @@ mod tests {
 
     #[test]
     fn a_disk_that_may_tear_sectors_is_named() {
-        let told = |disk: Option<StateDisk>| {
+        let shown = |disk: Option<StateDisk>| {
             first(|conditions| sectors_atomic(disk.as_ref(), Path::new("/state"), conditions))
         };
         let disk = |physical_block_bytes| StateDisk { device: "sda".to_owned(), physical_block_bytes };
-        let small = told(Some(disk(512)));
+        let small = shown(Some(disk(512)));
         assert_eq!((small.status.as_str(), small.reason.as_str()), ("False", "SmallPhysicalBlocks"));
         assert!(small.message.starts_with("sda under /state has physical blocks of 512 bytes"));
-        assert_eq!(told(Some(disk(4096))).status, "True");
-        assert_eq!(told(Some(disk(16384))).status, "True");
-        assert_eq!(told(None).status, "Unknown");
+        assert_eq!(shown(Some(disk(4096))).status, "True");
+        assert_eq!(shown(Some(disk(16384))).status, "True");
+        assert_eq!(shown(None).status, "Unknown");
     }
 
     #[test]
     fn a_kernel_below_7_1_is_reported_with_the_fix() {
-        let told = |release| first(|conditions| kernel_teardown_fixed(release, conditions));
-        let old = told("6.18.44-generic");
+        let shown = |release| first(|conditions| kernel_teardown_fixed(release, conditions));
+        let old = shown("6.18.44-generic");
         assert_eq!((old.status.as_str(), old.reason.as_str()), ("False", "OldKernel"));
         assert!(old.message.contains("6.18.44-generic") && old.message.ends_with("Boot Linux 7.1 or newer"));
-        assert_eq!(told("7.1.0").status, "True");
-        assert_eq!(told("No such file").status, "Unknown");
+        assert_eq!(shown("7.1.0").status, "True");
+        assert_eq!(shown("No such file").status, "Unknown");
     }
 
     #[test]
-    fn what_fenced_writers_left_is_told_damage_included() {
+    fn fenced_data_is_reported_damage_included() {
         let state = tempfile::tempdir().unwrap();
         assert_eq!(fenced_data(state.path(), &[]), []);
         std::fs::create_dir_all(state.path().join("fenced/v-3")).unwrap();
-        let told = fenced_data(state.path(), &[]);
-        assert_eq!((told[0].name.as_str(), told[0].bytes), ("v-3", None));
-        assert!(told[0].damage.as_ref().unwrap().contains("durable map"), "{told:?}");
-        let known = FencedData { bytes: Some(8192), damage: None, ..told[0].clone() };
+        let shown = fenced_data(state.path(), &[]);
+        assert_eq!((shown[0].name.as_str(), shown[0].bytes), ("v-3", None));
+        assert!(shown[0].damage.as_ref().unwrap().contains("durable map"), "{shown:?}");
+        let known = FencedData { bytes: Some(8192), damage: None, ..shown[0].clone() };
         assert_eq!(fenced_data(state.path(), std::slice::from_ref(&known)), [known]);
-        let passing = FencedData { damage: Some("the disk did not answer".to_owned()), ..told[0].clone() };
-        assert_eq!(fenced_data(state.path(), &[passing]), told, "damage is looked at again");
+        let passing = FencedData { damage: Some("the disk did not answer".to_owned()), ..shown[0].clone() };
+        assert_eq!(fenced_data(state.path(), &[passing]), shown, "damage is looked at again");
     }
 
     #[test]

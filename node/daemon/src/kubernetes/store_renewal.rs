@@ -24,7 +24,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::object_store;
 use super::retry::OperationFailure;
-use crate::node::VolumeStatus;
+use crate::node::NodeVolumeStatus;
 use crate::volumes::Volumes;
 
 /// Interval at which the configuration of a store that does not answer is read again.
@@ -65,7 +65,7 @@ impl Renewals {
 
     /// The stores to be read again now and then: those that do not answer, those of volumes that came, and
     /// those whose reading failed.
-    fn due(&mut self, volumes: &[VolumeStatus]) -> BTreeSet<String> {
+    fn due(&mut self, volumes: &[NodeVolumeStatus]) -> BTreeSet<String> {
         // The store of a volume that is not recovered yet is not known.
         let named = volumes.iter().filter(|volume| !volume.store.name.is_empty());
         let there: BTreeSet<_> =
@@ -78,7 +78,7 @@ impl Renewals {
     }
 }
 
-fn is_used(name: &str, volumes: &[VolumeStatus]) -> bool {
+fn is_used(name: &str, volumes: &[NodeVolumeStatus]) -> bool {
     volumes.iter().any(|volume| volume.store.name == name)
 }
 
@@ -128,7 +128,7 @@ async fn renew<V: Volumes>(client: &Client, volumes: &V, name: &str) -> Result<(
 mod tests {
     use std::time::SystemTime;
 
-    use holdfast_crds::{Credentials, Environment, ObjectStoreSpec, ObjectStoreStatus};
+    use holdfast_crds::{Credentials, EnvironmentCredentials, ObjectStoreSpec, ObjectStoreStatus};
 
     use super::*;
     use crate::node::{StoreHealth, StoreStatus, StoreUnreachable};
@@ -143,7 +143,7 @@ mod tests {
             path_style: false,
             ca_bundle: None,
             ca_bundle_ref: None,
-            credentials: Credentials::Environment(Environment {}),
+            credentials: Credentials::Environment(EnvironmentCredentials {}),
         };
         let mut store = ObjectStore::new("main", spec);
         store.metadata.generation = Some(generation);
@@ -189,7 +189,7 @@ mod tests {
         assert!(renewals.due(&first).is_empty());
         assert_eq!(renewals.due(&[attached("v"), attached("w")]), main);
         renewals.ended("main", true);
-        let unknown = VolumeStatus { store: StoreStatus::default(), ..attached("x") };
+        let unknown = NodeVolumeStatus { store: StoreStatus::default(), ..attached("x") };
         assert!(renewals.due(&[attached("v"), unknown]).is_empty());
     }
 

@@ -31,7 +31,7 @@ use super::plan::{NodeStep, daemons_part, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::node::{AttachRequest, ErrorKind};
+use crate::node::{AttachRequest, FailureKind};
 use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
@@ -91,7 +91,7 @@ async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) ->
     context.permissions.set(&id, format_permission(&volume));
     let now = Time(Timestamp::now());
     let plan = plan(&observe(&volume, &id, &context), &now);
-    let mut work = Work { context: &context, volume: volume.as_ref().clone(), id };
+    let mut work = Reconciliation { context: &context, volume: volume.as_ref().clone(), id };
     for step in plan.steps {
         work.apply(step).await?;
     }
@@ -149,13 +149,13 @@ fn secret<V>(name: &str, context: &Context<V>) -> Option<String> {
 }
 
 /// One volume being worked on, as the API server last returned it.
-struct Work<'a, V> {
+struct Reconciliation<'a, V> {
     context: &'a Context<V>,
     volume: Volume,
     id: VolumeId,
 }
 
-impl<V: Volumes> Work<'_, V> {
+impl<V: Volumes> Reconciliation<'_, V> {
     async fn apply(&mut self, step: NodeStep) -> Result<(), ApiError> {
         match step {
             NodeStep::Claim(status) => self.write(&status).await,
@@ -246,7 +246,7 @@ impl<V: Volumes> Work<'_, V> {
         self.begin(Doing::Detaching, async move {
             match volumes.detach(&id).await {
                 Ok(()) => Ok(OperationOutcome::Detached),
-                Err(Failure { kind: ErrorKind::Fenced, message }) => {
+                Err(Failure { kind: FailureKind::Fenced, message }) => {
                     tracing::warn!(volume = %id, "{message}");
                     Ok(OperationOutcome::Preserve)
                 }

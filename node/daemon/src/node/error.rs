@@ -17,7 +17,7 @@ use holdfast_ublk::{ControlError, QueueError, Unsupported};
 
 /// Class of an error, by what a caller may do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum ErrorKind {
+pub(crate) enum FailureKind {
     /// There is no such thing; asking again changes nothing.
     NotFound,
     /// Something else is being done with it: try again later.
@@ -81,8 +81,8 @@ pub(crate) enum NodeError {
     /// device.
     #[error(
         "volume {volume}: detach blocked: {} bytes at offset {} are unreadable on the local disk and not yet uploaded. \
-         Overwrite or discard that range on its device, or give another node the volume without what was not uploaded \
-         (`attach --take-over EPOCH` there, or the annotation holdfast.dev/force-detach)",
+         Overwrite or discard that range on its device. Or attach the volume on another node, without what was not \
+         uploaded (`attach --take-over EPOCH` there, or the annotation holdfast.dev/force-detach)",
         .lost.bytes,
         .lost.first.start.byte_offset()
     )]
@@ -171,7 +171,7 @@ pub(crate) enum NodeError {
         /// The volume that it should hold.
         volume: VolumeId,
         /// The difference of its log.
-        found: Foreign,
+        found: ForeignLog,
     },
     /// It is not known yet whether a store's new configuration leads to the same bucket.
     #[error(
@@ -213,7 +213,7 @@ pub(crate) enum NodeError {
     /// A snapshot was not taken, or not found.
     #[error(transparent)]
     Snapshot(SnapshotError),
-    /// Other writers kept winning.
+    /// Other writers created the next record each time.
     #[error("volume {0} is being attached by other nodes at the same time")]
     Contended(VolumeId),
     /// A local file could not be used.
@@ -291,7 +291,7 @@ pub(crate) enum NodeError {
         path: PathBuf,
         /// The damage.
         #[source]
-        source: Damage,
+        source: LocalDamage,
     },
     /// The ublk driver refused.
     #[error(transparent)]
@@ -363,7 +363,7 @@ pub(crate) enum NodeError {
 
 /// Damage of a local structure.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Damage {
+pub(crate) enum LocalDamage {
     /// Its bytes.
     #[error(transparent)]
     Bytes(#[from] DecodeError),
@@ -400,22 +400,22 @@ pub(crate) enum Damage {
 
 impl NodeError {
     /// Class of the error, by what the caller may do about it.
-    pub(crate) fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> FailureKind {
         match self {
-            Self::NotAttached(_) => ErrorKind::NotFound,
-            Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
+            Self::NotAttached(_) => FailureKind::NotFound,
+            Self::Refused(AttachRefused::NotFound(_)) => FailureKind::NotFound,
             Self::Busy { .. }
             | Self::Recovering(_)
             | Self::InUse { .. }
             | Self::OtherStore { .. }
             | Self::Unreadable { .. }
-            | Self::Contended(_) => ErrorKind::Busy,
-            Self::RingsFull(_) => ErrorKind::Full,
+            | Self::Contended(_) => FailureKind::Busy,
+            Self::RingsFull(_) => FailureKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
-                ErrorKind::HeldElsewhere
+                FailureKind::HeldElsewhere
             }
-            Self::Refused(AttachRefused::LocalStateMissing { .. }) => ErrorKind::LocalStateMissing,
-            Self::Fenced(_) => ErrorKind::Fenced,
+            Self::Refused(AttachRefused::LocalStateMissing { .. }) => FailureKind::LocalStateMissing,
+            Self::Fenced(_) => FailureKind::Fenced,
             Self::Refused(_)
             | Self::StoreConfig { .. }
             | Self::StoreMoved { .. }
@@ -426,24 +426,24 @@ impl NodeError {
             | Self::TooLarge { .. }
             | Self::RunDirTaken { .. }
             | Self::StateInUse { .. }
-            | Self::StoreNeeded(_) => ErrorKind::Invalid,
+            | Self::StoreNeeded(_) => FailureKind::Invalid,
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
-                ErrorKind::Corrupt
+                FailureKind::Corrupt
             }
-            Self::StoreUnfit { source, .. } if source.is_passing() => ErrorKind::Unavailable,
-            Self::StoreUnfit { .. } => ErrorKind::Invalid,
+            Self::StoreUnfit { source, .. } if source.is_passing() => FailureKind::Unavailable,
+            Self::StoreUnfit { .. } => FailureKind::Invalid,
             Self::StoreUnchecked { .. } | Self::StoreBusy { .. } | Self::StoreAttaching { .. } => {
-                ErrorKind::Unavailable
+                FailureKind::Unavailable
             }
             Self::Snapshot(SnapshotError::NotFound(_) | SnapshotError::NoSuchSnapshot { .. }) => {
-                ErrorKind::NotFound
+                FailureKind::NotFound
             }
-            Self::Snapshot(SnapshotError::Attached { .. }) => ErrorKind::HeldElsewhere,
-            Self::Snapshot(_) => ErrorKind::Invalid,
-            Self::Log(LogFailure::NoSuchSource { .. }) => ErrorKind::NotFound,
-            Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
-            Self::Log(_) => ErrorKind::Invalid,
-            Self::Unsupported(_) => ErrorKind::Unavailable,
+            Self::Snapshot(SnapshotError::Attached { .. }) => FailureKind::HeldElsewhere,
+            Self::Snapshot(_) => FailureKind::Invalid,
+            Self::Log(LogFailure::NoSuchSource { .. }) => FailureKind::NotFound,
+            Self::Log(failure) if failure.is_transient() => FailureKind::Unavailable,
+            Self::Log(_) => FailureKind::Invalid,
+            Self::Unsupported(_) => FailureKind::Unavailable,
             Self::File { .. }
             | Self::RecoveryFailed { .. }
             | Self::PreserveFailed { .. }
@@ -456,7 +456,7 @@ impl NodeError {
             | Self::NotOnRing(_)
             | Self::RingThread(_)
             | Self::RingSetup(_)
-            | Self::RingLost => ErrorKind::Local,
+            | Self::RingLost => FailureKind::Local,
         }
     }
 }
@@ -485,7 +485,7 @@ pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(
 }
 /// Reason why a log is not the writer's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Foreign {
+pub(crate) enum ForeignLog {
     /// There is no log.
     #[error("there is no log of it")]
     Absent,

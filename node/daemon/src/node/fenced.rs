@@ -16,7 +16,7 @@ use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 pub(crate) use export::export;
 
-use super::error::{ErrorKind, NodeError, file};
+use super::error::{FailureKind, NodeError, file};
 use super::local::volume_files::{KEPT_LIVE_MAP, fenced_dir, read_map};
 
 /// One directory of a fenced writer.
@@ -89,12 +89,12 @@ fn names(known: &[String]) -> String {
 
 impl FencedError {
     /// Class of the error, by what the caller may do about it.
-    pub(crate) fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> FailureKind {
         match self {
-            Self::Unknown { .. } => ErrorKind::NotFound,
-            Self::NoMap(_) => ErrorKind::Corrupt,
-            Self::Unreadable { .. } => ErrorKind::Local,
-            Self::OutputExists(_) | Self::NotConfirmed { .. } => ErrorKind::Invalid,
+            Self::Unknown { .. } => FailureKind::NotFound,
+            Self::NoMap(_) => FailureKind::Corrupt,
+            Self::Unreadable { .. } => FailureKind::Local,
+            Self::OutputExists(_) | Self::NotConfirmed { .. } => FailureKind::Invalid,
             Self::Local(error) => error.kind(),
         }
     }

@@ -28,7 +28,7 @@ mod tests {
 
     /// Found by a story: a daemon that was stopped while it measured its cache died of a panic.
     #[test]
-    fn work_that_the_end_of_the_runtime_cancels_is_no_panic() {
+    fn work_cancelled_with_the_runtime_does_not_panic() {
         let ended = Runtime::new().unwrap();
         let handle = ended.handle().clone();
         ended.shutdown_background();

@@ -27,7 +27,7 @@ use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{AttachState, Setup, Volume};
 use holdfast_objects::{Fault, Gate, ObjectStore, ReadyParts, Verb};
-use holdfast_s3::Credentials;
+use holdfast_s3::S3Credentials;
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
 use tempfile::TempDir;
 
@@ -39,7 +39,7 @@ use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use super::local::live_map::LiveMap;
 use super::local::volume_files::{KEPT_LIVE_MAP, Local};
 use super::volume::present::Present;
-use super::volume::state::{State, StateEvent, Writer};
+use super::volume::state::{State, StateEvent, WriterState};
 use super::*;
 
 const SECTORS: u64 = 64;
@@ -194,7 +194,7 @@ fn volume() -> VolumeId {
 
 /// A store that never answers.
 fn nowhere() -> S3Config {
-    let credentials = Credentials::Static {
+    let credentials = S3Credentials::Static {
         access_key_id: "key".to_owned(),
         secret_access_key: "secret".to_owned(),
         session_token: None,
@@ -218,16 +218,16 @@ fn request() -> AttachRequest {
     }
 }
 
-fn only(node: &Node) -> VolumeStatus {
+fn only(node: &Node) -> NodeVolumeStatus {
     let [status] = node.list().try_into().unwrap();
     status
 }
 
 /// Looks at the volume until it is listed and as wanted: nothing announces it.
-async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStatus {
+async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVolumeStatus {
     let found = async {
         loop {
-            let listed: Result<[VolumeStatus; 1], _> = node.list().try_into();
+            let listed: Result<[NodeVolumeStatus; 1], _> = node.list().try_into();
             if let Ok([status]) = listed
                 && wanted(&status)
             {
@@ -240,12 +240,12 @@ async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStat
     found.unwrap_or_else(|_elapsed| panic!("the volume is never so: {:?}", node.list()))
 }
 
-/// The volume can be neither attached nor detached, and who asks is told the same as who looks.
+/// The volume can be neither attached nor detached, and the answer to a request says the same as the status.
 async fn refuses(node: &Node, message: &str) {
     let asked = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
     for refused in tokio::time::timeout(LIMIT, asked).await.expect("they are refused at once") {
         let refused = refused.unwrap_err();
-        assert_eq!((refused.kind(), refused.to_string().as_str()), (ErrorKind::Local, message));
+        assert_eq!((refused.kind(), refused.to_string().as_str()), (FailureKind::Local, message));
     }
 }
 
@@ -267,7 +267,7 @@ fn a_failed_recovery_is_reported_and_retried() {
         let node = Node::start(dirs.config()).await.unwrap();
         let status = only(&node);
         assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
-        assert_eq!((status.dirty_bytes, status.durability), (None, None), "unknown");
+        assert_eq!((status.commit.dirty_bytes, status.durability), (None, None), "unknown");
         let message = status.message.unwrap();
         assert!(message.contains("attached is damaged") && message.contains("reboot the node"), "{message}");
         refuses(&node, &message).await;
@@ -346,7 +346,7 @@ fn a_device_whose_recovery_failed_is_not_attached() {
             message.contains("held by another process") && message.contains("retries every few seconds"),
             "{message}"
         );
-        assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
+        assert_eq!((status.commit.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
         refuses(&node, &message).await;
         assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
         node.shutdown().await;
@@ -356,20 +356,20 @@ fn a_device_whose_recovery_failed_is_not_attached() {
 /// Found by reading: the live map was removed although its copy had failed, and with it the only word on what
 /// was written.
 #[test]
-fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
+fn fenced_state_stays_until_it_is_preserved_completely() {
     alone(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
         // The last round failed: the durable map may name nothing.
-        present.board.report(Writer::Fenced);
-        present.board.report(Writer::Preserved { complete: false });
+        present.published.report(WriterState::Fenced);
+        present.published.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         for _ in 0..2 {
             let failed = node.detach(&volume()).await.unwrap_err();
-            assert_eq!(failed.kind(), ErrorKind::Local);
+            assert_eq!(failed.kind(), FailureKind::Local);
             let message = holdfast_service::chain(&failed);
             assert!(message.contains("live-map could not be written"), "{message}");
             assert!(message.contains("detach it again"), "{message}");
@@ -384,7 +384,7 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
         let [volumes, elsewhere] = ["volumes", "elsewhere"].map(|name| dirs.state.path().join(name));
         fs::rename(&volumes, &elsewhere).unwrap();
         fs::write(&volumes, "").unwrap();
-        assert_eq!(node.detach(&volume()).await.unwrap_err().kind(), ErrorKind::Local);
+        assert_eq!(node.detach(&volume()).await.unwrap_err().kind(), FailureKind::Local);
         assert!(dirs.live_map().exists());
         fs::remove_file(&volumes).unwrap();
         fs::rename(&elsewhere, &volumes).unwrap();
@@ -408,8 +408,8 @@ fn the_detach_of_the_previous_process_is_retried() {
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
-        present.board.report(Writer::Fenced);
-        present.board.report(Writer::Preserved { complete: false });
+        present.published.report(WriterState::Fenced);
+        present.published.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         node.detach_in_background(present);
@@ -514,7 +514,7 @@ async fn leave_volume_dirty(
 /// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited without end,
 /// also when another node had taken the volume over, so that nothing could be exported.
 #[test]
-fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
+fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
@@ -529,7 +529,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
             async move { node.detach(&volume()).await }
         });
         let stuck = wait(&node, |status| status.disk.unreadable.is_some()).await;
-        assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
+        assert_eq!((stuck.state, stuck.commit.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
         let message = stuck.message.unwrap();
         for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
             assert!(message.contains(part), "{message}");
@@ -557,7 +557,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
 /// Found by reading: a repair made dirty what the disk could not read either. From then on nothing was
 /// committed, and the repair did not end.
 #[test]
-fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
+fn a_repair_skips_ranges_the_disk_cannot_read() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
@@ -565,9 +565,13 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         let range = SectorRange::new(2, 3);
         leave_dirty(&dirs, &bucket, range).await;
         let present = node.resumed(&volume()).await;
-        assert_eq!(only(&node).dirty_bytes, Some(3 * SECTOR_BYTES), "it is known from the first moment on");
+        assert_eq!(
+            only(&node).commit.dirty_bytes,
+            Some(3 * SECTOR_BYTES),
+            "it is known from the first moment on"
+        );
         node.load_manifest(volume(), Arc::clone(&present));
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         let segments = bucket.objects.list("volumes/disk/segments/", None, 10).await.unwrap().entries;
         let [segment] = &segments[..] else { panic!("{segments:?}") };
         let mut bytes = bucket.objects.get(&segment.key, u64::MAX).await.unwrap().to_vec();
@@ -585,7 +589,7 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
         let status = only(&node);
-        assert_eq!((status.dirty_bytes, status.disk.unreadable), (Some(0), None));
+        assert_eq!((status.commit.dirty_bytes, status.disk.unreadable), (Some(0), None));
         node.shutdown().await;
     });
 }
@@ -624,7 +628,7 @@ fn a_dead_store_delays_no_commit_of_another() {
         }
         let dirty_in = |name: &str| -> u64 {
             let here = node.list().into_iter().filter(|status| status.volume.as_str().starts_with(name));
-            here.map(|status| status.dirty_bytes.unwrap_or(1)).sum()
+            here.map(|status| status.commit.dirty_bytes.unwrap_or(1)).sum()
         };
         // Their age limit, a second, was reached before they were resumed.
         while dirty_in("live") > 0 && begun.elapsed() < Duration::from_secs(6) {

@@ -17,8 +17,9 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Content, DiskStatus, ErrorKind, RingStatus, ScrubRequest,
-    Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, DiskStatus, FailureKind, NodeVolumeStatus,
+    RingStatus, ScrubRequest, Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore,
+    VolumeState,
 };
 
 /// Attaches whatever was created, at once.
@@ -30,7 +31,7 @@ pub(crate) struct Fake {
 #[derive(Debug, Default)]
 struct Inner {
     created: BTreeMap<VolumeId, Content>,
-    attached: BTreeMap<VolumeId, VolumeStatus>,
+    attached: BTreeMap<VolumeId, NodeVolumeStatus>,
     requests: Vec<AttachRequest>,
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
     scrubbed: Scrubbed,
@@ -43,12 +44,12 @@ struct Inner {
 
 impl Fake {
     /// Serves this volume.
-    pub(crate) fn put(&self, status: VolumeStatus) {
+    pub(crate) fn put(&self, status: NodeVolumeStatus) {
         self.inner.lock().attached.insert(status.volume.clone(), status);
     }
 
     /// Fails the next operation.
-    pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
+    pub(crate) fn fail(&self, kind: FailureKind, message: &str) {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
@@ -91,8 +92,8 @@ impl Fake {
 }
 
 /// An attached volume with something of everything.
-pub(crate) fn attached(name: &str) -> VolumeStatus {
-    VolumeStatus {
+pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
+    NodeVolumeStatus {
         volume: name.parse().unwrap(),
         state: VolumeState::Attached,
         message: None,
@@ -103,12 +104,14 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
             bytes: 1 << 30,
             displaced: None,
         }),
-        committed_seq: Some(7),
+        commit: CommitStatus {
+            seq: Some(7),
+            dirty_bytes: Some(8192),
+            oldest_dirty: Some(Duration::from_millis(2500)),
+            durable_through: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
+        },
         holds_data: Some(true),
-        dirty_bytes: Some(8192),
-        oldest_dirty: Some(Duration::from_millis(2500)),
         durability: Some(Durability::Object),
-        durable_through: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
         store: StoreStatus {
             name: "main".to_owned(),
             health: StoreHealth::Answers,
@@ -141,7 +144,7 @@ impl Volumes for Fake {
                     .find(|(volume, _store, known)| *volume == snapshot.volume && known.seq == snapshot.seq);
                 let Some((_volume, _store, known)) = known else {
                     let message = format!("there is no snapshot {snapshot}");
-                    return Err(Failure { kind: ErrorKind::NotFound, message });
+                    return Err(Failure { kind: FailureKind::NotFound, message });
                 };
                 bytes.unwrap_or(known.sectors * SECTOR_BYTES)
             }
@@ -149,7 +152,7 @@ impl Volumes for Fake {
         match inner.created.insert(volume.clone(), content.clone()) {
             Some(other) if other != content => {
                 let message = format!("volume {volume} exists with another size; choose another name");
-                Err(Failure { kind: ErrorKind::Invalid, message })
+                Err(Failure { kind: FailureKind::Invalid, message })
             }
             Some(_) | None => Ok(bytes),
         }
@@ -171,7 +174,7 @@ impl Volumes for Fake {
             displaced,
             ..attached("any").attached.unwrap()
         };
-        let status = VolumeStatus {
+        let status = NodeVolumeStatus {
             volume: request.volume.clone(),
             store: StoreStatus { name: request.store_name, ..attached("any").store },
             attached: Some(device.clone()),
@@ -191,7 +194,7 @@ impl Volumes for Fake {
             Some(_) => Ok(()),
             None => {
                 let message = format!("volume {volume} is not attached here");
-                Err(Failure { kind: ErrorKind::NotFound, message })
+                Err(Failure { kind: FailureKind::NotFound, message })
             }
         }
     }
@@ -217,9 +220,9 @@ impl Volumes for Fake {
     async fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync + 'static,
+        on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
-        tell(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
+        on_progress(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
         self.may_hang().await;
         let mut inner = self.inner.lock();
         inner.scrubs.push((request.volume.clone(), request.store.map(|(name, _)| name), request.repair));
@@ -257,10 +260,10 @@ impl Volumes for Fake {
             return Ok(());
         }
         let message = format!("volume {} has no snapshot {seq}: list its snapshots", at.volume);
-        Err(Failure { kind: ErrorKind::NotFound, message })
+        Err(Failure { kind: FailureKind::NotFound, message })
     }
 
-    fn list(&self) -> Vec<VolumeStatus> {
+    fn list(&self) -> Vec<NodeVolumeStatus> {
         self.inner.lock().attached.values().rev().cloned().collect()
     }
 

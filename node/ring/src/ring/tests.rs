@@ -74,7 +74,7 @@ fn a_late_completion_ends_no_other_operation() {
 }
 
 #[test]
-fn a_punched_range_reads_as_zeros_and_an_allocated_one_takes_space() {
+fn punching_zeroes_a_range_and_allocating_takes_space() {
     let mut ring = ring(8);
     let (file, slot) = open(&mut ring);
     file.write_all_at(&[1; 3 * 65536], 0).unwrap();
@@ -118,7 +118,7 @@ fn more_operations_than_the_queue_holds_all_end() {
 }
 
 #[test]
-fn a_failed_and_a_short_operation_are_told_apart_from_success() {
+fn failed_and_short_operations_are_distinguished_from_success() {
     let mut ring = ring(8);
     let (file, slot) = open(&mut ring);
     file.write_all_at(&[9; 6000], 0).unwrap();

@@ -3,7 +3,7 @@
 use std::{env, sync::Arc};
 
 use holdfast_objects::conformance::{Ground, run_all};
-use holdfast_s3::{Credentials, S3Config, S3Store};
+use holdfast_s3::{S3Config, S3Credentials, S3Store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a server: set HOLDFAST_TEST_S3 to its endpoint and HOLDFAST_TEST_BUCKET (`cargo e2e test s3-faults` does)"]
@@ -12,7 +12,7 @@ async fn a_server_that_fails_now_and_then_conforms() {
     let store = S3Store::connect(S3Config {
         endpoint: Some(variable("HOLDFAST_TEST_S3")),
         path_style: true,
-        ..S3Config::new(variable("HOLDFAST_TEST_BUCKET"), "us-east-1", Credentials::Environment)
+        ..S3Config::new(variable("HOLDFAST_TEST_BUCKET"), "us-east-1", S3Credentials::Environment)
     })
     .await
     .unwrap();

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
-use holdfast_s3::{Credentials, S3Config, S3Store};
+use holdfast_s3::{S3Config, S3Credentials, S3Store};
 use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use s3s::Body;
@@ -25,7 +25,7 @@ const TOKEN: &str = "a-projected-token";
 const ROLE: &str = "arn:aws:iam::123456789012:role/holdfast";
 
 /// The configuration of the second process; `None` in the first.
-fn in_second_process(credentials: Credentials) -> Option<S3Config> {
+fn in_second_process(credentials: S3Credentials) -> Option<S3Config> {
     let endpoint = Some(env::var(ENDPOINT).ok()?);
     Some(S3Config { endpoint, path_style: true, ..S3Config::new("bucket", "us-east-1", credentials) })
 }
@@ -52,7 +52,7 @@ async fn run_again(name: &str, server: &Server, vars: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn the_environment_names_the_key_pair() {
-    let Some(config) = in_second_process(Credentials::Environment) else {
+    let Some(config) = in_second_process(S3Credentials::Environment) else {
         let server = Server::start().await;
         let vars = [("AWS_ACCESS_KEY_ID", KEY_ID), ("AWS_SECRET_ACCESS_KEY", SECRET)];
         run_again("credentials::the_environment_names_the_key_pair", &server, &vars).await;
@@ -63,7 +63,7 @@ async fn the_environment_names_the_key_pair() {
 
 #[tokio::test]
 async fn an_environment_without_credentials_is_named_and_nothing_is_sent() {
-    let Some(config) = in_second_process(Credentials::Environment) else {
+    let Some(config) = in_second_process(S3Credentials::Environment) else {
         let server = Server::start().await;
         let name = "credentials::an_environment_without_credentials_is_named_and_nothing_is_sent";
         run_again(name, &server, &[]).await;
@@ -80,7 +80,7 @@ async fn an_environment_without_credentials_is_named_and_nothing_is_sent() {
 #[tokio::test]
 async fn a_projected_token_is_exchanged_for_a_role() {
     let token_file = env::var("HOLDFAST_TEST_TOKEN").map(PathBuf::from).unwrap_or_default();
-    let credentials = Credentials::WebIdentity { token_file, role_arn: ROLE.to_owned() };
+    let credentials = S3Credentials::WebIdentity { token_file, role_arn: ROLE.to_owned() };
     let Some(config) = in_second_process(credentials) else {
         let server = Server::start().await;
         let sts = token_service().await;
@@ -98,7 +98,7 @@ async fn a_projected_token_is_exchanged_for_a_role() {
 async fn a_missing_token_file_is_named() {
     let server = Server::start().await;
     let token_file = PathBuf::from("/nonexistent/token");
-    let credentials = Credentials::WebIdentity { token_file, role_arn: ROLE.to_owned() };
+    let credentials = S3Credentials::WebIdentity { token_file, role_arn: ROLE.to_owned() };
     let store = S3Store::connect(S3Config { credentials, ..server.config() }).await.unwrap();
     let failure = store.probe().await.unwrap_err();
     assert_eq!((failure.field(), failure.reason()), ("credentials", "CredentialsMissing"), "{failure:?}");
@@ -127,9 +127,9 @@ async fn assume_role(request: Request<Incoming>) -> Result<Response<Body>, std::
         && form.contains("RoleArn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Fholdfast");
     let answer = format!(
         "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
-         <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{}</AccessKeyId>\
+         <AssumeRoleWithWebIdentityResult><S3Credentials><AccessKeyId>{}</AccessKeyId>\
          <SecretAccessKey>{SECRET}</SecretAccessKey><SessionToken>session</SessionToken>\
-         <Expiration>2100-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>\
+         <Expiration>2100-01-01T00:00:00Z</Expiration></S3Credentials></AssumeRoleWithWebIdentityResult>\
          </AssumeRoleWithWebIdentityResponse>",
         if known { KEY_ID } else { "unknown" }
     );

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
-use holdfast_s3::{Credentials, ProbeFailure, S3Config, S3Store};
+use holdfast_s3::{ProbeFailure, S3Config, S3Credentials, S3Store};
 use hyper::Method;
 
 use crate::server::{KEY_ID, PlannedFault, Server};
@@ -43,7 +43,7 @@ async fn a_missing_bucket_is_named() {
 async fn wrong_credentials_differ_from_a_missing_permission() {
     let server = Server::start().await;
     for (id, secret) in [("unknown", "secret"), (KEY_ID, "wrong")] {
-        let credentials = Credentials::Static {
+        let credentials = S3Credentials::Static {
             access_key_id: id.to_owned(),
             secret_access_key: secret.to_owned(),
             session_token: None,

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use holdfast_s3::{Credentials, S3Config, S3Store, Timeouts};
+use holdfast_s3::{S3Config, S3Credentials, S3Store, Timeouts};
 use hyper::{
     Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
 };
@@ -107,7 +107,7 @@ impl Server {
 
     /// A configuration that fits this server, with time-outs fit for loopback.
     pub(crate) fn config(&self) -> S3Config {
-        let credentials = Credentials::Static {
+        let credentials = S3Credentials::Static {
             access_key_id: KEY_ID.to_owned(),
             secret_access_key: SECRET.to_owned(),
             session_token: None,

@@ -17,7 +17,7 @@ use holdfast_objects::{
     ObjectStore,
     conformance::{Ground, run_all},
 };
-use holdfast_s3::{Credentials, S3Config, S3Store};
+use holdfast_s3::{S3Config, S3Credentials, S3Store};
 
 use crate::server::{KEY_ID, SECRET};
 
@@ -50,7 +50,7 @@ impl Gateway {
     }
 
     fn config(&self) -> S3Config {
-        let credentials = Credentials::Static {
+        let credentials = S3Credentials::Static {
             access_key_id: KEY_ID.to_owned(),
             secret_access_key: SECRET.to_owned(),
             session_token: None,
@@ -109,7 +109,7 @@ async fn versitygw_conforms_and_can_hold_volumes() {
 async fn versitygw_says_what_is_wrong_with_a_configuration() {
     let mut gateway = Gateway::start();
     gateway.store().await;
-    let wrong = |id: &str, secret: &str| Credentials::Static {
+    let wrong = |id: &str, secret: &str| S3Credentials::Static {
         access_key_id: id.to_owned(),
         secret_access_key: secret.to_owned(),
         session_token: None,

@@ -11,13 +11,13 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, bail};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOptions, Waker};
 use holdfast_ublk::{
-    CharDevice, Command, Device, Operation, Part, QueueEvent, QueueSpec, Request, SECTOR_BYTES,
-    become_io_flusher,
+    CharDevice, Device, DeviceRequest, Operation, QueueCommand, QueueEvent, QueueSpec, RequestPart,
+    SECTOR_BYTES, become_io_flusher,
 };
 
 /// Purpose of an operation in the ring. The number is that of the device.
 enum InFlight {
-    Command(Command<u16>),
+    Command(QueueCommand<u16>),
     /// A part of a request, or its sync.
     Part {
         index: u16,
@@ -26,8 +26,8 @@ enum InFlight {
     },
 }
 
-impl From<Command<u16>> for InFlight {
-    fn from(command: Command<u16>) -> Self {
+impl From<QueueCommand<u16>> for InFlight {
+    fn from(command: QueueCommand<u16>) -> Self {
         Self::Command(command)
     }
 }
@@ -129,7 +129,7 @@ struct Served {
 
 /// A request whose parts are being moved.
 struct Active {
-    request: Request,
+    request: DeviceRequest,
     parts: u32,
     outcome: Result<(), Errno>,
     /// True to sync the file once all parts were moved.
@@ -259,8 +259,8 @@ impl RingThread {
         Ok(())
     }
 
-    fn on_command(&mut self, command: Command<u16>, outcome: IoResult) -> Result<()> {
-        let Command { owner: index, queue_id: _, tag } = command;
+    fn on_command(&mut self, command: QueueCommand<u16>, outcome: IoResult) -> Result<()> {
+        let QueueCommand { owner: index, queue_id: _, tag } = command;
         let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
         match served.queue.on_completion(&mut self.ring, tag, outcome) {
             QueueEvent::Request(request) => start(&mut self.ring, served, index, request, self.part_bytes),
@@ -304,7 +304,7 @@ impl RingThread {
     }
 }
 
-fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, part_bytes: u32) {
+fn start(ring: &mut Ring, served: &mut Served, index: u16, request: DeviceRequest, part_bytes: u32) {
     let tag = request.tag();
     let begin_bytes = request.start_sector() * SECTOR_BYTES;
     let range = FileRange { offset_bytes: begin_bytes, len_bytes: request.len_bytes() };
@@ -316,7 +316,7 @@ fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, par
             for number in 0..parts {
                 let offset = number * part_bytes;
                 let len_bytes = part_bytes.min(len - offset);
-                let part = Part {
+                let part = RequestPart {
                     request_offset_bytes: offset,
                     len_bytes,
                     file: served.file,

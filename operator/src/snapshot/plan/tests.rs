@@ -128,7 +128,7 @@ fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
     let steps = plan(&taken, &now());
     assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
     assert_eq!(reported(&taken).snapshot_id, taken.status.snapshot_id, "what is recorded stays");
-    // A write of our own begins the next attempt: a failure that is said is not replaced.
+    // A write of our own begins the next attempt: a reported failure is not replaced.
     taken.status = reported(&taken);
     assert_eq!(plan(&taken, &now()), steps[1..]);
     taken.spec.deletion_policy = DeletionPolicy::Retain;
@@ -158,7 +158,7 @@ fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {
 }
 
 #[test]
-fn a_failure_says_what_it_waits_for_and_keeps_what_is_recorded() {
+fn a_failure_keeps_the_record_and_says_its_cause() {
     let id = ID.parse().expect("a volume id");
     let failure = SnapshotFailure::from(holdfast_log::SnapshotError::TooMany(id));
     let mut facts = recorded(None);

@@ -440,7 +440,7 @@ fn lost_by_signs() -> ClusterFacts {
 }
 
 #[test]
-fn a_node_is_in_doubt_while_it_is_to_release_the_volume() {
+fn a_node_asked_to_release_a_volume_is_in_doubt() {
     assert_eq!(existing("b", "a", "a").node_in_doubt(), Some("a"));
     assert_eq!(existing("", "a", "a").node_in_doubt(), Some("a"));
     let deleting = ClusterFacts { deleting: true, ..existing("a", "a", "a") };
@@ -460,18 +460,18 @@ fn a_lost_node_is_cut_off_without_a_person() {
     assert_eq!(status.assigned_node.as_deref(), Some("b"));
     let record = status.forced_detach.clone().expect("it was cut off");
     assert_eq!((record.cause, record.epoch), (DetachCause::OutOfService, Some(4)), "the log's epoch");
-    let told = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    let lost = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
     for part in ["node a ", "out of service", "at least 8192 bytes", "holdfast.dev/acknowledge-loss=4"] {
-        assert!(told.message.contains(part), "{}", told.message);
+        assert!(lost.message.contains(part), "{}", lost.message);
     }
     // Its Node comes back, and its daemon has not: the permission stays.
     (facts.lost, facts.log_writer) = (None, None);
     assert_eq!(facts.node_in_doubt(), None);
     assert_eq!(report(&mut facts), status);
-    // The next node serves: what is missing is told until it was read.
+    // The next node serves: the loss is reported until it is acknowledged.
     (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(5));
     let served = report(&mut facts);
-    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&told));
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&lost));
     facts.acknowledged = Some(3);
     assert!(report(&mut facts).forced_detach.is_some(), "another loss");
     facts.acknowledged = Some(4);
@@ -539,16 +539,16 @@ fn a_volume_carries_its_identity_in_its_spec() {
 }
 
 /// A volume that is to be adopted, wanted with this size, where the store holds `found`.
-fn adopted(size: Option<&str>, found: Found) -> ClusterFacts {
+fn adopted(size: Option<&str>, found: FoundInStore) -> ClusterFacts {
     let mut facts = ClusterFacts { found: Some(found), finalizer: true, ..new_volume() };
     facts.spec.source = VolumeSource::Existing(Empty {});
     facts.spec.size = size.map(str::to_owned);
     facts
 }
 
-fn there() -> Found {
+fn there() -> FoundInStore {
     let last = LastWriter { node: "gone".to_owned(), epoch: 7, since: None, is_attached: true };
-    Found::Volume { size_bytes: 1 << 30, last: Some(last) }
+    FoundInStore::Volume { size_bytes: 1 << 30, last: Some(last) }
 }
 
 #[test]
@@ -582,13 +582,13 @@ fn an_adoption_that_cannot_be_names_the_field() {
             "spec.size: the volume `uid-1` in ObjectStore `store` has 1073741824 bytes and cannot shrink to 536870912; write `1Gi` or more",
         ),
         (
-            Found::Nothing,
+            FoundInStore::Nothing,
             "1Gi",
             "VolumeNotFound",
             "spec.volumeID: ObjectStore `store` holds no volume `uid-1`",
         ),
         (
-            Found::Tombstone,
+            FoundInStore::Tombstone,
             "1Gi",
             "VolumeDeleted",
             "spec.volumeID: the volume `uid-1` in ObjectStore `store` was deleted",
@@ -790,7 +790,7 @@ fn an_adopted_volume_is_not_removed_below_its_writer() {
 
 #[test]
 fn a_volume_above_the_largest_size_is_not_adopted() {
-    let found = Found::Volume { size_bytes: 65 << 40, last: None };
+    let found = FoundInStore::Volume { size_bytes: 65 << 40, last: None };
     let steps = plan(&adopted(None, found), &now());
     assert_eq!(names(&steps), ["report"]);
     let status = last_report(&steps);

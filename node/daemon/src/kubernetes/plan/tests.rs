@@ -46,19 +46,19 @@ fn reported(facts: &mut NodeFacts) {
     }
 }
 
-fn written(plan: &Plan) -> Option<VolumeStatus> {
+fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
         NodeStep::Attach { .. } | NodeStep::Detach | NodeStep::Clear => None,
     })
 }
 
-fn reason(plan: &Plan) -> (String, String) {
+fn reason(plan: &NodePlan) -> (String, String) {
     let status = written(plan).expect("a status is written");
     (status.conditions[0].status.clone(), status.conditions[0].reason.clone())
 }
 
-fn acts(plan: &Plan) -> Vec<&'static str> {
+fn acts(plan: &NodePlan) -> Vec<&'static str> {
     plan.steps
         .iter()
         .map(|step| match step {
@@ -171,8 +171,8 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
             }),
             &["report"],
         ),
-        ("wish moved", present(|f| f.spec.node_name = other()), &["report", "detach"]),
-        ("wish withdrawn", present(|f| f.spec.node_name = None), &["report", "detach"]),
+        ("request moved", present(|f| f.spec.node_name = other()), &["report", "detach"]),
+        ("request withdrawn", present(|f| f.spec.node_name = None), &["report", "detach"]),
         ("deletion asked", present(|f| f.deleting = true), &["report", "detach"]),
         ("grant moved by force", present(|f| f.status.assigned_node = other()), &["detach"]),
         (
@@ -375,9 +375,9 @@ fn a_served_volume_is_reported_in_full() {
 }
 
 #[test]
-fn figures_are_written_now_and_then_but_a_change_at_once() {
+fn a_change_is_written_at_once_figures_at_intervals() {
     let mut facts = served();
-    facts.here.as_mut().unwrap().dirty_bytes = Some(8193);
+    facts.here.as_mut().unwrap().commit.dirty_bytes = Some(8193);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(FIGURES_EVERY);
     assert_eq!(acts(&plan(&facts, &now())), ["report"]);
@@ -389,7 +389,7 @@ fn figures_are_written_now_and_then_but_a_change_at_once() {
 }
 
 #[test]
-fn a_device_that_cannot_be_detached_still_serves_and_the_condition_says_why() {
+fn a_condition_says_why_a_device_cannot_detach() {
     let mut facts = served();
     facts.spec.node_name = None;
     facts.last = failed("Busy");
@@ -402,35 +402,35 @@ fn a_device_that_cannot_be_detached_still_serves_and_the_condition_says_why() {
 
 /// Found by reading: each retry wrote `Attaching` over the reason and what to do about it.
 #[test]
-fn every_failure_stays_told_until_the_volume_is_attached() {
+fn every_failure_stays_reported_until_the_volume_is_attached() {
     use crate::failure::Failure;
-    use crate::node::ErrorKind;
+    use crate::node::FailureKind;
     for (kind, expected) in [
-        (ErrorKind::NotFound, "NotFound"),
-        (ErrorKind::Busy, "Busy"),
-        (ErrorKind::Full, "NodeFull"),
-        (ErrorKind::Invalid, "Refused"),
-        (ErrorKind::Fenced, "Fenced"),
-        (ErrorKind::HeldElsewhere, "HeldElsewhere"),
-        (ErrorKind::LocalStateMissing, "LocalStateMissing"),
-        (ErrorKind::Corrupt, "DataDamaged"),
-        (ErrorKind::Unavailable, "Unavailable"),
-        (ErrorKind::Local, "NodeFailed"),
+        (FailureKind::NotFound, "NotFound"),
+        (FailureKind::Busy, "Busy"),
+        (FailureKind::Full, "NodeFull"),
+        (FailureKind::Invalid, "Refused"),
+        (FailureKind::Fenced, "Fenced"),
+        (FailureKind::HeldElsewhere, "HeldElsewhere"),
+        (FailureKind::LocalStateMissing, "LocalStateMissing"),
+        (FailureKind::Corrupt, "DataDamaged"),
+        (FailureKind::Unavailable, "Unavailable"),
+        (FailureKind::Local, "NodeFailed"),
     ] {
         let message = format!("{kind:?}. Do this");
         let failure = OperationFailure::from(Failure { kind, message: message.clone() });
         let mut facts = granted();
         (facts.last, facts.wait) = (Some(OperationOutcome::Failed(failure)), Duration::from_secs(3));
-        let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+        let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
         assert_eq!(
-            (told.status.as_str(), told.reason.as_str(), &told.message),
+            (reported_now.status.as_str(), reported_now.reason.as_str(), &reported_now.message),
             ("False", expected, &message)
         );
         reported(&mut facts);
         facts.wait = Duration::ZERO;
         let retry = plan(&facts, &now());
         assert_eq!(acts(&retry), ["claim", "attach"], "{kind:?}");
-        assert_eq!(written(&retry).unwrap().conditions, [told], "{kind:?}");
+        assert_eq!(written(&retry).unwrap().conditions, [reported_now], "{kind:?}");
         facts.doing = Some(Doing::Attaching);
         assert_eq!(acts(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
         (facts.doing, facts.last, facts.here) = (None, Some(OperationOutcome::Attached), Some(attached("v")));
@@ -442,15 +442,15 @@ fn every_failure_stays_told_until_the_volume_is_attached() {
 
 /// A retry that comes as far as a recovery says so.
 #[test]
-fn a_retry_that_recovers_is_told() {
+fn a_retry_that_recovers_is_reported() {
     let mut facts = granted();
     (facts.last, facts.doing) = (failed("Unavailable"), Some(Doing::Attaching));
     let mut here = attached("v");
     (here.state, here.attached) = (VolumeState::Attaching, None);
     here.message = Some("committing".to_owned());
     facts.here = Some(here);
-    let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
-    assert_eq!((told.reason.as_str(), told.message.as_str()), ("Attaching", "committing"));
+    let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+    assert_eq!((reported_now.reason.as_str(), reported_now.message.as_str()), ("Attaching", "committing"));
 }
 
 #[test]
@@ -485,7 +485,7 @@ fn turned(facts: &NodeFacts, type_: &str) -> (String, String, String) {
 }
 
 #[test]
-fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
+fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let away = |since| {
@@ -505,7 +505,7 @@ fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
         "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
     );
     reported(&mut facts);
-    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
+    facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
     facts.here.as_mut().unwrap().store.health = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
@@ -513,7 +513,7 @@ fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
 
 /// Credentials that had expired were shown as an unreachable store, without what to do.
 #[test]
-fn a_store_that_denies_is_told_with_its_secret() {
+fn a_store_that_denies_is_reported_with_its_secret() {
     let mut facts = served();
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
@@ -529,7 +529,7 @@ fn a_store_that_denies_is_told_with_its_secret() {
 }
 
 #[test]
-fn a_refused_change_of_the_store_is_told() {
+fn a_refused_change_of_the_store_is_reported() {
     let mut facts = served();
     let why = "object store main: endpoint or credentials: they lead to another bucket".to_owned();
     facts.here.as_mut().unwrap().store.change_refused = Some(why.clone());
@@ -542,7 +542,7 @@ fn a_refused_change_of_the_store_is_told() {
 }
 
 #[test]
-fn denied_deletes_are_told_with_the_permission() {
+fn denied_deletes_are_reported_with_the_permission() {
     let mut facts = served();
     let why = "the object store denied the request (AccessDenied)".to_owned();
     facts.here.as_mut().unwrap().store.refused_deletes.newest = Some(why);
@@ -557,7 +557,7 @@ fn denied_deletes_are_told_with_the_permission() {
 }
 
 #[test]
-fn writes_that_wait_are_told_with_the_reason() {
+fn writes_that_wait_are_reported_with_the_reason() {
     for (delay, reason) in [
         (Delay::DirtyLimit, "DirtyLimit"),
         (Delay::CacheFull, "CacheFull"),
@@ -569,8 +569,8 @@ fn writes_that_wait_are_told_with_the_reason() {
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(1)));
         assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(20)));
-        let told = turned(&facts, "Writable");
-        assert_eq!((told.0.as_str(), told.1.as_str()), ("False", reason));
+        let reported_now = turned(&facts, "Writable");
+        assert_eq!((reported_now.0.as_str(), reported_now.1.as_str()), ("False", reason));
         reported(&mut facts);
         facts.here.as_mut().unwrap().delayed = None;
         assert_eq!(turned(&facts, "Writable").1, "Serving");
@@ -578,7 +578,7 @@ fn writes_that_wait_are_told_with_the_reason() {
 }
 
 #[test]
-fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do() {
+fn unreadable_data_is_reported_with_place_time_and_remedy() {
     let mut facts = served();
     let since_unix_ms = u64::try_from(now().0.as_millisecond()).unwrap() - 1000;
     let lost = |since_unix_ms| {
@@ -592,7 +592,7 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
     assert_eq!((status.as_str(), reason.as_str()), ("False", "DirtyUnreadable"));
     assert_eq!(
         message,
-        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that exist only there (first: 8192 bytes at offset 65536). Uploads are paused until they are readable, overwritten or discarded; 8192 bytes are pending"
+        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that exist only there (first: 8192 bytes at offset 65536). Uploads are paused until they are readable, overwritten or discarded. 8192 bytes are pending"
     );
     let mut detaching = facts.clone();
     let here = detaching.here.as_mut().unwrap();
@@ -609,10 +609,10 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
 }
 
 #[test]
-fn a_sync_that_failed_is_told_until_the_next_attach() {
+fn a_sync_that_failed_is_reported_until_the_next_attach() {
     let mut facts = served();
-    let told = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
-    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "Synced"));
+    let reported_now = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
+    assert_eq!((reported_now.status.as_str(), reported_now.reason.as_str()), ("True", "Synced"));
     facts.here.as_mut().unwrap().disk.sync_failed = true;
     let (status, reason, message) = turned(&facts, "LocalDiskHealthy");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
@@ -620,13 +620,13 @@ fn a_sync_that_failed_is_told_until_the_next_attach() {
         assert!(message.contains(part), "{message}");
     }
     reported(&mut facts);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is told once");
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is reported once");
     facts.here.as_mut().unwrap().disk.sync_failed = false;
     assert_eq!(turned(&facts, "LocalDiskHealthy").0, "True");
 }
 
 #[test]
-fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
+fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
     let mut facts = served();
     let error = "connection refused".to_owned();
     let since = std::time::SystemTime::from(now().0);
@@ -666,7 +666,7 @@ fn a_volume_with_a_fault_is_reconciled_soon() {
 }
 
 #[test]
-fn requests_that_wait_for_a_moment_are_no_reason_to_write() {
+fn briefly_waiting_requests_do_not_cause_a_write() {
     let mut facts = served();
     let here = facts.here.as_mut().unwrap();
     here.message = Some("requests wait for the object store".to_owned());
@@ -687,15 +687,15 @@ fn a_volume_that_another_writer_holds_is_not_called_writable() {
 }
 
 #[test]
-fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
+fn durability_is_not_rewritten_while_nothing_is_dirty() {
     let mut facts = served();
     assert_eq!(facts.status.durable_through, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
     let here = |facts: &mut NodeFacts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
-        here.dirty_bytes = Some(dirty);
-        here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
-        here.durable_through = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
+        here.commit.dirty_bytes = Some(dirty);
+        here.commit.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
+        here.commit.durable_through = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
         facts.since_report = Some(Duration::from_secs(3600));
     };
     here(&mut facts, 0, 1_700_000_100);
@@ -707,16 +707,16 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     assert_eq!(dirty.durable_through, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
     // The daemon's successor does not know yet: what was said stays true.
     reported(&mut facts);
-    facts.here.as_mut().unwrap().durable_through = None;
-    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
+    facts.here.as_mut().unwrap().commit.durable_through = None;
+    facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
     facts.since_report = None;
     assert_eq!(written(&plan(&facts, &now())).unwrap().durable_through, dirty.durable_through);
 }
 
 #[test]
-fn the_age_of_dirty_data_alone_is_written_once_a_minute() {
+fn the_age_of_dirty_data_is_written_every_minute() {
     let mut facts = served();
-    facts.here.as_mut().unwrap().oldest_dirty = Some(Duration::from_secs(50));
+    facts.here.as_mut().unwrap().commit.oldest_dirty = Some(Duration::from_secs(50));
     facts.since_report = Some(FIGURES_EVERY);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(AGE_EVERY);
@@ -739,7 +739,8 @@ fn unknown_figures_leave_the_reported_ones() {
     let unknown = |state| {
         let mut facts = served();
         let here = facts.here.as_mut().unwrap();
-        (here.state, here.attached, here.dirty_bytes, here.durable_through) = (state, None, None, None);
+        (here.state, here.attached, here.commit.dirty_bytes, here.commit.durable_through) =
+            (state, None, None, None);
         written(&plan(&facts, &now())).unwrap()
     };
     for state in
@@ -753,7 +754,7 @@ fn unknown_figures_leave_the_reported_ones() {
 
 /// It was called `Attaching`, and without a failed attach of this process nothing followed.
 #[test]
-fn an_unserved_volume_is_told_with_the_way_out() {
+fn an_unserved_volume_is_reported_with_the_remedy() {
     for last in [None, Some(OperationOutcome::Attached), failed("NodeFailed")] {
         let mut facts = served();
         let here = facts.here.as_mut().unwrap();
@@ -762,23 +763,23 @@ fn an_unserved_volume_is_told_with_the_way_out() {
         facts.last = last;
         let plan = plan(&facts, &now());
         assert_eq!(reason(&plan), ("False".to_owned(), "Unserved".to_owned()));
-        let told = written(&plan).unwrap().conditions[0].message.clone();
+        let reported_now = written(&plan).unwrap().conditions[0].message.clone();
         assert!(
-            told.contains("no device serves the volume. Node a detaches it, then attaches it again"),
-            "{told}"
+            reported_now.contains("no device serves the volume. Node a detaches it, then attaches it again"),
+            "{reported_now}"
         );
         assert!(acts(&plan).contains(&"detach"));
     }
 }
 
 #[test]
-fn a_device_that_waits_for_its_daemon_is_not_attached_and_the_condition_says_why() {
+fn a_device_waiting_for_its_daemon_is_not_attached() {
     let mut facts = served();
     let here = facts.here.as_mut().unwrap();
     (here.state, here.attached) = (VolumeState::Quiesced, None);
     here.message = Some("its device waits".to_owned());
     let recovering = NodeFacts {
-        here: Some(node::VolumeStatus { state: VolumeState::Recovering, ..here.clone() }),
+        here: Some(node::NodeVolumeStatus { state: VolumeState::Recovering, ..here.clone() }),
         ..facts.clone()
     };
     assert_eq!(reason(&plan(&recovering, &now())), ("False".to_owned(), "Recovering".to_owned()));

@@ -51,8 +51,8 @@ impl DeviceSweep<'_> {
         if state != DeviceState::Dead {
             tracing::error!(
                 device = id, %state,
-                "a device of this installation has no readable record in node.run_dir; it is left alone, and requests to it wait; \
-                 unmount it and restart the host"
+                "a device of this installation has no readable record in node.run_dir. The daemon does not touch it, and \
+                 requests to it wait. Unmount it and restart the host"
             );
             return;
         }

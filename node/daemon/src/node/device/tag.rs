@@ -1,4 +1,4 @@
-//! Tag that tells a device of ours from every other device of the host.
+//! Tag that distinguishes a device of ours from every other device of the host.
 //!
 //! The kernel names devices by the lowest free number, so a number that was noted may be another device's by
 //! the time it is read. Each device is added with a tag, which the kernel keeps:
@@ -22,7 +22,7 @@ use std::path::Path;
 
 use holdfast_types::VolumeId;
 
-use crate::node::error::{Damage, NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::file::{random, replace};
 
 /// The first byte of every tag.
@@ -54,7 +54,7 @@ impl Installation {
             Ok(bytes) => {
                 let identity = bytes.as_slice().try_into().map_err(|_other_length| NodeError::Damaged {
                     path,
-                    source: Damage::Length { found: bytes.len(), expected: size_of::<Self>() },
+                    source: LocalDamage::Length { found: bytes.len(), expected: size_of::<Self>() },
                 })?;
                 Ok(Self(identity))
             }

@@ -171,7 +171,7 @@ impl Writer {
 }
 
 #[test]
-fn the_newest_bytes_of_both_sides_come_out_at_their_places_and_nothing_else() {
+fn an_export_has_exactly_the_newest_bytes_of_both_sides() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
@@ -206,13 +206,13 @@ fn the_newest_bytes_of_both_sides_come_out_at_their_places_and_nothing_else() {
 }
 
 #[test]
-fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
+fn an_export_replaces_a_file_only_on_request_and_completely() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
     fs::write(&output, "mine").unwrap();
     let refused = export(&kept, &output, false).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert_eq!(refused.kind(), FailureKind::Invalid);
     assert!(refused.to_string().contains("--overwrite"), "{refused}");
     assert_eq!(fs::read(&output).unwrap(), b"mine");
     // A side that ends early fails the copy half-way.
@@ -230,7 +230,7 @@ fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
 
 /// Found by reading: one bad sector kept everything from being exported.
 #[test]
-fn what_the_disk_cannot_read_is_named_and_the_rest_comes_out() {
+fn an_export_names_unreadable_ranges_and_contains_the_rest() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     // Every read there fails with EIO: nothing is mapped so low.
@@ -248,7 +248,7 @@ fn what_the_disk_cannot_read_is_named_and_the_rest_comes_out() {
 }
 
 #[test]
-fn where_the_last_round_failed_the_live_map_says_what_was_kept() {
+fn after_a_failed_round_an_export_uses_the_live_map() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     // The durable map names nothing.
@@ -284,7 +284,7 @@ fn a_damaged_map_is_named_and_still_listed() {
     }
     let [kept] = list(state.path()).unwrap().try_into().unwrap();
     let damaged = export(&kept, &state.path().join("disk.img"), false).unwrap_err();
-    assert_eq!(damaged.kind(), ErrorKind::Corrupt);
+    assert_eq!(damaged.kind(), FailureKind::Corrupt);
     assert!(damaged.to_string().contains("disk-1/map is damaged"), "{damaged}");
     assert!(!state.path().join("disk.img.partial").exists());
 }
@@ -295,7 +295,7 @@ fn what_is_kept_is_deleted_only_when_that_was_meant() {
     let unknown = find(state.path(), "disk-2").unwrap_err();
     assert_eq!(unknown.to_string(), "nothing fenced is called disk-2: there is disk-1");
     let outside = find(state.path(), "../fenced/disk-1").unwrap_err();
-    assert_eq!(outside.kind(), ErrorKind::NotFound);
+    assert_eq!(outside.kind(), FailureKind::NotFound);
     let refused = find(state.path(), "disk-1").unwrap().delete(false).unwrap_err();
     assert!(refused.to_string().contains("holds the only copy of 16384 bytes"), "{refused}");
     find(state.path(), "disk-1").unwrap().delete(true).unwrap();

@@ -7,7 +7,7 @@ use holdfast_engine::wire::{self, Kind};
 use holdfast_types::Epoch;
 use serde::{Deserialize, Serialize};
 
-use crate::node::error::Damage;
+use crate::node::error::LocalDamage;
 use crate::node::store::record::StoreRecord;
 
 /// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
@@ -61,7 +61,7 @@ impl From<DisplacedRecord> for Displaced {
 
 /// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have
 /// other fields.
-pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, Damage> {
+pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamage> {
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -69,7 +69,7 @@ pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, Damage> {
     let text = wire::open(Kind::Attached, "the record of an attached volume", bytes)?;
     let Versioned { version } = serde_json::from_slice(text)?;
     if version != ATTACHED_VERSION {
-        return Err(Damage::Version { found: version, known: ATTACHED_VERSION });
+        return Err(LocalDamage::Version { found: version, known: ATTACHED_VERSION });
     }
     Ok(serde_json::from_slice(text)?)
 }

@@ -25,33 +25,33 @@ use crate::node::volume::table::NodeVolumes;
 const TRASH: &str = "trash";
 
 /// The local files of a volume that is not attached.
-struct Leftover {
+struct DetachedCache {
     volume: VolumeId,
     held_bytes: u64,
     /// Time at which its map was last written.
     used: SystemTime,
 }
 
-/// Leftovers that cannot be purged, by when they were last written.
+/// Caches that cannot be purged, by when they were last written.
 #[derive(Default)]
 pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
 
 /// Local files of volumes that are not among `volumes`.
-pub(in crate::node) struct Leftovers<'a> {
+pub(in crate::node) struct DetachedCaches<'a> {
     state_dir: &'a Path,
     run_dir: &'a Path,
     volumes: &'a NodeVolumes,
     /// The longest unused first.
-    found: Vec<Leftover>,
+    found: Vec<DetachedCache>,
 }
 
-impl<'a> Leftovers<'a> {
+impl<'a> DetachedCaches<'a> {
     pub(in crate::node) fn find(
         state_dir: &'a Path,
         run_dir: &'a Path,
         volumes: &'a NodeVolumes,
     ) -> Result<Self, NodeError> {
-        let mut leftovers = Self { state_dir, run_dir, volumes, found: Vec::new() };
+        let mut caches = Self { state_dir, run_dir, volumes, found: Vec::new() };
         // What could not be recovered may have a live map that knows more than the durable one.
         let live = volumes_under(&run_volumes(run_dir))?;
         for volume in volumes_under(&state_volumes(state_dir))? {
@@ -60,7 +60,7 @@ impl<'a> Leftovers<'a> {
             }
             let local = Local::new(state_dir, run_dir, &volume);
             match written_at(&local.map_path()).and_then(|used| Ok((used, local.held_bytes()?))) {
-                Ok((Some(used), held_bytes)) => leftovers.found.push(Leftover { held_bytes, volume, used }),
+                Ok((Some(used), held_bytes)) => caches.found.push(DetachedCache { held_bytes, volume, used }),
                 Ok((None, _)) => {}
                 // Several times a second: `debug`. The others are measured all the same.
                 Err(error) => {
@@ -68,46 +68,46 @@ impl<'a> Leftovers<'a> {
                 }
             }
         }
-        leftovers.found.sort_unstable_by_key(|leftover| leftover.used);
-        Ok(leftovers)
+        caches.found.sort_unstable_by_key(|cache| cache.used);
+        Ok(caches)
     }
 
     /// Bytes that they all hold.
     pub(in crate::node) fn held_bytes(&self) -> u64 {
-        self.found.iter().map(|leftover| leftover.held_bytes).sum()
+        self.found.iter().map(|cache| cache.held_bytes).sum()
     }
 
-    /// Moves leftovers to the trash until `excess_bytes` are evicted, or there is none left that is not
+    /// Moves caches to the trash until `excess_bytes` are evicted, or there is none left that is not
     /// `needed`. Returns whether there is something to [`purge`].
     pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
         let (mut evicted, mut has_trash) = (0, false);
         let mut kept = Vec::new();
-        for leftover in std::mem::take(&mut self.found) {
-            let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
+        for cache in std::mem::take(&mut self.found) {
+            let is_needed = needed.0.get(&cache.volume) == Some(&cache.used);
             if evicted < excess_bytes && !is_needed {
-                match self.trash(&leftover) {
+                match self.trash(&cache) {
                     Ok(true) => {
-                        evicted += leftover.held_bytes;
+                        evicted += cache.held_bytes;
                         has_trash = true;
                         continue;
                     }
                     Ok(false) => {}
                     Err(error) => {
-                        let volume = &leftover.volume;
+                        let volume = &cache.volume;
                         tracing::error!(%volume, error = &error as &dyn std::error::Error, "local files of a detached volume stay");
                     }
                 }
-                needed.0.insert(leftover.volume.clone(), leftover.used);
+                needed.0.insert(cache.volume.clone(), cache.used);
             }
-            kept.push(leftover);
+            kept.push(cache);
         }
         self.found = kept;
         has_trash
     }
 
-    /// Moves the leftover to the trash. Returns false if it was not closed clean, or was used since.
-    fn trash(&self, leftover: &Leftover) -> Result<bool, NodeError> {
-        let Leftover { volume, held_bytes, used } = leftover;
+    /// Moves the cache to the trash. Returns false if it was not closed clean, or was used since.
+    fn trash(&self, cache: &DetachedCache) -> Result<bool, NodeError> {
+        let DetachedCache { volume, held_bytes, used } = cache;
         let local = Local::new(self.state_dir, self.run_dir, volume);
         let closed_clean = match local.read_header() {
             Ok(found) => found.is_some_and(|(_generation, header)| header.closed_clean),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_longest_unused_cache_goes_first_and_what_is_not_uploaded_never() {
+    async fn the_oldest_cache_is_evicted_but_never_dirty_data() {
         let dirs = tempfile::tempdir().unwrap();
         let (dirs, run) = (dirs.path(), dirs.path().join("run"));
         for (name, closed_clean, used) in [
@@ -230,14 +230,14 @@ mod tests {
         drop(volumes.recover("attached".parse().unwrap()));
         let mut needed = Needed::default();
 
-        let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
-        assert!(leftovers.held_bytes() >= 3 * 8192);
-        assert!(!leftovers.evict(0, &mut needed));
+        let mut caches = DetachedCaches::find(dirs, &run, &volumes).unwrap();
+        assert!(caches.held_bytes() >= 3 * 8192);
+        assert!(!caches.evict(0, &mut needed));
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
-        assert!(leftovers.evict(1, &mut needed), "another thread deletes it");
+        assert!(caches.evict(1, &mut needed), "another thread deletes it");
         assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 1);
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
-        leftovers.evict(u64::MAX, &mut needed);
+        caches.evict(u64::MAX, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
         purge(dirs).unwrap();
         assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 0);
@@ -249,10 +249,10 @@ mod tests {
         leave(dirs.path(), "v", true, 10).await;
         let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
-        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
         // Attached and detached again in between.
         leave(dirs.path(), "v", true, 20).await;
-        leftovers.evict(u64::MAX, &mut Needed::default());
+        caches.evict(u64::MAX, &mut Needed::default());
         assert_eq!(left(dirs.path()), ["v"]);
     }
 
@@ -266,10 +266,10 @@ mod tests {
         fs::write(dirs.path().join(TRASH), "").unwrap();
         let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
-        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
-        let held = leftovers.held_bytes();
-        leftovers.evict(u64::MAX, &mut Needed::default());
-        assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
+        let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
+        let held = caches.held_bytes();
+        caches.evict(u64::MAX, &mut Needed::default());
+        assert_eq!((caches.held_bytes(), left(dirs.path()).len()), (held, 2));
     }
 
     /// One file that could not be looked at stopped the measurement for all, and writes waited.
@@ -285,9 +285,9 @@ mod tests {
         std::os::unix::fs::symlink(&side, &side).unwrap();
         let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
-        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
-        assert!(leftovers.held_bytes() >= 8192);
-        assert!(leftovers.evict(u64::MAX, &mut Needed::default()));
+        let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
+        assert!(caches.held_bytes() >= 8192);
+        assert!(caches.evict(u64::MAX, &mut Needed::default()));
         assert_eq!(left(dirs.path()), ["bad"]);
     }
 }

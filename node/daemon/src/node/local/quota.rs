@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
-use crate::node::local::detached_cache::{Leftovers, Needed, purge};
+use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
 use crate::node::local::volume_files::LocalDirs;
 use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
@@ -40,7 +40,7 @@ pub(in crate::node) struct CacheQuota {
     /// As configured.
     pub(in crate::node) cache_bytes: Option<u64>,
     pub(in crate::node) slab_bytes: u64,
-    /// Told when caches wait to be deleted.
+    /// Notified when caches wait to be deleted.
     pub(in crate::node) trash: Arc<Notify>,
 }
 
@@ -75,16 +75,16 @@ impl CacheQuota {
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
         let Self { volumes: on_node, dirs, cache_bytes, slab_bytes, trash: _ } = self;
-        let mut leftovers = Leftovers::find(&dirs.state, &dirs.run, on_node)?;
-        let all_bytes = held.iter().sum::<u64>() + leftovers.held_bytes();
+        let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
+        let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
         let disk =
             rustix::fs::statvfs(&dirs.state).map_err(|errno| file(&dirs.state, "read")(errno.into()))?;
         let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
         // Attached volumes evict nothing as long as others can.
-        let has_trash = leftovers.evict(all_bytes.saturating_sub(target(quota)), needed);
-        let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
+        let has_trash = caches.evict(all_bytes.saturating_sub(target(quota)), needed);
+        let spaces = divide(quota.saturating_sub(caches.held_bytes()), &held);
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
-            present.board.cached_bytes.store(*held, Ordering::Relaxed);
+            present.published.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
             // Where the inbox is full, the next measurement follows soon.
@@ -114,7 +114,7 @@ pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>)
 /// Bytes that the sides of a volume hold. If the measurement fails, returns the former value: the others are
 /// not affected.
 fn held_bytes(present: &Arc<Present>) -> u64 {
-    let known = &present.board.cached_bytes;
+    let known = &present.published.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
         // Several times a second: `debug`, for errors of the disk are reported elsewhere.
         tracing::debug!(
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_nothing_may_write_even_when_others_have_taken_all_they_may() {
+    fn a_volume_without_bytes_may_write_beside_full_ones() {
         for volumes in 1..12 {
             let mut held = vec![0; volumes];
             fill(16 << 20, &mut held);

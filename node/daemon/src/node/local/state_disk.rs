@@ -47,8 +47,8 @@ impl StateDisk {
                     directory = %state_dir.display(),
                     device = disk.device,
                     physical_block_bytes = disk.physical_block_bytes,
-                    "node.state_dir is on a disk with physical blocks smaller than {SECTOR_BYTES} bytes: a power cut may leave \
-                     parts of two writes in one sector of a volume, where it was overwritten and not flushed yet"
+                    "node.state_dir is on a disk with physical blocks smaller than {SECTOR_BYTES} bytes. A power cut may mix \
+                     two writes in a sector that was overwritten and not flushed yet"
                 );
                 Some(disk)
             }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_under_a_directory_says_what_it_writes_at_once() {
+    fn a_directorys_disk_reports_its_atomic_write_size() {
         let sysfs = Sysfs::new();
         sysfs.disk("nvme0n1", "4096\n");
         let found = sysfs.find("nvme0n1").unwrap();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_as_good_as_the_worst_of_its_disks() {
+    fn a_stack_counts_as_the_worst_of_its_disks() {
         let sysfs = Sysfs::new();
         for (name, size) in [("dm-0", "4096\n"), ("md0", "4096\n"), ("sda", "4096\n"), ("sdb", "512\n")] {
             sysfs.disk(name, size);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_a_device_tells_nothing() {
+    fn a_file_system_without_a_device_has_no_state_disk() {
         let sysfs = Sysfs::new();
         assert!(StateDisk::find(&sysfs.0.path().join("dev"), sysfs.0.path()).is_err());
         assert_eq!(StateDisk::look(Path::new("/proc")), None);

@@ -34,7 +34,7 @@ use holdfast_ring::HeapBuffer;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 
-use crate::node::error::{Damage, NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
 use crate::node::local::file::{allocated_bytes, open_direct, open_mode, replace, sync_dir};
 use crate::node::local::live_map::LiveMap;
@@ -222,7 +222,7 @@ impl Local {
     pub(crate) fn read_pending(&self) -> Result<Option<Pending>, NodeError> {
         let path = self.dir().join("pending");
         match fs::read(&path) {
-            // The record's own checksum tells whether the rest is whole.
+            // The record's own checksum says whether the rest is whole.
             Ok(bytes) => Ok(bytes
                 .split_first_chunk::<8>()
                 .map(|(seq, record)| Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: record.to_vec() })),
@@ -371,7 +371,7 @@ fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
     Ok(Some(map))
 }
 
-fn damaged(path: &Path, source: impl Into<Damage>) -> NodeError {
+fn damaged(path: &Path, source: impl Into<LocalDamage>) -> NodeError {
     NodeError::Damaged { path: path.to_owned(), source: source.into() }
 }
 

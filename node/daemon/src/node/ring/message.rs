@@ -8,12 +8,12 @@ use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::node::ring::board::Board;
 use crate::node::ring::label::Label;
 use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
-use crate::node::ring::room::Place;
-use crate::node::ring::work::{ColdRead, Work};
+use crate::node::ring::published_status::PublishedStatus;
+use crate::node::ring::room::ReservedPlace;
+use crate::node::ring::work::{BackgroundWork, ColdRead};
 use crate::node::store::block_cache::SlabSlot;
 
 /// Opens the queues of a device on a ring thread, for the volume of a key.
@@ -29,10 +29,10 @@ pub(in crate::node) struct NewVolume {
     pub(in crate::node) live: File,
     pub(in crate::node) sides: [File; 2],
     pub(in crate::node) map: File,
-    pub(in crate::node) work: mpsc::Sender<Work>,
-    pub(in crate::node) board: Arc<Board>,
+    pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
+    pub(in crate::node) published: Arc<PublishedStatus>,
     /// Free again once the thread has released the volume.
-    pub(in crate::node) place: Place,
+    pub(in crate::node) place: ReservedPlace,
 }
 
 /// Reason why a ring thread did not do what it was asked to do with a volume.

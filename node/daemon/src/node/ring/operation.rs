@@ -6,7 +6,7 @@
 use holdfast_engine::event::RequestId;
 use holdfast_engine::sector_map::Side;
 use holdfast_types::Chunk;
-use holdfast_ublk::Command;
+use holdfast_ublk::QueueCommand;
 
 use crate::node::ring::work::ColdRead;
 
@@ -15,8 +15,7 @@ pub(in crate::node) type Ring = holdfast_ring::Ring<InFlight>;
 /// A queue of a device on it.
 pub(in crate::node) type Queue = holdfast_ublk::Queue<VolumeKey>;
 
-/// Tells one stay of a volume on a ring thread from every other: what comes late for an earlier one is
-/// dropped.
+/// Identifies one stay of a volume on a ring thread: what comes late for an earlier one is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct VolumeKey {
     /// Its place in the thread's table.
@@ -28,15 +27,15 @@ pub(in crate::node) struct VolumeKey {
 #[derive(Debug)]
 pub(in crate::node) enum InFlight {
     /// A tag that the kernel has.
-    Command(Command<VolumeKey>),
+    Command(QueueCommand<VolumeKey>),
     File {
         volume: VolumeKey,
         operation: FileOperation,
     },
 }
 
-impl From<Command<VolumeKey>> for InFlight {
-    fn from(command: Command<VolumeKey>) -> Self {
+impl From<QueueCommand<VolumeKey>> for InFlight {
+    fn from(command: QueueCommand<VolumeKey>) -> Self {
         Self::Command(command)
     }
 }

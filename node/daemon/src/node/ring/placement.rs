@@ -4,7 +4,7 @@ use holdfast_ring::RingOptions;
 
 use crate::node::error::NodeError;
 use crate::node::ring::handle::{RingHandle, RingStatus};
-use crate::node::ring::room::{Need, Place, Rooms};
+use crate::node::ring::room::{ReservedPlace, RingNeed, Rooms};
 
 /// The ring threads.
 pub(in crate::node) struct Rings {
@@ -29,7 +29,7 @@ impl Rings {
     ///
     /// # Errors
     /// [`NodeError::RingsFull`].
-    pub(in crate::node) fn reserve(&self, need: Need) -> Result<(RingHandle, Place), NodeError> {
+    pub(in crate::node) fn reserve(&self, need: RingNeed) -> Result<(RingHandle, ReservedPlace), NodeError> {
         let place = self.rooms.reserve(need).ok_or(NodeError::RingsFull(self.handles.len()))?;
         Ok((self.handles[place.ring()].clone(), place))
     }

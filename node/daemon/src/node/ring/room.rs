@@ -16,7 +16,7 @@ const SHARED_FILES: u32 = 2;
 
 /// Slots of a ring that a volume needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::node) struct Need {
+pub(in crate::node) struct RingNeed {
     /// Slots for files.
     pub(in crate::node) files: u32,
     /// Slots for the buffers of requests.
@@ -36,10 +36,10 @@ pub(super) struct Rooms(Arc<Mutex<Vec<Room>>>);
 
 /// A volume's reserved place on a ring; dropping it frees the place.
 #[derive(Debug)]
-pub(in crate::node) struct Place {
+pub(in crate::node) struct ReservedPlace {
     rooms: Rooms,
     ring: usize,
-    need: Need,
+    need: RingNeed,
 }
 
 impl Rooms {
@@ -53,7 +53,7 @@ impl Rooms {
     }
 
     /// Reserves a place on the ring with the fewest volumes that has room.
-    pub(super) fn reserve(&self, need: Need) -> Option<Place> {
+    pub(super) fn reserve(&self, need: RingNeed) -> Option<ReservedPlace> {
         let mut rooms = self.lock();
         let fits = |room: &Room| room.files >= need.files && room.buffers >= need.buffers;
         let (ring, room) = rooms
@@ -64,18 +64,18 @@ impl Rooms {
         room.volumes += 1;
         room.files -= need.files;
         room.buffers -= need.buffers;
-        Some(Place { rooms: self.clone(), ring, need })
+        Some(ReservedPlace { rooms: self.clone(), ring, need })
     }
 }
 
-impl Place {
+impl ReservedPlace {
     /// The number of its ring.
     pub(super) const fn ring(&self) -> usize {
         self.ring
     }
 }
 
-impl Drop for Place {
+impl Drop for ReservedPlace {
     fn drop(&mut self) {
         let room = &mut self.rooms.lock()[self.ring];
         room.volumes -= 1;
@@ -88,15 +88,15 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128 };
-    const USER_COPY: Need = Need { buffers: 0, ..ZERO_COPY };
+    const ZERO_COPY: RingNeed = RingNeed { files: VOLUME_FILES + 1, buffers: 128 };
+    const USER_COPY: RingNeed = RingNeed { buffers: 0, ..ZERO_COPY };
 
     /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table
     /// was full.
     #[test]
     fn volumes_that_arrive_together_spread_over_all_rings() {
         let rooms = Rooms::new(3, &RingOptions::default());
-        let places: Vec<Place> = (0..3 * 128).map(|_| rooms.reserve(ZERO_COPY).unwrap()).collect();
+        let places: Vec<ReservedPlace> = (0..3 * 128).map(|_| rooms.reserve(ZERO_COPY).unwrap()).collect();
         for ring in 0..3 {
             assert_eq!(places.iter().filter(|place| place.ring == ring).count(), 128);
         }

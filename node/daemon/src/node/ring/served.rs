@@ -21,13 +21,13 @@ use tokio::sync::mpsc;
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::limit::EVICTIONS_IN_FLIGHT;
 use crate::node::local::live_map::LiveMap;
-use crate::node::ring::board::{Board, ServedCounts};
 use crate::node::ring::label::Label;
 use crate::node::ring::message::Reply;
 use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
-use crate::node::ring::room::Place;
-use crate::node::ring::work::Work;
+use crate::node::ring::published_status::{PublishedStatus, ServedCounts};
+use crate::node::ring::room::ReservedPlace;
+use crate::node::ring::work::BackgroundWork;
 
 mod completion;
 mod lines;
@@ -96,7 +96,7 @@ impl Evictions {
 }
 
 /// One volume on a ring thread.
-pub(in crate::node) struct Served {
+pub(in crate::node) struct ServedVolume {
     key: VolumeKey,
     lines: Lines,
     volume: Volume<LiveMap>,
@@ -110,26 +110,26 @@ pub(in crate::node) struct Served {
     operations: u32,
     actions: Vec<Action>,
     tally: ServedCounts,
-    work: mpsc::Sender<Work>,
-    board: Arc<Board>,
-    _place: Place,
+    work: mpsc::Sender<BackgroundWork>,
+    published: Arc<PublishedStatus>,
+    _place: ReservedPlace,
 }
 
 /// Resources that a volume gets on its ring thread.
-pub(in crate::node) struct Made {
+pub(in crate::node) struct ServedParts {
     pub(in crate::node) key: VolumeKey,
     pub(in crate::node) label: Arc<Label>,
     pub(in crate::node) slots: Slots,
     pub(in crate::node) shared: SharedFiles,
-    pub(in crate::node) work: mpsc::Sender<Work>,
-    pub(in crate::node) board: Arc<Board>,
-    pub(in crate::node) place: Place,
+    pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
+    pub(in crate::node) published: Arc<PublishedStatus>,
+    pub(in crate::node) place: ReservedPlace,
 }
 
-impl Served {
-    pub(in crate::node) fn new(planned: Planned, made: Made) -> Self {
+impl ServedVolume {
+    pub(in crate::node) fn new(planned: Planned, made: ServedParts) -> Self {
         let Planned { sectors, requests, volume, actions } = planned;
-        let Made { key, label, slots, shared, work, board, place } = made;
+        let ServedParts { key, label, slots, shared, work, published, place } = made;
         Self {
             key,
             lines: Lines::new(label),
@@ -144,7 +144,7 @@ impl Served {
             actions,
             tally: ServedCounts::default(),
             work,
-            board,
+            published,
             _place: place,
         }
     }
@@ -156,7 +156,7 @@ impl Served {
     }
 
     /// Passes an event to the planner and does what it answers.
-    pub(in crate::node) fn tell(&mut self, ring: &mut Ring, event: Event, now: Millis) {
+    pub(in crate::node) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
         for action in actions.drain(..) {
@@ -176,13 +176,13 @@ impl Served {
     /// Time passed: limits are looked at, figures shown.
     pub(in crate::node) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
-        self.tell(ring, Event::Tick, now);
+        self.handle(ring, Event::Tick, now);
         self.lines.write(Rest::Due(now));
         self.show();
     }
 
     fn show(&self) {
-        self.board.show(self.volume.status(), self.tally);
+        self.published.show(self.volume.status(), self.tally);
     }
 
     /// Releases the device's queues once all tags are back; the device was stopped.

@@ -4,7 +4,7 @@ use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{Device, Transport};
 
 use crate::node::limit::WORK_OF_COMMITS;
-use crate::node::ring::room::{Need, VOLUME_FILES};
+use crate::node::ring::room::{RingNeed, VOLUME_FILES};
 
 /// Requests that a device holds: those of this version, or of the one that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,12 +43,12 @@ impl DeviceShape {
     }
 
     /// Slots of a ring that the volume needs.
-    pub(in crate::node) fn need(self) -> Need {
+    pub(in crate::node) fn need(self) -> RingNeed {
         let buffers = match self.transport {
             Transport::ZeroCopy => self.requests(),
             Transport::UserCopy => 0,
         };
-        Need { files: VOLUME_FILES + u32::from(self.queues), buffers }
+        RingNeed { files: VOLUME_FILES + u32::from(self.queues), buffers }
     }
 
     /// Returns how many pieces of background work wait to be begun for the volume, at most. The planner asks
@@ -75,9 +75,9 @@ mod tests {
             max_io_bytes: 1 << 20,
         };
         assert_eq!(ours.waiting_work(), 128 * 256 + WORK_OF_COMMITS);
-        assert_eq!(ours.need(), Need { files: VOLUME_FILES + 1, buffers: 128 });
+        assert_eq!(ours.need(), RingNeed { files: VOLUME_FILES + 1, buffers: 128 });
         let small = DeviceShape { transport: Transport::UserCopy, max_io_bytes: 4096, ..ours };
         assert_eq!((small.need().buffers, small.waiting_work()), (0, 128 + WORK_OF_COMMITS));
-        assert_eq!(DeviceShape::NONE.need(), Need { files: VOLUME_FILES, buffers: 0 });
+        assert_eq!(DeviceShape::NONE.need(), RingNeed { files: VOLUME_FILES, buffers: 0 });
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_ring::{Completion, Ended, RingError, RingOptions};
 use holdfast_types::Millis;
-use holdfast_ublk::{Command, Device};
+use holdfast_ublk::{Device, QueueCommand};
 use tokio::sync::mpsc::{self, Receiver};
 
 use crate::node::clock::now;
@@ -22,7 +22,7 @@ use crate::node::limit::RING_MESSAGES;
 use crate::node::ring::handle::{RingFigures, RingHandle};
 use crate::node::ring::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
 use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
-use crate::node::ring::served::{Made, Served, SharedFiles, Slots};
+use crate::node::ring::served::{ServedParts, ServedVolume, SharedFiles, Slots};
 use crate::node::ring::volume_table::VolumeTable;
 
 /// Longest wait of a leaving thread for file operations in flight.
@@ -62,7 +62,7 @@ pub(in crate::node) fn spawn(
 struct RingThread {
     ring: Ring,
     shared: SharedFiles,
-    volumes: VolumeTable<Served>,
+    volumes: VolumeTable<ServedVolume>,
     figures: Arc<RingFigures>,
     /// Completions for volumes that were gone, or queues that were closed.
     late: u64,
@@ -130,7 +130,7 @@ impl RingThread {
             return;
         };
         match operation {
-            InFlight::Command(Command { owner: _, queue_id, tag }) => {
+            InFlight::Command(QueueCommand { owner: _, queue_id, tag }) => {
                 let in_time = served.on_command(&mut self.ring, (queue_id, tag), outcome, now);
                 self.late += u64::from(!in_time);
             }
@@ -148,7 +148,7 @@ impl RingThread {
         for (key, done) in std::mem::take(&mut self.removed) {
             if self.volumes.get_mut(key).is_none() {
                 drop(done.send(Err(RingRefusal::Gone)));
-            } else if let Some(served) = self.volumes.remove_if(key, Served::is_still) {
+            } else if let Some(served) = self.volumes.remove_if(key, ServedVolume::is_still) {
                 assert!(!served.is_open(), "its queues are with the kernel");
                 drop(done.send(served.release(&mut self.ring).map_err(RingRefusal::from)));
             } else {
@@ -159,7 +159,7 @@ impl RingThread {
     }
 
     fn is_still(&self) -> bool {
-        self.volumes.iter().all(Served::is_still)
+        self.volumes.iter().all(ServedVolume::is_still)
     }
 
     fn leave(&mut self) -> Result<(), RingError> {
@@ -170,7 +170,7 @@ impl RingThread {
         Ok(())
     }
 
-    fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut Served)> {
+    fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {
         Some((&mut self.ring, self.volumes.get_mut(key)?))
     }
 
@@ -191,7 +191,7 @@ impl RingThread {
             },
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
-                    served.tell(ring, event, now);
+                    served.handle(ring, event, now);
                 }
             }
             Message::Cold { key, read, slot } => {
@@ -227,11 +227,11 @@ impl RingThread {
 
     fn add(&mut self, new: NewVolume) -> Result<VolumeKey, RingError> {
         let slots = self.register(&new)?;
-        let NewVolume { planned, label, work, board, place, .. } = new;
+        let NewVolume { planned, label, work, published, place, .. } = new;
         let (ring, shared) = (&mut self.ring, self.shared);
         Ok(self.volumes.insert(|key| {
-            let made = Made { key, label, slots, shared, work, board, place };
-            let mut served = Served::new(planned, made);
+            let made = ServedParts { key, label, slots, shared, work, published, place };
+            let mut served = ServedVolume::new(planned, made);
             served.begin(ring);
             served
         }))

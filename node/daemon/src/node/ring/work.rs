@@ -25,7 +25,7 @@ pub(in crate::node) struct ColdRead {
 
 /// A piece of background work.
 #[derive(Debug)]
-pub(in crate::node) enum Work {
+pub(in crate::node) enum BackgroundWork {
     /// Get a block into the slab; again when the disk cannot read the slot it was in.
     Cold(Box<ColdRead>),
     Other(holdfast_background::Work),

@@ -23,7 +23,7 @@ const SPARE_SLOTS: u32 = 64;
 const INDEX_SHARDS: usize = 8;
 
 /// The slab.
-pub(crate) struct Slab {
+pub(crate) struct BlockSlab {
     file: Arc<File>,
     table: SlotTable,
 }
@@ -39,7 +39,7 @@ impl SlabSlot {
     }
 }
 
-impl Slab {
+impl BlockSlab {
     /// Opens the slab's file with room for `bytes` (at least a few hundred blocks) and trusts nothing in it.
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
@@ -106,9 +106,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_held_slot_keeps_its_bytes_while_others_come_and_go() {
+    async fn a_held_slot_keeps_its_bytes_while_others_change() {
         let dir = tempfile::tempdir().unwrap();
-        let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
+        let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
         let held = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
         for fill in 2..=255u8 {
             for _ in 0..2 {
@@ -123,12 +123,12 @@ mod tests {
     #[tokio::test]
     async fn an_unreadable_slot_is_filled_again_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
-        let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
+        let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
         let bad = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
         slab.forget(&bad);
         let fresh = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
         assert_ne!(fresh.offset_bytes(), bad.offset_bytes());
-        // Told of again, late: the fresh one stays.
+        // Invalidated again, late: the fresh one stays.
         slab.forget(&bad);
         let bad_offset = bad.offset_bytes();
         drop(bad);
@@ -139,9 +139,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hit_fetches_nothing_and_a_failed_fetch_is_not_remembered() {
+    async fn a_hit_fetches_nothing_and_failures_are_not_cached() {
         let dir = tempfile::tempdir().unwrap();
-        let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
+        let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
         let failed = slab.slot(&key(1), async { Err(io::Error::other("away")) }).await;
         assert!(failed.is_err());
         let first = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();

@@ -174,7 +174,7 @@ impl NodeStores {
                 if Arc::ptr_eq(&present.objects, store) {
                     is_used = true;
                     if !state.is_fenced() {
-                        logs.push(present.log.up_to(present.board.status().committed));
+                        logs.push(present.log.up_to(present.published.status().committed));
                     }
                 }
             } else if matches!(state, State::Recovering { .. }) {

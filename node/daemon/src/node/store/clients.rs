@@ -69,12 +69,12 @@ impl Stores {
 #[cfg(test)]
 mod tests {
     use holdfast_objects::ObjectStore;
-    use holdfast_s3::{Credentials, S3Config};
+    use holdfast_s3::{S3Config, S3Credentials};
 
     use super::*;
 
     fn config(bucket: &str, secret: &str) -> S3Config {
-        let credentials = Credentials::Static {
+        let credentials = S3Credentials::Static {
             access_key_id: "key".to_owned(),
             secret_access_key: secret.to_owned(),
             session_token: None,

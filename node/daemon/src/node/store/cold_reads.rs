@@ -9,16 +9,16 @@ use holdfast_ring::HeapBuffer;
 use holdfast_types::{BLOCK_BYTES, SectorRange};
 
 use crate::node::clock::NodeTime;
-use crate::node::store::block_cache::{Slab, SlabSlot};
+use crate::node::store::block_cache::{BlockSlab, SlabSlot};
 
 /// The node's cold reads.
 pub(crate) struct ColdReads {
-    slab: Slab,
+    slab: BlockSlab,
     indexes: Arc<Indexes>,
 }
 
 impl ColdReads {
-    pub(crate) fn new(slab: Slab, indexes: Arc<Indexes>) -> Self {
+    pub(crate) fn new(slab: BlockSlab, indexes: Arc<Indexes>) -> Self {
         Self { slab, indexes }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use serde::{Deserialize, Serialize};
 
 /// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon can continue
@@ -43,11 +43,11 @@ impl StoreRecord {
 impl From<&S3Config> for StoreRecord {
     fn from(config: &S3Config) -> Self {
         let credentials = match config.credentials.clone() {
-            Credentials::Static { access_key_id, secret_access_key, session_token } => {
+            S3Credentials::Static { access_key_id, secret_access_key, session_token } => {
                 CredentialsRecord::Static { access_key_id, secret_access_key, session_token }
             }
-            Credentials::Environment => CredentialsRecord::Environment,
-            Credentials::WebIdentity { token_file, role_arn } => {
+            S3Credentials::Environment => CredentialsRecord::Environment,
+            S3Credentials::WebIdentity { token_file, role_arn } => {
                 CredentialsRecord::WebIdentity { token_file, role_arn }
             }
         };
@@ -74,11 +74,11 @@ impl From<&StoreRecord> for S3Config {
     fn from(record: &StoreRecord) -> Self {
         let credentials = match record.credentials.clone() {
             CredentialsRecord::Static { access_key_id, secret_access_key, session_token } => {
-                Credentials::Static { access_key_id, secret_access_key, session_token }
+                S3Credentials::Static { access_key_id, secret_access_key, session_token }
             }
-            CredentialsRecord::Environment => Credentials::Environment,
+            CredentialsRecord::Environment => S3Credentials::Environment,
             CredentialsRecord::WebIdentity { token_file, role_arn } => {
-                Credentials::WebIdentity { token_file, role_arn }
+                S3Credentials::WebIdentity { token_file, role_arn }
             }
         };
         Self {

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_outage_begins_with_its_first_failure_and_ends_with_the_first_answer() {
+    async fn an_outage_lasts_from_first_failure_to_first_answer() {
         let memory = Arc::new(MemoryStore::new());
         let watched = WatchedStore::new(Arc::clone(&memory));
         assert_eq!(watched.health(), StoreHealth::Unknown);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError};
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -39,7 +39,7 @@ struct Rules {
     tenants: Mutex<BTreeMap<String, Arc<MemoryStore>>>,
     /// Requests that name it are not answered.
     closed: watch::Sender<Option<String>>,
-    /// Told of each of them.
+    /// Receives each of them.
     waiting: Notify,
 }
 
@@ -91,8 +91,8 @@ impl Bucket {
 }
 
 /// The credentials with this key id.
-pub(super) fn key(id: &str) -> Credentials {
-    Credentials::Static {
+pub(super) fn key(id: &str) -> S3Credentials {
+    S3Credentials::Static {
         access_key_id: id.to_owned(),
         secret_access_key: "secret".to_owned(),
         session_token: None,
@@ -133,11 +133,11 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
     if accepted.is_some_and(|credential| !header("authorization").unwrap().contains(&credential)) {
         return refuse(403, "InvalidAccessKeyId");
     }
-    let tenant = header("authorization").and_then(|told| {
+    let tenant = header("authorization").and_then(|value| {
         let tenants = rules.tenants.lock();
         tenants
             .iter()
-            .find(|(id, _)| told.contains(&format!("Credential={id}/")))
+            .find(|(id, _)| value.contains(&format!("Credential={id}/")))
             .map(|(_, objects)| Arc::clone(objects))
     });
     let objects = tenant.as_deref().unwrap_or(objects);
@@ -190,9 +190,9 @@ fn part(range: &str, bytes: Bytes) -> Response<Full<Bytes>> {
         (Err(_none), Ok(suffix)) => (bytes.len().saturating_sub(suffix), bytes.len()),
         other => panic!("{other:?}"),
     };
-    let told = format!("bytes {from}-{}/{}", end - 1, bytes.len());
+    let value = format!("bytes {from}-{}/{}", end - 1, bytes.len());
     let mut answer = reply(206, bytes.slice(from..end));
-    answer.headers_mut().insert("content-range", told.parse().unwrap());
+    answer.headers_mut().insert("content-range", value.parse().unwrap());
     answer
 }
 
@@ -208,8 +208,8 @@ async fn list(query: &str, objects: &MemoryStore) -> Response<Full<Bytes>> {
     for entry in page.entries {
         let (key, bytes) = (entry.key, entry.size_bytes);
         let time = "2026-01-01T00:00:00.000Z";
-        let told = format!("<Key>{key}</Key><Size>{bytes}</Size><LastModified>{time}</LastModified>");
-        write!(text, "<Contents>{told}</Contents>").unwrap();
+        let value = format!("<Key>{key}</Key><Size>{bytes}</Size><LastModified>{time}</LastModified>");
+        write!(text, "<Contents>{value}</Contents>").unwrap();
     }
     text.push_str("</ListBucketResult>");
     reply(200, text.into())

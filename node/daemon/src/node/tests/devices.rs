@@ -152,7 +152,7 @@ async fn until(holds: impl Fn() -> bool) {
     tokio::time::timeout(LIMIT, held).await.expect("it never holds");
 }
 
-async fn settled(node: &Node, is_settled: impl Fn(&VolumeStatus) -> bool) {
+async fn settled(node: &Node, is_settled: impl Fn(&NodeVolumeStatus) -> bool) {
     until(|| node.list().iter().all(&is_settled)).await;
 }
 
@@ -272,7 +272,7 @@ fn a_takeover_is_reported_after_a_restart() {
         let displaced = host.attach(&node, "x").await.displaced;
         assert_eq!(displaced, Some(Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 }));
         host.end(&node).await;
-        assert_eq!(host.attach(&node, "x").await.displaced, None, "it was said until the detach");
+        assert_eq!(host.attach(&node, "x").await.displaced, None, "it was reported until the detach");
     });
 }
 
@@ -347,10 +347,10 @@ fn unused_devices_of_ours_are_deleted_and_others_stay() {
     });
 }
 
-/// Found by reading: one unprivileged device of another program, of which the kernel tells nothing, kept
+/// Found by reading: one unprivileged device of another program, of which the kernel shows nothing, kept
 /// unused devices from being deleted, and a volume whose device was gone from being recovered.
 #[test]
-fn a_device_the_kernel_tells_nothing_of_is_passed_over() {
+fn a_device_the_kernel_hides_is_skipped() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -399,7 +399,7 @@ fn a_detach_during_an_attach_is_refused() {
             let detach = async {
                 until(|| node.0.volumes.present(&id("x")).is_ok()).await;
                 let refused = node.detach(&id("x")).await.unwrap_err();
-                assert_eq!(refused.kind(), ErrorKind::Busy);
+                assert_eq!(refused.kind(), FailureKind::Busy);
                 assert_eq!(refused.to_string(), "volume x is being attached on this node");
                 host.kernel.release();
             };
@@ -415,22 +415,22 @@ fn a_detach_during_an_attach_is_refused() {
 /// The kernel deletes a device once the last program has closed it: the last commit of a detach waited for
 /// that.
 #[test]
-fn a_device_that_a_program_has_open_holds_up_no_commit() {
+fn an_open_device_does_not_delay_a_commit() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
         host.kernel.hold("delete", Some(1));
         let x = id("x");
-        let told = async {
+        let status = async {
             until(|| node.list().iter().any(|status| status.message.is_some())).await;
             let log = holdfast_log::read_manifest(&*host.bucket.objects, &x).await.unwrap();
             assert!(!log.is_attached(), "the commit does not wait at all");
             only(&node)
         };
         let detach = tokio::time::timeout(LIMIT, node.detach(&x));
-        let (told, ended) = futures::join!(told, detach);
-        assert_eq!(told.state, VolumeState::Detaching);
-        let message = told.message.unwrap();
+        let (status, ended) = futures::join!(status, detach);
+        assert_eq!(status.state, VolumeState::Detaching);
+        let message = status.message.unwrap();
         assert!(message.contains("/dev/ublkb1 is stopped and still open by a process"), "{message}");
         ended.expect("the detach waits for the program").unwrap();
         assert!(node.list().is_empty());
@@ -501,7 +501,7 @@ fn a_recovery_that_stalls_holds_up_no_other() {
             assert!(matches!(refused, NodeError::Recovering(_)), "{refused}");
         }
         // The kernel refuses what the queues of x offer it: nothing more is waited for.
-        node.0.volumes.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
+        node.0.volumes.present(&id("x")).unwrap().published.queue_refused(holdfast_ring::Errno::EINVAL);
         until(|| message().contains("the kernel refused a queue command of device 1")).await;
         host.kernel.release();
     });
@@ -510,7 +510,7 @@ fn a_recovery_that_stalls_holds_up_no_other() {
 /// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes
 /// could still land.
 #[test]
-fn a_volume_is_on_no_ring_before_its_last_server_ended() {
+fn a_volume_joins_no_ring_before_its_last_server_ended() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;

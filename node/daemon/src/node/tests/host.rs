@@ -125,7 +125,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
         let present = node.resumed(&volume()).await;
         // The ring thread logs the commit.
         node.load_manifest(volume(), Arc::clone(&present));
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
     assert!(holdfast_service::logs::dropped_lines() > 0, "the pipe was not full");
@@ -180,7 +180,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
         let range = SectorRange::new(CHUNK_SECTORS, 1);
         let event = Event::Request { id: RequestId(0), op: Op::Write, range };
         present.ring.send(Message::Event { key: present.key, event }).await;
-        let told = async {
+        let reason = async {
             loop {
                 let status = node.list().into_iter().find(|status| status.volume == full).unwrap();
                 if let Some((delay, _)) = status.delayed {
@@ -189,7 +189,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let (delay, message) = tokio::time::timeout(LIMIT, told).await.expect("the status names no reason");
+        let (delay, message) = tokio::time::timeout(LIMIT, reason).await.expect("the status names no reason");
         assert_eq!(delay, Delay::RunDirFull);
         assert!(message.contains("node.run_dir"), "{message}");
 

@@ -36,7 +36,7 @@ pub(super) struct Known {
     pub(super) is_used: bool,
     /// Set if the kernel loses it when its server ends.
     pub(super) loss: Option<Loss>,
-    /// The kernel tells nothing of it.
+    /// The kernel shows nothing of it.
     pub(super) is_secret: bool,
 }
 
@@ -83,7 +83,7 @@ impl FakeKernel {
         self.put(id, state, tag, true);
     }
 
-    /// Adds an unprivileged device of another program: the kernel tells nothing of it.
+    /// Adds an unprivileged device of another program: the kernel shows nothing of it.
     pub(super) fn add_unprivileged(&self, id: u32) {
         self.put(id, DeviceState::Live, 0, true);
         self.change(id, |known| known.is_secret = true);

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use holdfast_ring::RingError;
-use holdfast_ublk::{Command, QueueError};
+use holdfast_ublk::{QueueCommand, QueueError};
 use tokio::sync::oneshot;
 
 use super::*;
@@ -63,7 +63,7 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
             let serves = node.0.volumes.present(&good).unwrap();
             // A tick publishes that it came late.
             on_ring(&serves, |ring, owner| {
-                ring.no_operation(InFlight::Command(Command { owner, queue_id: 9, tag: 0 }));
+                ring.no_operation(InFlight::Command(QueueCommand { owner, queue_id: 9, tag: 0 }));
             })
             .await;
             while serves.ring.status().late_completions == 0 {

@@ -16,7 +16,7 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     node.load_manifest(volume(), present);
     let denied = wait(&node, |status| status.store.health.unreachable().is_some()).await;
     assert!(denied.store.health.unreachable().unwrap().is_denied, "{denied:?}");
-    assert_eq!(denied.dirty_bytes, Some(3 * SECTOR_BYTES));
+    assert_eq!(denied.commit.dirty_bytes, Some(3 * SECTOR_BYTES));
     (node, new)
 }
 
@@ -29,7 +29,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     alone(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.renew_store("main", &new).await.unwrap();
-        let committed = wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        let committed = wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         assert_eq!(committed.store.health, StoreHealth::Answers);
         assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&new).into());
         let mode = fs::metadata(dirs.record()).unwrap().permissions().mode();
@@ -57,7 +57,7 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
     alone(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.create(&"other".parse().unwrap(), SECTOR_BYTES.into(), "main", &new).await.unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
@@ -76,7 +76,7 @@ fn a_late_recovery_uses_the_newest_key() {
         node.renew_store("main", &bucket.accept("new")).await.unwrap();
         let present = node.resumed(&volume()).await;
         node.load_manifest(volume(), present);
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
@@ -89,7 +89,7 @@ fn an_endpoint_does_not_change_under_an_attach() {
         let node = Node::start(dirs.config()).await.unwrap();
         let in_use = node.0.stores.connected("main", &bucket.config).await.unwrap();
         let busy = node.renew_store("main", &other.config).await.unwrap_err();
-        assert_eq!(busy.kind(), ErrorKind::Unavailable, "it is tried again: {busy}");
+        assert_eq!(busy.kind(), FailureKind::Unavailable, "it is tried again: {busy}");
         drop(in_use);
         node.renew_store("main", &other.config).await.unwrap();
         node.shutdown().await;
@@ -113,7 +113,7 @@ fn a_change_during_an_attach_is_applied_again() {
         let moved = S3Config { bucket: "elsewhere".to_owned(), ..bucket.config.clone() };
         let again = node.renew_store("main", &moved).await.unwrap_err();
         assert!(matches!(again, NodeError::StoreAttaching { .. }), "{again}");
-        assert_eq!(again.kind(), ErrorKind::Unavailable, "it is tried again");
+        assert_eq!(again.kind(), FailureKind::Unavailable, "it is tried again");
         bucket.open();
         attach.await.unwrap().unwrap();
         let refused = node.renew_store("main", &moved).await.unwrap_err();
@@ -136,20 +136,21 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         let prefixed = S3Config { prefix: "p".to_owned(), ..new.clone() };
         for refused in [&moved, &prefixed, &other.config] {
             let error = node.renew_store("main", refused).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-            let told = only(&node).store.change_refused.unwrap();
-            assert!(told == error.to_string() && told.contains("volume disk"), "{told}");
+            assert_eq!(error.kind(), FailureKind::Invalid, "{error}");
+            let refused = only(&node).store.change_refused.unwrap();
+            assert!(refused == error.to_string() && refused.contains("volume disk"), "{refused}");
         }
         assert!(other.objects.keys().is_empty(), "nothing was written there");
         let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
         let error = node.renew_store("main", &silent).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "it is tried again: {error}");
+        assert_eq!(error.kind(), FailureKind::Unavailable, "it is tried again: {error}");
         // The same bucket behind another address.
         let behind = beside.spawn(Bucket::over(Arc::clone(&bucket.objects))).await.unwrap();
         node.renew_store("main", &S3Config { endpoint: behind.config.endpoint.clone(), ..new })
             .await
             .unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0) && status.store.change_refused.is_none()).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0) && status.store.change_refused.is_none())
+            .await;
         node.shutdown().await;
     });
 }
@@ -183,9 +184,9 @@ impl Tenants {
 /// Checks the refusal, its reason, and that the volume continues with the former configuration.
 async fn refused(node: &Node, config: &S3Config, why: &str) {
     let error = node.renew_store("main", config).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-    let told = node.list().into_iter().find_map(|status| status.store.change_refused);
-    assert_eq!(told.as_deref(), Some(error.to_string().as_str()));
+    assert_eq!(error.kind(), FailureKind::Invalid, "{error}");
+    let refused = node.list().into_iter().find_map(|status| status.store.change_refused);
+    assert_eq!(refused.as_deref(), Some(error.to_string().as_str()));
     for part in ["volume disk", why, "credentials", "stays in use"] {
         assert!(error.to_string().contains(part), "{error}");
     }
@@ -198,7 +199,7 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
     let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
-    wait(&node, |status| status.dirty_bytes == Some(0)).await;
+    wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
     node
 }
 
@@ -256,7 +257,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         tenants.copy().await;
         let present = node.resumed(&volume()).await;
         node.load_manifest(volume(), present);
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         refused(&node, &tenants.other(), "up to 2 and lacks record 3").await;
         let elsewhere = Dirs::new();
         let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
@@ -318,10 +319,10 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
         let node = Node::start_with(dirs.config(), kernel, LIMIT).await.unwrap();
         assert_eq!(only(&node).state, VolumeState::Quiesced);
         let error = node.renew_store("main", &tenants.other()).await.unwrap_err();
-        assert!(error.to_string().contains("volume disk") && error.kind() == ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("volume disk") && error.kind() == FailureKind::Invalid, "{error}");
         // It comes up with the former key.
         fs::write(dirs.live_map(), live_map).unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
@@ -337,14 +338,15 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
         let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
         for untried in [&not_yet, &silent] {
             let error = node.renew_store("main", untried).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-            let told = only(&node).store.change_refused.unwrap();
-            assert!(told.contains("volume disk") && told.contains("tried again"), "{told}");
+            assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
+            let refused = only(&node).store.change_refused.unwrap();
+            assert!(refused.contains("volume disk") && refused.contains("tried again"), "{refused}");
             assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&bucket.config).into());
         }
         bucket.accept("newer");
         node.renew_store("main", &not_yet).await.unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0) && status.store.change_refused.is_none()).await;
+        wait(&node, |status| status.commit.dirty_bytes == Some(0) && status.store.change_refused.is_none())
+            .await;
         node.shutdown().await;
     });
 }
@@ -405,7 +407,7 @@ fn a_bucket_without_create_once_is_refused_before_use() {
         // What an attach asks for where there is ublk.
         let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
         for refused in [create, attach] {
-            assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused:?}");
+            assert_eq!(refused.kind(), FailureKind::Invalid, "{refused:?}");
             let message = holdfast_service::chain(&refused);
             assert!(message.contains("main") && message.contains("If-None-Match"), "{message}");
         }

@@ -67,7 +67,7 @@ impl Writer {
     }
 
     /// Has the engine hear of `event`, and of all that comes of it.
-    async fn tell(&mut self, event: Event) {
+    async fn handle(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let mut actions = Vec::new();
@@ -151,11 +151,11 @@ impl Writer {
         let commits = self.commits;
         self.now += 10;
         let range = SectorRange::new(2, 3);
-        self.tell(Event::Request { id: RequestId(0), op: Op::Write, range }).await;
+        self.handle(Event::Request { id: RequestId(0), op: Op::Write, range }).await;
         let none = SectorRange::new(0, 0);
-        self.tell(Event::Request { id: RequestId(1), op: Op::Flush, range: none }).await;
+        self.handle(Event::Request { id: RequestId(1), op: Op::Flush, range: none }).await;
         self.now += 2000;
-        self.tell(Event::Tick).await;
+        self.handle(Event::Tick).await;
         assert_eq!(self.commits, commits + 1);
     }
 }
@@ -409,7 +409,7 @@ fn outdated_files_are_not_moved_below_an_attach() {
         let Ok(Reserved::Now(attaching)) = node.0.volumes.reserve(&request()) else { panic!("it is free") };
         bucket.open();
         let refused = clearing.await.unwrap().unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Busy);
+        assert_eq!(refused.kind(), FailureKind::Busy);
         assert!(fs::read(dirs.durable_map()).unwrap() == before);
         assert!(matches!(attaching.get(), State::Attaching { .. }));
         node.0.volumes.forget(&volume(), &attaching);
@@ -436,7 +436,7 @@ fn an_attach_without_room_fences_no_writer() {
 
         fs::create_dir_all(dirs.live_map()).unwrap();
         let refused = node.attach(over()).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Local, "{refused}");
+        assert_eq!(refused.kind(), FailureKind::Local, "{refused}");
         assert!(is_held().await, "the live map comes first");
         fs::remove_dir(dirs.live_map()).unwrap();
 
@@ -446,7 +446,7 @@ fn an_attach_without_room_fences_no_writer() {
             places.push(place);
         }
         let refused = node.attach(over()).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+        assert_eq!(refused.kind(), FailureKind::Full, "{refused}");
         assert!(is_held().await, "the place on a ring comes first");
         drop(places);
 
@@ -454,7 +454,7 @@ fn an_attach_without_room_fences_no_writer() {
         let displaced = Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 };
         assert_eq!(attached.displaced.as_ref(), Some(&displaced));
         let again = node.attach(AttachRequest { replaces: None, ..over() }).await.unwrap();
-        assert_eq!(again.displaced, Some(displaced), "it is said of the attach, not of the request");
+        assert_eq!(again.displaced, Some(displaced), "the attach reports it, not the request");
         let known = wait(&node, |status| status.holds_data.is_some()).await;
         assert_eq!(known.holds_data, Some(true), "b may have written what is in no log");
         node.shutdown().await;
@@ -572,7 +572,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
 /// Found by reading: the removal emptied the place that an attach was about to create, and the marker by
 /// which that attach would have known.
 #[test]
-fn an_attach_that_stood_still_does_not_win_a_removed_volume() {
+fn a_paused_attach_does_not_acquire_a_removed_volume() {
     alone(async {
         let store = store_with(9).await;
         let create = async |body: Body, epoch: u64| {
@@ -632,7 +632,7 @@ fn local_state_of_another_store_is_never_trusted() {
 /// While a volume is attached, one of the same name in another store has to wait: both would use the same
 /// files.
 #[test]
-fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
+fn a_second_store_cannot_share_an_attached_volumes_files() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
@@ -642,7 +642,7 @@ fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
         let elsewhere = S3Config { bucket: "another".to_owned(), ..bucket.config.clone() };
         let request = AttachRequest { store_name: "other".to_owned(), store: elsewhere, ..request() };
         let refused = node.attach(request).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Busy);
+        assert_eq!(refused.kind(), FailureKind::Busy);
         let message = refused.to_string();
         assert!(message.contains("from store main") && message.contains("in store other"), "{message}");
         node.shutdown().await;

@@ -14,17 +14,17 @@ use holdfast_ublk::Transport;
 use tokio::sync::mpsc;
 
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
-use crate::node::error::{Damage, NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
-use crate::node::ring::board::Board;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::{Message, NewVolume};
 use crate::node::ring::planned::Start;
-use crate::node::ring::room::Place;
+use crate::node::ring::published_status::PublishedStatus;
+use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
@@ -32,7 +32,7 @@ use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::device::new_device;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
-use crate::node::volume::state::{StateCell, StateEvent, Writer};
+use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 use crate::node::volume::table::Reserved;
 use crate::node::{AttachRequest, Attached, Node, sectors_of, unix_ms};
 
@@ -106,7 +106,7 @@ impl Node {
         let joining = self.acquire(request, objects, transport, state).await?;
         let present = self.add_to_ring(joining).await?;
         present.remember()?;
-        let started = present.state.reach(|state| state.writer() != Some(Writer::Starting)).await;
+        let started = present.state.reach(|state| state.writer() != Some(WriterState::Starting)).await;
         if started.is_fenced() {
             return Err(NodeError::Fenced(present.volume().clone()));
         }
@@ -126,7 +126,7 @@ impl Node {
         Ok(attached)
     }
 
-    /// Wins the volume in its log, with a place on a ring thread for it.
+    /// Acquires the volume in its log, with a place on a ring thread for it.
     async fn acquire(
         &self,
         request: AttachRequest,
@@ -188,17 +188,17 @@ impl Node {
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
-        let board = Arc::new(Board::new(Arc::clone(&state)));
+        let published = Arc::new(PublishedStatus::new(Arc::clone(&state)));
         let (work, receiver) = mpsc::channel(shape.waiting_work());
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
             start.make(setup, live_map).map_err(|error| {
-                let source = Damage::LiveMap(error);
+                let source = LocalDamage::LiveMap(error);
                 NodeError::Damaged { path: map_path, source }
             })
         });
         let planned = planned.await?;
-        let board_here = Arc::clone(&board);
+        let published_here = Arc::clone(&published);
         let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
         let new = NewVolume {
             planned,
@@ -207,7 +207,7 @@ impl Node {
             sides: [a, b],
             map,
             work,
-            board: board_here,
+            published: published_here,
             place,
         };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
@@ -226,7 +226,7 @@ impl Node {
             key,
         };
         self.0.tasks.spawn(Arc::new(work).run(receiver));
-        let place = RingPlace { ring, key, board };
+        let place = RingPlace { ring, key, published };
         let present = Arc::new(Present::new(state, local, store, place, terms));
         self.0.volumes.came(Arc::clone(&present));
         Ok(present)
@@ -268,7 +268,7 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) live_map: LiveMap,
     pub(in crate::node) ring: RingHandle,
     /// Its place on the ring.
-    pub(in crate::node) place: Place,
+    pub(in crate::node) place: ReservedPlace,
     pub(in crate::node) shape: DeviceShape,
     pub(in crate::node) start: Start,
     pub(in crate::node) setup: Setup,

@@ -31,7 +31,7 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::Message;
 use crate::node::ring::operation::VolumeKey;
-use crate::node::ring::work::{ColdRead, Work};
+use crate::node::ring::work::{BackgroundWork, ColdRead};
 use crate::node::run_blocking::run_blocking;
 use crate::node::store::cold_reads::ColdReads;
 
@@ -108,7 +108,7 @@ pub(crate) struct VolumeWork {
 
 impl VolumeWork {
     /// Takes work until the volume is gone; work still in progress then is dropped.
-    pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<Work>) {
+    pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<BackgroundWork>) {
         let mut in_progress = JoinSet::new();
         let mut due = interval(LINES_EVERY);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -130,9 +130,9 @@ impl VolumeWork {
         }
     }
 
-    async fn perform(&self, piece: Work) {
+    async fn perform(&self, piece: BackgroundWork) {
         let work = match piece {
-            Work::Cold(mut read) => {
+            BackgroundWork::Cold(mut read) => {
                 if let Some(slot) = read.slot.take() {
                     if let Some(held_back) = self.lines.block_unreadable.one(now()) {
                         let block = read.range.start.block().0;
@@ -142,7 +142,7 @@ impl VolumeWork {
                 }
                 return self.read_cold(read).await;
             }
-            Work::Other(work) => work,
+            BackgroundWork::Other(work) => work,
         };
         let (event, tidy) = self.background.perform(work).await;
         self.ring.send(Message::Event { key: self.key, event }).await;

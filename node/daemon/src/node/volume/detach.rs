@@ -17,7 +17,7 @@ use crate::node::local::volume_files::Local;
 use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::present::Present;
-use crate::node::volume::state::{State, StateEvent, Writer};
+use crate::node::volume::state::{State, StateEvent, WriterState};
 use crate::node::volume::table::refusal;
 
 impl Node {
@@ -54,7 +54,7 @@ impl Node {
             | State::Evicting
             | State::Detached => {}
         }
-        if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
+        if let (Some(lost), Some(_device)) = (present.published.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
         if let Err(illegal) = present.state.try_apply(&StateEvent::DetachBegan) {
@@ -87,11 +87,11 @@ impl Node {
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach }).await;
         let end = present.state.reach(|state| {
-            matches!(state.writer(), None | Some(Writer::Detached | Writer::Preserved { .. }))
+            matches!(state.writer(), None | Some(WriterState::Detached | WriterState::Preserved { .. }))
         });
         let end = end.await;
         // Before another process may take the files for those of a detached volume.
-        if let Some(Writer::Preserved { complete }) = end.writer() {
+        if let Some(WriterState::Preserved { complete }) = end.writer() {
             let (local, epoch) = (present.local.clone(), Epoch(present.terms.epoch));
             let named = present.volume().clone();
             blocking(move || preserve(&named, &local, epoch, complete)).await.map_err(|source| {

@@ -12,7 +12,7 @@ use holdfast_log::{LogFailure, read_manifest_to_end, read_record};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::node::error::{Foreign, NodeError};
+use crate::node::error::{ForeignLog, NodeError};
 use crate::node::local::attached_record::AttachedRecord;
 use crate::node::local::volume_files::Local;
 
@@ -34,7 +34,7 @@ pub(in crate::node) struct OwnLog {
 pub(in crate::node) enum Unproven {
     /// It is another one.
     #[error(transparent)]
-    Foreign(#[from] Foreign),
+    Foreign(#[from] ForeignLog),
     /// It could not be read.
     #[error(transparent)]
     Unread(#[from] LogFailure),
@@ -70,21 +70,21 @@ impl OwnLog {
     /// # Errors
     /// [`Unproven`].
     pub(in crate::node) async fn find(&self, objects: &dyn ObjectStore) -> Result<(), Unproven> {
-        let first = self.read(objects, Seq::FIRST).await?.ok_or(Foreign::Absent)?;
+        let first = self.read(objects, Seq::FIRST).await?.ok_or(ForeignLog::Absent)?;
         if first.nonce != self.identity {
-            return Err(Foreign::OtherVolume.into());
+            return Err(ForeignLog::OtherVolume.into());
         }
         if let Some(seq) = self.seq
             && let Some(newest) = self.read(objects, seq).await?
         {
             let is_own = newest.epoch == self.epoch && newest.nonce == self.nonce;
-            return if is_own { Ok(()) } else { Err(Foreign::OtherWriter(seq).into()) };
+            return if is_own { Ok(()) } else { Err(ForeignLog::OtherWriter(seq).into()) };
         }
         // The newest is unknown, or it was truncated.
         let manifest = read_manifest_to_end(objects, &self.volume).await?;
-        let found = manifest.last_of(self.epoch, self.nonce).ok_or(Foreign::NotAttached(self.epoch))?;
+        let found = manifest.last_of(self.epoch, self.nonce).ok_or(ForeignLog::NotAttached(self.epoch))?;
         match self.seq {
-            Some(due) if found < due => Err(Foreign::Behind { found, due }.into()),
+            Some(due) if found < due => Err(ForeignLog::Behind { found, due }.into()),
             Some(_) | None => Ok(()),
         }
     }

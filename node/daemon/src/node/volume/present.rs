@@ -14,10 +14,10 @@ use crate::node::device::tag::DeviceTag;
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use crate::node::local::volume_files::Local;
-use crate::node::ring::board::Board;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::message::{Message, RingRefusal};
 use crate::node::ring::operation::VolumeKey;
+use crate::node::ring::published_status::PublishedStatus;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::state::{State, StateCell, StateEvent};
@@ -34,7 +34,7 @@ pub(in crate::node) struct Present {
     pub(in crate::node) log: OwnLog,
     pub(in crate::node) ring: RingHandle,
     pub(in crate::node) key: VolumeKey,
-    pub(in crate::node) board: Arc<Board>,
+    pub(in crate::node) published: Arc<PublishedStatus>,
     pub(in crate::node) state: Arc<StateCell>,
     pub(in crate::node) terms: WriterTerms,
     /// Held while the record in the tmpfs directory is written.
@@ -58,7 +58,7 @@ pub(in crate::node) struct WriterTerms {
 pub(in crate::node) struct RingPlace {
     pub(in crate::node) ring: RingHandle,
     pub(in crate::node) key: VolumeKey,
-    pub(in crate::node) board: Arc<Board>,
+    pub(in crate::node) published: Arc<PublishedStatus>,
 }
 
 /// The store of a volume, and its log there.
@@ -77,9 +77,9 @@ impl Present {
         terms: WriterTerms,
     ) -> Self {
         let VolumeStore { name: store_name, objects, log } = store;
-        let RingPlace { ring, key, board } = place;
+        let RingPlace { ring, key, published } = place;
         let remembering = Mutex::default();
-        Self { local, store_name, objects, log, ring, key, board, state, terms, remembering }
+        Self { local, store_name, objects, log, ring, key, published, state, terms, remembering }
     }
 
     /// Takes the volume off its ring. Again it changes nothing.
@@ -135,7 +135,7 @@ impl Present {
     ) -> Result<(), NodeError> {
         tokio::select! {
             ended = command => ended,
-            source = self.board.refused() => Err(NodeError::QueueRefused { id: device.id(), source }),
+            source = self.published.refused() => Err(NodeError::QueueRefused { id: device.id(), source }),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::node::clock::unix_ms_at_zero;
 use crate::node::device::kernel::Devices;
 use crate::node::device::orphans::DeviceSweep;
 use crate::node::device::tag::{DeviceTag, Installation};
-use crate::node::error::{Damage, NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::attached_record::AttachedRecord;
 use crate::node::local::live_map::LiveMap;
@@ -34,7 +34,7 @@ use crate::node::volume::attach::Joining;
 use crate::node::volume::device::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
-use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
+use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
 use crate::node::{Inner, Node};
 
 /// Time that a device may take to become quiesced after its last server died, before the daemon continues
@@ -256,7 +256,7 @@ impl Node {
         one.state.apply(&StateEvent::Found { device, is_detaching });
         let present = match self.add_to_ring(joining).await {
             // The attach died while it made the live map: nothing was served from it.
-            Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. })
+            Err(NodeError::Damaged { source: LocalDamage::LiveMap(LiveMapError::Head), .. })
                 if device.is_none() =>
             {
                 local.forget_attached()?;
@@ -332,7 +332,7 @@ impl Node {
                     let event = Event::ManifestLoaded(Box::new(manifest));
                     present.ring.send(Message::Event { key: present.key, event }).await;
                 }
-                _ = present.state.reach(|state| matches!(state.writer(), None | Some(Writer::Detached))) => {}
+                _ = present.state.reach(|state| matches!(state.writer(), None | Some(WriterState::Detached))) => {}
             }
         });
     }

@@ -119,7 +119,7 @@ impl Scrubs<'_> {
     pub(crate) async fn scrub(
         &self,
         request: ScrubRequest,
-        tell: impl Fn(Progress) + Send + Sync,
+        on_progress: impl Fn(Progress) + Send + Sync,
     ) -> Result<Scrubbed, NodeError> {
         let ScrubRequest { volume, store, repair } = request;
         let present = match self.volumes.present(&volume) {
@@ -132,7 +132,7 @@ impl Scrubs<'_> {
             (None, Some((name, config))) => self.stores.connected(&name, &config).await?,
             (None, None) => return Err(NodeError::StoreNeeded(volume)),
         };
-        let found = scrub(&*objects, &volume, &tell).await?;
+        let found = scrub(&*objects, &volume, &on_progress).await?;
         if !found.manifest.exists() {
             let deleted = found.manifest.is_deleted();
             return Err(if deleted {
@@ -144,7 +144,7 @@ impl Scrubs<'_> {
         }
         let left = if repair && !found.is_harmless() {
             repair_found(&*objects, &volume, present.as_deref(), &found).await?;
-            Some(scrub(&*objects, &volume, &tell).await?)
+            Some(scrub(&*objects, &volume, &on_progress).await?)
         } else {
             None
         };
@@ -200,11 +200,11 @@ async fn repair_found(
         .findings
         .iter()
         .any(|finding| finding.effect == Effect::NoAttach && !removed.contains(&finding.key));
-    let mut repairs = present.board.repairs();
+    let mut repairs = present.published.repairs();
     let event = Event::Repair { ranges, checkpoint };
     present.ring.send(Message::Event { key: present.key, event }).await;
     tokio::select! {
-        repaired = repairs.changed() => repaired.expect("the board itself holds the sender"),
+        repaired = repairs.changed() => repaired.expect("the status itself holds the sender"),
         // The second look says what was done before that.
         _ = present.state.reach(State::has_ended) => {}
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a snapshot is asked for by a uid, so that a request may be repeated at any time, to another
 //! process too.
-//! On failure: what was begun is registered or not; the same request again tells.
+//! On failure: what was begun is registered or not; repeating the request finds out.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::node::clock::unix_ms;
 use crate::node::error::NodeError;
 use crate::node::local::file::random;
-use crate::node::ring::board::SnapshotAnswer;
 use crate::node::ring::message::Message;
+use crate::node::ring::published_status::SnapshotAnswer;
 use crate::node::store::change::NodeStores;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::present::Present;
@@ -98,7 +98,7 @@ async fn snapshot_served(
     volume: &VolumeId,
     uid: SnapshotUid,
 ) -> Result<Snapshot, NodeError> {
-    let mut answers = present.board.snapshot_answers();
+    let mut answers = present.published.snapshot_answers();
     let forgotten: Vec<Seq> =
         forgotten_from(&*present.objects, volume, Seq::FIRST).await?.into_iter().collect();
     loop {

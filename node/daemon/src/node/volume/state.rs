@@ -17,7 +17,7 @@
 //!   Evicting: local files of a volume that is not attached are cleared
 //! ```
 //! The variants are what this process does with the volume. Each on a ring thread carries two things that
-//! move beside that: the [`Writer`], of which the ring thread reports, and the [`BlockDevice`].
+//! move beside that: the [`WriterState`], of which the ring thread reports, and the [`BlockDevice`].
 //!
 //! Owns: which event may follow which state. Does not own: what is done for it (`attach.rs`, `recover.rs`,
 //! `detach.rs`).
@@ -44,26 +44,26 @@ pub(crate) enum State {
         /// Point at which a FLUSH is complete.
         durability: Durability,
         device: BlockDevice,
-        writer: Writer,
+        writer: WriterState,
     },
     /// The volume of the previous process is recovered: requests to its device wait.
     Recovering {
         device: BlockDevice,
-        writer: Writer,
+        writer: WriterState,
         /// The previous process was detaching it.
         is_detaching: bool,
         /// Reason why the last try failed.
         error: Option<String>,
     },
     /// Its device serves requests.
-    Serving { device: Device, writer: Writer },
+    Serving { device: Device, writer: WriterState },
     /// No device serves requests, and only a detach can follow: its attach failed and could not be undone, or
     /// the previous process died in one.
-    Unserved { device: BlockDevice, writer: Writer },
+    Unserved { device: BlockDevice, writer: WriterState },
     /// A detach was requested; a restarted daemon resumes it.
     Detaching {
         device: BlockDevice,
-        writer: Writer,
+        writer: WriterState,
         /// A task of this process works on it; else its last try failed.
         is_running: bool,
         /// Reason why the data that a fenced writer had not uploaded could not be preserved.
@@ -77,7 +77,7 @@ pub(crate) enum State {
 
 /// State of a volume's writer, as the ring thread reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Writer {
+pub(crate) enum WriterState {
     /// Data that the host's loss left dirty is committed first.
     Starting,
     /// Requests may be served.
@@ -86,7 +86,7 @@ pub(crate) enum Writer {
     Fenced,
     /// Another writer holds the volume, and this one has ended.
     Preserved {
-        /// The durable map tells what the sides hold.
+        /// The durable map says what the sides hold.
         complete: bool,
     },
     /// The detach record is in the log.
@@ -111,7 +111,7 @@ pub(crate) enum BlockDevice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StateEvent {
     /// The ring thread reported how its writer is.
-    Writer(Writer),
+    Writer(WriterState),
     /// The attach added a device.
     DeviceAdded(Device),
     /// The device of the attach was started.
@@ -160,12 +160,12 @@ impl IllegalTransition {
 impl State {
     /// A volume that an attach reserved.
     pub(crate) fn attaching(store_name: String, durability: Durability) -> Self {
-        Self::Attaching { store_name, durability, device: BlockDevice::None, writer: Writer::Starting }
+        Self::Attaching { store_name, durability, device: BlockDevice::None, writer: WriterState::Starting }
     }
 
     /// A volume that the previous process left.
     pub(crate) fn recovering() -> Self {
-        let (device, writer) = (BlockDevice::None, Writer::Starting);
+        let (device, writer) = (BlockDevice::None, WriterState::Starting);
         Self::Recovering { device, writer, is_detaching: false, error: None }
     }
 
@@ -270,12 +270,12 @@ impl State {
         })
     }
 
-    fn detaching(device: BlockDevice, writer: Writer, is_running: bool) -> Self {
+    fn detaching(device: BlockDevice, writer: WriterState, is_running: bool) -> Self {
         Self::Detaching { device, writer, is_running, preserve_error: None }
     }
 
     /// The writer, of a volume that is or comes onto a ring thread.
-    pub(crate) fn writer(&self) -> Option<Writer> {
+    pub(crate) fn writer(&self) -> Option<WriterState> {
         match self {
             Self::Attaching { writer, .. }
             | Self::Recovering { writer, .. }
@@ -288,12 +288,12 @@ impl State {
 
     /// True if another writer holds the volume.
     pub(crate) fn is_fenced(&self) -> bool {
-        self.writer().is_some_and(Writer::is_fenced)
+        self.writer().is_some_and(WriterState::is_fenced)
     }
 
     /// True if nothing more is committed for it here.
     pub(crate) fn has_ended(&self) -> bool {
-        self.writer().is_none_or(|writer| writer.is_fenced() || writer == Writer::Detached)
+        self.writer().is_none_or(|writer| writer.is_fenced() || writer == WriterState::Detached)
     }
 
     /// True if a restarted daemon is to detach it.
@@ -347,8 +347,8 @@ impl State {
 
 fn next_of_attaching(
     device: BlockDevice,
-    writer: Writer,
-    stays: impl Fn(BlockDevice, Writer) -> State,
+    writer: WriterState,
+    stays: impl Fn(BlockDevice, WriterState) -> State,
     event: &StateEvent,
 ) -> Option<State> {
     Some(match event {
@@ -370,7 +370,7 @@ fn next_of_attaching(
     })
 }
 
-fn next_of_serving(device: Device, writer: Writer, event: &StateEvent) -> Option<State> {
+fn next_of_serving(device: Device, writer: WriterState, event: &StateEvent) -> Option<State> {
     Some(match event {
         StateEvent::Writer(reported) => State::Serving { device, writer: writer.next(*reported)? },
         StateEvent::DetachBegan => State::detaching(BlockDevice::Serving(device), writer, true),
@@ -390,7 +390,7 @@ fn next_of_serving(device: Device, writer: Writer, event: &StateEvent) -> Option
     })
 }
 
-fn next_of_unserved(device: BlockDevice, writer: Writer, event: &StateEvent) -> Option<State> {
+fn next_of_unserved(device: BlockDevice, writer: WriterState, event: &StateEvent) -> Option<State> {
     Some(match event {
         StateEvent::Writer(reported) => State::Unserved { device, writer: writer.next(*reported)? },
         StateEvent::DetachBegan => State::detaching(device, writer, true),
@@ -410,7 +410,7 @@ fn next_of_unserved(device: BlockDevice, writer: Writer, event: &StateEvent) -> 
     })
 }
 
-impl Writer {
+impl WriterState {
     /// True if another writer holds the volume.
     pub(crate) fn is_fenced(self) -> bool {
         match self {

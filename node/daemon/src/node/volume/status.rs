@@ -9,10 +9,10 @@ use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
 use crate::node::Attached;
-use crate::node::ring::board::ServedCounts;
+use crate::node::ring::published_status::ServedCounts;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth};
 use crate::node::volume::present::Present;
-use crate::node::volume::state::{State, Writer};
+use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
 
 /// The longest that a deletion takes which no program holds up.
@@ -50,16 +50,16 @@ impl VolumeState {
             State::Detaching { .. } => Self::Detaching,
         };
         Some(match state.writer()? {
-            Writer::Fenced | Writer::Preserved { .. } => Self::Fenced,
-            Writer::Starting if shown != Self::Unserved => Self::Attaching,
-            Writer::Starting | Writer::Ready | Writer::Detached => shown,
+            WriterState::Fenced | WriterState::Preserved { .. } => Self::Fenced,
+            WriterState::Starting if shown != Self::Unserved => Self::Attaching,
+            WriterState::Starting | WriterState::Ready | WriterState::Detached => shown,
         })
     }
 }
 
 /// A volume on this node.
 #[derive(Debug, Clone)]
-pub(crate) struct VolumeStatus {
+pub(crate) struct NodeVolumeStatus {
     /// The volume.
     pub(crate) volume: VolumeId,
     /// Its state.
@@ -68,18 +68,12 @@ pub(crate) struct VolumeStatus {
     pub(crate) message: Option<String>,
     /// Its device, once there is one.
     pub(crate) attached: Option<Attached>,
-    /// The last record in the log.
-    pub(crate) committed_seq: Option<u64>,
+    /// Its commits.
+    pub(crate) commit: CommitStatus,
     /// False if every byte reads as zero and no writer was replaced; none while unknown.
     pub(crate) holds_data: Option<bool>,
-    /// Bytes not yet committed; none while unknown.
-    pub(crate) dirty_bytes: Option<u64>,
-    /// Age of the oldest of them.
-    pub(crate) oldest_dirty: Option<Duration>,
     /// Point at which a FLUSH is complete; none while unknown.
     pub(crate) durability: Option<Durability>,
-    /// Every write that completed before then is committed; none while unknown.
-    pub(crate) durable_through: Option<SystemTime>,
     /// Its store.
     pub(crate) store: StoreStatus,
     /// Reason why writes wait, and the time that they have waited.
@@ -92,6 +86,19 @@ pub(crate) struct VolumeStatus {
     pub(crate) waiting_requests: usize,
     /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
+}
+
+/// The commits of a volume: what the log has, and what it does not have yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CommitStatus {
+    /// The last record in the log.
+    pub(crate) seq: Option<u64>,
+    /// Bytes not yet committed; none while unknown.
+    pub(crate) dirty_bytes: Option<u64>,
+    /// Age of the oldest of them.
+    pub(crate) oldest_dirty: Option<Duration>,
+    /// Every write that completed before then is committed; none while unknown.
+    pub(crate) durable_through: Option<SystemTime>,
 }
 
 /// A volume's store, as this node sees it: one view for all volumes of the store.
@@ -122,7 +129,7 @@ pub(crate) struct DiskStatus {
     pub(crate) evicted_bytes: u64,
 }
 
-impl VolumeStatus {
+impl NodeVolumeStatus {
     /// Status of a volume now; none if it is detached.
     pub(in crate::node) fn of(seen: SeenVolume) -> Option<Self> {
         let SeenVolume { volume, state, present } = seen;
@@ -157,12 +164,9 @@ impl VolumeStatus {
             state,
             message: None,
             attached: None,
-            committed_seq: None,
+            commit: CommitStatus::default(),
             holds_data: None,
-            dirty_bytes: None,
-            oldest_dirty: None,
             durability,
-            durable_through: None,
             store: StoreStatus { name: store_name, ..StoreStatus::default() },
             delayed: None,
             disk: DiskStatus::default(),
@@ -173,7 +177,7 @@ impl VolumeStatus {
     }
 
     fn present(volume: VolumeId, present: &Present, state: &State, shown: VolumeState) -> Self {
-        let status = present.board.status();
+        let status = present.published.status();
         let message = recovery_failure(&volume, state).or_else(|| message(state, &status));
         let held_open = state.deletion().filter(|(_, since)| since.elapsed() >= HELD_OPEN_AFTER);
         let held_open = held_open.map(|(device, _)| still_open(device));
@@ -186,12 +190,16 @@ impl VolumeStatus {
             state: shown,
             message,
             attached: state.serving_device().map(|device| present.attached_by(device)),
-            committed_seq: status.committed.map(|seq| seq.0),
+            commit: CommitStatus {
+                seq: status.committed.map(|seq| seq.0),
+                dirty_bytes: Some(status.dirty_bytes),
+                oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+                durable_through: status
+                    .durable_until_unix_ms
+                    .map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
+            },
             holds_data: status.holds_data,
-            dirty_bytes: Some(status.dirty_bytes),
-            oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
             durability: Some(present.terms.durability),
-            durable_through: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             store: StoreStatus {
                 name: present.store_name.clone(),
                 health: present.objects.health(),
@@ -203,12 +211,12 @@ impl VolumeStatus {
             disk: DiskStatus {
                 sync_failed: status.sync_failed,
                 unreadable: status.unreadable,
-                cached_bytes: present.board.cached_bytes.load(Ordering::Relaxed),
+                cached_bytes: present.published.cached_bytes.load(Ordering::Relaxed),
                 evicted_bytes: status.evicted_bytes,
             },
             index: status.index,
             waiting_requests: status.parked,
-            served: present.board.served(),
+            served: present.published.served(),
         }
     }
 }
@@ -241,7 +249,7 @@ fn message(state: &State, status: &Status) -> Option<String> {
             .or_else(|| Some("another writer holds the volume; local data is kept".to_owned()));
     }
     let is_unserved = matches!(state, State::Unserved { .. });
-    if state.writer() == Some(Writer::Starting) && !is_unserved {
+    if state.writer() == Some(WriterState::Starting) && !is_unserved {
         return Some("uploading data that was left dirty by the previous process".to_owned());
     }
     let unreadable = || unreadable(status, state.serving_device().is_some());
@@ -264,9 +272,9 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     let remedy = if has_device {
         "write or discard them"
     } else {
-        "the detach waits until it can, or until another node takes the volume over without what is not uploaded \
-         (`attach --take-over` there, or the annotation holdfast.dev/force-detach): `holdfast-node fenced export` here then \
-         has all of that but these bytes"
+        "the detach waits until it can. Or let another node take the volume over, without what is not uploaded \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach). Then `holdfast-node fenced export` here \
+         has the data that was not uploaded, except these bytes"
     };
     Some(format!(
         "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {remedy}"
@@ -303,16 +311,16 @@ mod tests {
     use crate::node::volume::state::tests::device;
 
     #[test]
-    fn what_a_person_is_told_names_what_is_amiss_and_the_remedy() {
+    fn a_status_message_names_the_fault_and_the_remedy() {
         let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
-        let serving = State::Serving { device: device(), writer: Writer::Ready };
+        let serving = State::Serving { device: device(), writer: WriterState::Ready };
         assert_eq!(VolumeState::of(&serving), Some(VolumeState::Attached));
         let said = message(&serving, &unreadable).unwrap();
         assert!(said.contains("8192 bytes from byte 65536 on; write or discard them"), "{said}");
         let detaching = State::Detaching {
             device: BlockDevice::None,
-            writer: Writer::Ready,
+            writer: WriterState::Ready,
             is_running: true,
             preserve_error: None,
         };
@@ -320,7 +328,7 @@ mod tests {
         assert!(
             message(&detaching, &unreadable)
                 .unwrap()
-                .contains("the detach waits until it can, or until another node takes the volume over"),
+                .contains("the detach waits until it can. Or let another node take the volume over"),
             "there is no device to write to"
         );
 
@@ -347,10 +355,10 @@ mod tests {
     #[test]
     fn an_attach_that_failed_half_way_is_unserved() {
         for (writer, shown) in [
-            (Writer::Starting, VolumeState::Unserved),
-            (Writer::Ready, VolumeState::Unserved),
-            (Writer::Detached, VolumeState::Unserved),
-            (Writer::Fenced, VolumeState::Fenced),
+            (WriterState::Starting, VolumeState::Unserved),
+            (WriterState::Ready, VolumeState::Unserved),
+            (WriterState::Detached, VolumeState::Unserved),
+            (WriterState::Fenced, VolumeState::Fenced),
         ] {
             let unserved = State::Unserved { device: BlockDevice::Idle(device()), writer };
             assert_eq!(VolumeState::of(&unserved), Some(shown), "{writer:?}");
@@ -362,7 +370,7 @@ mod tests {
             store_name: String::new(),
             durability: Durability::Local,
             device: BlockDevice::None,
-            writer: Writer::Starting,
+            writer: WriterState::Starting,
         };
         assert_eq!(VolumeState::of(&starting), Some(VolumeState::Attaching));
     }

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::node::error::NodeError;
 use crate::node::store::record::StoreRecord;
 use crate::node::volume::present::Present;
-use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
+use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
 use crate::node::{AttachRequest, Attached};
 
 /// The table; clones share it.
@@ -164,7 +164,7 @@ impl NodeVolumes {
             }
         }
         match (&state, present) {
-            (State::Serving { device, writer: Writer::Ready }, Some(present)) => {
+            (State::Serving { device, writer: WriterState::Ready }, Some(present)) => {
                 Ok(Reserved::Attached(present.attached_by(*device)))
             }
             (state, _) => Err(refusal(volume, state)),
@@ -239,7 +239,7 @@ pub(in crate::node) fn refusal(volume: &VolumeId, state: &State) -> NodeError {
 #[cfg(test)]
 mod tests {
     use holdfast_engine::volume::Durability;
-    use holdfast_s3::{Credentials, S3Config};
+    use holdfast_s3::{S3Config, S3Credentials};
 
     use super::*;
 
@@ -247,7 +247,7 @@ mod tests {
         AttachRequest {
             volume: volume.clone(),
             store_name: "main".to_owned(),
-            store: S3Config::new("bucket", "us-east-1", Credentials::Environment),
+            store: S3Config::new("bucket", "us-east-1", S3Credentials::Environment),
             bytes: None,
             replaces: None,
             max_dirty_age: None,

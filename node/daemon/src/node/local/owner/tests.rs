@@ -100,7 +100,7 @@ fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
 }
 
 #[tokio::test]
-async fn a_state_directory_keeps_its_run_directory_while_volumes_are_attached() {
+async fn a_state_directory_with_attached_volumes_keeps_its_run_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
     Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
     attach(&one, false).await;
@@ -162,6 +162,6 @@ async fn one_directory_cannot_be_both() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let refused = Owner::wait(config(&dir, &dir)).await.unwrap_err();
     assert!(
-        refused.to_string().contains("node.run_dir") && refused.kind() == crate::node::ErrorKind::Invalid
+        refused.to_string().contains("node.run_dir") && refused.kind() == crate::node::FailureKind::Invalid
     );
 }

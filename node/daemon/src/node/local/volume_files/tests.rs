@@ -2,14 +2,14 @@
 
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::Durability;
-use holdfast_s3::{Credentials, S3Config};
+use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::{Epoch, Nonce};
 
 use super::*;
 use crate::node::local::attached_record::ATTACHED_VERSION;
 
 #[test]
-fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
+fn a_changed_byte_of_a_volume_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     fs::create_dir_all(local.run()).unwrap();
@@ -24,7 +24,7 @@ fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
         displaced: None,
         detaching: false,
         store_name: "store".into(),
-        store: (&S3Config::new("bucket", "us-east-1", Credentials::Environment)).into(),
+        store: (&S3Config::new("bucket", "us-east-1", S3Credentials::Environment)).into(),
     };
     local.write_record(&record).unwrap();
     let read = local.read_record().unwrap().unwrap();
@@ -78,12 +78,12 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
 
 /// A volume of more than 16 TiB on ext4 was provisioned and never attached, for a reason that named no field.
 #[test]
-fn a_volume_larger_than_files_may_be_is_refused_by_name() {
+fn a_volume_above_the_file_limit_is_refused_by_name() {
     const CHILD: &str = "HOLDFAST_TEST_FILE_LIMIT";
     const MIB: u64 = 1 << 20;
     let Some(dir) = std::env::var_os(CHILD) else {
         let dir = tempfile::tempdir().unwrap();
-        let name = "node::local::tests::a_volume_larger_than_files_may_be_is_refused_by_name";
+        let name = "node::local::volume_files::tests::a_volume_above_the_file_limit_is_refused_by_name";
         // Files of at most 1 MiB; the limit answers as a filesystem does.
         let child = std::process::Command::new("bash")
             .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" --exact \"$1\""])
@@ -92,7 +92,8 @@ fn a_volume_larger_than_files_may_be_is_refused_by_name() {
             .env(CHILD, dir.path())
             .output()
             .unwrap();
-        return assert!(child.status.success(), "{child:?}");
+        let said = String::from_utf8_lossy(&child.stdout);
+        return assert!(child.status.success() && said.contains("1 passed"), "{child:?}");
     };
     let local = Local::new(Path::new(&dir), &Path::new(&dir).join("run"), &"disk".parse().unwrap());
     local.make_dirs().unwrap();
@@ -102,13 +103,13 @@ fn a_volume_larger_than_files_may_be_is_refused_by_name() {
     for part in ["spec.size", "disk has 8388608 bytes", "at most 1048576 bytes", "node.state_dir"] {
         assert!(message.contains(part), "{message}");
     }
-    assert_eq!(error.kind(), crate::node::ErrorKind::Invalid);
+    assert_eq!(error.kind(), crate::node::FailureKind::Invalid);
     assert_eq!(fs::metadata(local.dir().join("a.data")).unwrap().len(), MIB, "the side is as it was");
 }
 
 /// The kernel refuses a file of that length; the message says which size would fit, and nothing has grown.
 #[test]
-fn a_volume_larger_than_a_file_may_be_is_refused_and_changes_nothing() {
+fn a_refused_oversized_volume_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     local.make_dirs().unwrap();

@@ -4,14 +4,14 @@
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
-use holdfast_ublk::{Operation, Part, QueueEvent, Request};
+use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
 
-use super::{Served, bytes};
+use super::{ServedVolume, bytes};
 use crate::node::ring::operation::{FileOperation, Ring};
-use crate::node::ring::work::{ColdRead, Work};
+use crate::node::ring::work::{BackgroundWork, ColdRead};
 use crate::node::store::block_cache::SlabSlot;
 
-impl Served {
+impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
     /// comes late is dropped.
     pub(in crate::node) fn on_command(
@@ -30,20 +30,20 @@ impl Served {
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
                 let op = self.count(&request);
                 let id = self.queues.insert(queue, request);
-                self.tell(ring, Event::Request { id, op, range }, now);
+                self.handle(ring, Event::Request { id, op, range }, now);
             }
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
                 self.lines.queue_refused(queue, tag, errno, now);
-                self.board.queue_refused(errno);
+                self.published.queue_refused(errno);
                 self.queues.finish_closing(ring);
             }
         }
         true
     }
 
-    fn count(&mut self, request: &Request) -> Op {
+    fn count(&mut self, request: &DeviceRequest) -> Op {
         let tally = &mut self.tally;
         match request.operation() {
             Operation::Read => {
@@ -116,7 +116,7 @@ impl Served {
             },
             FileOperation::NextTurn => Event::NextTurn,
         };
-        self.tell(ring, event, now);
+        self.handle(ring, event, now);
     }
 
     fn unprepared(&mut self, chunk: Chunk, why: Unprepared, now: Millis) -> Event {
@@ -130,7 +130,7 @@ impl Served {
         if result.is_err() && !read.again {
             read.again = true;
             self.tally.local_read_errors += 1;
-            self.send(Work::Cold(read));
+            self.send(BackgroundWork::Cold(read));
             return None;
         }
         Some(Event::ColdReadCompleted { id: read.request, result })
@@ -148,7 +148,7 @@ impl Served {
         match slot {
             Ok(slot) => {
                 let in_block = (read.range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
-                let part = Part {
+                let part = RequestPart {
                     request_offset_bytes: read.at,
                     len_bytes: bytes(read.range),
                     file: self.shared.slab,
@@ -157,12 +157,12 @@ impl Served {
                 read.slot = Some(slot);
                 self.read_part(ring, id, &part, FileOperation::CopyCold(read));
             }
-            Err(errno) => self.tell(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),
+            Err(errno) => self.handle(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),
         }
     }
 }
 
-/// A write that ended early found no room for the rest: the next try hears what is amiss.
+/// A write that ended early found no room for the rest: the next try gets the error.
 fn moved(outcome: IoResult, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
     match outcome.result() {
         Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),

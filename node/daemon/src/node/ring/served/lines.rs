@@ -45,7 +45,7 @@ impl Lines {
         self.label.set_device(device);
     }
 
-    /// Tells of what the planner reports, where there is something to tell.
+    /// Logs what the planner reports, where it is worth a line.
     pub(super) fn report(&self, report: &Report, now: Millis) {
         match report {
             Report::Ready | Report::Detached | Report::Preserved { .. } | Report::Repaired => {}

@@ -8,14 +8,14 @@ use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::Pending;
 use holdfast_ring::{FileRange, FileSlot, HeapBuffer};
 use holdfast_types::{Chunk, SectorRange};
-use holdfast_ublk::Part;
+use holdfast_ublk::RequestPart;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{Served, bytes};
+use super::{ServedVolume, bytes};
 use crate::node::ring::operation::{FileOperation, InFlight, Ring};
-use crate::node::ring::work::{ColdRead, Work};
+use crate::node::ring::work::{BackgroundWork, ColdRead};
 
-impl Served {
+impl ServedVolume {
     pub(super) fn perform(&mut self, ring: &mut Ring, action: Action) {
         match action {
             Action::Read { id, range, at, from } => {
@@ -31,7 +31,7 @@ impl Served {
             Action::ReadCold { id, range, at, runs } => {
                 self.tally.cold_reads += 1;
                 let read = ColdRead { request: id, range, at, runs, slot: None, again: false };
-                self.send(Work::Cold(Box::new(read)));
+                self.send(BackgroundWork::Cold(Box::new(read)));
             }
             Action::Write { id, range, side } => self.write(ring, id, range, side),
             Action::Punch { id, range, side } => {
@@ -98,7 +98,7 @@ impl Served {
         queue.write_part(ring, request, &part, operation);
     }
 
-    pub(super) fn send(&mut self, work: Work) {
+    pub(super) fn send(&mut self, work: BackgroundWork) {
         match self.work.try_send(work) {
             Ok(()) => {
                 let waiting = self.work.max_capacity() - self.work.capacity();
@@ -112,7 +112,7 @@ impl Served {
     }
 
     fn send_other(&mut self, work: background::Work) {
-        self.send(Work::Other(work));
+        self.send(BackgroundWork::Other(work));
     }
 
     /// Counts a file operation of this volume, which is to be given to the ring.
@@ -125,7 +125,7 @@ impl Served {
         &mut self,
         ring: &mut Ring,
         id: RequestId,
-        part: &Part,
+        part: &RequestPart,
         operation: FileOperation,
     ) {
         let operation = self.begin_file(operation);
@@ -165,6 +165,6 @@ impl Served {
     }
 }
 
-fn part(range: SectorRange, at: u32, file: FileSlot, file_offset_bytes: u64) -> Part {
-    Part { request_offset_bytes: at, len_bytes: bytes(range), file, file_offset_bytes }
+fn part(range: SectorRange, at: u32, file: FileSlot, file_offset_bytes: u64) -> RequestPart {
+    RequestPart { request_offset_bytes: at, len_bytes: bytes(range), file, file_offset_bytes }
 }

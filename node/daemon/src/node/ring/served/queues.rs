@@ -5,7 +5,7 @@
 
 use holdfast_engine::event::RequestId;
 use holdfast_ring::{Errno, IoResult};
-use holdfast_ublk::{QueueEvent, Request};
+use holdfast_ublk::{DeviceRequest, QueueEvent};
 
 use crate::node::ring::message::{Reply, RingRefusal};
 use crate::node::ring::operation::{Queue, Ring};
@@ -13,7 +13,7 @@ use crate::node::ring::operation::{Queue, Ring};
 /// A request that is with the planner.
 struct OpenRequest {
     queue: u16,
-    request: Request,
+    request: DeviceRequest,
 }
 
 /// The queues of a volume's device.
@@ -63,7 +63,7 @@ impl Queues {
     }
 
     /// Keeps a request until it is completed.
-    pub(super) fn insert(&mut self, queue: u16, request: Request) -> RequestId {
+    pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest) -> RequestId {
         let id = u32::from(queue) * self.depth + u32::from(request.tag());
         let place = &mut self.requests[id as usize];
         assert!(place.is_none(), "the kernel hands out a tag once");
@@ -72,7 +72,7 @@ impl Queues {
     }
 
     /// A request, with the queue it came from.
-    pub(super) fn request(&self, id: RequestId) -> (&Queue, &Request) {
+    pub(super) fn request(&self, id: RequestId) -> (&Queue, &DeviceRequest) {
         let OpenRequest { queue, request } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }

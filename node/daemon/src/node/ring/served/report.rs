@@ -1,29 +1,29 @@
-//! Reports of the planner: logged, counted, shown on the board.
+//! Reports of the planner: logged, counted, published.
 
 use holdfast_engine::action::Report;
 
-use super::Served;
+use super::ServedVolume;
 use crate::node::clock::now;
-use crate::node::ring::board::SnapshotAnswer;
-use crate::node::volume::state::Writer;
+use crate::node::ring::published_status::SnapshotAnswer;
+use crate::node::volume::state::WriterState;
 
-impl Served {
+impl ServedVolume {
     pub(super) fn report(&mut self, report: &Report) {
         self.lines.report(report, now());
         match *report {
-            Report::Ready => self.board.report(Writer::Ready),
-            Report::Fenced => self.board.report(Writer::Fenced),
+            Report::Ready => self.published.report(WriterState::Ready),
+            Report::Fenced => self.published.report(WriterState::Fenced),
             Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => self.tally.local_read_errors += 1,
             Report::LocalDiskFailed(_)
             | Report::UploadUnreadable(_)
             | Report::UploadReadable
             | Report::Committed(_) => {}
-            Report::Detached => self.board.report(Writer::Detached),
-            Report::Preserved { complete } => self.board.report(Writer::Preserved { complete }),
-            Report::Repaired => self.board.repaired(),
-            Report::SnapshotTaken(taken) => self.board.snapshot_answered(SnapshotAnswer::Taken(taken)),
+            Report::Detached => self.published.report(WriterState::Detached),
+            Report::Preserved { complete } => self.published.report(WriterState::Preserved { complete }),
+            Report::Repaired => self.published.repaired(),
+            Report::SnapshotTaken(taken) => self.published.snapshot_answered(SnapshotAnswer::Taken(taken)),
             Report::SnapshotRefused { uid, why } => {
-                self.board.snapshot_answered(SnapshotAnswer::Refused(uid, why));
+                self.published.snapshot_answered(SnapshotAnswer::Refused(uid, why));
             }
         }
         self.show();

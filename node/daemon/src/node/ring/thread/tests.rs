@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::node::local::live_map::LiveMap;
-use crate::node::ring::board::Board;
 use crate::node::ring::label::Label;
 use crate::node::ring::planned::Start;
+use crate::node::ring::published_status::PublishedStatus;
 use crate::node::ring::room::Rooms;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::tests::logged::logged;
@@ -99,7 +99,7 @@ fn new_volume() -> NewVolume {
         sides: [file(), file()],
         map: file(),
         work: mpsc::channel(1).0,
-        board: Arc::new(Board::new(state)),
+        published: Arc::new(PublishedStatus::new(state)),
         place,
     }
 }
@@ -130,7 +130,7 @@ fn a_late_command_of_a_closed_queue_is_counted() {
     let key = thread.add(new_volume()).unwrap();
     let written = logged(|| {
         for tag in [3, 4] {
-            thread.ring.no_operation(InFlight::Command(Command { owner: key, queue_id: 0, tag }));
+            thread.ring.no_operation(InFlight::Command(QueueCommand { owner: key, queue_id: 0, tag }));
         }
         turns(&mut thread, |thread| thread.late == 2);
     });

@@ -50,22 +50,22 @@ gone   -     -        -      -     -      -      -           -         -      - 
 ";
 
 /// The reports of the ring thread that may follow one, in the order of [`WRITERS`].
-const REPORTS: [(Writer, [bool; 6]); 6] = [
-    (Writer::Starting, [false, true, true, true, true, true]),
-    (Writer::Ready, [false, true, true, true, true, true]),
-    (Writer::Fenced, [false, false, true, true, true, false]),
-    (Writer::Preserved { complete: true }, [false, false, false, true, true, false]),
-    (Writer::Preserved { complete: false }, [false, false, false, true, true, false]),
-    (Writer::Detached, [false, false, false, false, false, true]),
+const REPORTS: [(WriterState, [bool; 6]); 6] = [
+    (WriterState::Starting, [false, true, true, true, true, true]),
+    (WriterState::Ready, [false, true, true, true, true, true]),
+    (WriterState::Fenced, [false, false, true, true, true, false]),
+    (WriterState::Preserved { complete: true }, [false, false, false, true, true, false]),
+    (WriterState::Preserved { complete: false }, [false, false, false, true, true, false]),
+    (WriterState::Detached, [false, false, false, false, false, true]),
 ];
 
-const WRITERS: [Writer; 6] = [
-    Writer::Starting,
-    Writer::Ready,
-    Writer::Fenced,
-    Writer::Preserved { complete: true },
-    Writer::Preserved { complete: false },
-    Writer::Detached,
+const WRITERS: [WriterState; 6] = [
+    WriterState::Starting,
+    WriterState::Ready,
+    WriterState::Fenced,
+    WriterState::Preserved { complete: true },
+    WriterState::Preserved { complete: false },
+    WriterState::Detached,
 ];
 
 fn name(state: &State) -> String {
@@ -89,7 +89,7 @@ fn name(state: &State) -> String {
     }
 }
 
-fn named(name: &str, writer: Writer) -> State {
+fn named(name: &str, writer: WriterState) -> State {
     let (variant, device) = name.split_once('-').unwrap_or((name, "0"));
     let is_detaching = device.ends_with('+');
     let device = match device.trim_end_matches('+') {
@@ -181,20 +181,20 @@ fn a_report_changes_the_writer_and_nothing_else() {
 
 #[test]
 fn the_last_error_stays_until_there_is_another() {
-    let failed = named("de-0", Writer::Fenced).next(&event("unpreserved")).unwrap();
+    let failed = named("de-0", WriterState::Fenced).next(&event("unpreserved")).unwrap();
     let again = failed.next(&event("begins")).unwrap();
     let State::Detaching { preserve_error, .. } = again else { panic!("{again:?}") };
     assert_eq!(preserve_error.as_deref(), Some("why"));
-    let failed = named("re-0", Writer::Starting).next(&event("unrecovered")).unwrap();
+    let failed = named("re-0", WriterState::Starting).next(&event("unrecovered")).unwrap();
     let State::Recovering { error, .. } = failed.next(&event("found")).unwrap() else { panic!("{failed:?}") };
     assert_eq!(error.as_deref(), Some("why"));
 }
 
 #[tokio::test]
 async fn an_event_is_published_to_those_who_wait() {
-    let cell = StateCell::new(named("at-0", Writer::Starting));
-    let ready = cell.reach(|state| state.writer() == Some(Writer::Ready));
-    let (reached, ()) = futures::join!(ready, async { cell.apply(&StateEvent::Writer(Writer::Ready)) });
+    let cell = StateCell::new(named("at-0", WriterState::Starting));
+    let ready = cell.reach(|state| state.writer() == Some(WriterState::Ready));
+    let (reached, ()) = futures::join!(ready, async { cell.apply(&StateEvent::Writer(WriterState::Ready)) });
     assert_eq!(name(&reached), "at-0");
     assert!(cell.try_apply(&StateEvent::Recovered).is_err());
     assert_eq!(cell.get(), reached, "it changed nothing");

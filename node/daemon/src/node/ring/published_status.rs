@@ -1,4 +1,4 @@
-//! Board: figures and state that a volume's ring thread publishes to other threads.
+//! Published status: figures and state that a volume's ring thread publishes to other threads.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use holdfast_types::SnapshotUid;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
-use crate::node::volume::state::{StateCell, StateEvent, Writer};
+use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 
 /// Answers to requests for snapshots that wait for their receivers; one that misses some asks again.
 const WAITING_ANSWERS: usize = 64;
@@ -47,9 +47,9 @@ pub(crate) struct ServedCounts {
     pub(crate) max_waiting_work: u64,
 }
 
-/// One volume's board.
+/// Status that one volume publishes.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct PublishedStatus {
     /// Figures of the planner and of the requests, published at every tick, never per request.
     shown: Mutex<(Status, ServedCounts)>,
     state: Arc<StateCell>,
@@ -62,8 +62,8 @@ pub(crate) struct Board {
     pub(crate) cached_bytes: AtomicU64,
 }
 
-impl Board {
-    /// The board of a volume with this state.
+impl PublishedStatus {
+    /// The published status of a volume with this state.
     pub(crate) fn new(state: Arc<StateCell>) -> Self {
         Self {
             shown: Mutex::default(),
@@ -91,7 +91,7 @@ impl Board {
     }
 
     /// Publishes how the volume's writer is.
-    pub(crate) fn report(&self, writer: Writer) {
+    pub(crate) fn report(&self, writer: WriterState) {
         self.state.apply(&StateEvent::Writer(writer));
     }
 
@@ -99,13 +99,13 @@ impl Board {
         self.repairs.send_modify(|count| *count += 1);
     }
 
-    /// Tells those who wait of the answer to a request for a snapshot.
+    /// Publishes the answer to a request for a snapshot.
     pub(crate) fn snapshot_answered(&self, answer: SnapshotAnswer) {
-        // None may wait any more: who asks again is answered again.
+        // No receiver may wait any more: a request that is repeated is answered again.
         let _receivers = self.snapshots.send(answer);
     }
 
-    /// Hears of every answer from now on.
+    /// Receives every answer from now on.
     pub(crate) fn snapshot_answers(&self) -> broadcast::Receiver<SnapshotAnswer> {
         self.snapshots.subscribe()
     }
@@ -117,11 +117,11 @@ impl Board {
     /// Ends once the kernel has refused a command of the device's queues.
     pub(crate) async fn refused(&self) -> Errno {
         let mut refused = self.refused.subscribe();
-        let found = refused.wait_for(Option::is_some).await.expect("the board itself holds the sender");
+        let found = refused.wait_for(Option::is_some).await.expect("the status itself holds the sender");
         found.expect("it was just seen")
     }
 
-    /// Hears of every repair from now on.
+    /// Receives every repair from now on.
     pub(crate) fn repairs(&self) -> watch::Receiver<u64> {
         self.repairs.subscribe()
     }
