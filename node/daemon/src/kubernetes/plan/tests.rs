@@ -600,7 +600,7 @@ fn unreadable_data_is_reported_with_place_time_and_remedy() {
     let (_, _, message) = turned(&detaching, "LocalDataReadable");
     assert!(!message.contains("overwritten or discarded"), "there is no device: {message}");
     assert!(
-        message.contains("the annotation holdfast.dev/force-detach=a: the volume continues there"),
+        message.contains("the annotation holdfast.dev/force-detach=a. The volume then continues there"),
         "{message}"
     );
     reported(&mut facts);
