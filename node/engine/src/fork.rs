@@ -28,7 +28,7 @@ use crate::wire::{self, DecodeError, Reader};
 /// The beginning of a fork.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fork {
-    /// What it was made from.
+    /// Its origin.
     pub snapshot: SnapshotName,
     /// The volumes behind the snapshot's, nearest first.
     ancestors: Vec<VolumeId>,

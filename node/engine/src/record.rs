@@ -14,7 +14,8 @@
 //! ```
 //! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
 //! behind it.
-//! A merge: `u8 owner, u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of the output.
+//! A merge: `u8 owner, u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of
+//! the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
 
 use holdfast_types::{Epoch, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};

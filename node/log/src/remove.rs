@@ -1,8 +1,8 @@
 //! Removing a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed, nor one whose objects forks read. Marks of forgotten snapshots stay, so that
-//! a fork which came too late can see them. What bars the places of the log stays too, so that the id is
-//! never used again:
+//! A volume with snapshots that were not forgotten is not removed, nor one whose objects forks read. Marks of
+//! forgotten snapshots stay, so that a fork which came too late can see them. What bars the places of the log
+//! stays too, so that the id is never used again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
 //! - the truncation markers of all places between them. Records are deleted here too: a reader whose LIST
@@ -28,8 +28,8 @@ use crate::{LogFailure, store};
 /// Without a log there is nothing to remove.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`] or [`LogFailure::HasForks`]: no object was deleted. Another [`LogFailure`]: what is left is removed by the
-/// next call.
+/// [`LogFailure::HasSnapshots`] or [`LogFailure::HasForks`]: no object was deleted. Another [`LogFailure`]:
+/// what is left is removed by the next call.
 pub async fn remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

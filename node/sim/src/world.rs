@@ -49,6 +49,7 @@ pub use crate::failures::Faults;
 use client::Stamps;
 pub(crate) use company::{Company, Death, Outage};
 use dirty::DirtyCheck;
+use forks::Behind;
 use snapshots::ControlPlane;
 
 /// Everything there is.
@@ -66,8 +67,8 @@ pub struct World {
     stamps: Stamps,
     dirty_check: DirtyCheck,
     control: ControlPlane,
-    /// The volumes behind the one that is served, each with its objects when it was forked.
-    behind: Vec<(VolumeId, Vec<(String, Vec<u8>)>)>,
+    /// The volumes behind the one that is served.
+    behind: Vec<Behind>,
     /// The volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
 }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::{DamagedPage, FoundPage, Header, newest_pages, page_offset};
 use holdfast_engine::event::{Event, Op};
+use holdfast_engine::fork::Fork;
 use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::{RunHead, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
@@ -205,6 +206,11 @@ fn records() {
     assert!(labels.insert(Labels::VOLUME, "data") && labels.insert(Labels::CLUSTER, "2f6a7c1e"));
     let create = Record { seq: Seq::FIRST, body: Body::Create { sectors, source: None, labels }, ..takeover };
     renew("log-record/create-labels", &create.encode());
+    let root = Manifest::decode_checkpoint(life().checkpoints().last().unwrap()).unwrap();
+    let source = Fork::of(&root).map(Box::new);
+    let body = Body::Create { sectors: root.sectors(), source, labels: Labels::default() };
+    let fork = Record { volume: "fork".parse().unwrap(), body, ..create };
+    renew("log-record/fork", &fork.encode());
     withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;
         assert_eq!(

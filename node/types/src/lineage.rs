@@ -1,4 +1,4 @@
-//! Where a volume's content comes from: the snapshot that it was forked from, and the volumes behind it.
+//! Origin of a volume's content: the snapshot that it was forked from, and the volumes behind it.
 
 use std::fmt;
 use std::str::FromStr;

@@ -127,9 +127,9 @@ async fn assume_role(request: Request<Incoming>) -> Result<Response<Body>, std::
         && form.contains("RoleArn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Fholdfast");
     let answer = format!(
         "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
-         <AssumeRoleWithWebIdentityResult><S3Credentials><AccessKeyId>{}</AccessKeyId>\
+         <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{}</AccessKeyId>\
          <SecretAccessKey>{SECRET}</SecretAccessKey><SessionToken>session</SessionToken>\
-         <Expiration>2100-01-01T00:00:00Z</Expiration></S3Credentials></AssumeRoleWithWebIdentityResult>\
+         <Expiration>2100-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>\
          </AssumeRoleWithWebIdentityResponse>",
         if known { KEY_ID } else { "unknown" }
     );

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use holdfast_engine::segment::{Frame, unpack};
 use holdfast_types::SegmentId;
 
-/// What was unpacked so far. A frame whose segment was replaced is unpacked again.
+/// Frames unpacked so far. A frame whose segment was replaced is unpacked again.
 #[derive(Clone, Default)]
 pub(super) struct UnpackedFrames(RefCell<BTreeMap<(SegmentId, u64), Unpacked>>);
 

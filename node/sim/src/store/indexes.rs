@@ -33,7 +33,7 @@ struct MergedRun {
     pages: Vec<RunPage>,
 }
 
-/// What a run has of a block, as the volume names it.
+/// The part of a run that has a block's entries, with the names of the volume that reads it.
 enum Known<'a> {
     Segment(SegmentId, &'a FrameIndex),
     Merged(Cow<'a, RunHead>, &'a RunPage),

@@ -20,7 +20,15 @@ use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
 use crate::writers::Writers;
 
-/// What is said of a volume that lies behind a fork.
+/// A volume behind a fork.
+#[derive(Clone)]
+pub(super) struct Behind {
+    volume: VolumeId,
+    /// Its objects when it was forked, each with its bytes.
+    objects: Vec<(String, Vec<u8>)>,
+}
+
+/// The name of such a volume in messages.
 const BEHIND: &str = "a volume behind a fork";
 
 impl World {
@@ -85,7 +93,7 @@ impl World {
         });
         let volume = self.store.volume().clone();
         let objects = self.store.objects_of(&volume);
-        self.behind.push((volume, objects));
+        self.behind.push(Behind { volume, objects });
         self.trace.host_event(0, 86, "the volume lives on as a fork");
         self.store.continue_as(&fork, &cut);
         self.store.check_content(&cut);
@@ -102,7 +110,7 @@ impl World {
 
     /// Objects of the volumes behind are what they were: a fork changes nothing there.
     pub(crate) fn check_behind(&self) {
-        for (volume, objects) in &self.behind {
+        for Behind { volume, objects } in &self.behind {
             Invariant::ForkIsItsSnapshot
                 .check(self.store.objects_of(volume) == *objects, || format!("{BEHIND} changed: {volume}"));
         }
@@ -114,7 +122,7 @@ impl World {
         if self.behind.is_empty() {
             return;
         }
-        for (volume, _) in self.behind.clone() {
+        for Behind { volume, .. } in self.behind.clone() {
             let named = volume.clone();
             let removed =
                 self.ask_soundly(|objects| async move { forget_and_remove(&objects, &named).await });
@@ -127,7 +135,7 @@ impl World {
 
     /// They are once it is removed.
     pub(super) fn check_behind_goes(&mut self) {
-        while let Some((volume, _)) = self.behind.pop() {
+        while let Some(Behind { volume, .. }) = self.behind.pop() {
             let named = volume.clone();
             let removed =
                 self.ask_soundly(|objects| async move { forget_and_remove(&objects, &named).await });
