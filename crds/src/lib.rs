@@ -51,9 +51,8 @@ pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";
 /// Finalizer the operator holds on a VolumeSnapshot until the snapshot is forgotten.
 pub const SNAPSHOT_FINALIZER: &str = "holdfast.dev/snapshot";
 
-/// Condition of an ObjectStore (the bucket answers, can be listed, and creates a key once only).
-/// Of a StorageNode (its daemon runs, and at least one transport can be used).
-/// Of a VolumeSnapshot (it is taken).
+/// Condition type. Of an ObjectStore: the bucket answers, can be listed, and creates a key once only. Of a
+/// StorageNode: its daemon runs, and at least one transport can be used. Of a VolumeSnapshot: it is taken.
 pub const READY: &str = "Ready";
 
 /// Server-side-apply field manager of the operator.
