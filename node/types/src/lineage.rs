@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn the_name_of_a_snapshot_survives_its_text() {
-        let name: SnapshotName = "a.b@7".parse().unwrap();
-        assert_eq!((name.volume.as_str(), name.seq, name.to_string()), ("a.b", Seq(7), "a.b@7".to_owned()));
+        let name: SnapshotName = "a-b@7".parse().unwrap();
+        assert_eq!((name.volume.as_str(), name.seq, name.to_string()), ("a-b", Seq(7), "a-b@7".to_owned()));
         for foreign in ["a", "a@", "@7", "a@x", "A@7"] {
             let refused = foreign.parse::<SnapshotName>().unwrap_err().to_string();
             assert!(refused.contains(&format!("`{foreign}` names no snapshot")), "{refused}");
