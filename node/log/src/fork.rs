@@ -21,12 +21,15 @@ use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::{is_forgotten, read_snapshot};
 use crate::{LogFailure, store};
 
-/// The beginning of a fork of `snapshot`: one GET.
+/// The beginning of a fork of `snapshot`: two GETs, and more where its record was truncated.
 pub(crate) async fn read_fork(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     snapshot: &SnapshotName,
 ) -> Result<Fork, LogFailure> {
+    if !is_registered(objects, snapshot).await? {
+        return Err(no_such_source(volume, snapshot));
+    }
     let root = match read_snapshot(objects, &snapshot.volume, snapshot.seq).await {
         Ok(root) => root,
         Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
@@ -37,6 +40,20 @@ pub(crate) async fn read_fork(
     let fork = Fork::of(&root).ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })?;
     // A root stands under its own name.
     if fork.snapshot == *snapshot { Ok(fork) } else { Err(no_such_source(volume, snapshot)) }
+}
+
+/// Returns true if the log says that the place is a snapshot. A root that a writer left in another place is
+/// garbage.
+async fn is_registered(objects: &dyn ObjectStore, snapshot: &SnapshotName) -> Result<bool, LogFailure> {
+    let SnapshotName { volume, seq } = snapshot;
+    match read_record(objects, volume, *seq).await {
+        Ok(record) => Ok(record.body.snapshot_taken().is_some()),
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
+            let manifest = read_manifest_to_end(objects, volume).await?;
+            Ok(manifest.snapshots().iter().any(|known| known.seq == *seq))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogFailure {

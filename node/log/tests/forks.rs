@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
+use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_creation,
@@ -59,13 +60,13 @@ async fn exists(store: &MemoryStore, volume: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_fork_is_one_put_and_two_gets() {
+async fn a_fork_is_one_put_and_three_gets() {
     let store = with_snapshot().await;
     let before = store.counts();
     assert_eq!(provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(), SECTORS);
     let after = store.counts();
-    // The root, and the mark that is not there.
-    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (1, 2, 0));
+    // The record that registers it, the root, and the mark that is not there.
+    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (1, 3, 0));
     let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
     assert_eq!((manifest.sectors(), manifest.lineage().ancestors()), (SECTORS, &[id("a")][..]));
     assert_eq!(read_creation(&store, &id("b")).await.unwrap().source, Some(named("a@2")));
@@ -91,6 +92,21 @@ async fn a_snapshot_that_never_was_is_no_source() {
         assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
         assert!(!exists(&store, "b").await, "nothing was changed");
     }
+}
+
+/// A writer stores the root before its record, and died between the two.
+#[tokio::test]
+async fn a_root_that_no_record_registers_is_no_source() {
+    let store = with_snapshot().await;
+    let root = store.get("volumes/a/snapshots/00000000000000000002", 1 << 20).await.unwrap();
+    let mut manifest = Manifest::decode_checkpoint(&root).unwrap();
+    attach(&store, "a").await;
+    let record = holdfast_log::read_record(&store, &id("a"), Seq(3)).await.unwrap();
+    manifest.apply(&record).unwrap();
+    let left = manifest.encode_root().into();
+    let Created = store.create("volumes/a/snapshots/00000000000000000003", left).await.unwrap();
+    let refused = provision(&store, &id("b"), fork_of("a@3", 0)).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
 }
 
 /// The reply to the create, or the request, is lost, and the caller asks again.

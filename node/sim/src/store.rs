@@ -13,7 +13,6 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use holdfast_engine::compose::place;
 use holdfast_engine::index::RunHead;
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
@@ -21,7 +20,7 @@ use holdfast_engine::segment::FrameIndex;
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId,
+    BLOCK_SECTORS, Block, Epoch, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
@@ -29,7 +28,7 @@ use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-use frames::UnpackedFrames;
+use frames::{BlockStamps, UnpackedFrames};
 use indexes::{MergesDue, StoredIndexes, merges_of, segments_of};
 
 #[derive(Clone)]
@@ -373,13 +372,15 @@ impl Store {
     /// One block as the log's end says.
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
         let plan = self.indexes.composition(manifest.runs(), block);
-        let mut bytes = vec![0; BLOCK_BYTES as usize];
+        let mut read = BlockStamps::default();
         for piece in &plan.pieces {
             let key = manifest.lineage().segment_key(piece.segment);
-            let object = &self.objects[&key].body;
-            place(piece, &self.frames.unpack(piece.segment, &piece.frame, object), &mut bytes);
+            let stamps = self.frames.stamps(block, piece, &self.objects[&key].body);
+            for (bit, stamp) in (0..).zip(stamps).filter(|(bit, _)| piece.visible.contains(*bit)) {
+                read[bit as usize] = stamp;
+            }
         }
-        stamps(block, &bytes).collect()
+        read.to_vec()
     }
 
     /// Reads the sectors of `range` from the store alone, as of the log's last commit.

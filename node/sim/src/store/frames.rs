@@ -5,11 +5,17 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use bytes::Bytes;
-use holdfast_engine::segment::{Frame, unpack};
-use holdfast_types::SegmentId;
+use holdfast_engine::compose::{Piece, place};
+use holdfast_engine::segment::unpack;
+use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, Block, SegmentId};
+
+use super::stamps;
+use crate::disk::Stamp;
+
+/// Stamps of a block's sectors; zero where a frame has none.
+pub(super) type BlockStamps = [Stamp; BLOCK_SECTORS as usize];
 
 /// Frames unpacked so far. A frame whose segment was replaced is unpacked again.
 #[derive(Clone, Default)]
@@ -19,25 +25,28 @@ pub(super) struct UnpackedFrames(RefCell<BTreeMap<(SegmentId, u64), Unpacked>>);
 struct Unpacked {
     /// The object that it was unpacked from.
     object: Bytes,
-    content: Rc<[u8]>,
+    stamps: BlockStamps,
 }
 
 impl UnpackedFrames {
-    /// Content of a frame of `segment`, whose object is `object`.
+    /// Stamps of the frame of `piece`, one of `block` in a segment whose object is `object`.
     ///
     /// # Panics
     /// If the frame is damaged.
-    pub(super) fn unpack(&self, segment: SegmentId, frame: &Frame, object: &Bytes) -> Rc<[u8]> {
+    pub(super) fn stamps(&self, block: Block, piece: &Piece, object: &Bytes) -> BlockStamps {
+        let Piece { segment, frame, .. } = piece;
         let mut known = self.0.borrow_mut();
-        let there =
-            known.get(&(segment, frame.offset)).filter(|known| known.object.as_ptr() == object.as_ptr());
-        if let Some(unpacked) = there {
-            return Rc::clone(&unpacked.content);
+        let there = known.get(&(*segment, frame.offset));
+        if let Some(unpacked) = there.filter(|known| known.object.as_ptr() == object.as_ptr()) {
+            return unpacked.stamps;
         }
         let stored = &object[frame.offset as usize..][..frame.stored as usize];
-        let content: Rc<[u8]> = unpack(frame, stored).expect("segments are not damaged").into();
-        let unpacked = Unpacked { object: object.clone(), content: Rc::clone(&content) };
-        known.insert((segment, frame.offset), unpacked);
-        content
+        let plain = unpack(frame, stored).expect("segments are not damaged");
+        let mut bytes = vec![0; BLOCK_BYTES as usize];
+        place(&Piece { visible: frame.mask, ..piece.clone() }, &plain, &mut bytes);
+        let mut found = BlockStamps::default();
+        found.iter_mut().zip(stamps(block, &bytes)).for_each(|(to, stamp)| *to = stamp);
+        known.insert((*segment, frame.offset), Unpacked { object: object.clone(), stamps: found });
+        found
     }
 }
