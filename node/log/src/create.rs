@@ -7,9 +7,9 @@ use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, VolumeId};
 
-use crate::fork::{confirm, confirm_later, no_such_source, read_fork};
+use crate::fork::{confirm, no_such_source, read_fork};
 use crate::read::{read_manifest_to_end, read_record};
-use crate::remove::remove;
+use crate::snapshot::is_forgotten;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Checkpoints kept: the newest, and the one before it for readers that saw it last.
@@ -30,36 +30,18 @@ pub enum CreateOutcome {
 /// # Errors
 /// [`LogFailure::Store`]: the record is not there, or that is unknown; the same record may be retried.
 pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
-    Ok(match place_record(objects, record).await? {
-        Placed::Now | Placed::Before => CreateOutcome::Created,
-        Placed::Other => CreateOutcome::Lost,
-    })
-}
-
-/// Outcomes of a create-once, and who made them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Placed {
-    /// This request created the record.
-    Now,
-    /// The record is there: by this request or by an earlier one.
-    Before,
-    /// Another record is in its place.
-    Other,
-}
-
-async fn place_record(objects: &dyn ObjectStore, record: &Record) -> Result<Placed, LogFailure> {
     let volume = &record.volume;
     let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
     let bytes = Bytes::from(record.encode());
     let doubt = match objects.create(&key, bytes.clone()).await {
-        Ok(_created) => return Ok(Placed::Now),
+        Ok(_created) => return Ok(CreateOutcome::Created),
         Err(CreateError::Failed(source)) => return Err(store("create a log record", volume)(source)),
         Err(CreateError::Exists { .. }) => None,
         Err(CreateError::Ambiguous(source)) => Some(source),
     };
     match (objects.get(&key, MAX_METADATA_BYTES).await, doubt) {
-        (Ok(there), _) if there == bytes => Ok(Placed::Before),
-        (Ok(_), _) => Ok(Placed::Other),
+        (Ok(there), _) if there == bytes => Ok(CreateOutcome::Created),
+        (Ok(_), _) => Ok(CreateOutcome::Lost),
         (Err(StoreError::NotFound { .. }), Some(doubt)) => Err(store("create a log record", volume)(doubt)),
         (Err(source), _) => Err(store("read a log record back", volume)(source)),
     }
@@ -88,7 +70,7 @@ impl Creation {
 }
 
 /// Creates the volume and returns its sectors: one PUT. With a source it begins with what the snapshot holds,
-/// zero sectors stand for the snapshot's, and that takes three GETs more ([`crate::fork`]). Again with the same
+/// zero sectors stand for the snapshot's, and that takes four GETs more ([`crate::fork`]). Again with the same
 /// size for the same [origin](Labels::origin) it changes nothing, whatever nonce and time it brings; that
 /// reads the log, whose end says that the volume was not removed.
 ///
@@ -108,6 +90,9 @@ pub async fn provision(
     let origin = labels.origin();
     let (sectors, fork) = match &source {
         Some(snapshot) => {
+            if is_forgotten(objects, snapshot).await? && !begins_with(objects, volume, snapshot).await? {
+                return Err(no_such_source(volume, snapshot));
+            }
             let fork = read_fork(objects, volume, snapshot).await?;
             let sectors = if sectors == 0 { fork.sectors } else { sectors };
             if sectors < fork.sectors {
@@ -121,17 +106,11 @@ pub async fn provision(
     };
     let body = Body::Create { sectors, source: fork, labels };
     let record = Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
-    match (place_record(objects, &record).await?, &source) {
-        (Placed::Now | Placed::Before, None) => return Ok(sectors),
-        (Placed::Now, Some(snapshot)) => {
-            if confirm(objects, snapshot).await? {
-                return Ok(sectors);
-            }
-            remove(objects, volume, nonce, unix_ms).await?;
-            return Err(no_such_source(volume, snapshot));
-        }
-        // A fork that was there is not removed: its snapshot may have been deleted since.
-        (Placed::Before, Some(_)) | (Placed::Other, _) => {}
+    if create_record(objects, &record).await? == CreateOutcome::Created {
+        return match &source {
+            Some(snapshot) => confirm_or_end(objects, &record, snapshot).await.map(|()| sectors),
+            None => Ok(sectors),
+        };
     }
     let there = read_creation(objects, volume).await?;
     let manifest = read_manifest_to_end(objects, volume).await?;
@@ -147,13 +126,43 @@ pub async fn provision(
     if there.source != source {
         return Err(LogFailure::OtherSource { volume: volume.clone(), snapshot: there.source });
     }
-    if let Some(snapshot) = &source
-        && manifest.seq() == Seq::FIRST
-        && !confirm_later(objects, snapshot).await?
-    {
-        return Err(no_such_source(volume, snapshot));
+    if let Some(snapshot) = &source {
+        confirm_or_end(objects, &record, snapshot).await?;
     }
     Ok(sectors)
+}
+
+/// Returns true if the volume exists and began with the snapshot.
+async fn begins_with(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    snapshot: &SnapshotName,
+) -> Result<bool, LogFailure> {
+    match read_creation(objects, volume).await {
+        Ok(creation) => Ok(creation.source.as_ref() == Some(snapshot)),
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes sure that a fork keeps its objects. One that may have come too late is ended, unless it is in use:
+/// then another request of this kind made sure of it.
+async fn confirm_or_end(
+    objects: &dyn ObjectStore,
+    created: &Record,
+    snapshot: &SnapshotName,
+) -> Result<(), LogFailure> {
+    if confirm(objects, snapshot).await? {
+        return Ok(());
+    }
+    let volume = &created.volume;
+    // Only in the place behind the create record, which nothing else has if the fork was never used.
+    let tombstone = Record { seq: Seq::FIRST.next(), body: Body::Delete, ..created.clone() };
+    let ended = create_record(objects, &tombstone).await? == CreateOutcome::Created;
+    if ended || read_manifest_to_end(objects, volume).await?.is_deleted() {
+        return Err(no_such_source(volume, snapshot));
+    }
+    Ok(())
 }
 
 /// Reads the creation of the volume: one GET. Its record is there as long as any object of the volume is.

@@ -1,9 +1,11 @@
 //! Forks: volumes that begin with what a snapshot of another volume holds. Nothing is copied.
 //!
-//! A fork and the deletion of its snapshot may come at once. The create record of the fork comes first, then
-//! the question whether the snapshot is forgotten ([`confirm`]). So either the fork sees the mark, and ends
-//! itself, or it was in the store before the mark was: who deletes objects looks for forks after it has seen
-//! the mark ([`refuse_with_forks`]).
+//! A fork and the removal of the volume that it reads may come at once. The create record of the fork comes
+//! first, then the question whether the snapshot is forgotten and its volume removed ([`confirm`]). A removal
+//! comes after all snapshots are forgotten; it looks for forks behind its tombstone ([`refuse_with_forks`]).
+//! So either the removal sees the fork and deletes nothing, or the fork sees the tombstone and ends itself.
+
+use std::collections::BTreeSet;
 
 use futures::future::try_join_all;
 use holdfast_engine::fork::Fork;
@@ -61,23 +63,16 @@ pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogF
 }
 
 /// Returns true if the objects of `snapshot` stay for a fork whose create record is in the store: one GET
-/// that is answered "not found".
+/// that is answered "not found". Where the snapshot was forgotten they stay as long as its volume does.
 pub(crate) async fn confirm(objects: &dyn ObjectStore, snapshot: &SnapshotName) -> Result<bool, LogFailure> {
-    Ok(!safeguard(AskIfForgotten) || !is_forgotten(objects, snapshot).await?)
-}
-
-/// The same, for a fork that was created at some time before. A mark may be younger than the fork: then the
-/// objects stay as long as their volume does, since its removal looks for forks after its tombstone.
-pub(crate) async fn confirm_later(
-    objects: &dyn ObjectStore,
-    snapshot: &SnapshotName,
-) -> Result<bool, LogFailure> {
-    Ok(confirm(objects, snapshot).await?
+    Ok(!safeguard(AskIfForgotten)
+        || !is_forgotten(objects, snapshot).await?
         || !read_manifest_to_end(objects, &snapshot.volume).await?.is_deleted())
 }
 
-/// Looks for volumes that read objects of `volume`: forks of its snapshots, and forks of those. One LIST and
-/// one GET for each volume of the store.
+/// Looks for volumes that read objects of `volume`: forks of its snapshots, and forks of those. Two LISTs and
+/// one GET for each volume of the store. A fork may come and the one that it is of end meanwhile, so it lists
+/// until no volume is new.
 ///
 /// # Errors
 /// [`LogFailure::HasForks`]; else why the store, or the first record of another volume, cannot be read.
@@ -88,14 +83,24 @@ pub(crate) async fn refuse_with_forks(
     if !safeguard(ForksKeepObjects) {
         return Ok(());
     }
-    let all = list_volumes(objects).await.map_err(store("list the other volumes for the removal", volume))?;
-    let others: Vec<VolumeId> = all.into_iter().filter(|other| other != volume).collect();
-    let mut forks = Vec::new();
-    for batch in others.chunks(PARALLEL_READS) {
-        let found = try_join_all(batch.iter().map(|other| reads_from(objects, other, volume))).await?;
-        forks.extend(batch.iter().zip(found).filter(|(_, reads)| *reads).map(|(other, _)| other.clone()));
+    let mut seen = BTreeSet::from([volume.clone()]);
+    loop {
+        let all = list_volumes(objects).await;
+        let mut new = all.map_err(store("list the other volumes for the removal", volume))?;
+        new.retain(|other| !seen.contains(other));
+        if new.is_empty() {
+            return Ok(());
+        }
+        let mut forks = Vec::new();
+        for batch in new.chunks(PARALLEL_READS) {
+            let found = try_join_all(batch.iter().map(|other| reads_from(objects, other, volume))).await?;
+            forks.extend(batch.iter().zip(found).filter(|(_, reads)| *reads).map(|(other, _)| other.clone()));
+        }
+        if !forks.is_empty() {
+            return Err(LogFailure::HasForks { volume: volume.clone(), forks });
+        }
+        seen.extend(new);
     }
-    if forks.is_empty() { Ok(()) } else { Err(LogFailure::HasForks { volume: volume.clone(), forks }) }
 }
 
 /// Returns true if `other` exists and reads objects of `volume`.
@@ -106,7 +111,11 @@ async fn reads_from(
 ) -> Result<bool, LogFailure> {
     let created = match read_record(objects, other, Seq::FIRST).await {
         Ok(record) => record.body,
-        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => return Ok(false),
+        // Readers of a volume with a checkpoint do not need the record.
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. } | LogFailure::Damaged { .. }) => {
+            let manifest = read_manifest_to_end(objects, other).await?;
+            return Ok(manifest.exists() && manifest.lineage().ancestors().contains(volume));
+        }
         Err(error) => return Err(error),
     };
     match created {

@@ -60,13 +60,13 @@ async fn exists(store: &MemoryStore, volume: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_fork_is_one_put_and_three_gets() {
+async fn a_fork_is_one_put_and_four_gets() {
     let store = with_snapshot().await;
     let before = store.counts();
     assert_eq!(provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(), SECTORS);
     let after = store.counts();
-    // The record that registers it, the root, and the mark that is not there.
-    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (1, 3, 0));
+    // The record that registers it, the root, and the mark that is not there, before and after.
+    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (1, 4, 0));
     let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
     assert_eq!((manifest.sectors(), manifest.lineage().ancestors()), (SECTORS, &[id("a")][..]));
     assert_eq!(read_creation(&store, &id("b")).await.unwrap().source, Some(named("a@2")));
@@ -265,6 +265,146 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
             // The store in memory answers at once.
             script(self.inner.clone()).now_or_never().unwrap();
         }
+        self.inner.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        self.inner.put_segment(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.inner.list(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+}
+
+/// Found by reading: a creator was held up between its create record and its question about the mark. Another
+/// one finished the fork meanwhile, a node wrote it, and then the snapshot was deleted.
+#[tokio::test]
+async fn a_fork_that_is_in_use_outlives_its_slow_creator() {
+    let store = with_snapshot().await;
+    let script = async |inner: MemoryStore| {
+        provision(&inner, &id("b"), fork_of("a@2", 0)).await.unwrap();
+        attach(&inner, "b").await;
+        forget(&inner, &id("a"), Seq(2)).await.unwrap();
+    };
+    let slow =
+        BeforeGet { inner: store.clone(), key: "volumes/a/forgotten/", script: Mutex::new(Some(script)) };
+    let _said = provision(&slow, &id("b"), fork_of("a@2", 0)).await;
+    assert!(exists(&store, "b").await, "the fork that a node has attached was removed");
+}
+
+/// Found by reading: readers of a fork with a checkpoint do not need its first record.
+#[tokio::test]
+async fn a_fork_without_its_first_record_keeps_its_objects() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
+    attach(&store, "b").await;
+    let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
+    let bytes = manifest.encode_checkpoint().into();
+    holdfast_log::write_checkpoint(&store, &id("b"), manifest.seq(), bytes).await.unwrap();
+    forget(&store, &id("a"), Seq(2)).await.unwrap();
+    store.delete("volumes/b/log/00000000000000000001").await.unwrap();
+    assert_eq!(read_manifest_to_end(&store, &id("b")).await.unwrap().lineage().ancestors(), [id("a")]);
+    let removed = remove(&store, &id("a"), NONCE, 0).await;
+    assert!(removed.is_err(), "volume b can be read, and reads the objects of volume a");
+}
+
+/// Found by reading: the create record came after the mark and the removal, and the reply to it was lost.
+#[tokio::test]
+async fn a_late_fork_with_a_lost_reply_ends_itself() {
+    let store = with_snapshot().await;
+    let script = async |inner: MemoryStore| {
+        forget(&inner, &id("a"), Seq(2)).await.unwrap();
+        remove(&inner, &id("a"), NONCE, 0).await.unwrap();
+        inner.fail_next(Verb::Put, Fault::LostReply);
+    };
+    let before_create =
+        Before { inner: store.clone(), key: "volumes/b/log/", script: Mutex::new(Some(script)) };
+    let refused = provision(&before_create, &id("b"), fork_of("a@2", 0)).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
+    assert!(!exists(&store, "b").await, "its objects are gone, and any node can attach it");
+}
+
+/// A store in which something happens before the first GET under `key`.
+struct BeforeGet<F> {
+    inner: MemoryStore,
+    key: &'static str,
+    script: Mutex<Option<F>>,
+}
+
+/// Puts the create record of a fork of `root` into the store, and asks for the fork as a retry does.
+async fn create_and_retry(inner: &MemoryStore, volume: &str, source: &str) {
+    let SnapshotName { volume: of, seq } = named(source);
+    let root = holdfast_log::read_snapshot(inner, &of, seq).await.unwrap();
+    let source_of = holdfast_engine::fork::Fork::of(&root).map(Box::new);
+    let body = Body::Create { sectors: SECTORS, source: source_of, labels: Default::default() };
+    let record = Record { volume: id(volume), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
+    assert_eq!(create_record(inner, &record).await.unwrap(), CreateOutcome::Created);
+    assert_eq!(provision(inner, &id(volume), fork_of(source, 0)).await.unwrap(), SECTORS);
+}
+
+/// Found by reading: `a` ended while `b` came, `b` ends while `c` comes; the removal of `a` is repeated, has
+/// listed the volumes before `c` came, and reads `b` once that has ended.
+#[tokio::test]
+async fn a_fork_of_a_fork_that_ends_meanwhile_keeps_the_objects() {
+    let store = with_snapshot().await;
+    forget(&store, &id("a"), Seq(2)).await.unwrap();
+    let script = async |inner: MemoryStore| create_and_retry(&inner, "b", "a@2").await;
+    let first = Before { inner: store.clone(), key: "volumes/a/log/", script: Mutex::new(Some(script)) };
+    let refused = remove(&first, &id("a"), NONCE, 0).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::HasForks { .. }), "{refused}");
+    assert_eq!(snapshot(&store, "b").await, "b@2");
+    forget(&store, &id("b"), Seq(2)).await.unwrap();
+
+    let script = async |inner: MemoryStore| {
+        let script = async |inner: MemoryStore| create_and_retry(&inner, "c", "b@2").await;
+        let ends = Before { inner: inner.clone(), key: "volumes/b/log/", script: Mutex::new(Some(script)) };
+        let refused = remove(&ends, &id("b"), NONCE, 0).await.unwrap_err();
+        assert!(matches!(refused, LogFailure::HasForks { .. }), "{refused}");
+    };
+    let again = BeforeGet {
+        inner: store.clone(),
+        key: "volumes/b/log/00000000000000000001",
+        script: Mutex::new(Some(script)),
+    };
+    let removed = remove(&again, &id("a"), NONCE, 0).await;
+    assert_eq!(
+        read_manifest_to_end(&store, &id("c")).await.unwrap().lineage().ancestors(),
+        [id("b"), id("a")]
+    );
+    assert!(exists(&store, "c").await && removed.is_err(), "volume c reads the objects of volume a");
+}
+
+impl<F> std::fmt::Debug for BeforeGet<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BeforeGet").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for BeforeGet<F> {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        if key.starts_with(self.key)
+            && let Some(script) = self.script.lock().unwrap().take()
+        {
+            script(self.inner.clone()).now_or_never().unwrap();
+        }
+        self.inner.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.inner.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, bytes: u64) -> Result<Suffix, StoreError> {
+        self.inner.get_suffix(key, bytes).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         self.inner.create(key, body).await
     }
 
