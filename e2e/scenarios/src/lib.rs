@@ -184,7 +184,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "snapshots",
         about: "snapshots are taken under load and of a detached volume, listed and deleted; each refusal names the fix",
-        expected: Duration::from_secs(40),
+        expected: Duration::from_secs(90),
         alone: false,
         run: snapshots::run,
     },

@@ -59,7 +59,7 @@ fn refusals(node: &Node, there: &str) -> Result<()> {
         (&["list", "nothing", "--store", "store"], "volume nothing does not exist in this object store"),
         (&["list", "nothing", "--store", "elsewhere"], "elsewhere"),
         (&["delete", &beyond], "list its snapshots"),
-        (&["delete", "disk"], "use VOLUME@SEQ"),
+        (&["delete", "disk"], "names no snapshot: write <volume>@<number>"),
         (&["create", "disk", "--uid", "today"], "uid"),
     ] {
         refused(node, arguments, says)?;
