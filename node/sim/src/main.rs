@@ -1,10 +1,13 @@
-//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, or plays the
-//! policy of index runs, and says what it found. The last line is JSON.
+//! `holdfast-sim`: runs many seeds on all CPUs, every death at every crash point, or every planted bug, or
+//! plays the policy of index runs, and says what it found. The last line is JSON.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::Instant;
+use std::{iter, thread};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
@@ -187,31 +190,49 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
 /// Says how many violations there were.
 fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let began = Instant::now();
-    let (mut operations, mut requests, mut violations) = (0, 0, 0);
+    let (mut operations, mut requests) = (0, 0);
     let (mut truncated, mut strays) = (0, 0);
-    for seed in options.seed..options.seed + options.seeds {
-        let case = AnyCase::new(seed, options);
-        let outcome = case.run();
-        operations += outcome.operations;
-        requests += outcome.requests;
-        truncated += outcome.truncated;
-        strays += outcome.strays;
-        if options.seeds == 1 {
-            writeln!(out, "digest {}", outcome.digest)?;
+    let mut broken = Vec::new();
+    let threads = thread::available_parallelism()?.get();
+    let (next, (done, outcomes)) = (AtomicU64::new(0), mpsc::channel());
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            let (next, done) = (&next, done.clone());
+            scope.spawn(move || {
+                let seeds = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+                for seed in seeds.take_while(|&seed| seed < options.seeds) {
+                    let case = AnyCase::new(options.seed + seed, options);
+                    let outcome = case.run();
+                    if done.send((case, outcome)).is_err() {
+                        break;
+                    }
+                }
+            });
         }
-        if let Some(found) = outcome.violation {
-            violations += 1;
-            writeln!(out, "{} ({})\nrepeat with: {case}", found.words, found.check)?;
-            if violations == 1 {
-                tell(&mut out, &case)?;
+        drop(done);
+        for (case, outcome) in outcomes {
+            operations += outcome.operations;
+            requests += outcome.requests;
+            truncated += outcome.truncated;
+            strays += outcome.strays;
+            if options.seeds == 1 {
+                writeln!(out, "digest {}", outcome.digest)?;
+            }
+            if let Some(found) = outcome.violation {
+                writeln!(out, "{} ({})\nrepeat with: {case}", found.words, found.check)?;
+                broken.push(case);
             }
         }
-    }
+        anyhow::Ok(())
+    })?;
     let seconds = began.elapsed().as_secs_f64();
-    let speed = operations as f64 / seconds;
+    if let Some(case) = broken.first() {
+        tell(&mut out, case)?;
+    }
+    let (speed, violations) = (operations as f64 / seconds, broken.len());
     writeln!(
         out,
-        r#"{{"operations":{operations},"requests":{requests},"records_truncated":{truncated},"stray_records":{strays},"seeds":{},"volumes":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
+        r#"{{"operations":{operations},"requests":{requests},"records_truncated":{truncated},"stray_records":{strays},"seeds":{},"volumes":{},"violations":{violations},"seconds":{seconds:.1},"threads":{threads},"operations_per_second":{speed:.0}}}"#,
         options.seeds, options.volumes
     )?;
     Ok(violations)
