@@ -60,9 +60,9 @@ impl Fork {
         Lineage::with_ancestors(volume, ancestors)
     }
 
-    /// Returns true if the fork reads objects of `volume`.
-    pub fn is_behind(&self, volume: &VolumeId) -> bool {
-        self.snapshot.volume == *volume || self.ancestors.contains(volume)
+    /// The volumes whose objects the fork reads, nearest first.
+    pub fn ancestors(&self) -> impl Iterator<Item = &VolumeId> {
+        std::iter::once(&self.snapshot.volume).chain(&self.ancestors)
     }
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {

@@ -109,8 +109,14 @@ pub enum Safeguard {
     FreeSlotOnce,
     /// A fork asks whether its snapshot is forgotten once its create record is in the store.
     AskIfForgotten,
-    /// A volume is not removed while forks read its objects.
+    /// No object is deleted that a fork reads.
     ForksKeepObjects,
+    /// A sweep leaves objects whose place the log has not passed.
+    SweepPassedPlaces,
+    /// A sweep leaves what a snapshot names.
+    SweepKeepsSnapshots,
+    /// A sweep lists the volumes again after it read the marks of forgotten snapshots.
+    SweepListsAgain,
     /// The ids in a run of an ancestor count from that ancestor.
     CountFromOwner,
     /// A round syncs the sides for each group of its pages.
@@ -150,7 +156,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 67] = [
+    pub const ALL: [Self; 70] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -217,6 +223,9 @@ impl Safeguard {
         Self::ControlOnlyDetached,
         Self::AskIfForgotten,
         Self::ForksKeepObjects,
+        Self::SweepPassedPlaces,
+        Self::SweepKeepsSnapshots,
+        Self::SweepListsAgain,
         Self::CountFromOwner,
     ];
 
@@ -273,6 +282,7 @@ impl Safeguard {
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
             Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
+            Self::SweepPassedPlaces | Self::SweepKeepsSnapshots | Self::SweepListsAgain => 22,
             Self::AskIfForgotten | Self::ForksKeepObjects | Self::CountFromOwner => 30,
         }
     }

@@ -1,9 +1,9 @@
 //! Forks: volumes that begin with what a snapshot of another volume holds. Nothing is copied.
 //!
-//! A fork and the removal of the volume that it reads may come at once. The create record of the fork comes
-//! first, then the question whether the snapshot is forgotten and its volume removed ([`confirm`]). A removal
-//! comes after all snapshots are forgotten; it looks for forks behind its tombstone ([`refuse_with_forks`]).
-//! So either the removal sees the fork and deletes nothing, or the fork sees the tombstone and ends itself.
+//! A fork and the end of its snapshot may come at once. The create record of the fork comes first, then the
+//! question whether the snapshot is forgotten ([`confirm`]). Objects are deleted only after all snapshots that
+//! name them were seen to be forgotten, and no fork was listed after that ([`forks_of`], [`crate::sweep`]). So
+//! either the fork is seen and keeps its objects, or it sees the mark and ends itself.
 
 use std::collections::BTreeSet;
 
@@ -17,11 +17,12 @@ use holdfast_engine::safeguard::{
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Seq, SnapshotName, VolumeId};
 
+use crate::LogFailure;
 use crate::limit::PARALLEL_READS;
 use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::{is_forgotten, read_snapshot};
-use crate::{LogFailure, store};
+use crate::sweep::or_damage;
 
 /// The beginning of a fork of `snapshot`: two GETs, and more where its record was truncated.
 pub(crate) async fn read_fork(
@@ -70,36 +71,32 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, snapshot: &SnapshotName) 
         || !read_manifest_to_end(objects, &snapshot.volume).await?.is_deleted())
 }
 
-/// Looks for volumes that read objects of `volume`: forks of its snapshots, and forks of those. Two LISTs and
-/// one GET for each volume of the store. A fork may come and the one that it is of end meanwhile, so it lists
-/// until no volume is new.
+/// The volumes that read objects of `volume`: forks of its snapshots, forks of those, and volumes of which
+/// that is unknown because they are damaged. Two LISTs and one GET
+/// for each volume of the store. A fork may come and the one that it is of end meanwhile, so it lists until no
+/// volume is new.
 ///
 /// # Errors
-/// [`LogFailure::HasForks`]; else why the store, or the first record of another volume, cannot be read.
-pub(crate) async fn refuse_with_forks(
+/// The store did not answer.
+pub(crate) async fn forks_of(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-) -> Result<(), LogFailure> {
+) -> Result<Vec<VolumeId>, LogFailure> {
+    let (mut seen, mut forks) = (BTreeSet::from([volume.clone()]), Vec::new());
     if !safeguard(ForksKeepObjects) {
-        return Ok(());
+        return Ok(forks);
     }
-    let mut seen = BTreeSet::from([volume.clone()]);
     loop {
-        let all = list_volumes(objects).await;
-        let mut new = all.map_err(store("list the other volumes for the removal", volume))?;
-        new.retain(|other| !seen.contains(other));
+        let mut new = list_volumes(objects).await.map_err(|source| LogFailure::Volumes { source })?;
+        new.retain(|other| seen.insert(other.clone()));
         if new.is_empty() {
-            return Ok(());
+            return Ok(forks);
         }
-        let mut forks = Vec::new();
         for batch in new.chunks(PARALLEL_READS) {
-            let found = try_join_all(batch.iter().map(|other| reads_from(objects, other, volume))).await?;
+            let asked = batch.iter().map(|other| or_damage(reads_from(objects, other, volume)));
+            let found = try_join_all(asked).await?.into_iter().map(|reads| reads.unwrap_or(true));
             forks.extend(batch.iter().zip(found).filter(|(_, reads)| *reads).map(|(other, _)| other.clone()));
         }
-        if !forks.is_empty() {
-            return Err(LogFailure::HasForks { volume: volume.clone(), forks });
-        }
-        seen.extend(new);
     }
 }
 
@@ -119,7 +116,7 @@ async fn reads_from(
         Err(error) => return Err(error),
     };
     match created {
-        Body::Create { source: Some(fork), .. } if fork.is_behind(volume) => {
+        Body::Create { source: Some(fork), .. } if fork.ancestors().any(|it| it == volume) => {
             Ok(!read_manifest_to_end(objects, other).await?.is_deleted())
         }
         Body::Create { .. } | Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {

@@ -1,7 +1,7 @@
 //! A volume's log in an object store.
 //!
-//! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, and
-//! takes and forgets snapshots of a volume that no node has attached. What the records mean is the engine's;
+//! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, takes
+//! and forgets snapshots of a volume that no node has attached, and sweeps a store. What the records mean is the engine's;
 //! what the requests mean is the store's. Costs: finding the volumes of a store is one LIST for each; reading
 //! is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each; to
 //! be sure that there is none after them, and that none of them was truncated, a GET each; provisioning is
@@ -17,6 +17,7 @@ mod read;
 mod remove;
 pub mod scrub;
 mod snapshot;
+pub mod sweep;
 mod truncate;
 
 pub use create::{
@@ -140,14 +141,16 @@ pub enum LogFailure {
         /// The snapshot.
         snapshot: SnapshotName,
     },
-    /// A volume whose objects others read is not removed.
-    #[error("volume {volume} has data that restored volumes read ({}): delete those first", ids_of(.forks))]
-    HasForks {
-        /// The volume.
-        volume: VolumeId,
-        /// The volumes that were restored from snapshots of it, or from snapshots of those.
-        forks: Vec<VolumeId>,
+    /// A LIST of the store's volumes failed.
+    #[error("list the volumes of the store")]
+    Volumes {
+        /// The store's error.
+        #[source]
+        source: StoreError,
     },
+    /// Objects without a log.
+    #[error("objects are stored under the name of volume {0}, which has no log")]
+    NoLog(VolumeId),
     /// The log changed during each read of it, or LIST shows an older part of it.
     #[error(
         "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
@@ -162,7 +165,9 @@ impl LogFailure {
     pub fn is_transient(&self) -> bool {
         use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
         match self {
-            Self::Store { source, .. } => matches!(source.kind(), Throttled | Unavailable | Conflict),
+            Self::Store { source, .. } | Self::Volumes { source } => {
+                matches!(source.kind(), Throttled | Unavailable | Conflict)
+            }
             Self::Contended(_) => true,
             Self::Damaged { .. }
             | Self::Broken { .. }
@@ -173,7 +178,7 @@ impl LogFailure {
             | Self::NoSuchSource { .. }
             | Self::SmallerThanSource { .. }
             | Self::TooManyForks { .. }
-            | Self::HasForks { .. }
+            | Self::NoLog(_)
             | Self::HasSnapshots { .. } => false,
         }
     }
@@ -186,10 +191,6 @@ fn count_of(seqs: &[Seq]) -> String {
 /// The names of the first ones.
 fn names_of(volume: &VolumeId, seqs: &[Seq]) -> String {
     first_of(seqs.iter().map(|seq| format!("{volume}@{seq}")))
-}
-
-fn ids_of(volumes: &[VolumeId]) -> String {
-    first_of(volumes.iter().map(VolumeId::to_string))
 }
 
 fn first_of(names: impl ExactSizeIterator<Item = String>) -> String {

@@ -1,8 +1,8 @@
 //! Removing a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed, nor one whose objects forks read. Marks of
-//! forgotten snapshots stay, so that a fork which came too late can see them. What bars the places of the log
-//! stays too, so that the id is never used again:
+//! A volume with snapshots that were not forgotten is not removed. Where forks read its objects, these are left
+//! to the [`crate::sweep`]s after the forks' end. Marks of forgotten snapshots stay, so that a fork which came
+//! too late can see them. What bars the places of the log stays too, so that the id is never used again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
 //! - the truncation markers of all places between them. Records are deleted here too: a reader whose LIST
@@ -16,7 +16,7 @@ use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
-use crate::fork::refuse_with_forks;
+use crate::fork::forks_of;
 use crate::limit::{PARALLEL_DELETES, TRIES};
 use crate::read::{read_manifest_to_end, read_record, records_after, seqs_under};
 use crate::snapshot::{forgotten_from, live};
@@ -24,24 +24,28 @@ use crate::truncate::{store_markers_beyond, was_truncated_after};
 use crate::{LogFailure, store};
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
-/// that bar its places and the marks of forgotten snapshots. May be called again after it failed half-way.
+/// that bar its places and the marks of forgotten snapshots. Returns the volumes that read objects of it: then
+/// none was deleted, which is the work of a [`crate::sweep`]. May be called again after it failed half-way.
 /// Without a log there is nothing to remove.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`] or [`LogFailure::HasForks`]: no object was deleted. Another [`LogFailure`]:
-/// what is left is removed by the next call.
+/// [`LogFailure::HasSnapshots`]: nothing was changed. Another [`LogFailure`]: what is left is removed by the
+/// next call.
 pub async fn remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-) -> Result<(), LogFailure> {
-    let Some(Buried { tombstone, may_have_forks }) = bury(objects, volume, nonce, unix_ms).await? else {
-        return Ok(());
+) -> Result<Vec<VolumeId>, LogFailure> {
+    let Some(tombstone) = bury(objects, volume, nonce, unix_ms).await? else {
+        return Ok(Vec::new());
     };
-    // Behind the tombstone, and all snapshots are forgotten: a fork that comes now ends itself.
-    if may_have_forks && !forgotten_from(objects, volume, Seq::FIRST).await?.is_empty() {
-        refuse_with_forks(objects, volume).await?;
+    // All snapshots are forgotten: a fork that comes now is void.
+    if !forgotten_from(objects, volume, Seq::FIRST).await?.is_empty() {
+        let forks = forks_of(objects, volume).await?;
+        if !forks.is_empty() {
+            return Ok(forks);
+        }
     }
     store_markers_beyond(objects, volume, tombstone).await?;
     let prefix = volume_prefix(volume);
@@ -58,7 +62,7 @@ pub async fn remove(
             .entries
             .iter()
             .map(|entry| entry.key.as_str())
-            .filter(|key| !stays(key, tombstone))
+            .filter(|key| ObjectKey::parse(key).is_none_or(|key| !stays_of_removed(&key, tombstone)))
             .collect();
         for batch in unneeded.chunks(PARALLEL_DELETES) {
             try_join_all(batch.iter().map(|key| objects.delete(key)))
@@ -69,28 +73,20 @@ pub async fn remove(
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
             Some(_) | None if std::mem::take(&mut found_any) => start_after = None,
-            Some(_) | None => return Ok(()),
+            Some(_) | None => return Ok(Vec::new()),
         }
     }
 }
 
-/// Returns true if an object stays for good.
-fn stays(key: &str, tombstone: Seq) -> bool {
-    match ObjectKey::parse(key) {
-        Some(ObjectKey::Log(_, seq)) => seq == Seq::FIRST || seq == tombstone,
-        Some(ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..)) => true,
-        Some(
-            ObjectKey::Checkpoint(..) | ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::Snapshot(..),
-        )
-        | None => false,
+/// Returns true if an object of a removed volume stays for good.
+pub(crate) fn stays_of_removed(key: &ObjectKey, tombstone: Seq) -> bool {
+    match key {
+        ObjectKey::Log(_, seq) => *seq == Seq::FIRST || *seq == tombstone,
+        ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => true,
+        ObjectKey::Checkpoint(..) | ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::Snapshot(..) => {
+            false
+        }
     }
-}
-
-/// The end of a volume's log.
-struct Buried {
-    tombstone: Seq,
-    /// It had snapshots, as far as is known.
-    may_have_forks: bool,
 }
 
 /// The tombstone, made now if need be.
@@ -99,22 +95,17 @@ async fn bury(
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-) -> Result<Option<Buried>, LogFailure> {
+) -> Result<Option<Seq>, LogFailure> {
     for _ in 0..TRIES {
         let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
             return Ok(None);
         };
-        let may_have_forks = refuse_with_snapshots(objects, volume, last).await?;
+        refuse_with_snapshots(objects, volume, last).await?;
         match read_record(objects, volume, last).await {
-            Ok(Record { body: Body::Delete, .. }) => {
-                return Ok(Some(Buried { tombstone: last, may_have_forks: true }));
-            }
+            Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
             // A damaged record is not a tombstone, and is about to be deleted.
             Ok(_) | Err(LogFailure::Damaged { .. }) => {}
             Err(error) => return Err(error),
-        }
-        if may_have_forks {
-            refuse_with_forks(objects, volume).await?;
         }
         let record = Record {
             volume: volume.clone(),
@@ -128,14 +119,14 @@ async fn bury(
         if create_record(objects, &record).await? == CreateOutcome::Created
             && !was_truncated_after(objects, volume, last).await?
         {
-            return Ok(Some(Buried { tombstone: record.seq, may_have_forks }));
+            return Ok(Some(record.seq));
         }
     }
     Err(LogFailure::Contended(volume.clone()))
 }
 
 /// A record at `last` or before it may have registered snapshots; one that comes behind it makes the create
-/// of the tombstone lose. Returns true if it may have had some.
+/// of the tombstone lose.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
@@ -143,23 +134,16 @@ async fn refuse_with_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     last: Seq,
-) -> Result<bool, LogFailure> {
-    let (had_snapshots, seqs) = match read_manifest_to_end(objects, volume).await {
-        Ok(manifest) => {
-            let seqs = live(objects, &manifest).await?.iter().map(|known| known.seq).collect::<Vec<_>>();
-            (manifest.had_snapshots(), seqs)
-        }
+) -> Result<(), LogFailure> {
+    let seqs: Vec<Seq> = match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) => live(objects, &manifest).await?.iter().map(|known| known.seq).collect(),
         Err(damage @ (LogFailure::Damaged { .. } | LogFailure::Broken { .. } | LogFailure::Contended(_))) => {
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
             let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
             roots.retain(|seq| *seq <= last && !forgotten.contains(seq));
-            return if roots.is_empty() { Ok(!forgotten.is_empty()) } else { Err(damage) };
+            return if roots.is_empty() { Ok(()) } else { Err(damage) };
         }
         Err(error) => return Err(error),
     };
-    if seqs.is_empty() {
-        Ok(had_snapshots)
-    } else {
-        Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs })
-    }
+    if seqs.is_empty() { Ok(()) } else { Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs }) }
 }

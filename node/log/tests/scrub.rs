@@ -1,26 +1,20 @@
 //! Findings of a scrub, and those that are harmless.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use std::sync::{Arc, Mutex};
+mod stored;
 
-use holdfast_engine::chunk_set::ChunkSet;
-use holdfast_engine::index::merge::{Input, MergeStep};
-use holdfast_engine::index::{self, Run, RunRef, SegmentObject};
+use std::ops::{Deref, DerefMut};
+use std::sync::Mutex;
+
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Merge, Record};
-use holdfast_engine::sector_map::SideSet;
-use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_engine::record::{Body, Record};
 use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
-use holdfast_log::{
-    CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_manifest, truncate,
-    write_checkpoint,
-};
-use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, ReadyParts, Verb};
+use holdfast_log::{Creation, drop_checkpoints, read_manifest, truncate, write_checkpoint};
+use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{Epoch, SectorRange, Seq, VolumeId};
+use stored::{NONCE, Stored};
 
-const NONCE: Nonce = Nonce([3; 16]);
 /// Two chunks, the second one short.
 const SECTORS: u64 = 40_000;
 
@@ -28,28 +22,27 @@ fn volume() -> VolumeId {
     "v".parse().unwrap()
 }
 
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()[7]
-    };
-    (0..len).map(|_| next()).collect()
-}
-
 /// A volume whose log is `[create, attach, commit 3, commit 4, commit 5]`, with checkpoints as of 3 and 4.
-struct Stored {
-    store: MemoryStore,
-    segments: Vec<(SegmentRef, FrameIndex)>,
+struct Scrubbed(Stored);
+
+impl Deref for Scrubbed {
+    type Target = Stored;
+
+    fn deref(&self) -> &Stored {
+        &self.0
+    }
 }
 
-impl Stored {
+impl DerefMut for Scrubbed {
+    fn deref_mut(&mut self) -> &mut Stored {
+        &mut self.0
+    }
+}
+
+impl Scrubbed {
     async fn new() -> Self {
-        let mut stored = Self { store: MemoryStore::new(), segments: Vec::new() };
-        provision(&stored.store, &volume(), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
-        stored.record(2, Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None }).await;
+        let creation = Creation::plain(SECTORS, NONCE, 0);
+        let mut stored = Self(Stored::attached(MemoryStore::new(), "v", creation, 2).await);
         // Sectors 0 to 3, 32 to 63 and the first one of the second chunk; zeros in sector 64.
         stored.commit(3, &[(0, 0b1111), (1, u32::MAX), (2, 0), (1024, 1)]).await;
         stored.checkpoint().await;
@@ -59,71 +52,6 @@ impl Stored {
         // Hides block 1.
         stored.commit(5, &[(1, u32::MAX)]).await;
         stored
-    }
-
-    async fn record(&self, seq: u64, body: Body) {
-        let record =
-            Record { volume: volume(), seq: Seq(seq), epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body };
-        assert_eq!(create_record(&self.store, &record).await.unwrap(), CreateOutcome::Created);
-    }
-
-    /// Commits noise; a mask of 0 stands for a sector of zeros.
-    async fn commit(&mut self, seq: u64, frames: &[(u64, u32)]) {
-        let mut builder = SegmentBuilder::default();
-        for (block, mask) in frames {
-            let bytes = match mask {
-                0 => vec![0; 4096],
-                mask => noise(seq * 10_000 + block, mask.count_ones() as usize * 4096),
-            };
-            builder.push(Block(*block), Mask((*mask).max(1)), &bytes);
-        }
-        let (segment, object) = builder.finish(SegmentId::new(Seq(seq), seq, [0; 10]));
-        let at = segment.index_offset as usize;
-        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
-        let key = ObjectKey::Segment(volume(), segment.id).to_string();
-        self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
-        self.record(
-            seq,
-            Body::Change {
-                segments: vec![segment.clone()],
-                chunks: ChunkSet::default(),
-                invalidated: SideSet::NONE,
-                generation: 1,
-                merges: vec![],
-                snapshots: SnapshotChange::default(),
-            },
-        )
-        .await;
-        self.segments.push((segment, index));
-    }
-
-    /// Merges so many runs of the list, but for the newest ones, with the record at `seq`.
-    async fn merge(&self, seq: u64, newest: usize, count: usize) -> RunRef {
-        let list = read_manifest(&self.store, &volume()).await.unwrap().runs().clone();
-        let inputs = &list[newest..newest + count];
-        let input = |run: &Run| {
-            let Run::Segment(segment) = run else { panic!("it is of level 0") };
-            let (_, index) = self.segments.iter().find(|(other, _)| other.id == segment.id).unwrap();
-            Input::Segment(SegmentObject::from(&**segment), Arc::new(index.clone()))
-        };
-        let mut merge = index::merge::Merge::new(inputs.iter().map(input), newest + count == list.len());
-        while merge.advance() != MergeStep::Ended {}
-        let (output, _head) = merge.close(RunId::new(Seq(seq), seq, [0; 10]), 1);
-        let key = ObjectKey::Run(volume(), output.id).to_string();
-        let object = merge.take(usize::MAX);
-        self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
-        let (newest, oldest) = (inputs[0].id(), inputs[count - 1].id());
-        let merges = vec![Merge { newest, oldest, output: output.clone() }];
-        let body = Body::Change {
-            segments: vec![],
-            chunks: ChunkSet::default(),
-            invalidated: SideSet::NONE,
-            generation: 1,
-            merges,
-            snapshots: SnapshotChange::default(),
-        };
-        self.record(seq, body).await;
-        output
     }
 
     async fn checkpoint(&self) {
@@ -162,7 +90,7 @@ fn keys(report: &Report) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_sound_volume_is_read_whole_without_findings() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     let reported = Mutex::new(Vec::new());
     let report =
         scrub(&stored.store, &volume(), &|progress| reported.lock().unwrap().push(progress)).await.unwrap();
@@ -178,7 +106,7 @@ async fn a_sound_volume_is_read_whole_without_findings() {
 
 #[tokio::test]
 async fn any_changed_byte_is_found_in_exactly_its_object() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     for key in stored.store.keys() {
         let length = stored.store.get(&key, u64::MAX).await.unwrap().len();
         for at in (0..length).step_by(length / 40 + 1).chain(length.saturating_sub(80)..length) {
@@ -192,7 +120,7 @@ async fn any_changed_byte_is_found_in_exactly_its_object() {
 
 #[tokio::test]
 async fn any_changed_byte_of_a_merged_volume_is_found_too() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     // Commits 3 and 4; commit 5 stays in front of them.
     stored.merge(6, 1, 2).await;
     let report = stored.scrub().await;
@@ -212,7 +140,7 @@ async fn any_changed_byte_of_a_merged_volume_is_found_too() {
 /// Reads need the frames that a merged run names, not the index at the end of their segment.
 #[tokio::test]
 async fn a_segment_of_a_merged_run_affects_what_its_frames_hold() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     stored.merge(6, 1, 2).await;
     let at = stored.segments[0].0.index_offset as usize + 40;
     stored.store.corrupt(&stored.segment_key(0), |bytes| bytes[at] ^= 1);
@@ -235,7 +163,7 @@ async fn a_segment_of_a_merged_run_affects_what_its_frames_hold() {
 #[tokio::test]
 async fn a_damaged_run_affects_the_blocks_of_its_pages() {
     for (part, expected) in [("page", SectorRange::new(0, SECTORS)), ("head", SectorRange::new(0, SECTORS))] {
-        let stored = Stored::new().await;
+        let stored = Scrubbed::new().await;
         let run = stored.merge(6, 1, 2).await;
         let key = ObjectKey::Run(volume(), run.id).to_string();
         let at = if part == "page" { 50 } else { run.head_offset as usize + 50 };
@@ -251,7 +179,7 @@ async fn a_damaged_run_affects_the_blocks_of_its_pages() {
 async fn a_missing_object_and_one_cut_short_are_found() {
     for cut in [0, 1, 100] {
         for number in 0..3 {
-            let stored = Stored::new().await;
+            let stored = Scrubbed::new().await;
             let key = stored.segment_key(number);
             match cut {
                 0 => stored.store.delete(&key).await.unwrap(),
@@ -274,7 +202,7 @@ async fn a_missing_object_and_one_cut_short_are_found() {
 
 #[tokio::test]
 async fn damaged_frames_affect_only_where_nothing_newer_hides_them() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     stored.flip_frame(0, 1);
     let report = stored.scrub().await;
     assert_eq!(keys(&report), [stored.segment_key(0)]);
@@ -293,14 +221,14 @@ async fn damaged_frames_affect_only_where_nothing_newer_hides_them() {
 #[tokio::test]
 async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     for (seq, effect) in [(4, Effect::Harmless), (5, Effect::NoAttach)] {
-        let stored = Stored::new().await;
+        let stored = Scrubbed::new().await;
         stored.store.corrupt(&log_key(seq), |bytes| bytes[40] ^= 1);
         let report = stored.scrub().await;
         assert_eq!(keys(&report), [log_key(seq)]);
         assert_eq!(report.findings[0].effect, effect);
         assert_eq!(read_manifest(&stored.store, &volume()).await.is_ok(), effect == Effect::Harmless);
     }
-    let mut stored = Stored::new().await;
+    let mut stored = Scrubbed::new().await;
     stored.commit(6, &[(9, 1)]).await;
     stored.store.delete(&log_key(5)).await.unwrap();
     let report = stored.scrub().await;
@@ -309,7 +237,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     assert_eq!(report.findings[0].effect, Effect::NoAttach);
     assert_eq!(report.manifest.seq(), Seq(4), "what is known is still read");
     // A missing record before the oldest checkpoint is not damage: a log may be truncated.
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     for seq in 1..3 {
         stored.store.delete(&log_key(seq)).await.unwrap();
     }
@@ -320,7 +248,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
 /// to the log.
 #[tokio::test]
 async fn a_record_that_came_too_late_is_nothing_to_find() {
-    let mut stored = Stored::new().await;
+    let mut stored = Scrubbed::new().await;
     for seq in 6..=100 {
         stored.commit(seq, &[(seq, 1)]).await;
         if seq % 32 == 0 {
@@ -341,7 +269,7 @@ async fn a_record_that_came_too_late_is_nothing_to_find() {
 
 #[tokio::test]
 async fn a_damaged_checkpoint_is_replaced_from_the_log() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     let sound = read_manifest(&stored.store, &volume()).await.unwrap();
     stored.store.corrupt(&checkpoint_key(4), |bytes| bytes[50] ^= 1);
     assert!(read_manifest(&stored.store, &volume()).await.is_err());
@@ -362,7 +290,7 @@ async fn a_damaged_checkpoint_is_replaced_from_the_log() {
 
 #[tokio::test]
 async fn a_checkpoint_that_differs_from_the_log_is_found() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     let other = {
         let mut other = Manifest::empty(volume());
         let body = Body::create(8);
@@ -380,7 +308,7 @@ async fn a_checkpoint_that_differs_from_the_log_is_found() {
 
 #[tokio::test]
 async fn a_checkpoint_without_a_replacement_is_not_removed() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     for key in [checkpoint_key(3), checkpoint_key(4)] {
         stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);
     }
@@ -393,7 +321,7 @@ async fn a_checkpoint_without_a_replacement_is_not_removed() {
 
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_no_damage() {
-    let stored = Stored::new().await;
+    let stored = Scrubbed::new().await;
     stored.store.fail_always(Verb::Get, Planned::Before(ErrorKind::Unavailable));
     assert!(scrub(&stored.store, &volume(), &|_| ()).await.unwrap_err().is_transient());
     stored.store.heal();

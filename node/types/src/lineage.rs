@@ -71,19 +71,21 @@ impl Lineage {
         &self.ancestors
     }
 
-    /// Key of a segment. One of an owner that the lineage does not have is looked for where it cannot be.
+    /// Key of a segment.
     pub fn segment_key(&self, id: SegmentId) -> String {
-        ObjectKey::Segment(self.owner(id.0.owner), id).to_string()
+        ObjectKey::Segment(self.owner(id.0.owner).clone(), id).to_string()
     }
 
     /// Key of a merged run.
     pub fn run_key(&self, id: RunId) -> String {
-        ObjectKey::Run(self.owner(id.0.owner), id).to_string()
+        ObjectKey::Run(self.owner(id.0.owner).clone(), id).to_string()
     }
 
-    fn owner(&self, generation: u8) -> VolumeId {
-        let ancestor = usize::from(generation).checked_sub(1).and_then(|above| self.ancestors.get(above));
-        ancestor.unwrap_or(&self.volume).clone()
+    /// The volume that is so many forks behind; the volume itself where the lineage has none, so that an object
+    /// of it is looked for where it cannot be.
+    pub fn owner(&self, forks: u8) -> &VolumeId {
+        let ancestor = usize::from(forks).checked_sub(1).and_then(|above| self.ancestors.get(above));
+        ancestor.unwrap_or(&self.volume)
     }
 }
 

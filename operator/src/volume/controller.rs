@@ -8,7 +8,6 @@ use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{ObjectStore, StorageNode, Time, Volume, VolumeSnapshot, is_true};
 use holdfast_service::chain;
-use holdfast_types::VolumeId;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Config, Controller};
@@ -21,7 +20,7 @@ use super::apply::{VolumeApplier, volume_id};
 use super::facts::{AttachedWriter, ClusterFacts, StoreFact};
 use super::failover::loss;
 use super::failure::VolumeFailure;
-use super::identity::{Cluster, id_of, rival_of};
+use super::identity::{Cluster, rival_of};
 use super::in_use;
 use super::plan::{OperatorStep, PROVISIONED, plan};
 use super::source_snapshot::SnapshotFact;
@@ -157,7 +156,7 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
         cluster: &shared.cluster,
         volume,
     };
-    let outcome = carry_out(&mut work, &facts, observed, &now, &shared.volumes).await;
+    let outcome = carry_out(&mut work, &facts, observed, &now).await;
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
     }
@@ -172,7 +171,6 @@ async fn carry_out(
     facts: &ClusterFacts,
     observed: Result<(), VolumeFailure>,
     now: &Time,
-    volumes: &Store<Volume>,
 ) -> Result<(), VolumeFailure> {
     let steps = match observed {
         Ok(()) => plan(facts, now),
@@ -183,17 +181,10 @@ async fn carry_out(
     };
     for step in steps {
         if let Err(failure) = work.apply(&step).await {
-            let failure = failure.named(|id| name_of(id, volumes));
             return report(work, facts, failure, now).await;
         }
     }
     Ok(())
-}
-
-/// Name of the Volume with this identity.
-fn name_of(id: &VolumeId, volumes: &Store<Volume>) -> Option<String> {
-    let all = volumes.state();
-    all.iter().find(|volume| id_of(volume) == id.as_str()).map(|volume| volume.name_any())
 }
 
 /// Writes a failure into the status, and returns it.
@@ -258,10 +249,7 @@ fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<Shared>) -> A
         VolumeFailure::Changed => {
             tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning again")
         }
-        VolumeFailure::Api(_)
-        | VolumeFailure::Connect(_)
-        | VolumeFailure::Log(_)
-        | VolumeFailure::HasForks { .. } => {
+        VolumeFailure::Api(_) | VolumeFailure::Connect(_) | VolumeFailure::Log(_) => {
             tracing::warn!(volume = %volume.name_any(), error = %chain(failure), ?delay, "volume not reconciled");
         }
     }

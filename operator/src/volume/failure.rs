@@ -4,7 +4,6 @@ use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumePhase, VolumeStatus};
 use holdfast_log::LogFailure;
 use holdfast_objects::ErrorKind;
-use holdfast_types::VolumeId;
 
 use super::facts::ClusterFacts;
 use super::plan::{deleting, pending};
@@ -13,7 +12,6 @@ use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 
 /// Reason: the volume is not removed while volumes that began with its snapshots read its objects.
-const HAS_FORKS: &str = "HasForks";
 
 /// Reasons for which a step failed.
 #[derive(Debug, thiserror::Error)]
@@ -30,42 +28,9 @@ pub(crate) enum VolumeFailure {
     /// The volume's log was not created or removed.
     #[error(transparent)]
     Log(#[from] LogFailure),
-    /// Other volumes read the objects that were to be removed.
-    #[error("volumes that began with a snapshot of volume {volume} need its objects ({})", forks.join(", "))]
-    HasForks {
-        /// The volume.
-        volume: VolumeId,
-        /// The first of those volumes, as the user knows them.
-        forks: Vec<String>,
-    },
 }
 
-/// Number of volumes that a message names.
-const NAMED: usize = 5;
-
 impl VolumeFailure {
-    /// Calls the volumes that a failure is about by the names of their objects, where `name_of` knows them.
-    pub(crate) fn named(self, name_of: impl Fn(&VolumeId) -> Option<String>) -> Self {
-        match self {
-            Self::Log(LogFailure::HasForks { volume, forks }) => {
-                let name = |fork: &VolumeId| match name_of(fork) {
-                    Some(name) => format!("Volume `{name}`"),
-                    None => format!("`{fork}`, which is no Volume of this cluster"),
-                };
-                let mut named: Vec<String> = forks.iter().take(NAMED).map(name).collect();
-                if forks.len() > NAMED {
-                    named.push(format!("{} more", forks.len() - NAMED));
-                }
-                Self::HasForks { volume, forks: named }
-            }
-            failure @ (Self::Api(_)
-            | Self::Changed
-            | Self::Connect(_)
-            | Self::Log(_)
-            | Self::HasForks { .. }) => failure,
-        }
-    }
-
     /// The retry that fits the failure.
     pub(crate) fn retry(&self) -> Requeue {
         match self {
@@ -73,7 +38,6 @@ impl VolumeFailure {
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
             Self::Log(failure) => log_retry(failure),
-            Self::HasForks { .. } => Requeue::Rarely,
         }
     }
 
@@ -83,7 +47,6 @@ impl VolumeFailure {
             Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
             Self::Log(failure) => Some(log_reason(failure)),
-            Self::HasForks { .. } => Some(HAS_FORKS),
         }
     }
 
@@ -106,10 +69,8 @@ impl VolumeFailure {
                 LogFailure::CreatedElsewhere { .. }
                 | LogFailure::OtherSource { .. }
                 | LogFailure::WasDeleted(_)
-                | LogFailure::HasSnapshots { .. }
-                | LogFailure::HasForks { .. },
-            )
-            | Self::HasForks { .. } => "spec.volumeID",
+                | LogFailure::HasSnapshots { .. },
+            ) => "spec.volumeID",
             Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. }) => {
                 "spec.size"
             }
@@ -134,9 +95,6 @@ impl VolumeFailure {
             Self::Log(LogFailure::HasSnapshots { .. }) => {
                 "delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
             }
-            Self::Log(LogFailure::HasForks { .. }) | Self::HasForks { .. } => {
-                "delete those too; to keep them without this Volume object, set spec.deletionPolicy to `Retain`"
-            }
             Self::Log(LogFailure::NoSuchSource { .. }) => {
                 "delete this Volume, and create another, with another spec.volumeID, from a VolumeSnapshot that is Ready"
             }
@@ -156,7 +114,7 @@ impl VolumeFailure {
 
 /// The retry that fits a failure of the log.
 pub(crate) fn log_retry(failure: &LogFailure) -> Requeue {
-    if let LogFailure::Store { source, .. } = failure {
+    if let LogFailure::Store { source, .. } | LogFailure::Volumes { source } = failure {
         return Requeue::of(source.kind());
     }
     if failure.is_transient() { Requeue::Later } else { Requeue::Rarely }
@@ -165,7 +123,7 @@ pub(crate) fn log_retry(failure: &LogFailure) -> Requeue {
 /// Reason of a condition for a failure of the log.
 pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
     match failure {
-        LogFailure::Store { source, .. } => match source.kind() {
+        LogFailure::Store { source, .. } | LogFailure::Volumes { source } => match source.kind() {
             ErrorKind::Denied => "AccessDenied",
             ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
             ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
@@ -178,7 +136,6 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
         LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
-        LogFailure::HasForks { .. } => HAS_FORKS,
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
         LogFailure::TooManyForks { .. } => "TooManyForks",
         _ => "LogFailed",
@@ -263,28 +220,6 @@ mod tests {
             condition.message,
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
              delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
-        );
-    }
-
-    /// The ids in the object store are uids: a user deletes Volumes by their names.
-    #[test]
-    fn a_volume_with_forks_names_their_objects() {
-        let volume = |text: &str| text.parse::<VolumeId>().expect("a volume id");
-        let forks = ["x", "elsewhere"].map(volume).to_vec();
-        let failure = VolumeFailure::from(LogFailure::HasForks { volume: volume("v"), forks });
-        let failure = failure.named(|id| (id.as_str() == "x").then(|| "copy".to_owned()));
-        assert_eq!(failure.retry(), Requeue::Rarely);
-        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
-        let facts = ClusterFacts { deleting: true, ..facts() };
-        let status = failure.status(&facts, &now).expect("something to report");
-        assert_eq!(status.phase, Some(VolumePhase::Deleting));
-        let condition = &status.conditions[0];
-        assert_eq!(condition.reason, "HasForks");
-        assert_eq!(
-            condition.message,
-            "spec.volumeID: volumes that began with a snapshot of volume v need its objects (Volume `copy`, `elsewhere`, which is \
-             no Volume of this cluster) (`store`); delete those too; to keep them without this Volume object, set \
-             spec.deletionPolicy to `Retain`"
         );
     }
 

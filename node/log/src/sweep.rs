@@ -1,0 +1,256 @@
+//! Sweep: deletes the objects of a store that nothing needs any more.
+//!
+//! 1. list the volumes, and read each log to its end;
+//! 2. then list the marks of the volumes' forgotten snapshots;
+//! 3. list the volumes again. New ones are read in the same way, until none is new;
+//! 4. everything that a volume or a snapshot that counts names is *needed*: runs, and the segments that their
+//!    heads name;
+//! 5. list the objects of each volume. Of those that are not needed, delete the ones whose place its log has
+//!    passed.
+//!
+//! Why nothing is deleted that is needed, whatever else happens meanwhile, other sweeps too:
+//! - an object of a volume whose place the log had passed, and which the log did not name then, is never
+//!   named later ([`holdfast_types::PlacedId`]), nor by a snapshot that is taken later;
+//! - a fork of a forgotten snapshot was there before the mark, else it is void ([`crate::provision`]). So it
+//!   is in the list of step 3. Later states of a fork name no object of others that its earlier ones did not;
+//! - no record follows a tombstone.
+//!
+//! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
+//! was stored before it, as S3 does. `grace` is a second guard.
+//!
+//! Owns: what is needed, and what a sweep remembers for the next one. Costs: for each volume two LISTs, those
+//! of its objects, and the requests that read its log; once, a GET for each merged run and each snapshot.
+//! On failure: what cannot be read keeps its own objects and those of every volume that it may read, and is
+//! named in the report. A store that does not answer ends the sweep.
+
+mod needed;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use futures::future::try_join_all;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::safeguard::{
+    Safeguard::{SweepListsAgain, SweepPassedPlaces},
+    safeguard,
+};
+use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_types::key::{ObjectKey, volume_prefix};
+use holdfast_types::{Seq, VolumeId};
+
+use crate::limit::{PARALLEL_DELETES, PARALLEL_READS};
+use crate::list::list_volumes;
+use crate::read::read_manifest_to_end;
+use crate::remove::stays_of_removed;
+use crate::snapshot::forgotten_from;
+use crate::truncate::store_markers_beyond;
+use crate::{LogFailure, store};
+
+pub use needed::Heads;
+use needed::Needed;
+
+/// What a sweep may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SweepOptions {
+    /// Deletes no object that is younger, by the store's clock.
+    pub grace: Duration,
+    /// The present, by the clock of this host.
+    pub now: SystemTime,
+    /// Only counts.
+    pub dry_run: bool,
+    /// Deletes at most so many objects.
+    pub most: u64,
+}
+
+/// A number of objects and their size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Amount {
+    /// Objects.
+    pub objects: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Amount {
+    fn add(&mut self, entry: &Entry) {
+        self.objects += 1;
+        self.bytes += entry.size_bytes;
+    }
+}
+
+/// A volume whose objects a sweep left alone.
+#[derive(Debug)]
+pub struct Skipped {
+    /// The volume that could not be read.
+    pub volume: VolumeId,
+    /// What is wrong with it.
+    pub error: LogFailure,
+}
+
+/// Findings of a sweep.
+#[derive(Debug, Default)]
+pub struct SweepReport {
+    /// Volumes found, removed ones too.
+    pub volumes: u64,
+    /// Objects that stay: needed ones, those of logs, and those whose place the log has not passed.
+    pub kept: Amount,
+    /// Objects that nothing needs, those that were deleted too.
+    pub garbage: Amount,
+    /// Those of them that were deleted.
+    pub deleted: Amount,
+    /// Time at which the oldest of the garbage that is left was stored.
+    pub oldest: Option<SystemTime>,
+    /// Volumes that could not be read. Their objects were left alone, and those of the volumes behind them.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A volume as a sweep knows it.
+pub(crate) struct Known {
+    pub(crate) manifest: Manifest,
+    /// Its snapshots that do not count.
+    pub(crate) forgotten: BTreeSet<Seq>,
+}
+
+/// Deletes what no volume of the store needs. `heads` is what the sweep before remembered of this store; it
+/// spares requests. Several sweeps at once are harmless.
+///
+/// # Errors
+/// [`LogFailure::Store`]: the store did not answer; the next sweep does what is left.
+pub async fn sweep(
+    objects: &dyn ObjectStore,
+    heads: &mut Heads,
+    options: SweepOptions,
+) -> Result<SweepReport, LogFailure> {
+    let (known, mut skipped) = read_volumes(objects).await?;
+    let needed = Needed::of(objects, heads, &known, &mut skipped).await?;
+    let mut report = SweepReport { volumes: (known.len() + skipped.len()) as u64, ..SweepReport::default() };
+    for (volume, known) in &known {
+        if needed.is_kept_whole(volume, known) {
+            continue;
+        }
+        sweep_volume(objects, &needed, volume, known, options, &mut report).await?;
+    }
+    report.skipped = skipped;
+    Ok(report)
+}
+
+/// Reads all volumes, and the marks of their snapshots after their logs. Returns apart those that cannot be
+/// read.
+async fn read_volumes(
+    objects: &dyn ObjectStore,
+) -> Result<(BTreeMap<VolumeId, Known>, Vec<Skipped>), LogFailure> {
+    let (mut known, mut skipped) = (BTreeMap::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    loop {
+        let mut new = list_volumes(objects).await.map_err(|source| LogFailure::Volumes { source })?;
+        new.retain(|volume| seen.insert(volume.clone()));
+        if new.is_empty() || (!known.is_empty() && !safeguard(SweepListsAgain)) {
+            return Ok((known, skipped));
+        }
+        let mut read = Vec::new();
+        for batch in new.chunks(PARALLEL_READS) {
+            let manifests = batch.iter().map(|volume| or_damage(read_manifest_to_end(objects, volume)));
+            read.extend(batch.iter().cloned().zip(try_join_all(manifests).await?));
+        }
+        for (volume, manifest) in read {
+            match manifest {
+                Ok(manifest) if manifest.exists() || manifest.is_deleted() => {
+                    let forgotten = match manifest.snapshots().first() {
+                        Some(oldest) => forgotten_from(objects, &volume, oldest.seq).await?,
+                        None => BTreeSet::new(),
+                    };
+                    known.insert(volume, Known { manifest, forgotten });
+                }
+                Ok(_) => skipped.push(Skipped { error: LogFailure::NoLog(volume.clone()), volume }),
+                Err(error) => skipped.push(Skipped { volume, error }),
+            }
+        }
+    }
+}
+
+/// Tells what is wrong with a volume, which the next sweep may find as well, from a store that does not
+/// answer.
+pub(crate) async fn or_damage<T>(
+    read: impl Future<Output = Result<T, LogFailure>>,
+) -> Result<Result<T, LogFailure>, LogFailure> {
+    match read.await {
+        Ok(read) => Ok(Ok(read)),
+        Err(LogFailure::Store { what, volume, source })
+            if !matches!(source, StoreError::NotFound { .. } | StoreError::OutOfRange { .. }) =>
+        {
+            Err(LogFailure::Store { what, volume, source })
+        }
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+/// Deletes what is not needed of one volume's objects.
+async fn sweep_volume(
+    objects: &dyn ObjectStore,
+    needed: &Needed,
+    volume: &VolumeId,
+    known: &Known,
+    options: SweepOptions,
+    report: &mut SweepReport,
+) -> Result<(), LogFailure> {
+    let SweepOptions { grace, now, dry_run, most } = options;
+    let prefix = volume_prefix(volume);
+    let mut start_after: Option<String> = None;
+    let mut is_barred = !known.manifest.is_deleted();
+    loop {
+        let page = objects
+            .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
+            .await
+            .map_err(store("list the objects", volume))?;
+        let mut unneeded = Vec::new();
+        for entry in &page.entries {
+            let key = ObjectKey::parse(&entry.key);
+            if key.is_none_or(|key| !is_garbage(&key, needed, known)) {
+                report.kept.add(entry);
+                continue;
+            }
+            report.garbage.add(entry);
+            let is_old = now.duration_since(entry.last_modified).is_ok_and(|age| age >= grace);
+            let left = most.saturating_sub(report.deleted.objects + unneeded.len() as u64);
+            if is_old && left > 0 && !dry_run {
+                unneeded.push(entry);
+            } else {
+                let oldest = report.oldest.get_or_insert(entry.last_modified);
+                *oldest = entry.last_modified.min(*oldest);
+            }
+        }
+        if !unneeded.is_empty() && !is_barred {
+            // Records are deleted too: their places must stay barred.
+            store_markers_beyond(objects, volume, known.manifest.seq()).await?;
+            is_barred = true;
+        }
+        for batch in unneeded.chunks(PARALLEL_DELETES) {
+            try_join_all(batch.iter().map(|entry| objects.delete(&entry.key)))
+                .await
+                .map_err(store("delete an object", volume))?;
+            batch.iter().for_each(|entry| report.deleted.add(entry));
+        }
+        match page.entries.last() {
+            Some(last) if page.more => start_after = Some(last.key.clone()),
+            Some(_) | None => return Ok(()),
+        }
+    }
+}
+
+/// Returns true if nothing needs the object, and nothing can come to need it.
+fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known) -> bool {
+    let Known { manifest, forgotten } = known;
+    let is_passed = |place| manifest.is_deleted() || place <= manifest.seq() || !safeguard(SweepPassedPlaces);
+    match key {
+        ObjectKey::Segment(volume, id) => is_passed(id.place()) && !needed.has_segment(volume, *id),
+        ObjectKey::Run(volume, id) => is_passed(id.place()) && !needed.has_run(volume, *id),
+        ObjectKey::Snapshot(_, seq) => {
+            let counts = manifest.snapshots().iter().any(|it| it.seq == *seq) && !forgotten.contains(seq);
+            is_passed(*seq) && !counts
+        }
+        ObjectKey::Log(..) | ObjectKey::Checkpoint(..) => {
+            manifest.is_deleted() && !stays_of_removed(key, manifest.seq())
+        }
+        ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => false,
+    }
+}

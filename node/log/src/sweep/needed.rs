@@ -1,0 +1,213 @@
+//! What the volumes of a store need of each other's objects.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::mem;
+use std::sync::Arc;
+
+use holdfast_engine::index::{Run, RunHead, RunRef};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::safeguard::{
+    Safeguard::{ForksKeepObjects, SweepKeepsSnapshots},
+    safeguard,
+};
+use holdfast_objects::ObjectStore;
+use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, SnapshotName, VolumeId};
+
+use super::{Known, Skipped, or_damage};
+use crate::read::read_record;
+use crate::snapshot::read_snapshot;
+use crate::{LogFailure, store};
+
+/// Immutable objects that earlier sweeps read: the heads of merged runs, and the roots of snapshots. Only
+/// those that the last sweep needed are remembered.
+#[derive(Debug, Default)]
+pub struct Heads {
+    /// The segments that a run names, as its owner does, by the run's key.
+    runs: BTreeMap<String, Arc<[SegmentId]>>,
+    roots: BTreeMap<SnapshotName, Arc<Manifest>>,
+}
+
+/// Objects of one volume that are needed.
+#[derive(Debug, Default)]
+struct Own {
+    segments: HashSet<PlacedId>,
+    runs: HashSet<PlacedId>,
+}
+
+/// Everything that is needed.
+#[derive(Debug, Default)]
+pub(super) struct Needed {
+    by_owner: BTreeMap<VolumeId, Own>,
+    /// Volumes of which nothing may be deleted: others that cannot be read may read them.
+    kept_whole: BTreeSet<VolumeId>,
+    /// The volumes behind a volume that cannot be read are unknown.
+    any_may_be_read: bool,
+}
+
+impl Needed {
+    /// What `known` and `skipped` need. Volumes whose runs cannot be read are added to `skipped`.
+    pub(super) async fn of(
+        objects: &dyn ObjectStore,
+        heads: &mut Heads,
+        known: &BTreeMap<VolumeId, Known>,
+        skipped: &mut Vec<Skipped>,
+    ) -> Result<Self, LogFailure> {
+        let mut needed = Self::default();
+        for Skipped { volume, error } in &*skipped {
+            // Without a create record there is no volume that could read anything.
+            if !matches!(error, LogFailure::NoLog(_)) {
+                needed.keep_all_behind(objects, volume).await?;
+            }
+        }
+        let mut reader = HeadReader { before: mem::take(heads), now: Heads::default() };
+        for (volume, known) in known {
+            if let Err(error) = or_damage(needed.add_volume(objects, &mut reader, known)).await? {
+                needed.keep(known.manifest.lineage());
+                skipped.push(Skipped { volume: volume.clone(), error });
+            }
+        }
+        *heads = reader.now;
+        Ok(needed)
+    }
+
+    /// Returns true if nothing of the volume may be deleted.
+    pub(super) fn is_kept_whole(&self, volume: &VolumeId, known: &Known) -> bool {
+        let may_have_forks = known.manifest.is_deleted() || known.manifest.had_snapshots();
+        self.kept_whole.contains(volume) || (self.any_may_be_read && may_have_forks)
+    }
+
+    pub(super) fn has_segment(&self, owner: &VolumeId, id: SegmentId) -> bool {
+        self.by_owner.get(owner).is_some_and(|own| own.segments.contains(&id.0))
+    }
+
+    pub(super) fn has_run(&self, owner: &VolumeId, id: RunId) -> bool {
+        self.by_owner.get(owner).is_some_and(|own| own.runs.contains(&id.0))
+    }
+
+    async fn add_volume(
+        &mut self,
+        objects: &dyn ObjectStore,
+        reader: &mut HeadReader,
+        known: &Known,
+    ) -> Result<(), LogFailure> {
+        self.add(objects, reader, &known.manifest).await?;
+        for snapshot in known.manifest.snapshots() {
+            if !known.forgotten.contains(&snapshot.seq) && safeguard(SweepKeepsSnapshots) {
+                let root = reader.root(objects, known.manifest.volume(), snapshot.seq).await?;
+                self.add(objects, reader, &root).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the runs of `manifest`, and the segments that they name.
+    async fn add(
+        &mut self,
+        objects: &dyn ObjectStore,
+        reader: &mut HeadReader,
+        manifest: &Manifest,
+    ) -> Result<(), LogFailure> {
+        let lineage = manifest.lineage();
+        for run in manifest.runs().iter() {
+            match run {
+                Run::Segment(segment) => {
+                    self.insert(lineage, segment.id.0.owner, segment.id.0, |own| &mut own.segments);
+                }
+                Run::Merged(run) => {
+                    let forks = run.id.0.owner;
+                    self.insert(lineage, forks, run.id.0, |own| &mut own.runs);
+                    for segment in &*reader.segments(objects, lineage, run).await? {
+                        let generation = forks.saturating_add(segment.0.owner);
+                        self.insert(lineage, generation, segment.0, |own| &mut own.segments);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        lineage: &Lineage,
+        generation: u8,
+        id: PlacedId,
+        kind: impl Fn(&mut Own) -> &mut HashSet<PlacedId>,
+    ) {
+        if generation > 0 && !safeguard(ForksKeepObjects) {
+            return;
+        }
+        let own = self.by_owner.entry(lineage.owner(generation).clone()).or_default();
+        kind(own).insert(PlacedId { owner: 0, ..id });
+    }
+
+    fn keep(&mut self, lineage: &Lineage) {
+        self.kept_whole.insert(lineage.volume().clone());
+        self.kept_whole.extend(lineage.ancestors().iter().cloned());
+    }
+
+    /// Keeps everything that a volume may read whose log cannot be read.
+    async fn keep_all_behind(
+        &mut self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+    ) -> Result<(), LogFailure> {
+        match or_damage(read_record(objects, volume, Seq::FIRST)).await? {
+            Ok(Record { volume: named, body: Body::Create { source, .. }, .. }) if named == *volume => {
+                self.kept_whole.extend(source.iter().flat_map(|fork| fork.ancestors()).cloned());
+            }
+            // Without its first record nobody knows what it reads.
+            Ok(_) | Err(_) => self.any_may_be_read = true,
+        }
+        Ok(())
+    }
+}
+
+/// Reads what was not read before.
+struct HeadReader {
+    before: Heads,
+    now: Heads,
+}
+
+impl HeadReader {
+    /// The segments that `run` names, as its owner does.
+    async fn segments(
+        &mut self,
+        objects: &dyn ObjectStore,
+        lineage: &Lineage,
+        run: &RunRef,
+    ) -> Result<Arc<[SegmentId]>, LogFailure> {
+        let key = lineage.run_key(run.id);
+        if let Some(read) = self.now.runs.get(&key) {
+            return Ok(Arc::clone(read));
+        }
+        let segments = match self.before.runs.remove(&key) {
+            Some(read) => read,
+            None => {
+                let bytes = objects.get_range(&key, run.head_range()).await;
+                let bytes = bytes.map_err(store("read an index run", lineage.volume()))?;
+                let damaged = |source| LogFailure::Damaged { key: key.clone(), source };
+                let own = RunRef { id: RunId(PlacedId { owner: 0, ..run.id.0 }), ..run.clone() };
+                let head = RunHead::decode(&own, &bytes).map_err(damaged)?;
+                head.segments().iter().map(|segment| segment.id).collect()
+            }
+        };
+        self.now.runs.insert(key, Arc::clone(&segments));
+        Ok(segments)
+    }
+
+    async fn root(
+        &mut self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+        seq: Seq,
+    ) -> Result<Arc<Manifest>, LogFailure> {
+        let name = SnapshotName { volume: volume.clone(), seq };
+        let root = match self.before.roots.remove(&name) {
+            Some(read) => read,
+            None => Arc::new(read_snapshot(objects, volume, seq).await?),
+        };
+        self.now.roots.insert(name, Arc::clone(&root));
+        Ok(root)
+    }
+}

@@ -1,0 +1,126 @@
+//! A volume in the reference store, with segments and merged runs.
+#![allow(clippy::unwrap_used, dead_code, reason = "helpers of several tests")]
+
+use std::sync::Arc;
+
+use holdfast_engine::chunk_set::ChunkSet;
+use holdfast_engine::index::merge::{Input, MergeStep};
+use holdfast_engine::index::{self, Run, RunRef, SegmentObject};
+use holdfast_engine::record::{Body, Merge, Record};
+use holdfast_engine::sector_map::SideSet;
+use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
+use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest};
+use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SegmentId, Seq, VolumeId};
+
+pub(crate) const NONCE: Nonce = Nonce([3; 16]);
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[7]
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The volume.
+pub(crate) struct Stored {
+    pub(crate) store: MemoryStore,
+    pub(crate) volume: VolumeId,
+    /// Its segments, and those of the volume that it was forked from.
+    pub(crate) segments: Vec<(SegmentRef, FrameIndex)>,
+    /// Of the newest attach.
+    pub(crate) epoch: u64,
+}
+
+impl Stored {
+    /// The volume is created in `store`, and attached by the record at `attach`.
+    pub(crate) async fn attached(store: MemoryStore, volume: &str, creation: Creation, attach: u64) -> Self {
+        let mut stored = Self { store, volume: volume.parse().unwrap(), segments: Vec::new(), epoch: 0 };
+        let sectors = provision(&stored.store, &stored.volume, creation).await.unwrap();
+        stored.attach(attach, sectors).await;
+        stored
+    }
+
+    pub(crate) async fn attach(&mut self, seq: u64, sectors: u64) {
+        self.epoch += 1;
+        self.record(seq, Body::Attach { sectors, node: "n".to_owned(), displaced: None }).await;
+    }
+
+    pub(crate) async fn record(&self, seq: u64, body: Body) {
+        let record = Record {
+            volume: self.volume.clone(),
+            seq: Seq(seq),
+            epoch: Epoch(self.epoch),
+            nonce: NONCE,
+            unix_ms: 0,
+            body,
+        };
+        assert_eq!(create_record(&self.store, &record).await.unwrap(), CreateOutcome::Created);
+    }
+
+    /// Commits noise; a mask of 0 stands for a sector of zeros.
+    pub(crate) async fn commit(&mut self, seq: u64, frames: &[(u64, u32)]) {
+        let mut builder = SegmentBuilder::default();
+        for (block, mask) in frames {
+            let bytes = match mask {
+                0 => vec![0; 4096],
+                mask => noise(seq * 10_000 + block, mask.count_ones() as usize * 4096),
+            };
+            builder.push(Block(*block), Mask((*mask).max(1)), &bytes);
+        }
+        let (segment, object) = builder.finish(SegmentId::new(Seq(seq), seq, [0; 10]));
+        let at = segment.index_offset as usize;
+        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
+        let key = ObjectKey::Segment(self.volume.clone(), segment.id).to_string();
+        self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
+        self.record(
+            seq,
+            Body::Change {
+                segments: vec![segment.clone()],
+                chunks: ChunkSet::default(),
+                invalidated: SideSet::NONE,
+                generation: 1,
+                merges: vec![],
+                snapshots: SnapshotChange::default(),
+            },
+        )
+        .await;
+        self.segments.push((segment, index));
+    }
+
+    /// Merges so many runs of the list, but for the newest ones, with the record at `seq`.
+    pub(crate) async fn merge(&self, seq: u64, newest: usize, count: usize) -> RunRef {
+        let list = read_manifest(&self.store, &self.volume).await.unwrap().runs().clone();
+        let inputs = &list[newest..newest + count];
+        let input = |run: &Run| {
+            let Run::Segment(segment) = run else { panic!("it is of level 0") };
+            let (_, index) =
+                self.segments.iter().find(|(other, _)| other.id.0.ulid == segment.id.0.ulid).unwrap();
+            Input::Segment(SegmentObject::from(&**segment), Arc::new(index.clone()))
+        };
+        let mut merge = index::merge::Merge::new(inputs.iter().map(input), newest + count == list.len());
+        while merge.advance() != MergeStep::Ended {}
+        let (output, _head) = merge.close(RunId::new(Seq(seq), seq, [0; 10]), 1);
+        let key = ObjectKey::Run(self.volume.clone(), output.id).to_string();
+        let object = merge.take(usize::MAX);
+        self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
+        let (newest, oldest) = (inputs[0].id(), inputs[count - 1].id());
+        let merges = vec![Merge { newest, oldest, output: output.clone() }];
+        let body = Body::Change {
+            segments: vec![],
+            chunks: ChunkSet::default(),
+            invalidated: SideSet::NONE,
+            generation: 1,
+            merges,
+            snapshots: SnapshotChange::default(),
+        };
+        self.record(seq, body).await;
+        output
+    }
+}

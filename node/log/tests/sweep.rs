@@ -1,0 +1,251 @@
+//! Sweeps of a store with several volumes.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod stored;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use holdfast_engine::record::Body;
+use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_log::{Creation, LogFailure, forget, provision, remove, snapshot_detached};
+use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, ObjectStore, ReadyParts, Verb};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Nonce, SegmentId, Seq, SnapshotUid, VolumeId};
+
+use stored::{NONCE, Stored};
+
+const SECTORS: u64 = 40_000;
+const DAY: Duration = Duration::from_hours(24);
+
+fn id(name: &str) -> VolumeId {
+    name.parse().unwrap()
+}
+
+/// Everything at once, a moment ahead of the store's clock.
+fn all() -> SweepOptions {
+    let now = SystemTime::now() + Duration::from_secs(10);
+    SweepOptions { grace: Duration::ZERO, now, dry_run: false, most: u64::MAX }
+}
+
+async fn swept(store: &MemoryStore) -> SweepReport {
+    sweep(store, &mut Heads::default(), all()).await.unwrap()
+}
+
+/// Volume `a` with the commits 3 and 4, which the record at 5 merged, and the commit 6.
+async fn with_garbage() -> Stored {
+    let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    // Block 0 of commit 3 is hidden by that of commit 4.
+    stored.commit(3, &[(0, 0b1)]).await;
+    stored.commit(4, &[(0, 0b1)]).await;
+    stored.merge(5, 0, 2).await;
+    stored.commit(6, &[(1, 0b1)]).await;
+    stored
+}
+
+/// Stores a segment for `place` that no record names.
+async fn leave_segment(stored: &Stored, place: u64) -> String {
+    let key = ObjectKey::Segment(stored.volume.clone(), SegmentId::new(Seq(place), 7, [9; 10])).to_string();
+    stored.store.put_segment(&key, &mut ReadyParts::new([b"unnamed".to_vec().into()])).await.unwrap();
+    key
+}
+
+fn segment_key(stored: &Stored, number: usize) -> String {
+    ObjectKey::Segment(stored.volume.clone(), stored.segments[number].0.id).to_string()
+}
+
+async fn snapshot(stored: &Stored, seq: u64) -> Seq {
+    stored.record(seq, Body::Detach).await;
+    let taken = snapshot_detached(&stored.store, &stored.volume, SnapshotUid([1; 16]), NONCE, 7).await;
+    taken.unwrap().seq
+}
+
+fn fork_of(volume: &str, seq: Seq) -> Creation {
+    Creation { source: Some(format!("{volume}@{seq}").parse().unwrap()), ..Creation::plain(0, NONCE, 0) }
+}
+
+fn keys(store: &MemoryStore) -> BTreeSet<String> {
+    store.keys().into_iter().collect()
+}
+
+#[tokio::test]
+async fn unnamed_objects_go_once_the_log_has_passed_their_place() {
+    let stored = with_garbage().await;
+    let (passed, ahead) = (leave_segment(&stored, 6).await, leave_segment(&stored, 7).await);
+    let before = keys(&stored.store);
+    let report = swept(&stored.store).await;
+    let mut gone = before;
+    keys(&stored.store).iter().for_each(|key| assert!(gone.remove(key)));
+    assert_eq!(gone, BTreeSet::from([passed, segment_key(&stored, 0)]), "commit 3 is hidden since the merge");
+    assert_eq!((report.volumes, report.garbage, report.deleted.objects), (1, report.deleted, 2));
+    assert!(keys(&stored.store).contains(&ahead), "a writer may still name it");
+    assert_eq!(report.kept.objects, stored.store.keys().len() as u64);
+    assert_eq!((report.oldest, report.skipped.len()), (None, 0));
+}
+
+#[tokio::test]
+async fn a_dry_run_deletes_nothing_and_says_what_would_go() {
+    let stored = with_garbage().await;
+    let before = keys(&stored.store);
+    let options = SweepOptions { dry_run: true, ..all() };
+    let report = sweep(&stored.store, &mut Heads::default(), options).await.unwrap();
+    assert_eq!((report.garbage.objects, report.deleted.objects), (1, 0));
+    assert!(report.garbage.bytes > 4096 && report.oldest.is_some());
+    assert_eq!(keys(&stored.store), before);
+}
+
+#[tokio::test]
+async fn young_garbage_and_what_is_over_the_limit_waits() {
+    let stored = with_garbage().await;
+    leave_segment(&stored, 1).await;
+    let young = SweepOptions { grace: DAY, ..all() };
+    let report = sweep(&stored.store, &mut Heads::default(), young).await.unwrap();
+    assert_eq!((report.garbage.objects, report.deleted.objects), (2, 0));
+    let one = SweepOptions { most: 1, ..all() };
+    for left in [1, 0] {
+        let report = sweep(&stored.store, &mut Heads::default(), one).await.unwrap();
+        assert_eq!((report.garbage.objects, report.deleted.objects), (left + 1, 1));
+        assert_eq!(report.oldest.is_some(), left > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_keeps_what_the_volume_no_longer_names() {
+    let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    stored.commit(3, &[(0, 0b1)]).await;
+    let seq = snapshot(&stored, 4).await;
+    assert_eq!(seq, Seq(5));
+    stored.attach(6, SECTORS).await;
+    stored.commit(7, &[(0, 0b1)]).await;
+    stored.merge(8, 0, 2).await;
+    assert_eq!(swept(&stored.store).await.garbage.objects, 0);
+    forget(&stored.store, &stored.volume, seq).await.unwrap();
+    // Its root, and the segment that only it named.
+    assert_eq!(swept(&stored.store).await.deleted.objects, 2);
+    assert!(!keys(&stored.store).contains(&segment_key(&stored, 0)));
+    assert!(keys(&stored.store).contains(&segment_key(&stored, 1)));
+}
+
+#[tokio::test]
+async fn a_root_that_no_record_registers_goes() {
+    let stored = with_garbage().await;
+    let [passed, ahead] =
+        [Seq(4), Seq(7)].map(|seq| ObjectKey::Snapshot(stored.volume.clone(), seq).to_string());
+    for key in [&passed, &ahead] {
+        let _created = stored.store.create(key, b"root".to_vec().into()).await.unwrap();
+    }
+    swept(&stored.store).await;
+    assert!(!keys(&stored.store).contains(&passed) && keys(&stored.store).contains(&ahead));
+}
+
+/// Forks of forks read merged runs and segments of removed volumes; the last one to go frees everything.
+#[tokio::test]
+async fn removed_volumes_keep_what_forks_read_until_those_are_gone() {
+    let a = with_garbage().await;
+    let seq = snapshot(&a, 7).await;
+    let store = a.store.clone();
+    let mut b = Stored::attached(store.clone(), "b", fork_of("a", seq), 2).await;
+    b.commit(3, &[(2, 0b1)]).await;
+    let of_b = snapshot(&b, 4).await;
+    provision(&store, &id("c"), fork_of("b", of_b)).await.unwrap();
+    for (volume, seq) in [(&a.volume, seq), (&b.volume, of_b)] {
+        forget(&store, volume, seq).await.unwrap();
+        assert!(!remove(&store, volume, Nonce::default(), 0).await.unwrap().is_empty());
+    }
+    swept(&store).await;
+    let left = keys(&store);
+    let is_data = |key: &&String| key.contains("/segments/") || key.contains("/runs/");
+    // Of a: the merged run, and the segments of commits 4 and 6. Of b: its segment.
+    assert_eq!(left.iter().filter(is_data).count(), 4, "{left:?}");
+    assert!(!left.iter().any(|key| key.contains("/snapshots/") || key.contains("/checkpoints/")));
+    assert!(remove(&store, &id("c"), Nonce::default(), 0).await.unwrap().is_empty());
+    swept(&store).await;
+    let left = keys(&store);
+    let stays = ["/log/", "/truncated/", "/forgotten/"];
+    assert!(left.iter().all(|key| stays.iter().any(|kind| key.contains(kind))), "{left:?}");
+    assert_eq!(left.iter().filter(|key| key.contains("/log/")).count(), 6, "create and tombstone: {left:?}");
+    assert_eq!(swept(&store).await.garbage.objects, 0);
+}
+
+/// A fork comes after the sweep listed the volumes, and before its snapshot is forgotten.
+#[tokio::test]
+async fn a_fork_that_comes_during_a_sweep_is_seen() {
+    let mut a = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    a.commit(3, &[(0, 0b1)]).await;
+    let seq = snapshot(&a, 4).await;
+    a.attach(6, SECTORS).await;
+    a.commit(7, &[(0, 0b1)]).await;
+    a.merge(8, 0, 2).await;
+    let (gate, store) = (Gate::new(), a.store.clone());
+    store.fail_next(Verb::Get, Fault::Hold(gate.clone()));
+    let sweeping = tokio::spawn({
+        let store = store.clone();
+        async move { swept(&store).await }
+    });
+    gate.arrival().await;
+    provision(&store, &id("b"), fork_of("a", seq)).await.unwrap();
+    forget(&store, &a.volume, seq).await.unwrap();
+    gate.release();
+    let report = sweeping.await.unwrap();
+    assert_eq!(report.volumes, 2);
+    assert!(keys(&store).contains(&segment_key(&a, 0)), "volume b reads it");
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_keeps_its_objects_and_those_behind_it() {
+    let a = with_garbage().await;
+    let seq = snapshot(&a, 7).await;
+    let store = a.store.clone();
+    let b = Stored::attached(store.clone(), "b", fork_of("a", seq), 2).await;
+    let other = Stored::attached(store.clone(), "other", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    let garbage = [leave_segment(&a, 1).await, leave_segment(&b, 1).await, leave_segment(&other, 1).await];
+    let attach = ObjectKey::Log(id("b"), Seq(2)).to_string();
+    store.corrupt(&attach, |bytes| bytes[40] ^= 1);
+    let report = swept(&store).await;
+    assert_eq!(report.skipped.iter().map(|skipped| skipped.volume.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert!(matches!(report.skipped[0].error, LogFailure::Damaged { .. }));
+    let is_left = |key: &String| keys(&store).contains(key);
+    assert_eq!(garbage.each_ref().map(is_left), [true, true, false]);
+    // Nobody knows now which volumes b reads: any that has or had snapshots.
+    store.corrupt(&ObjectKey::Log(id("b"), Seq::FIRST).to_string(), |bytes| bytes[40] ^= 1);
+    swept(&store).await;
+    assert_eq!(garbage.each_ref().map(is_left), [true, true, false]);
+}
+
+#[tokio::test]
+async fn a_damaged_run_keeps_the_volume_whole() {
+    let stored = with_garbage().await;
+    let run = stored.store.keys().into_iter().find(|key| key.contains("/runs/")).unwrap();
+    stored.store.corrupt(&run, |bytes| bytes.fill(7));
+    let report = swept(&stored.store).await;
+    assert_eq!((report.skipped.len(), report.garbage.objects), (1, 0));
+    assert!(report.skipped[0].error.to_string().contains(&run));
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_ends_the_sweep() {
+    for verb in [Verb::Get, Verb::List] {
+        let stored = with_garbage().await;
+        let before = keys(&stored.store);
+        stored.store.fail_always(verb, Fault::Before(ErrorKind::Unavailable));
+        let error = sweep(&stored.store, &mut Heads::default(), all()).await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        stored.store.heal();
+        assert_eq!(keys(&stored.store), before);
+    }
+}
+
+/// 1,000 snapshots cost a request each once, and none later.
+#[tokio::test]
+async fn the_next_sweep_reads_no_root_or_run_again() {
+    let stored = with_garbage().await;
+    snapshot(&stored, 7).await;
+    let mut heads = Heads::default();
+    let mut gets = Vec::new();
+    for _ in 0..3 {
+        let before = stored.store.counts().get;
+        sweep(&stored.store, &mut heads, all()).await.unwrap();
+        gets.push(stored.store.counts().get - before);
+    }
+    assert_eq!((gets[0] - gets[1], gets[1]), (2, gets[2]), "the run's head, and the root");
+}
