@@ -191,8 +191,12 @@ pub async fn scrub(
     let frames = scans.iter().map(|scan| scan.frames).sum();
     let segments = scans.len() as u64;
     let lookup = visible::Lookup { objects, volume, manifest: &manifest, runs: &runs };
-    findings.extend(visible::weigh(lookup, scans).await?);
-    findings.extend(visible::weigh_runs(&manifest, runs));
+    // Of a log that cannot be read to its end, the rest may have replaced an object that was then swept.
+    let may_be_swept = findings.iter().any(|finding| finding.effect == Effect::NoAttach);
+    let mut of_objects = visible::weigh(lookup, scans).await?;
+    of_objects.extend(visible::weigh_runs(&manifest, runs));
+    of_objects.retain(|finding| !(may_be_swept && matches!(finding.fault, Damage::Missing)));
+    findings.extend(of_objects);
     Ok(Report {
         manifest,
         records,

@@ -49,6 +49,10 @@ pub enum Invariant {
     OneVolumeOneState = 20,
     /// A merge of index runs that is due is part of the volume some commits later.
     DepthIsBounded = 21,
+    /// No object is deleted that a volume or a snapshot names, or that a record to come may name.
+    NothingNeededIsDeleted = 22,
+    /// At rest, a sweep deletes every object that nothing needs.
+    GarbageGoes = 23,
     /// A store that does not answer delays only its own volumes.
     StoresAreIndependent = 25,
     /// No volume serves, recovers or deletes a device that is not its own, and none is forgotten.
@@ -66,7 +70,7 @@ pub enum Invariant {
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -88,6 +92,8 @@ impl Invariant {
         Self::TakeoverNamesItsVictim,
         Self::OneVolumeOneState,
         Self::DepthIsBounded,
+        Self::NothingNeededIsDeleted,
+        Self::GarbageGoes,
         Self::StoresAreIndependent,
         Self::DevicesAreOwn,
         Self::PlaceIsKept,

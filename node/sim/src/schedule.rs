@@ -348,6 +348,7 @@ impl Schedule {
             2 => self.world.check_a_snapshot(),
             3 if self.world.control_is_idle() => self.world.begin_forget(),
             4 if self.world.control_is_idle() => self.world.begin_control_snapshot(again),
+            5 if self.world.control_is_idle() => self.world.begin_sweep(),
             _ => {
                 let steps = if self.rng().once_in(2) { 1 } else { 8 };
                 (0..steps).for_each(|_| self.world.step_control());
@@ -482,6 +483,7 @@ impl Schedule {
         self.home = (self.home + 1) % self.world.hosts.len();
         while !self.read_and_leave() {}
         self.world.check_store(self.home);
+        self.world.check_sweep();
         self.world.check_snapshots();
         self.world.check_whole();
         // Every profile is run with and without.

@@ -6,6 +6,7 @@ mod forks;
 mod frames;
 mod indexes;
 mod snapshots;
+mod sweeps;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -154,6 +155,9 @@ impl Store {
                 Answer::Listed(Ok(self.list(prefix, start_after.as_deref(), *limit, as_of)))
             }
             StoreAsk::Delete { key } => {
+                if self.get(key).is_ok() && !is_of_log(key) {
+                    self.check_delete(key);
+                }
                 self.changes += 1;
                 if let Some(object) = self.objects.get_mut(key).filter(|object| object.gone.is_none()) {
                     object.gone = Some(self.changes);
@@ -375,7 +379,10 @@ impl Store {
         let mut read = BlockStamps::default();
         for piece in &plan.pieces {
             let key = manifest.lineage().segment_key(piece.segment);
-            let stamps = self.frames.stamps(block, piece, &self.objects[&key].body);
+            let Ok(body) = self.get(&key) else {
+                Invariant::NothingReferencedIsMissing.broken(&format!("{key} is not there"))
+            };
+            let stamps = self.frames.stamps(block, piece, body);
             for (bit, stamp) in (0..).zip(stamps).filter(|(bit, _)| piece.visible.contains(*bit)) {
                 read[bit as usize] = stamp;
             }
@@ -393,6 +400,11 @@ impl Store {
         }
         read
     }
+}
+
+/// Returns true for what truncation deletes.
+fn is_of_log(key: &str) -> bool {
+    matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..) | ObjectKey::Checkpoint(..)))
 }
 
 /// Checks a record that came in the place of a truncated one, and is not in the log. It must be an attach or

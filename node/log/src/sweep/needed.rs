@@ -1,6 +1,6 @@
 //! What the volumes of a store need of each other's objects.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem;
 use std::sync::Arc;
 
@@ -11,8 +11,9 @@ use holdfast_engine::safeguard::{
     Safeguard::{ForksKeepObjects, SweepKeepsSnapshots},
     safeguard,
 };
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_objects::ObjectStore;
-use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, SnapshotName, VolumeId};
+use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, VolumeId};
 
 use super::{Known, Skipped, or_damage};
 use crate::read::read_record;
@@ -25,7 +26,8 @@ use crate::{LogFailure, store};
 pub struct Heads {
     /// The segments that a run names, as its owner does, by the run's key.
     runs: BTreeMap<String, Arc<[SegmentId]>>,
-    roots: BTreeMap<SnapshotName, Arc<Manifest>>,
+    /// By the key, and the snapshot: in a bucket that was set back another one may come to stand there.
+    roots: HashMap<(VolumeId, Snapshot), Arc<Manifest>>,
 }
 
 /// Objects of one volume that are needed.
@@ -94,7 +96,7 @@ impl Needed {
         self.add(objects, reader, &known.manifest).await?;
         for snapshot in known.manifest.snapshots() {
             if !known.forgotten.contains(&snapshot.seq) && safeguard(SweepKeepsSnapshots) {
-                let root = reader.root(objects, known.manifest.volume(), snapshot.seq).await?;
+                let root = reader.root(objects, known.manifest.volume(), *snapshot).await?;
                 self.add(objects, reader, &root).await?;
             }
         }
@@ -200,12 +202,12 @@ impl HeadReader {
         &mut self,
         objects: &dyn ObjectStore,
         volume: &VolumeId,
-        seq: Seq,
+        snapshot: Snapshot,
     ) -> Result<Arc<Manifest>, LogFailure> {
-        let name = SnapshotName { volume: volume.clone(), seq };
+        let name = (volume.clone(), snapshot);
         let root = match self.before.roots.remove(&name) {
             Some(read) => read,
-            None => Arc::new(read_snapshot(objects, volume, seq).await?),
+            None => Arc::new(read_snapshot(objects, volume, snapshot.seq).await?),
         };
         self.now.roots.insert(name, Arc::clone(&root));
         Ok(root)

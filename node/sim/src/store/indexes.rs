@@ -10,10 +10,10 @@ use std::rc::Rc;
 
 use holdfast_engine::compose::{Composition, Layer, compose};
 use holdfast_engine::index::policy::{Shape, next_merge};
-use holdfast_engine::index::{Run, RunHead, RunPage};
+use holdfast_engine::index::{Run, RunHead, RunPage, Runs};
 use holdfast_engine::record::{Body, Merge};
 use holdfast_engine::segment::{FrameIndex, SegmentRef};
-use holdfast_types::{Block, Mask, PlacedId, RunId, SegmentId};
+use holdfast_types::{Block, Mask, PlacedId, RunId, SegmentId, VolumeId};
 
 use crate::expect::Cut;
 use crate::invariant::Invariant;
@@ -73,6 +73,23 @@ impl StoredIndexes {
     /// Content that the seal of a segment captured.
     pub(super) fn cut_of(&self, segment: SegmentId) -> Option<&Rc<Cut>> {
         self.segments.get(&segment).map(|segment| &segment.cut)
+    }
+
+    /// Returns true if the list names an object of `owner`: as a run, or as a segment of one.
+    pub(super) fn names(&self, runs: &Runs, owner: &VolumeId, object: PlacedId, is_run: bool) -> bool {
+        let lineage = runs.lineage();
+        let is_it = |forks: u8, id: PlacedId| {
+            lineage.owner(forks) == owner && PlacedId { owner: 0, ..id } == PlacedId { owner: 0, ..object }
+        };
+        runs.iter().any(|run| match run {
+            Run::Segment(segment) => !is_run && is_it(segment.id.0.owner, segment.id.0),
+            Run::Merged(run) if is_run => is_it(run.id.0.owner, run.id.0),
+            Run::Merged(run) => {
+                let head = &self.runs[&own_run(run.id)].head;
+                let forks = run.id.0.owner;
+                head.segments().iter().any(|segment| is_it(forks + segment.id.0.owner, segment.id.0))
+            }
+        })
     }
 
     pub(super) fn holds_run(&self, run: RunId) -> bool {

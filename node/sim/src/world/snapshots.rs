@@ -1,11 +1,15 @@
-//! Snapshots: of the writer, asked for by its client; of the control plane, beside whatever the hosts do.
+//! Snapshots: of the writer, asked for by its client; of the control plane, beside whatever the hosts do; and
+//! sweeps of the store.
 //!
 //! Owns: the control plane's process, whose requests meet the faults of host 0's connection.
 
+use std::mem;
 use std::rc::Rc;
+use std::time::{Duration, SystemTime};
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::Snapshot;
+use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
 use holdfast_objects::StoreError;
 use holdfast_types::{Nonce, Seq, SnapshotUid};
@@ -20,15 +24,23 @@ use crate::tasks::Tasks;
 /// The host whose connection the control plane has.
 const CONTROL: usize = 0;
 
+/// A sweep that relies on nothing but what it reads: the age of an object counts for nothing.
+pub(super) const AT_ONCE: SweepOptions =
+    SweepOptions { grace: Duration::ZERO, now: SystemTime::UNIX_EPOCH, dry_run: false, most: u64::MAX };
+
 /// Outcome of what the control plane did.
 enum Done {
     Taken(Result<Snapshot, SnapshotError>),
     Forgotten(Result<(), SnapshotError>),
+    Swept(Result<SweepReport, LogFailure>, Heads),
 }
 
-/// The control plane at work on the volume's snapshots: one thing at a time.
+/// The control plane at work on the volume's snapshots and on what nothing needs any more: one thing at a
+/// time.
 #[derive(Default)]
 pub(crate) struct ControlPlane {
+    /// What its last sweep remembered.
+    heads: Heads,
     calls: Calls,
     tasks: Tasks<Done>,
     waiting: Option<Call>,
@@ -117,6 +129,27 @@ impl World {
         self.run_control();
     }
 
+    /// The control plane begins a sweep.
+    pub(crate) fn begin_sweep(&mut self) {
+        let (objects, mut heads) =
+            (SimObjects(self.control.calls.clone()), mem::take(&mut self.control.heads));
+        self.control.tasks.start(async move {
+            let swept = sweep(&objects, &mut heads, AT_ONCE).await;
+            Done::Swept(swept, heads)
+        });
+        self.trace.host_event(CONTROL, 87, "the control plane begins a sweep");
+        self.run_control();
+    }
+
+    /// Everything is at rest: a sweep leaves what is needed, and nothing else.
+    pub(crate) fn check_sweep(&mut self) {
+        let swept =
+            self.ask_soundly(|objects| async move { sweep(&objects, &mut Heads::default(), AT_ONCE).await });
+        let skipped = swept.expect("this store answers").skipped;
+        Invariant::GarbageGoes.check(skipped.is_empty(), || format!("a sweep cannot read {skipped:?}"));
+        self.store.check_swept();
+    }
+
     fn run_control(&mut self) {
         if let Some(done) = self.control.tasks.next_ended() {
             self.control_done(done);
@@ -128,6 +161,13 @@ impl World {
         let failed = match done {
             Done::Taken(Ok(taken)) => return drop(self.check_registered(taken)),
             Done::Forgotten(Ok(())) => return,
+            Done::Swept(swept, heads) => {
+                self.control.heads = heads;
+                match swept {
+                    Ok(_) => return,
+                    Err(failure) => SnapshotError::Log(failure),
+                }
+            }
             Done::Taken(Err(error)) | Done::Forgotten(Err(error)) => error,
         };
         let has_cause = if let SnapshotError::Log(failure) = &failed {
@@ -142,23 +182,23 @@ impl World {
 
     /// Ends the control plane: requests of its are lost.
     pub(super) fn stop_control(&mut self) {
-        let last = self.control.last;
-        self.control = ControlPlane { last, ..ControlPlane::default() };
+        let (last, heads) = (self.control.last, mem::take(&mut self.control.heads));
+        self.control = ControlPlane { last, heads, ..ControlPlane::default() };
     }
 
     /// Reads one of the snapshots that count from what is stored of it.
     pub(crate) fn check_a_snapshot(&mut self) {
-        let registered = self.store.registered().len();
-        if registered > 0 {
-            let seq = self.store.registered()[self.rng.below(registered)].seq;
+        let live = self.store.live();
+        if !live.is_empty() {
+            let seq = live[self.rng.below(live.len())];
             self.store.check_snapshot(seq);
         }
     }
 
     /// Reads all of them.
     pub(crate) fn check_snapshots(&self) {
-        for known in self.store.registered() {
-            self.store.check_snapshot(known.seq);
+        for seq in self.store.live() {
+            self.store.check_snapshot(seq);
         }
     }
 
