@@ -282,8 +282,10 @@ impl Safeguard {
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
             Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
-            Self::SweepPassedPlaces | Self::SweepKeepsSnapshots | Self::SweepListsAgain => 22,
-            Self::AskIfForgotten | Self::ForksKeepObjects | Self::CountFromOwner => 30,
+            Self::SweepPassedPlaces | Self::SweepKeepsSnapshots => 22,
+            Self::AskIfForgotten | Self::SweepListsAgain | Self::ForksKeepObjects | Self::CountFromOwner => {
+                30
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use holdfast_log::sweep::{Heads, sweep};
 use holdfast_log::{
     Creation, LogFailure, forget, provision, read_manifest_to_end, remove, snapshot_detached, snapshots,
 };
@@ -11,7 +12,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, SnapshotName, VolumeId};
 
 use super::World;
-use super::snapshots::ControlPlane;
+use super::snapshots::{AT_ONCE, ControlPlane};
 use crate::calls::Calls;
 use crate::expect::{Cut, Expect};
 use crate::host::Host;
@@ -33,29 +34,37 @@ pub(super) struct Behind {
 const BEHIND: &str = "a volume behind a fork";
 
 impl World {
-    /// A snapshot is restored while it is deleted and its volume is removed, in a copy of the bucket. Either
-    /// the fork holds what the snapshot held, or there is none.
+    /// A snapshot is restored while it is deleted, its volume is removed and the store is swept, in a copy of
+    /// the bucket. Either the fork holds what the snapshot held, or there is none.
     pub(crate) fn check_fork_beside_removal(&mut self, rng: &mut Rng) {
         let (source, cut) = self.snapshot_to_fork(rng);
         let whole = self.store.clone();
         let (volume, fork) = (self.store.volume().clone(), self.fork_id());
         let creation = Creation { source: Some(source), ..Creation::plain(0, Nonce(rng.bytes()), 0) };
-        let calls = [Calls::default(), Calls::default()];
-        let (mut forks, mut removals) = (Tasks::default(), Tasks::default());
+        let calls = [Calls::default(), Calls::default(), Calls::default()];
+        let (mut forks, mut removals, mut sweeps) = (Tasks::default(), Tasks::default(), Tasks::default());
         let (objects, named) = (SimObjects(calls[0].clone()), fork.clone());
         forks.start(async move { provision(&objects, &named, creation).await });
         let objects = SimObjects(calls[1].clone());
         removals.start(async move { forget_and_remove(&objects, &volume).await });
-        let (mut made, mut removed) = (None, None);
-        // The fork takes a few requests, the removal many.
-        let slower = *rng.pick(&[2, 8, 32]);
-        while made.is_none() || removed.is_none() {
+        let objects = SimObjects(calls[2].clone());
+        sweeps.start(async move { sweep(&objects, &mut Heads::default(), AT_ONCE).await });
+        let (mut made, mut removed, mut swept) = (None, None, None);
+        // One of them goes on for a while, then another one.
+        let (turns, mut who) = (*rng.pick(&[1, 4, 12]), 2);
+        while made.is_none() || removed.is_none() || swept.is_none() {
             made = made.or_else(|| forks.next_ended());
             removed = removed.or_else(|| removals.next_ended());
-            if let Some(call) = calls[usize::from(!rng.once_in(slower))].take() {
+            swept = swept.or_else(|| sweeps.next_ended());
+            if rng.once_in(turns) {
+                who = rng.below(calls.len());
+            }
+            if let Some(call) = calls[who].take() {
                 self.answer_soundly(call);
             }
         }
+        let swept = swept.expect("it ended");
+        Invariant::ForkIsItsSnapshot.check(swept.is_ok(), || format!("the sweep beside a fork: {swept:?}"));
         self.check_made(&fork, &cut, &made.expect("it ended"));
         let removed = removed.expect("it ended");
         Invariant::ForkIsItsSnapshot

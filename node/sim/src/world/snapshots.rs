@@ -172,7 +172,11 @@ impl World {
         };
         let has_cause = if let SnapshotError::Log(failure) = &failed {
             // In a fleet a store denies for a while.
-            let denied = matches!(failure, LogFailure::Store { source: StoreError::Denied { .. }, .. });
+            let denied = matches!(
+                failure,
+                LogFailure::Store { source: StoreError::Denied { .. }, .. }
+                    | LogFailure::Volumes { source: StoreError::Denied { .. } }
+            );
             denied || failure.is_transient()
         } else {
             matches!(failed, SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. })
