@@ -1,7 +1,7 @@
 //! Attaches a volume: log, local files, attach record, in this order.
 //!
 //! 1. the log is read, and the local map; where the map knows more of the log than LIST showed, the log is
-//!    read to its end;
+//!    read to its end. A fork whose creator died is confirmed first, or ends;
 //! 2. local data that is not the volume's newest is preserved if any of it is dirty (invariant 6) or the log
 //!    was set back, else discarded (`SupersededPreserved`);
 //! 3. the local files are opened with all the room that serving needs. The header with this attach's nonce is
@@ -28,7 +28,8 @@ use holdfast_engine::safeguard::{
     safeguard,
 };
 use holdfast_log::{
-    CreateOutcome, LogFailure, create_record, read_manifest, read_manifest_to_end, was_truncated_after,
+    CreateOutcome, LogFailure, confirm_fork, create_record, read_manifest, read_manifest_to_end,
+    was_truncated_after,
 };
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Epoch, VolumeId};
@@ -105,6 +106,10 @@ pub async fn acquire<L: LocalState>(
     let mut preserved = None;
     for _ in 0..TRIES {
         let mut manifest = read_manifest(objects, volume).await?;
+        if manifest.is_unconfirmed() {
+            confirm_fork(objects, volume).await?;
+            manifest = read_manifest_to_end(objects, volume).await?;
+        }
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
         if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogSetBack) {
             manifest = read_manifest_to_end(objects, volume).await?;

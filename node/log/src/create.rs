@@ -1,13 +1,14 @@
 //! Extending a log.
 
 use bytes::Bytes;
+use holdfast_engine::fork::Fork;
 use holdfast_engine::manifest::LogError;
 use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, VolumeId};
 
-use crate::fork::{confirm, no_such_source, read_fork};
+use crate::fork::{confirm, confirm_fork, no_such_source, read_fork};
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::is_forgotten;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
@@ -70,7 +71,7 @@ impl Creation {
 }
 
 /// Creates the volume and returns its sectors: one PUT. With a source it begins with what the snapshot holds,
-/// zero sectors stand for the snapshot's, and that takes four GETs more (`fork.rs`). Again with the same size
+/// zero sectors stand for the snapshot's, and that takes one PUT and four GETs more (`fork.rs`). Again with the same size
 /// for the same [origin](Labels::origin) it changes nothing, whatever nonce and time it brings; that reads
 /// the log, whose end says that the volume was not removed.
 ///
@@ -88,29 +89,21 @@ pub async fn provision(
 ) -> Result<u64, LogFailure> {
     let Creation { sectors, labels, source, nonce, unix_ms } = creation;
     let origin = labels.origin();
-    let (sectors, fork) = match &source {
-        Some(snapshot) => {
-            if is_forgotten(objects, snapshot).await? && !begins_with(objects, volume, snapshot).await? {
-                return Err(no_such_source(volume, snapshot));
-            }
-            let fork = read_fork(objects, volume, snapshot).await?;
-            let sectors = if sectors == 0 { fork.sectors } else { sectors };
-            if sectors < fork.sectors {
-                let (volume, snapshot) = (volume.clone(), snapshot.clone());
-                let snapshot_sectors = fork.sectors;
-                return Err(LogFailure::SmallerThanSource { volume, sectors, snapshot, snapshot_sectors });
-            }
-            (sectors, Some(Box::new(fork)))
-        }
-        None => (sectors, None),
+    let begin = match &source {
+        Some(snapshot) => match begin_with(objects, volume, snapshot, sectors).await {
+            // One that was created before outlives its snapshot.
+            Err(LogFailure::NoSuchSource { .. }) if begins_with(objects, volume, snapshot).await? => None,
+            begin => begin.map(|(sectors, fork)| Some((sectors, Some(Box::new(fork)))))?,
+        },
+        None => Some((sectors, None)),
     };
-    let body = Body::Create { sectors, source: fork, labels };
-    let record = Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
-    if create_record(objects, &record).await? == CreateOutcome::Created {
-        return match &source {
-            Some(snapshot) => confirm_or_end(objects, &record, snapshot).await.map(|()| sectors),
-            None => Ok(sectors),
-        };
+    if let Some((sectors, source)) = begin {
+        let body = Body::Create { sectors, source, labels };
+        let record =
+            Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
+        if create_record(objects, &record).await? == CreateOutcome::Created {
+            return confirm(objects, &record).await.map(|()| sectors);
+        }
     }
     let there = read_creation(objects, volume).await?;
     let manifest = read_manifest_to_end(objects, volume).await?;
@@ -120,16 +113,37 @@ pub async fn provision(
     if there.labels.origin() != origin {
         return Err(LogFailure::CreatedElsewhere { volume: volume.clone(), origin: there.labels.origin() });
     }
-    if manifest.sectors() != sectors {
-        return Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors: manifest.sectors() });
-    }
     if there.source != source {
         return Err(LogFailure::OtherSource { volume: volume.clone(), snapshot: there.source });
     }
-    if let Some(snapshot) = &source {
-        confirm_or_end(objects, &record, snapshot).await?;
+    let wanted = if source.is_some() && sectors == 0 { there.sectors } else { sectors };
+    if manifest.sectors() != wanted {
+        return Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors: manifest.sectors() });
     }
-    Ok(sectors)
+    if manifest.is_unconfirmed() {
+        confirm_fork(objects, volume).await?;
+    }
+    Ok(wanted)
+}
+
+/// The beginning of a fork of `snapshot`, and its size: the one that was asked for, or the snapshot's for
+/// zero.
+async fn begin_with(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    snapshot: &SnapshotName,
+    sectors: u64,
+) -> Result<(u64, Fork), LogFailure> {
+    if is_forgotten(objects, snapshot).await? {
+        return Err(no_such_source(volume, snapshot));
+    }
+    let fork = read_fork(objects, volume, snapshot).await?;
+    let sectors = if sectors == 0 { fork.sectors } else { sectors };
+    if sectors < fork.sectors {
+        let (volume, snapshot, snapshot_sectors) = (volume.clone(), snapshot.clone(), fork.sectors);
+        return Err(LogFailure::SmallerThanSource { volume, sectors, snapshot, snapshot_sectors });
+    }
+    Ok((sectors, fork))
 }
 
 /// Returns true if the volume exists and began with the snapshot.
@@ -143,26 +157,6 @@ async fn begins_with(
         Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Makes sure that a fork keeps its objects. One that may have come too late is ended, unless it is in use:
-/// then another request of this kind made sure of it.
-async fn confirm_or_end(
-    objects: &dyn ObjectStore,
-    created: &Record,
-    snapshot: &SnapshotName,
-) -> Result<(), LogFailure> {
-    if confirm(objects, snapshot).await? {
-        return Ok(());
-    }
-    let volume = &created.volume;
-    // Only in the place behind the create record, which nothing else has if the fork was never used.
-    let tombstone = Record { seq: Seq::FIRST.next(), body: Body::Delete, ..created.clone() };
-    let ended = create_record(objects, &tombstone).await? == CreateOutcome::Created;
-    if ended || read_manifest_to_end(objects, volume).await?.is_deleted() {
-        return Err(no_such_source(volume, snapshot));
-    }
-    Ok(())
 }
 
 /// Reads the creation of the volume: one GET. Its record is there as long as any object of the volume is.

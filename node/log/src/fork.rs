@@ -9,15 +9,17 @@ use std::collections::BTreeSet;
 
 use futures::future::try_join_all;
 use holdfast_engine::fork::Fork;
-use holdfast_engine::record::Body;
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::safeguard::{
     Safeguard::{AskIfForgotten, ForksKeepObjects},
     safeguard,
 };
+use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::{Seq, SnapshotName, VolumeId};
+use holdfast_types::{Epoch, Seq, SnapshotName, VolumeId};
 
 use crate::LogFailure;
+use crate::create::{CreateOutcome, create_record};
 use crate::limit::PARALLEL_READS;
 use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, read_record};
@@ -63,12 +65,28 @@ pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogF
     LogFailure::NoSuchSource { volume: volume.clone(), snapshot: snapshot.clone() }
 }
 
-/// Returns true if the objects of `snapshot` stay for a fork whose create record is in the store: one GET
-/// that is answered "not found". Where the snapshot was forgotten they stay as long as its volume does.
-pub(crate) async fn confirm(objects: &dyn ObjectStore, snapshot: &SnapshotName) -> Result<bool, LogFailure> {
-    Ok(!safeguard(AskIfForgotten)
-        || !is_forgotten(objects, snapshot).await?
-        || !read_manifest_to_end(objects, &snapshot.volume).await?.is_deleted())
+/// Decides if the fork whose create record is `created` stands: the mark of its snapshot, one GET. The next
+/// record says which, so that nobody asks again once the snapshot is forgotten: one PUT. It is empty, or the
+/// fork's tombstone.
+pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Result<(), LogFailure> {
+    let Body::Create { source: Some(fork), .. } = &created.body else { return Ok(()) };
+    let stands = !safeguard(AskIfForgotten) || !is_forgotten(objects, &fork.snapshot).await?;
+    let body = if stands { Body::of_snapshots(SnapshotChange::default()) } else { Body::Delete };
+    let verdict = Record { seq: Seq::FIRST.next(), epoch: Epoch(0), body, ..created.clone() };
+    let said = create_record(objects, &verdict).await? == CreateOutcome::Created;
+    // Another record came first: of an attach that asked as well, or of a removal.
+    let ended =
+        if said { !stands } else { read_manifest_to_end(objects, &created.volume).await?.is_deleted() };
+    if ended { Err(no_such_source(&created.volume, &fork.snapshot)) } else { Ok(()) }
+}
+
+/// Decides if a fork stands whose creator did not come to it ([`holdfast_engine::manifest::Manifest::is_unconfirmed`]). Any other record
+/// comes after that.
+///
+/// # Errors
+/// [`LogFailure::NoSuchSource`]: it came too late, and has ended; else why that is not known.
+pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<(), LogFailure> {
+    confirm(objects, &read_record(objects, volume, Seq::FIRST).await?).await
 }
 
 /// The volumes that read objects of `volume`: forks of its snapshots, forks of those, and volumes of which

@@ -23,6 +23,7 @@ mod truncate;
 pub use create::{
     CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_creation, write_checkpoint,
 };
+pub use fork::confirm_fork;
 pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;

@@ -25,6 +25,7 @@ use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
+use crate::fork::confirm_fork;
 use crate::limit::TRIES;
 use crate::read::{read_manifest_to_end, seqs_under};
 use crate::truncate::was_truncated_after;
@@ -87,6 +88,10 @@ pub async fn snapshot_detached(
 ) -> Result<Snapshot, SnapshotError> {
     for _ in 0..TRIES {
         let manifest = existing(objects, volume).await?;
+        if manifest.is_unconfirmed() {
+            confirm_fork(objects, volume).await?;
+            continue;
+        }
         let dropped = forgotten(objects, &manifest).await?;
         let live = || manifest.snapshots().iter().filter(|known| !dropped.contains(&known.seq));
         if let Some(there) = live().find(|known| known.uid == uid) {

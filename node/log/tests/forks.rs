@@ -10,7 +10,7 @@ use futures::FutureExt;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_log::{
-    CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_creation,
+    CreateOutcome, Creation, LogFailure, confirm_fork, create_record, forget, provision, read_creation,
     read_manifest_to_end, remove, snapshot_detached,
 };
 use holdfast_objects::{
@@ -60,13 +60,13 @@ async fn exists(store: &MemoryStore, volume: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_fork_is_one_put_and_four_gets() {
+async fn a_fork_is_two_puts_and_four_gets() {
     let store = with_snapshot().await;
     let before = store.counts();
     assert_eq!(provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(), SECTORS);
     let after = store.counts();
     // The record that registers it, the root, and the mark that is not there, before and after.
-    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (1, 4, 0));
+    assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (2, 4, 0));
     let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
     assert_eq!((manifest.sectors(), manifest.lineage().ancestors()), (SECTORS, &[id("a")][..]));
     assert_eq!(read_creation(&store, &id("b")).await.unwrap().source, Some(named("a@2")));
@@ -152,21 +152,24 @@ async fn a_fork_outlives_its_snapshot() {
 async fn volumes_are_removed_in_any_order_and_keep_what_forks_read() {
     let store = with_snapshot().await;
     provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
-    assert_eq!(snapshot(&store, "b").await, "b@2");
-    provision(&store, &id("c"), fork_of("b@2", 0)).await.unwrap();
-    for volume in ["a", "b"] {
-        forget(&store, &id(volume), Seq(2)).await.unwrap();
+    assert_eq!(snapshot(&store, "b").await, "b@3");
+    provision(&store, &id("c"), fork_of("b@3", 0)).await.unwrap();
+    for (volume, seq) in [("a", Seq(2)), ("b", Seq(3))] {
+        forget(&store, &id(volume), seq).await.unwrap();
     }
-    let root = |volume| format!("volumes/{volume}/snapshots/00000000000000000002");
+    let root = |volume| match volume {
+        "a" => "volumes/a/snapshots/00000000000000000002",
+        _ => "volumes/b/snapshots/00000000000000000003",
+    };
     for (volume, forks) in [("a", vec![id("b"), id("c")]), ("b", vec![id("c")])] {
         assert_eq!(remove(&store, &id(volume), NONCE, 0).await.unwrap(), forks);
         assert!(!exists(&store, volume).await);
-        assert!(store.get(&root(volume), 1 << 20).await.is_ok(), "no object was deleted");
+        assert!(store.get(root(volume), 1 << 20).await.is_ok(), "no object was deleted");
     }
     assert_eq!(remove(&store, &id("c"), NONCE, 0).await.unwrap(), []);
     for volume in ["a", "b"] {
         assert_eq!(remove(&store, &id(volume), NONCE, 0).await.unwrap(), []);
-        assert!(store.get(&root(volume), 1 << 20).await.is_err());
+        assert!(store.get(root(volume), 1 << 20).await.is_err());
     }
 }
 
@@ -211,13 +214,7 @@ async fn a_fork_that_comes_after_the_mark_ends_itself() {
 #[tokio::test]
 async fn a_fork_that_comes_before_the_tombstone_keeps_its_objects() {
     let store = with_snapshot().await;
-    let script = async |inner: MemoryStore| {
-        let root = holdfast_log::read_snapshot(&inner, &id("a"), Seq(2)).await.unwrap();
-        let source = holdfast_engine::fork::Fork::of(&root).map(Box::new);
-        let body = Body::Create { sectors: SECTORS, source, labels: Default::default() };
-        let record = Record { volume: id("b"), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
-        assert_eq!(create_record(&inner, &record).await.unwrap(), CreateOutcome::Created);
-    };
+    let script = async |inner: MemoryStore| create_only(&inner, "b", "a@2").await;
     forget(&store, &id("a"), Seq(2)).await.unwrap();
     let root = "volumes/a/snapshots/00000000000000000002";
     let before_create =
@@ -334,48 +331,77 @@ struct BeforeGet<F> {
     script: Mutex<Option<F>>,
 }
 
-/// Puts the create record of a fork of `root` into the store, and asks for the fork as a retry does.
-async fn create_and_retry(inner: &MemoryStore, volume: &str, source: &str) {
+/// Puts the create record of a fork into the store, as a creator that dies then.
+async fn create_only(inner: &MemoryStore, volume: &str, source: &str) {
     let SnapshotName { volume: of, seq } = named(source);
     let root = holdfast_log::read_snapshot(inner, &of, seq).await.unwrap();
-    let source_of = holdfast_engine::fork::Fork::of(&root).map(Box::new);
-    let body = Body::Create { sectors: SECTORS, source: source_of, labels: Default::default() };
+    let source = holdfast_engine::fork::Fork::of(&root).map(Box::new);
+    let body = Body::Create { sectors: SECTORS, source, labels: Default::default() };
     let record = Record { volume: id(volume), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
     assert_eq!(create_record(inner, &record).await.unwrap(), CreateOutcome::Created);
-    assert_eq!(provision(inner, &id(volume), fork_of(source, 0)).await.unwrap(), SECTORS);
 }
 
-/// Found by reading: `a` ended while `b` came, `b` ends while `c` comes; the removal of `a` is repeated, has
-/// listed the volumes before `c` came, and reads `b` once that has ended.
+/// Found by reading: a fork whose creator died before it had asked for the mark could be attached without its
+/// data.
+#[tokio::test]
+async fn a_fork_whose_creator_died_stands_or_ends_at_its_first_use() {
+    for is_late in [false, true] {
+        let store = with_snapshot().await;
+        create_only(&store, "b", "a@2").await;
+        if is_late {
+            forget(&store, &id("a"), Seq(2)).await.unwrap();
+        }
+        for use_it in ["attach", "snapshot", "create"] {
+            let used = match use_it {
+                "attach" => confirm_fork(&store, &id("b")).await.map_err(|error| error.to_string()),
+                "snapshot" => snapshot_detached(&store, &id("b"), SnapshotUid([1; 16]), NONCE, 7)
+                    .await
+                    .map(drop)
+                    .map_err(|error| error.to_string()),
+                _ => provision(&store, &id("b"), fork_of("a@2", 0))
+                    .await
+                    .map(drop)
+                    .map_err(|error| error.to_string()),
+            };
+            assert_eq!((used.is_err(), exists(&store, "b").await), (is_late, !is_late), "{use_it}: {used:?}");
+        }
+    }
+}
+
+/// Once it is known to stand, nothing asks for the mark again.
+#[tokio::test]
+async fn a_fork_stands_when_its_snapshot_is_forgotten_before_the_first_attach() {
+    let store = with_snapshot().await;
+    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
+    forget(&store, &id("a"), Seq(2)).await.unwrap();
+    store.delete("volumes/a/snapshots/00000000000000000002").await.unwrap();
+    assert!(!read_manifest_to_end(&store, &id("b")).await.unwrap().is_unconfirmed());
+    for sectors in [0, SECTORS] {
+        assert_eq!(provision(&store, &id("b"), fork_of("a@2", sectors)).await.unwrap(), SECTORS);
+    }
+}
+
+/// Found by reading: `b` ends while `c` comes; the removal of `a` has listed the volumes before `c` came, and
+/// reads `b` once that has ended.
 #[tokio::test]
 async fn a_fork_of_a_fork_that_ends_meanwhile_keeps_the_objects() {
     let store = with_snapshot().await;
+    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
     forget(&store, &id("a"), Seq(2)).await.unwrap();
-    let script = async |inner: MemoryStore| create_and_retry(&inner, "b", "a@2").await;
-    let first = Before { inner: store.clone(), key: "volumes/a/log/", script: Mutex::new(Some(script)) };
-    assert_eq!(remove(&first, &id("a"), NONCE, 0).await.unwrap(), [id("b")]);
-    assert_eq!(snapshot(&store, "b").await, "b@2");
-    forget(&store, &id("b"), Seq(2)).await.unwrap();
-
+    assert_eq!(snapshot(&store, "b").await, "b@3");
     let script = async |inner: MemoryStore| {
-        let script = async |inner: MemoryStore| create_and_retry(&inner, "c", "b@2").await;
-        let ends = Before { inner: inner.clone(), key: "volumes/b/log/", script: Mutex::new(Some(script)) };
-        assert_eq!(remove(&ends, &id("b"), NONCE, 0).await.unwrap(), [id("c")]);
+        provision(&inner, &id("c"), fork_of("b@3", 0)).await.unwrap();
+        forget(&inner, &id("b"), Seq(3)).await.unwrap();
+        assert_eq!(remove(&inner, &id("b"), NONCE, 0).await.unwrap(), [id("c")]);
     };
-    let again = BeforeGet {
+    let first = BeforeGet {
         inner: store.clone(),
         key: "volumes/b/log/00000000000000000001",
         script: Mutex::new(Some(script)),
     };
-    let removed = remove(&again, &id("a"), NONCE, 0).await;
-    assert_eq!(
-        read_manifest_to_end(&store, &id("c")).await.unwrap().lineage().ancestors(),
-        [id("b"), id("a")]
-    );
-    assert!(
-        exists(&store, "c").await && removed.unwrap().contains(&id("c")),
-        "volume c reads the objects of volume a"
-    );
+    let readers = remove(&first, &id("a"), NONCE, 0).await.unwrap();
+    assert!(readers.contains(&id("c")), "volume c reads the objects of volume a: {readers:?}");
+    assert!(exists(&store, "c").await);
 }
 
 impl<F> std::fmt::Debug for BeforeGet<F> {

@@ -144,9 +144,9 @@ async fn removed_volumes_keep_what_forks_read_until_those_are_gone() {
     let a = with_garbage().await;
     let seq = snapshot(&a, 7).await;
     let store = a.store.clone();
-    let mut b = Stored::attached(store.clone(), "b", fork_of("a", seq), 2).await;
-    b.commit(3, &[(2, 0b1)]).await;
-    let of_b = snapshot(&b, 4).await;
+    let mut b = Stored::attached(store.clone(), "b", fork_of("a", seq), 3).await;
+    b.commit(4, &[(2, 0b1)]).await;
+    let of_b = snapshot(&b, 5).await;
     provision(&store, &id("c"), fork_of("b", of_b)).await.unwrap();
     for (volume, seq) in [(&a.volume, seq), (&b.volume, of_b)] {
         forget(&store, volume, seq).await.unwrap();
@@ -196,10 +196,10 @@ async fn what_cannot_be_read_keeps_its_objects_and_those_behind_it() {
     let a = with_garbage().await;
     let seq = snapshot(&a, 7).await;
     let store = a.store.clone();
-    let b = Stored::attached(store.clone(), "b", fork_of("a", seq), 2).await;
+    let b = Stored::attached(store.clone(), "b", fork_of("a", seq), 3).await;
     let other = Stored::attached(store.clone(), "other", Creation::plain(SECTORS, NONCE, 0), 2).await;
     let garbage = [leave_segment(&a, 1).await, leave_segment(&b, 1).await, leave_segment(&other, 1).await];
-    let attach = ObjectKey::Log(id("b"), Seq(2)).to_string();
+    let attach = ObjectKey::Log(id("b"), Seq(3)).to_string();
     store.corrupt(&attach, |bytes| bytes[40] ^= 1);
     let report = swept(&store).await;
     assert_eq!(report.skipped.iter().map(|skipped| skipped.volume.as_str()).collect::<Vec<_>>(), ["b"]);
