@@ -6,6 +6,11 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | quote }}
 {{- end -}}
 
+{{/* Labels of an object of the monitoring, those of the values first. Call with (list $ .labels). */}}
+{{- define "holdfast.monitoringLabels" -}}
+{{ merge (deepCopy (index . 1 | default dict)) (include "holdfast.labels" (list (index . 0) "monitoring") | fromYaml) | toYaml }}
+{{- end -}}
+
 {{/* Labels that select pods; they never change. Call with (list $ "component"). */}}
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: holdfast
