@@ -28,3 +28,14 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "holdfast.secretNamespaces" -}}
 {{ concat (list .Release.Namespace) .Values.secretNamespaces | uniq | toJson }}
 {{- end -}}
+
+{{/* The StorageClass that `helm test` uses: the first that deletes its volumes; empty without one. Call with $. */}}
+{{- define "holdfast.testClass" -}}
+{{- $class := "" -}}
+{{- range .Values.storageClasses -}}
+{{- if and (not $class) (ne (.reclaimPolicy | default "Delete") "Retain") -}}
+{{- $class = .name -}}
+{{- end -}}
+{{- end -}}
+{{ $class }}
+{{- end -}}
