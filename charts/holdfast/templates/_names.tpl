@@ -6,6 +6,11 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | quote }}
 {{- end -}}
 
+{{/* Labels of an object of the monitoring, those of the values first. Call with (list $ .labels). */}}
+{{- define "holdfast.monitoringLabels" -}}
+{{ merge (deepCopy (index . 1 | default dict)) (include "holdfast.labels" (list (index . 0) "monitoring") | fromYaml) | toYaml }}
+{{- end -}}
+
 {{/* Labels that select pods; they never change. Call with (list $ "component"). */}}
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: holdfast
@@ -22,4 +27,15 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{/* Namespaces whose Secrets may be read, as a JSON list. */}}
 {{- define "holdfast.secretNamespaces" -}}
 {{ concat (list .Release.Namespace) .Values.secretNamespaces | uniq | toJson }}
+{{- end -}}
+
+{{/* The StorageClass that `helm test` uses: the first that deletes its volumes; empty without one. Call with $. */}}
+{{- define "holdfast.testClass" -}}
+{{- $class := "" -}}
+{{- range .Values.storageClasses -}}
+{{- if and (not $class) (ne (.reclaimPolicy | default "Delete") "Retain") -}}
+{{- $class = .name -}}
+{{- end -}}
+{{- end -}}
+{{ $class }}
 {{- end -}}

@@ -104,6 +104,14 @@ impl<'a> Cluster<'a> {
         self.world.wait_for(&format!("objectstore/{}", store.name), "condition=Ready")
     }
 
+    /// Runs the chart's own test to its end.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn test(&self) -> Result<()> {
+        self.helm(&["test".as_ref(), "holdfast".as_ref(), "--timeout".as_ref(), INSTALL_LIMIT.as_ref()])
+    }
+
     /// Removes the release.
     ///
     /// # Errors

@@ -1,30 +1,102 @@
 //! The Helm chart.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::output;
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::world::World;
+use serde_json::json;
+
+/// Group of the Prometheus operator's kinds, which the API server here does not have.
+const PROMETHEUS: &str = "apiVersion: monitoring.coreos.com/";
+/// Kinds that are rendered only where the values ask for them.
+const OPTIONAL: [&str; 5] = [
+    "kind: PodMonitor",
+    "kind: PrometheusRule",
+    "kind: NetworkPolicy",
+    "kind: Pod",
+    "grafana_dashboard: \"1\"",
+];
+/// One each for operator and CSI controller, where they have more than one instance.
+const BUDGET: &str = "kind: PodDisruptionBudget";
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let helm = world.toolbox().helm()?;
-    output(Command::new(&helm).args(["lint", "--strict", "--namespace", NAMESPACE]).arg(world.chart()))?;
     for (version, expected) in [("1.33.0", false), ("1.34.0", true)] {
         let found = asks_again(world, version)?;
         ensure!(found == expected, "for Kubernetes {version} the update period is rendered: {found}");
     }
-    let rendered = output(
-        Command::new(&helm)
-            .args(["template", "holdfast", "--include-crds", "--namespace", NAMESPACE])
-            .arg(world.chart()),
-    )?;
-    let file = world.dir().join("chart.yaml");
-    fs::write(&file, rendered).context("write the rendered chart")?;
     world.kubectl(["create", "namespace", NAMESPACE])?;
+    let defaults = render(world, "defaults", &json!({}))?;
+    for kind in OPTIONAL {
+        ensure!(!has(&defaults, kind), "{kind} is rendered although no value asks for it");
+    }
+    ensure!(count(&defaults, BUDGET) == 2, "operator and CSI controller lack a budget");
+    accepted(world, "defaults", &defaults)?;
+    let all = render(world, "all", &everything())?;
+    for kind in OPTIONAL {
+        ensure!(has(&all, kind), "{kind} is not rendered");
+    }
+    accepted(world, "all", &all)?;
+    let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
+    let alone = render(world, "alone", &alone)?;
+    ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
+    Ok(())
+}
+
+/// Values that ask for all that the chart can render.
+fn everything() -> serde_json::Value {
+    let labels = json!({ "release": "prometheus" });
+    json!({
+        "monitoring": {
+            "podMonitor": { "enabled": true, "labels": labels, "interval": "15s" },
+            "prometheusRule": { "enabled": true, "labels": labels, "oldestDirtySeconds": 900 },
+            "dashboard": { "enabled": true },
+        },
+        "networkPolicy": { "enabled": true },
+        "storageClasses": [
+            { "name": "kept", "objectStore": "main", "reclaimPolicy": "Retain" },
+            { "name": "holdfast", "objectStore": "main", "default": true, "durability": "object" },
+        ],
+        "imagePullSecrets": [{ "name": "registry" }],
+        "secretNamespaces": ["default"],
+        "otlpEndpoint": "http://collector:4317",
+    })
+}
+
+/// Checks the chart with these values, and returns the objects that it renders.
+fn render(world: &World, name: &str, values: &serde_json::Value) -> Result<Vec<String>> {
+    let file = world.dir().join(format!("{name}-values.json"));
+    fs::write(&file, values.to_string()).context("write the values")?;
+    helm(world, &["lint", "--strict"], &file)?;
+    let rendered = helm(world, &["template", "holdfast", "--include-crds"], &file)?;
+    Ok(rendered.split("\n---\n").map(str::to_owned).collect())
+}
+
+fn helm(world: &World, command: &[&str], values: &Path) -> Result<String> {
+    let mut helm = Command::new(world.toolbox().helm()?);
+    helm.args(command).arg(world.chart()).args(["--namespace", NAMESPACE, "--values"]).arg(values);
+    output(&mut helm)
+}
+
+/// Applies all objects whose kinds the API server has.
+fn accepted(world: &World, name: &str, objects: &[String]) -> Result<()> {
+    let known: Vec<&str> =
+        objects.iter().map(String::as_str).filter(|object| !object.contains(PROMETHEUS)).collect();
+    let file = world.dir().join(format!("{name}.yaml"));
+    fs::write(&file, known.join("\n---\n")).context("write the rendered chart")?;
     let file = file.display().to_string();
     world.kubectl(["apply", "--server-side", "--validate=strict", "--filename", &file]).map(drop)
+}
+
+fn count(objects: &[String], line: &str) -> usize {
+    objects.iter().filter(|object| object.lines().any(|found| found.trim() == line)).count()
+}
+
+fn has(objects: &[String], line: &str) -> bool {
+    count(objects, line) > 0
 }
 
 /// Returns true if the kubelet of that version asks again how many volumes its node can serve.

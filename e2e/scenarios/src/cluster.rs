@@ -24,7 +24,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let cluster = Cluster::start(world)?;
     cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
     play(world, &cluster).with_context(|| cluster.describe())?;
-    expect_removed(&s3, BUCKET, CLAIMS.len())?;
+    // Those of the claims, and that of the chart's own test.
+    expect_removed(&s3, BUCKET, CLAIMS.len() + 1)?;
     report::step("helm uninstall");
     cluster.uninstall()
 }
@@ -43,6 +44,9 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     report::step("a second pod reads the same bytes");
     let read = pod(world, "reader", SUM)?;
     ensure!(read == written, "written was {written}, read {read}");
+
+    report::step("helm test");
+    cluster.test()?;
 
     report::step("delete the claims");
     for (name, _) in CLAIMS {

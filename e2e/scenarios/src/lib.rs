@@ -347,7 +347,7 @@ pub const ALL: &[Scenario] = &[
 /// Scenarios that run only when they are named: what they need takes long to build.
 pub const BY_NAME: &[Scenario] = &[Scenario {
     name: "cluster",
-    about: "the chart runs under a real kubelet; a claim is written by one pod, read by the next, deleted, and its data with it",
+    about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it",
     expected: Duration::from_secs(300),
     alone: true,
     run: cluster::run,

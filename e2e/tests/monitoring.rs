@@ -1,0 +1,156 @@
+//! The chart's alerts and its dashboard, against the metrics that there are and the runbooks.
+//!
+//! Each program's own tests keep `docs/metrics.md` equal to the metrics that it has, so the page stands for
+//! the code here.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+const ALERTS: &str = "charts/holdfast/templates/alerts.yaml";
+const DASHBOARD: &str = "charts/holdfast/dashboards/holdfast.json";
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+}
+
+/// Samples of all metrics, by the names that a query uses.
+fn samples() -> BTreeSet<String> {
+    let page = read("docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `holdfast_"));
+    let kinds: BTreeMap<&str, &str> = rows
+        .filter_map(|row| {
+            let mut cells = row.split('|').map(str::trim);
+            let name = cells.next()?.strip_suffix('`')?;
+            let kind = cells.next()?;
+            ["gauge", "counter", "histogram"].contains(&kind).then_some((name, kind))
+        })
+        .collect();
+    assert!(kinds.len() > 40, "the tables of docs/metrics.md were not found: {kinds:?}");
+    let suffixes = |kind| match kind {
+        "gauge" => &[""][..],
+        "counter" => &["_total"],
+        _ => &["_bucket", "_sum", "_count"],
+    };
+    let names = kinds.iter().flat_map(|(name, kind)| {
+        suffixes(*kind).iter().map(move |suffix| format!("holdfast_{name}{suffix}"))
+    });
+    names.collect()
+}
+
+/// Names of samples in a text, which may be a query.
+fn named(text: &str) -> Vec<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("holdfast_")).collect()
+}
+
+/// The alerts as name and text.
+fn alerts(text: &str) -> Vec<(&str, &str)> {
+    text.split("- alert: ").skip(1).map(|alert| alert.split_once('\n').unwrap()).collect()
+}
+
+/// All strings under these keys, at any depth.
+fn strings<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
+    if let Value::Object(fields) = value {
+        found.extend(
+            fields.iter().filter(|(key, _)| keys.contains(&key.as_str())).filter_map(|(_, v)| v.as_str()),
+        );
+    }
+    match value {
+        Value::Object(fields) => fields.values().for_each(|value| strings(value, keys, found)),
+        Value::Array(values) => values.iter().for_each(|value| strings(value, keys, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn alerts_name_metrics_that_there_are() {
+    let samples = samples();
+    let text = read(ALERTS);
+    let alerts = alerts(&text);
+    assert!(!alerts.is_empty(), "{ALERTS} has no alert");
+    for (name, alert) in alerts {
+        let query = alert.lines().find_map(|line| line.trim().strip_prefix("expr: "));
+        let query = query.unwrap_or_else(|| panic!("{name} has no expression on one line"));
+        let named = named(query);
+        // Prometheus has that of a scrape by itself.
+        assert!(!named.is_empty() || query.starts_with("up{"), "{name} is about no metric: {query}");
+        for sample in named {
+            assert!(
+                samples.contains(sample),
+                "{name} asks for {sample}, which docs/metrics.md does not have"
+            );
+        }
+    }
+}
+
+/// A value that no program gives a label makes an alert that never fires.
+#[test]
+fn alerts_name_values_of_labels_that_there_are() {
+    let programs = ["operator/src/metrics.rs", "csi/src/requests.rs"].map(read);
+    let text = read(ALERTS);
+    let queries = text.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    let values: Vec<&str> = queries
+        .flat_map(|query| query.split("=\"").skip(1))
+        .map(|rest| rest.split_once('"').unwrap().0)
+        .collect();
+    assert!(!values.is_empty(), "{ALERTS} has no query with a label");
+    for value in values {
+        let variant = format!("{value},");
+        let is_there = programs.iter().any(|program| program.lines().any(|line| line.trim() == variant));
+        assert!(is_there, "{ALERTS} asks for the label {value}, which no program has");
+    }
+}
+
+#[test]
+fn each_alert_has_its_texts_and_its_runbook() {
+    let text = read(ALERTS);
+    let page = read("docs/operations.md");
+    let alerts = alerts(&text);
+    for (name, alert) in &alerts {
+        for field in ["labels: {severity: ", "summary: ", "description: "] {
+            assert!(alert.contains(field), "{name} lacks `{field}`");
+        }
+        let runbook = format!("runbook: docs/operations.md#{}", name.to_ascii_lowercase());
+        assert!(alert.lines().any(|line| line.trim() == runbook), "{name} lacks `{runbook}`");
+        let heading = format!("### {name}");
+        assert!(page.lines().any(|line| line == heading), "docs/operations.md lacks `{heading}`");
+    }
+    for heading in page.lines().filter_map(|line| line.strip_prefix("### Holdfast")) {
+        let is_alert = alerts.iter().any(|(name, _)| name.strip_prefix("Holdfast") == Some(heading));
+        assert!(is_alert, "docs/operations.md has a runbook for Holdfast{heading}, which is no alert");
+    }
+}
+
+#[test]
+fn dashboard_shows_metrics_that_there_are() {
+    let samples = samples();
+    let dashboard: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
+    let mut queries = Vec::new();
+    strings(&dashboard, &["expr", "definition", "query"], &mut queries);
+    queries.retain(|query| *query != "prometheus");
+    assert!(queries.len() > 20, "{DASHBOARD} has few queries: {queries:?}");
+    for query in queries {
+        let named = named(query);
+        assert!(!named.is_empty(), "{DASHBOARD} has a query about no metric: {query}");
+        for sample in named {
+            assert!(
+                samples.contains(sample),
+                "{DASHBOARD} shows {sample}, which docs/metrics.md does not have"
+            );
+        }
+    }
+}
+
+#[test]
+fn panels_of_the_dashboard_have_numbers_of_their_own() {
+    let dashboard: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
+    let mut seen = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        assert!(seen.insert(panel["id"].as_u64().unwrap()), "two panels have the id {}", panel["id"]);
+    }
+}
