@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
+use bytes::Bytes;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::Record;
-use holdfast_types::key::{ObjectKey, volume_prefix};
-use holdfast_types::{Seq, VolumeId};
+use holdfast_types::VolumeId;
+use holdfast_types::key::volume_prefix;
 
 use super::Store;
 use super::indexes::MergesDue;
@@ -21,10 +22,12 @@ impl Store {
         self.merges = MergesDue::default();
         self.last_cut = Rc::clone(cut);
         self.late.clear();
-        let first = ObjectKey::Log(fork.clone(), Seq::FIRST).to_string();
-        let body = self.get(&first).expect("it was created").clone();
-        self.truth.apply(&Record::decode(&body).expect("it is whole")).expect("a log begins with it");
-        self.history.insert(Seq::FIRST, body);
+        let records: Vec<Bytes> = self.log().map(Bytes::copy_from_slice).collect();
+        for body in records {
+            let record = Record::decode(&body).expect("it is whole");
+            self.truth.apply(&record).expect("a fork begins with its creation, and that it stands");
+            self.history.insert(record.seq, body);
+        }
     }
 
     /// The objects of a volume, each with its bytes.
