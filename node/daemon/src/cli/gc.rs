@@ -14,7 +14,7 @@ use crate::node::FailureKind;
 /// Sweeps; the answer goes to `out`.
 ///
 /// # Errors
-/// [`FailureKind::Invalid`] for a grace that cannot be sent; [`FailureKind::Corrupt`] when volumes were skipped
+/// [`FailureKind::Invalid`] for a grace that is too long; [`FailureKind::Corrupt`] when volumes were skipped
 /// because of what is stored of them; the daemon's refusal, or why it was not reached.
 pub(super) async fn run(gc: Gc, out: &mut String) -> Result<(), Failure> {
     let Gc { store, dry_run, grace, most, target } = gc;
