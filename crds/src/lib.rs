@@ -28,7 +28,7 @@ pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use object_store::{
     Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
-    SecretRef, WebIdentity,
+    SecretRef, SkippedVolume, Sweep, SweepStatus, WebIdentity,
 };
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{

@@ -1,9 +1,21 @@
 //! `ObjectStore`: a bucket, how to reach it, and whether it is fit for volumes.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::FieldError;
+use crate::quantity::duration_within;
+
+/// Bounds of `spec.sweep.interval`.
+const MIN_SWEEP_INTERVAL: Duration = Duration::from_mins(10);
+/// Bounds of `spec.sweep.grace`: an upload must never be older.
+const MIN_SWEEP_GRACE: Duration = Duration::from_hours(1);
+/// Upper bound of both: a year.
+const MAX_SWEEP_SPAN: Duration = Duration::from_hours(8760);
 
 /// A bucket on Amazon S3 or a server that speaks its protocol.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -73,10 +85,70 @@ pub struct ObjectStoreSpec {
     pub ca_bundle_ref: Option<SecretKeyRef>,
     /// Source of the credentials.
     pub credentials: Credentials,
+    /// Deletion of the objects in the bucket that no volume and no snapshot needs any more.
+    #[serde(default)]
+    pub sweep: Sweep,
 }
 
 fn default_region() -> String {
     "us-east-1".to_owned()
+}
+
+/// Schedule of the sweeps, which delete the objects that no volume and no snapshot needs any more.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sweep {
+    /// Time from the end of a sweep to the next one: `24h` or `1h30m`.
+    #[serde(default = "default_day")]
+    #[schemars(length(max = 16))]
+    #[x_kube(
+        validation = kube::core::Rule::new("self.matches('^([0-9]{1,9}(ms|s|m|h))+$')")
+            .message("spec.sweep.interval must be a duration: write for example `24h`"),
+        validation = kube::core::Rule::new("!self.matches('^([0-9]{1,9}(ms|s|m|h))+$') || (duration(self) >= duration('10m') && duration(self) <= duration('8760h'))")
+            .message("spec.sweep.interval must lie between 10m and 8760h: write for example `24h`, or set spec.sweep.suspend"),
+    )]
+    pub interval: String,
+    /// Age below which no object is deleted, by the server's clock.
+    #[serde(default = "default_day")]
+    #[schemars(length(max = 16))]
+    #[x_kube(
+        validation = kube::core::Rule::new("self.matches('^([0-9]{1,9}(ms|s|m|h))+$')")
+            .message("spec.sweep.grace must be a duration: write for example `24h`"),
+        validation = kube::core::Rule::new("!self.matches('^([0-9]{1,9}(ms|s|m|h))+$') || (duration(self) >= duration('1h') && duration(self) <= duration('8760h'))")
+            .message("spec.sweep.grace must lie between 1h and 8760h: write for example `24h`"),
+    )]
+    pub grace: String,
+    /// Begins no sweep. One that runs ends by itself.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+fn default_day() -> String {
+    "24h".to_owned()
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self { interval: default_day(), grace: default_day(), suspend: false }
+    }
+}
+
+impl Sweep {
+    /// The time between two sweeps.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.sweep.interval`.
+    pub fn interval(&self) -> Result<Duration, FieldError> {
+        duration_within("spec.sweep.interval", &self.interval, MIN_SWEEP_INTERVAL..=MAX_SWEEP_SPAN, "24h")
+    }
+
+    /// The age below which no object is deleted.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.sweep.grace`.
+    pub fn grace(&self) -> Result<Duration, FieldError> {
+        duration_within("spec.sweep.grace", &self.grace, MIN_SWEEP_GRACE..=MAX_SWEEP_SPAN, "24h")
+    }
 }
 
 /// Source of credentials: exactly one of the fields.
@@ -137,8 +209,85 @@ pub struct ObjectStoreStatus {
     /// Changes when a Secret that the spec names changes: their uids and resource versions. Node daemons read them again then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_version: Option<String>,
+    /// Result of the last sweep that came to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<SweepStatus>,
     /// `Ready`: the bucket answers, can be listed, and creates a key once only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Result of a sweep.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SweepStatus {
+    /// Time at which it ended.
+    pub time: Time,
+    /// Volumes found, removed ones too.
+    #[schemars(with = "i64")]
+    pub volumes: u64,
+    /// Bytes of the objects that stay.
+    #[schemars(with = "i64")]
+    pub kept_bytes: u64,
+    /// Bytes of the objects that nothing needs, those that were deleted too.
+    #[schemars(with = "i64")]
+    pub garbage_bytes: u64,
+    /// Objects that were deleted.
+    #[schemars(with = "i64")]
+    pub deleted_objects: u64,
+    /// Their bytes.
+    #[schemars(with = "i64")]
+    pub deleted_bytes: u64,
+    /// Time at which the oldest of the garbage that is left was stored. Absent: none is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest_garbage: Option<Time>,
+    /// The first ten volumes that could not be read. All that they may read was kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10))]
+    pub skipped: Vec<SkippedVolume>,
+}
+
+/// A volume that a sweep could not read.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SkippedVolume {
+    /// Its identity in the object store.
+    pub volume_id: String,
+    /// The error, shortened.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_spans_of_sweeps_name_field_and_fix() {
+        let sweep = |interval: &str, grace: &str| Sweep {
+            interval: interval.to_owned(),
+            grace: grace.to_owned(),
+            suspend: false,
+        };
+        let day = Duration::from_hours(24);
+        assert_eq!((Sweep::default().interval(), Sweep::default().grace()), (Ok(day), Ok(day)));
+        let least = sweep("10m", "60m");
+        assert_eq!(least.interval().map(|it| it.as_secs()), Ok(600));
+        assert_eq!(least.grace().map(|it| it.as_secs()), Ok(3600));
+        for bad in ["", "1", "daily", "9m59s", "8761h"] {
+            let error = sweep(bad, "24h").interval().expect_err(bad).to_string();
+            assert!(error.starts_with("spec.sweep.interval: ") && error.contains("; write "), "{error}");
+            let error = sweep("24h", bad).grace().expect_err(bad).to_string();
+            assert!(error.starts_with("spec.sweep.grace: ") && error.contains("; write "), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let spec = serde_json::json!({ "bucket": "bucket", "credentials": { "environment": {} } });
+        let spec: ObjectStoreSpec = serde_json::from_value(spec).expect("a spec");
+        assert_eq!(spec.sweep, Sweep::default());
+        let sweep: Sweep = serde_json::from_value(serde_json::json!({ "grace": "48h" })).expect("a sweep");
+        assert_eq!(sweep, Sweep { grace: "48h".to_owned(), ..Sweep::default() });
+    }
 }

@@ -6,6 +6,7 @@
 //! duration is one or several whole numbers, each with its unit.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -188,16 +189,17 @@ pub(crate) fn volume_size_bytes(field: &'static str, text: &str) -> Result<u64, 
     Err(FieldError::new(field, problem, "write a multiple of 4096 bytes up to 64Ti, such as 10Gi"))
 }
 
-/// Reads a duration that must lie within `min..=max`.
+/// Reads a duration that must lie within `bounds`, as `example` does.
 pub(crate) fn duration_within(
     field: &'static str,
     text: &str,
-    min: Duration,
-    max: Duration,
+    bounds: RangeInclusive<Duration>,
+    example: &str,
 ) -> Result<Duration, FieldError> {
     let TimeSpan(duration) = text.parse().map_err(|error: InvalidQuantity| error.of(field))?;
-    if duration < min || duration > max {
-        let fix = format!("write a duration between {min:?} and {max:?}, such as 30s");
+    if !bounds.contains(&duration) {
+        let (min, max) = (bounds.start(), bounds.end());
+        let fix = format!("write a duration between {min:?} and {max:?}, such as {example}");
         return Err(FieldError::new(field, format!("`{text}` is out of range"), fix));
     }
     Ok(duration)
@@ -307,7 +309,8 @@ mod tests {
     #[test]
     fn bad_ages_name_field_and_fix() {
         let within = |text| {
-            duration_within("spec.maxDirtyAge", text, Duration::from_secs(1), Duration::from_secs(3600))
+            let bounds = Duration::from_secs(1)..=Duration::from_secs(3600);
+            duration_within("spec.maxDirtyAge", text, bounds, "30s")
         };
         for (text, ms) in DURATIONS {
             let is_within = (1_000..=3_600_000).contains(&ms);

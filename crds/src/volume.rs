@@ -180,7 +180,7 @@ impl VolumeSpec {
     /// # Errors
     /// A [`FieldError`] naming `spec.maxDirtyAge`.
     pub fn max_dirty_age(&self) -> Result<Duration, FieldError> {
-        duration_within("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE, MAX_DIRTY_AGE)
+        duration_within("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE..=MAX_DIRTY_AGE, "30s")
     }
 
     /// The node that should serve the volume; `None` when the field is absent or empty.

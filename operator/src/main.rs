@@ -11,6 +11,7 @@ mod restore;
 mod run;
 mod settings;
 mod snapshot;
+mod sweep;
 mod volume;
 
 use std::process::ExitCode;

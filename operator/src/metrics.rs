@@ -4,7 +4,10 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use holdfast_crds::{ObjectStore, READY, Volume, VolumePhase, is_true};
+use holdfast_log::sweep::SweepReport;
 use holdfast_service::logs::DroppedLines;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use kube::runtime::reflector::Store;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -97,6 +100,62 @@ struct ReadinessLabels {
     readiness: StoreReadiness,
 }
 
+/// The ObjectStore that a figure of sweeps is of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StoreLabels {
+    object_store: String,
+}
+
+impl StoreLabels {
+    fn of(name: &str) -> Self {
+        Self { object_store: name.to_owned() }
+    }
+}
+
+/// Figures of the sweeps of each ObjectStore.
+#[derive(Default)]
+struct SweepMetrics {
+    deleted_objects: Family<StoreLabels, Counter>,
+    deleted_bytes: Family<StoreLabels, Counter>,
+    failures: Family<StoreLabels, Counter>,
+    garbage_bytes: Family<StoreLabels, Gauge>,
+    oldest_seconds: Family<StoreLabels, Gauge>,
+    last_success: Family<StoreLabels, Gauge>,
+}
+
+impl SweepMetrics {
+    fn register(&self, registry: &mut Registry) {
+        let Self { deleted_objects, deleted_bytes, failures, garbage_bytes, oldest_seconds, last_success } =
+            self;
+        registry.register("deleted_objects", "Objects that sweeps deleted", deleted_objects.clone());
+        registry.register_with_unit(
+            "deleted",
+            "Bytes that sweeps deleted",
+            Unit::Bytes,
+            deleted_bytes.clone(),
+        );
+        registry.register("failures", "Sweeps that failed", failures.clone());
+        registry.register_with_unit(
+            "garbage",
+            "Bytes that no volume needs and the last sweep left, by status.sweep",
+            Unit::Bytes,
+            garbage_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "oldest_garbage_age",
+            "Age of the oldest object among them, 0 without",
+            Unit::Seconds,
+            oldest_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "last_success_timestamp",
+            "End of the last sweep that did not fail, as Unix time, by status.sweep",
+            Unit::Seconds,
+            last_success.clone(),
+        );
+    }
+}
+
 /// The operator's metrics.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -105,6 +164,7 @@ pub(crate) struct Metrics {
     seconds: Family<KindLabels, Histogram>,
     volumes: Family<PhaseLabels, Gauge>,
     object_stores: Family<ReadinessLabels, Gauge>,
+    sweeps: SweepMetrics,
     seen_volumes: OnceLock<Store<Volume>>,
     seen_object_stores: OnceLock<Store<ObjectStore>>,
 }
@@ -136,6 +196,8 @@ impl Metrics {
             "ObjectStores by readiness, as the leader sees them",
             object_stores.clone(),
         );
+        let sweeps = SweepMetrics::default();
+        sweeps.register(all.sub_registry_with_prefix("holdfast_sweep"));
         Self {
             registry: all,
             leader,
@@ -143,6 +205,7 @@ impl Metrics {
             seconds,
             volumes,
             object_stores,
+            sweeps,
             seen_volumes: OnceLock::new(),
             seen_object_stores: OnceLock::new(),
         }
@@ -161,6 +224,39 @@ impl Metrics {
     /// Counts ObjectStores from this store from now on.
     pub(crate) fn watch_object_stores(&self, object_stores: Store<ObjectStore>) {
         let _first = self.seen_object_stores.set(object_stores);
+    }
+
+    /// Counts a sweep that came to its end.
+    pub(crate) fn count_sweep(&self, object_store: &str, swept: &SweepReport) {
+        let labels = StoreLabels::of(object_store);
+        self.sweeps.deleted_objects.get_or_create(&labels).inc_by(swept.deleted.objects);
+        self.sweeps.deleted_bytes.get_or_create(&labels).inc_by(swept.deleted.bytes);
+        // An alert needs the zero.
+        self.sweeps.failures.get_or_create(&labels).inc_by(0);
+    }
+
+    /// Counts a sweep that failed.
+    pub(crate) fn count_failed_sweep(&self, object_store: &str) {
+        self.sweeps.failures.get_or_create(&StoreLabels::of(object_store)).inc();
+    }
+
+    /// Shows what the ObjectStores say of their last sweeps, and nothing of others.
+    pub(crate) fn show_sweeps(&self, object_stores: &[ObjectStore], now: Timestamp) {
+        let SweepMetrics { garbage_bytes, oldest_seconds, last_success, .. } = &self.sweeps;
+        let families = [garbage_bytes, oldest_seconds, last_success];
+        families.iter().for_each(|family| family.clear());
+        for store in object_stores {
+            let Some(sweep) = store.status.as_ref().and_then(|status| status.sweep.as_ref()) else {
+                continue;
+            };
+            let left = sweep.garbage_bytes.saturating_sub(sweep.deleted_bytes);
+            let age =
+                sweep.oldest_garbage.as_ref().map(|oldest| now.duration_since(oldest.0).as_secs().max(0));
+            let values = [left as i64, age.unwrap_or_default(), sweep.time.0.as_second()];
+            for (family, value) in families.into_iter().zip(values) {
+                family.get_or_create(&StoreLabels::of(&store.name_any())).set(value);
+            }
+        }
     }
 
     /// Starts to measure a reconciliation.
@@ -224,6 +320,38 @@ impl Timer<'_> {
 mod tests {
     use super::*;
 
+    /// An ObjectStore whose last sweep left 30 bytes, the oldest of them of the second 5000.
+    fn swept_store() -> ObjectStore {
+        let store = serde_json::json!({
+            "apiVersion": "storage.holdfast.dev/v1alpha1",
+            "kind": "ObjectStore",
+            "metadata": { "name": "store" },
+            "spec": { "bucket": "bucket", "credentials": { "environment": {} } },
+            "status": { "sweep": {
+                "time": "1970-01-02T00:00:00Z", "volumes": 1, "keptBytes": 7, "garbageBytes": 50,
+                "deletedObjects": 2, "deletedBytes": 20, "oldestGarbage": "1970-01-01T01:23:20Z",
+            } },
+        });
+        serde_json::from_value(store).expect("an ObjectStore")
+    }
+
+    #[test]
+    fn sweeps_are_shown_as_the_object_stores_say() {
+        let metrics = Metrics::new();
+        let later = Timestamp::from_second(90_000).expect("a time");
+        metrics.show_sweeps(&[swept_store()], later);
+        let text = metrics.render().expect("renders");
+        for line in [
+            r#"holdfast_sweep_garbage_bytes{object_store="store"} 30"#,
+            r#"holdfast_sweep_oldest_garbage_age_seconds{object_store="store"} 85000"#,
+            r#"holdfast_sweep_last_success_timestamp_seconds{object_store="store"} 86400"#,
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        metrics.show_sweeps(&[], later);
+        assert!(!metrics.render().expect("renders").contains(r#"object_store="store""#));
+    }
+
     /// Every metric is in it with its kind, unit and meaning.
     #[test]
     fn the_list_of_metrics_is_complete() {
@@ -231,6 +359,8 @@ mod tests {
         metrics.start(ObjectKind::Volume).finish(None);
         metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
         metrics.object_stores.get_or_create(&ReadinessLabels { readiness: StoreReadiness::Ready }).set(1);
+        metrics.count_sweep("store", &SweepReport::default());
+        metrics.show_sweeps(&[swept_store()], Timestamp::UNIX_EPOCH);
         let text = metrics.render().expect("renders");
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
         let page = std::fs::read_to_string(page).expect("the page is there");
@@ -240,7 +370,7 @@ mod tests {
         };
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(names.len(), 6, "{text}");
+        assert_eq!(names.len(), 12, "{text}");
         let rows = names.iter().map(|name| {
             let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| line(what, name));
             let [kind, help] = [kind, help].map(|line| line.expect("each has both"));
@@ -249,7 +379,9 @@ mod tests {
         let missing: Vec<String> = rows.filter(|row| !page.lines().any(|line| line == row)).collect();
         assert!(missing.is_empty(), "docs/metrics.md lacks\n{}", missing.join("\n"));
         let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        for word in words.filter(|word| word.starts_with("holdfast_operator_")) {
+        let is_ours =
+            |word: &&str| ["holdfast_operator_", "holdfast_sweep_"].iter().any(|it| word.starts_with(it));
+        for word in words.filter(is_ours) {
             assert!(names.contains(&word), "docs/metrics.md names {word}, which is no metric");
         }
     }

@@ -1,7 +1,8 @@
 //! Puts the parts together: metrics, election, controllers, and an orderly end.
 //!
 //! Order of the end: controllers finish what they do, then the lease is released, so that no two instances
-//! ever work at the same time. A lost lease ends the process without waiting.
+//! ever work at the same time. A sweep is ended, not waited for. A lost lease ends the process without
+//! waiting.
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use holdfast_service::shutdown::Shutdown;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::heartbeats::{self, Heartbeats};
 use crate::lease::{Election, Pulse};
@@ -21,6 +23,7 @@ use crate::object_store::{self, connect::Connections, controller::Probes};
 use crate::readiness::Readiness;
 use crate::requeue::FailureCounts;
 use crate::settings::Settings;
+use crate::sweep::{self, cluster::ApiServer};
 use crate::{snapshot, volume};
 
 /// Name of the Lease that elects the leader.
@@ -98,6 +101,11 @@ async fn lead(
         metrics: metrics.clone(),
         failures: FailureCounts::default(),
     });
+    let cluster =
+        ApiServer { client: client.clone(), connections: connections.clone(), recorder: recorder.clone() };
+    // On a task of its own, for a sweep looks at much at a time. Dropped with the controllers.
+    let mut sweeps = JoinSet::new();
+    sweeps.spawn(sweep::run::run(cluster, metrics.clone()));
     let volumes = Arc::new(volume::controller::Context {
         client: client.clone(),
         connections,
@@ -108,6 +116,11 @@ async fn lead(
         namespace,
     });
     let mut controllers = tokio::spawn(async move {
+        let sweeping = async {
+            while let Some(ended) = sweeps.join_next().await {
+                ended.expect("sweeps do not panic");
+            }
+        };
         let work = async {
             tokio::join!(
                 object_store::controller::run(stores, stop_requested(stopped.clone())),
@@ -118,6 +131,7 @@ async fn lead(
         tokio::select! {
             () = work => {}
             () = listening => {}
+            () = sweeping => {}
         }
     });
     tokio::select! {

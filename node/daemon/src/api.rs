@@ -3,8 +3,8 @@
 //! Owns: the socket, the conversion of messages into typed values and back.
 //! Does not own: what an operation does.
 //! Runs on: the daemon's tokio runtime.
-//! Invariants: an operation that was begun runs to its end even if its caller disconnects (a scrub ends
-//! then), or to the stop of the daemon; only root may connect.
+//! Invariants: an operation that was begun runs to its end even if its caller disconnects (scrubs and sweeps
+//! end then), or to the stop of the daemon; only root may connect.
 //! On failure: a status whose message names the field and the fix.
 
 mod await_served;
@@ -13,6 +13,7 @@ mod scrub;
 mod snapshot;
 mod socket;
 mod status;
+mod sweep;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +22,11 @@ use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest,
     CapabilitiesResponse, CreateRequest, CreateResponse, CreateSnapshotRequest, CreateSnapshotResponse,
     DeleteSnapshotRequest, DeleteSnapshotResponse, DetachRequest, DetachResponse, ListRequest, ListResponse,
-    ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, node_server,
+    ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, SweepRequest,
+    SweepResponse, node_server,
 };
 use holdfast_s3::S3Config;
-use holdfast_service::tasks::{Tasks, Unfinished};
+use holdfast_service::tasks::Tasks;
 use holdfast_types::Seq;
 use parking_lot::RwLock;
 use tonic::{Request, Response, Status};
@@ -80,26 +82,36 @@ impl<V: Volumes> Api<V> {
     }
 
     fn stores(&self) -> Result<BTreeMap<String, S3Config>, Status> {
+        self.stores_or("create, change or delete a Volume object instead")
+    }
+
+    /// The stores of the configuration; under Kubernetes an error that says what to do instead.
+    fn stores_or(&self, instead: &str) -> Result<BTreeMap<String, S3Config>, Status> {
         self.stores.all().ok_or_else(|| {
-            Status::failed_precondition(
-                "this daemon serves what Kubernetes asks for; create, change or delete a Volume object instead",
-            )
+            let text = format!("this daemon serves what Kubernetes asks for; {instead}");
+            Status::failed_precondition(text)
         })
     }
 
     fn store(&self, name: &str) -> Result<S3Config, Status> {
-        let mut stores = self.stores()?;
-        stores.remove(name).ok_or_else(|| {
-            let known: Vec<&str> = stores.keys().map(String::as_str).collect();
-            Status::invalid_argument(match known.as_slice() {
-                [] => "store: the daemon's configuration has no stores; add a section [stores.<name>]"
-                    .to_owned(),
-                known => {
-                    format!("store: `{name}` is not one of the configured stores; use {}", known.join(" or "))
-                }
-            })
-        })
+        find(self.stores()?, name)
     }
+}
+
+/// The store of this name.
+fn find(mut stores: BTreeMap<String, S3Config>, name: &str) -> Result<S3Config, Status> {
+    stores.remove(name).ok_or_else(|| {
+        no_store(&stores, |known| format!("store: `{name}` is not one of the configured stores; use {known}"))
+    })
+}
+
+/// The error of a request that names no store of the configuration.
+fn no_store(stores: &BTreeMap<String, S3Config>, text: impl FnOnce(String) -> String) -> Status {
+    let known: Vec<&str> = stores.keys().map(String::as_str).collect();
+    Status::invalid_argument(match known.as_slice() {
+        [] => "store: the daemon's configuration has no stores; add a section [stores.<name>]".to_owned(),
+        known => text(known.join(" or ")),
+    })
 }
 
 impl<V: Volumes> Api<V> {
@@ -114,15 +126,8 @@ impl<V: Volumes> Api<V> {
         &self,
         operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Status> {
-        match self.tasks.run(operation).await {
-            Ok(outcome) => outcome.map_err(|failure| status::of(&failure)),
-            Err(Unfinished::Panicked) => {
-                Err(Status::internal("a bug of the daemon ended the operation; the log has the panic"))
-            }
-            Err(Unfinished::Stopped) => Err(Status::unavailable(
-                "the daemon stops, and the operation did not end; ask the next daemon of this node again",
-            )),
-        }
+        let outcome = self.tasks.run(operation).await.map_err(status::unfinished)?;
+        outcome.map_err(|failure| status::of(&failure))
     }
 }
 
@@ -233,6 +238,12 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let store = store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?))).transpose()?;
         let request = crate::node::ScrubRequest { volume, store, repair };
         Ok(Response::new(scrub::start(&self.tasks, self.volumes.clone(), request)))
+    }
+
+    async fn sweep(&self, request: Request<SweepRequest>) -> Result<Response<SweepResponse>, Status> {
+        let stores = self.stores_or(sweep::INSTEAD)?;
+        let request = sweep::request(request.into_inner(), stores)?;
+        Ok(Response::new(sweep::run(&self.tasks, self.volumes.clone(), request).await?))
     }
 
     async fn capabilities(

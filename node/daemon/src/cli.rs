@@ -3,6 +3,7 @@
 mod client;
 mod exit;
 mod fenced;
+mod gc;
 mod output;
 mod scrub;
 mod snapshot;
@@ -83,6 +84,8 @@ enum Command {
     },
     /// Verify all stored objects of a volume and report damage
     Scrub(Scrub),
+    /// Delete the objects of a store that no volume and no snapshot in it needs
+    Gc(Gc),
     /// Take, list and delete snapshots of a volume
     Snapshot(snapshot::SnapshotCommand),
     /// List, export or delete data of fenced volumes that was not uploaded; works without a daemon
@@ -146,6 +149,25 @@ struct Scrub {
     target: Target,
 }
 
+/// Arguments of `gc`.
+#[derive(Debug, Args)]
+struct Gc {
+    /// Name of a store of the daemon's configuration; may be left out where it has only one
+    #[arg(long)]
+    store: Option<String>,
+    /// Delete nothing; only show what would be deleted
+    #[arg(long)]
+    dry_run: bool,
+    /// Delete no object that is younger, such as 24h or 1h30m, by the store's clock
+    #[arg(long, default_value = "24h")]
+    grace: TimeSpan,
+    /// Delete at most so many objects
+    #[arg(long, value_name = "OBJECTS", value_parser = clap::value_parser!(u64).range(1..))]
+    most: Option<u64>,
+    #[command(flatten)]
+    target: Target,
+}
+
 /// Socket of the daemon to ask, and the format of its answer.
 #[derive(Debug, Args)]
 struct Target {
@@ -187,6 +209,7 @@ impl Cli {
             | Command::List { .. }
             | Command::Stats { .. }
             | Command::Scrub(_)
+            | Command::Gc(_)
             | Command::Snapshot(_)
             | Command::Capabilities { .. }) => {
                 let runtime = match Runtime::new() {

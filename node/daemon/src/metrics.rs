@@ -427,7 +427,8 @@ mod tests {
             let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
             // Those of the other programs are looked up by their own tests.
             let is_other = |word: &str| {
-                ["holdfast_csi_", "holdfast_operator_"].iter().any(|program| word.starts_with(program))
+                let others = ["holdfast_csi_", "holdfast_operator_", "holdfast_sweep_"];
+                others.iter().any(|program| word.starts_with(program))
             };
             let words = words.filter(|word| word.starts_with("holdfast_") && !is_other(word));
             // The target of the daemon's log lines.

@@ -45,6 +45,7 @@ pub(crate) use local::state_disk::StateDisk;
 pub(crate) use ring::handle::RingStatus;
 pub(crate) use ring::published_status::ServedCounts;
 pub(crate) use run_blocking::run_blocking;
+pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
@@ -67,6 +68,7 @@ use ring::thread;
 use store::block_cache::BlockSlab;
 use store::change::NodeStores;
 use store::cold_reads::ColdReads;
+use store::sweep::Sweeps;
 use volume::device::VolumeDevices;
 use volume::scrub::Scrubs;
 use volume::snapshot::Snapshots;
@@ -383,6 +385,11 @@ impl Node {
     /// Scrubs of volumes.
     pub(crate) fn scrubs(&self) -> Scrubs<'_> {
         Scrubs { volumes: &self.0.volumes, stores: &self.0.stores, dirs: &self.0.dirs }
+    }
+
+    /// Sweeps of stores.
+    pub(crate) fn sweeps(&self) -> Sweeps<'_> {
+        Sweeps { stores: &self.0.stores }
     }
 
     /// Snapshots of volumes.

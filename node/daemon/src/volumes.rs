@@ -5,13 +5,14 @@ use std::future::Future;
 
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
+use holdfast_log::sweep::SweepReport;
 use holdfast_s3::S3Config;
 use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, Attached, Capabilities, Content, Node, NodeVolumeStatus, RingStatus, ScrubRequest,
-    Scrubbed, VolumeInStore,
+    Scrubbed, SweepRequest, VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -55,6 +56,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         request: ScrubRequest,
         on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> impl Future<Output = Result<Scrubbed, Failure>> + Send;
+
+    /// Deletes the objects of a store that no volume needs.
+    fn sweep(&self, request: SweepRequest) -> impl Future<Output = Result<SweepReport, Failure>> + Send;
 
     /// Takes a snapshot of a volume, or answers the one that was taken for this uid; waits while the store of
     /// a volume that is served here is unreachable.
@@ -134,6 +138,10 @@ impl Volumes for Node {
         on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
         self.scrubs().scrub(request, on_progress).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn sweep(&self, request: SweepRequest) -> Result<SweepReport, Failure> {
+        self.sweeps().sweep(request).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {

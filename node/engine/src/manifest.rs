@@ -356,8 +356,8 @@ impl Manifest {
         &self.runs
     }
 
-    /// Returns true for a fork of which the log does not say yet that it stands: nothing but its creation is in
-    /// the log.
+    /// Returns true for a fork of which the log does not say yet that it stands: nothing but its creation is
+    /// in the log.
     pub fn is_unconfirmed(&self) -> bool {
         self.exists() && self.seq == Seq::FIRST && !self.lineage().ancestors().is_empty()
     }

@@ -1,9 +1,9 @@
 //! Forks: volumes that begin with what a snapshot of another volume holds. Nothing is copied.
 //!
 //! A fork and the end of its snapshot may come at once. The create record of the fork comes first, then the
-//! question whether the snapshot is forgotten ([`confirm`]). Objects are deleted only after all snapshots that
-//! name them were seen to be forgotten, and no fork was listed after that ([`forks_of`], [`crate::sweep`]). So
-//! either the fork is seen and keeps its objects, or it sees the mark and ends itself.
+//! question whether the snapshot is forgotten ([`confirm`]). Objects are deleted only after all snapshots
+//! that name them were seen to be forgotten, and no fork was listed after that ([`forks_of`],
+//! [`crate::sweep`]). So either the fork is seen and keeps its objects, or it sees the mark and ends itself.
 
 use std::collections::BTreeSet;
 
@@ -66,8 +66,8 @@ pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogF
 }
 
 /// Decides if the fork whose create record is `created` stands: the mark of its snapshot, one GET. The next
-/// record says which, so that nobody asks again once the snapshot is forgotten: one PUT. It is empty, or the
-/// fork's tombstone.
+/// record says which, so that it is not asked again once the snapshot is forgotten: one PUT. It is empty, or
+/// the fork's tombstone.
 pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Result<(), LogFailure> {
     let Body::Create { source: Some(fork), .. } = &created.body else { return Ok(()) };
     let stands = !safeguard(AskIfForgotten) || !is_forgotten(objects, &fork.snapshot).await?;
@@ -80,7 +80,7 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Resu
     if ended { Err(no_such_source(&created.volume, &fork.snapshot)) } else { Ok(()) }
 }
 
-/// Decides if a fork stands whose creator did not come to it ([`holdfast_engine::manifest::Manifest::is_unconfirmed`]). Any other record
+/// Decides if a fork stands whose creator did not come to it (`Manifest::is_unconfirmed`). Any other record
 /// comes after that.
 ///
 /// # Errors
@@ -90,9 +90,8 @@ pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Resul
 }
 
 /// The volumes that read objects of `volume`: forks of its snapshots, forks of those, and volumes of which
-/// that is unknown because they are damaged. Two LISTs and one GET
-/// for each volume of the store. A fork may come and the one that it is of end meanwhile, so it lists until no
-/// volume is new.
+/// that is unknown because they are damaged. Two LISTs and one GET for each volume of the store. A fork may
+/// come and the one that it is of end meanwhile, so it lists until no volume is new.
 ///
 /// # Errors
 /// The store did not answer.

@@ -1,8 +1,9 @@
 //! Removing a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed. Where forks read its objects, these are left
-//! to the [`crate::sweep`]s after the forks' end. Marks of forgotten snapshots stay, so that a fork which came
-//! too late can see them. What bars the places of the log stays too, so that the id is never used again:
+//! A volume with snapshots that were not forgotten is not removed. Where forks read its objects, these are
+//! left to the [`crate::sweep`]s after the forks' end. Marks of forgotten snapshots stay, so that a fork
+//! which came too late can see them. What bars the places of the log stays too, so that the id is never used
+//! again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
 //! - the truncation markers of all places between them. Records are deleted here too: a reader whose LIST
@@ -24,8 +25,9 @@ use crate::truncate::{store_markers_beyond, was_truncated_after};
 use crate::{LogFailure, store};
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
-/// that bar its places and the marks of forgotten snapshots. Returns the volumes that read objects of it: then
-/// none was deleted, which is the work of a [`crate::sweep`]. May be called again after it failed half-way.
+/// that bar its places and the marks of forgotten snapshots. Returns the volumes that read objects of it:
+/// then none was deleted, which is the work of a [`crate::sweep`]. May be called again after it failed
+/// half-way.
 /// Without a log there is nothing to remove.
 ///
 /// # Errors

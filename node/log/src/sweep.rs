@@ -49,7 +49,7 @@ use crate::{LogFailure, store};
 pub use needed::Heads;
 use needed::Needed;
 
-/// What a sweep may do.
+/// Limits of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SweepOptions {
     /// Deletes no object that is younger, by the store's clock.
@@ -83,7 +83,7 @@ impl Amount {
 pub struct Skipped {
     /// The volume that could not be read.
     pub volume: VolumeId,
-    /// What is wrong with it.
+    /// The reason.
     pub error: LogFailure,
 }
 

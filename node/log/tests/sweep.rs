@@ -206,7 +206,7 @@ async fn what_cannot_be_read_keeps_its_objects_and_those_behind_it() {
     assert!(matches!(report.skipped[0].error, LogFailure::Damaged { .. }));
     let is_left = |key: &String| keys(&store).contains(key);
     assert_eq!(garbage.each_ref().map(is_left), [true, true, false]);
-    // Nobody knows now which volumes b reads: any that has or had snapshots.
+    // It is unknown now which volumes b reads: any that has or had snapshots.
     store.corrupt(&ObjectKey::Log(id("b"), Seq::FIRST).to_string(), |bytes| bytes[40] ^= 1);
     swept(&store).await;
     assert_eq!(garbage.each_ref().map(is_left), [true, true, false]);

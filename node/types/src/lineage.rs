@@ -81,8 +81,8 @@ impl Lineage {
         ObjectKey::Run(self.owner(id.0.owner).clone(), id).to_string()
     }
 
-    /// The volume that is so many forks behind; the volume itself where the lineage has none, so that an object
-    /// of it is looked for where it cannot be.
+    /// The volume that is so many forks behind; the volume itself where the lineage has none, so that an
+    /// object of it is looked for where it cannot be.
     pub fn owner(&self, forks: u8) -> &VolumeId {
         let ancestor = usize::from(forks).checked_sub(1).and_then(|above| self.ancestors.get(above));
         ancestor.unwrap_or(&self.volume)

@@ -94,6 +94,8 @@ pub(crate) fn status(
         observed_generation: generation,
         last_probe_time: Some(now.clone()),
         credentials_version: None,
+        // Another field manager reports it.
+        sweep: None,
         conditions: vec![
             ConditionBuilder { previous, observed_generation: generation, now }
                 .build(READY, status, reason, message),

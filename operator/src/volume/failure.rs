@@ -11,8 +11,6 @@ use super::provisionable::Obstacle;
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 
-/// Reason: the volume is not removed while volumes that began with its snapshots read its objects.
-
 /// Reasons for which a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeFailure {
@@ -138,7 +136,7 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
         LogFailure::TooManyForks { .. } => "TooManyForks",
-        _ => "LogFailed",
+        LogFailure::NoLog(_) | _ => "LogFailed",
     }
 }
 

@@ -374,6 +374,64 @@ pub struct ByteRange {
     #[prost(uint64, tag = "2")]
     pub length_bytes: u64,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SweepRequest {
+    /// Name of a store of the daemon's configuration; absent: the only one.
+    #[prost(string, optional, tag = "1")]
+    pub store: ::core::option::Option<::prost::alloc::string::String>,
+    /// Deletes nothing.
+    #[prost(bool, tag = "2")]
+    pub dry_run: bool,
+    /// Deletes no object that is younger, by the store's clock; absent: 24 hours.
+    #[prost(message, optional, tag = "3")]
+    pub grace: ::core::option::Option<::prost_types::Duration>,
+    /// Deletes at most so many objects; absent: no limit.
+    #[prost(uint64, optional, tag = "4")]
+    pub most: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SweepResponse {
+    /// Name of the store.
+    #[prost(string, tag = "1")]
+    pub store: ::prost::alloc::string::String,
+    /// Volumes found, removed ones too.
+    #[prost(uint64, tag = "2")]
+    pub volumes: u64,
+    /// Objects that stay.
+    #[prost(message, optional, tag = "3")]
+    pub kept: ::core::option::Option<Amount>,
+    /// Objects that nothing needs, those that were deleted too.
+    #[prost(message, optional, tag = "4")]
+    pub garbage: ::core::option::Option<Amount>,
+    /// Those of them that were deleted.
+    #[prost(message, optional, tag = "5")]
+    pub deleted: ::core::option::Option<Amount>,
+    /// Time at which the oldest of the garbage that is left was stored; absent when none is left.
+    #[prost(message, optional, tag = "6")]
+    pub oldest: ::core::option::Option<::prost_types::Timestamp>,
+    /// Volumes that could not be read. Their objects were kept, and all that they may read.
+    #[prost(message, repeated, tag = "7")]
+    pub skipped: ::prost::alloc::vec::Vec<SkippedVolume>,
+}
+/// A number of objects and their size.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Amount {
+    #[prost(uint64, tag = "1")]
+    pub objects: u64,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+/// A volume that a sweep could not read.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SkippedVolume {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// The error and what caused it.
+    #[prost(string, tag = "2")]
+    pub error: ::prost::alloc::string::String,
+    #[prost(enumeration = "SkipCause", tag = "3")]
+    pub cause: i32,
+}
 /// Transport of a device's requests to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -563,6 +621,42 @@ impl ScrubRepair {
             "SCRUB_REPAIR_DONE" => Some(Self::Done),
             "SCRUB_REPAIR_PARTLY" => Some(Self::Partly),
             "SCRUB_REPAIR_IMPOSSIBLE" => Some(Self::Impossible),
+            _ => None,
+        }
+    }
+}
+/// Class of the error, by what to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SkipCause {
+    Unspecified = 0,
+    /// Stored data is damaged or missing: a scrub says more.
+    Damaged = 1,
+    /// There are objects, and no log that names them.
+    NoLog = 2,
+    /// Its log changed during each read: the next sweep reads it again.
+    Changing = 3,
+}
+impl SkipCause {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SKIP_CAUSE_UNSPECIFIED",
+            Self::Damaged => "SKIP_CAUSE_DAMAGED",
+            Self::NoLog => "SKIP_CAUSE_NO_LOG",
+            Self::Changing => "SKIP_CAUSE_CHANGING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SKIP_CAUSE_UNSPECIFIED" => Some(Self::Unspecified),
+            "SKIP_CAUSE_DAMAGED" => Some(Self::Damaged),
+            "SKIP_CAUSE_NO_LOG" => Some(Self::NoLog),
+            "SKIP_CAUSE_CHANGING" => Some(Self::Changing),
             _ => None,
         }
     }
@@ -922,6 +1016,29 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Scrub"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Deletes the objects of a store that no volume and no snapshot in it needs. Ends when the caller disconnects; the next
+        /// sweep does what is left. Refused with FAILED_PRECONDITION while this daemon sweeps the store already.
+        pub async fn sweep(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SweepRequest>,
+        ) -> std::result::Result<tonic::Response<super::SweepResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/holdfast.node.v1.Node/Sweep",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("holdfast.node.v1.Node", "Sweep"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1015,6 +1132,12 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::ScrubRequest>,
         ) -> std::result::Result<tonic::Response<Self::ScrubStream>, tonic::Status>;
+        /// Deletes the objects of a store that no volume and no snapshot in it needs. Ends when the caller disconnects; the next
+        /// sweep does what is left. Refused with FAILED_PRECONDITION while this daemon sweeps the store already.
+        async fn sweep(
+            &self,
+            request: tonic::Request<super::SweepRequest>,
+        ) -> std::result::Result<tonic::Response<super::SweepResponse>, tonic::Status>;
     }
     /// The node daemon, on its local socket: volumes are created, attached and detached by name of a configured store.
     /// A daemon that runs under Kubernetes refuses Create, Attach and Detach: there, Volume objects say what it serves.
@@ -1572,6 +1695,49 @@ pub mod node_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/holdfast.node.v1.Node/Sweep" => {
+                    #[allow(non_camel_case_types)]
+                    struct SweepSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::SweepRequest>
+                    for SweepSvc<T> {
+                        type Response = super::SweepResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SweepRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::sweep(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SweepSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

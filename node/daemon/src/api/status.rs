@@ -1,5 +1,6 @@
 //! The table from kinds of errors to gRPC statuses.
 
+use holdfast_service::tasks::Unfinished;
 use tonic::{Code, Status};
 
 use crate::failure::Failure;
@@ -8,6 +9,18 @@ use crate::node::FailureKind;
 /// The status for a failure.
 pub(crate) fn of(failure: &Failure) -> Status {
     Status::new(code(failure.kind), &failure.message)
+}
+
+/// The status for an operation without a result.
+pub(super) fn unfinished(why: Unfinished) -> Status {
+    match why {
+        Unfinished::Panicked => {
+            Status::internal("a bug of the daemon ended the operation; the log has the panic")
+        }
+        Unfinished::Stopped => Status::unavailable(
+            "the daemon stops, and the operation did not end; ask the next daemon of this node again",
+        ),
+    }
 }
 
 /// Kinds with different exit codes have different codes, so that the CLI can distinguish them.

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use holdfast_proto::node::v1::node_server::Node as _;
 use holdfast_s3::S3Credentials;
 use tonic::Code;
@@ -193,4 +195,57 @@ async fn operations_end_with_the_interface() {
     };
     tokio::join!(detach(), ends);
     detach().await;
+}
+
+#[tokio::test]
+async fn a_sweep_is_for_the_only_store_or_a_named_one() {
+    let (fake, stores) = (Fake::default(), KnownStores::new(&standalone()));
+    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default());
+    let sweep = |store: Option<&str>, grace| {
+        let store = store.map(str::to_owned);
+        api.sweep(Request::new(SweepRequest { store, grace, ..SweepRequest::default() }))
+    };
+    let answer = sweep(None, None).await.unwrap().into_inner();
+    assert_eq!(answer.store, "main");
+    let [request] = &fake.sweeps()[..] else { panic!("one sweep") };
+    assert_eq!((request.name.as_str(), request.dry_run, request.most), ("main", false, u64::MAX));
+    assert_eq!((request.store.bucket.as_str(), request.grace.as_secs()), ("volumes", 86_400));
+
+    let second = S3Config::new("elsewhere", "us-east-1", S3Credentials::Environment);
+    stores.replace([("a".to_owned(), second.clone()), ("b".to_owned(), second)].into());
+    let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+    for (expected, store, grace) in [
+        ("store: the daemon's configuration has several; name one with --store: a or b", None, None),
+        ("store: `main` is not one of the configured stores; use a or b", Some("main"), None),
+        ("grace: is negative", Some("a"), negative),
+    ] {
+        let status = sweep(store, grace).await.expect_err(expected);
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with(expected), "{}", status.message());
+    }
+    stores.replace([].into());
+    let none = sweep(None, None).await.unwrap_err();
+    assert!(none.message().contains("add a section [stores.<name>]"), "{}", none.message());
+    assert_eq!(fake.sweeps().len(), 1);
+
+    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
+    let status = api.sweep(Request::new(SweepRequest::default())).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("spec.sweep"), "{}", status.message());
+}
+
+#[tokio::test]
+async fn a_sweep_ends_when_its_caller_disconnects() {
+    let fake = Fake::default();
+    fake.hang();
+    let api = api(&fake);
+    let idle = fake.users();
+    let waits = api.sweep(Request::new(SweepRequest::default()));
+    tokio::time::timeout(Duration::from_millis(50), waits).await.expect_err("it hangs");
+    let ended = async {
+        while fake.users() > idle {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("it runs on without its caller");
 }

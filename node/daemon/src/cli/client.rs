@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::{self, Render};
-use super::{Attach, Class, Command, Target, exit, scrub, snapshot};
+use super::{Attach, Class, Command, Target, exit, gc, scrub, snapshot};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
@@ -69,6 +69,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             finish(client.stats(StatsRequest { volume_id: volume }).await, &target, out)
         }
         Command::Scrub(scrub) => scrub::run(scrub, out).await,
+        Command::Gc(gc) => gc::run(gc, out).await,
         Command::Snapshot(command) => snapshot::run(command, out).await,
         Command::Capabilities { target } => {
             let mut client = connect(&target).await?;

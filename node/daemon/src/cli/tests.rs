@@ -1,5 +1,9 @@
 //! The command line against a real socket with a node without a kernel behind it.
 
+use std::time::{Duration, SystemTime};
+
+use holdfast_log::LogFailure;
+use holdfast_log::sweep::{Amount, Skipped, SweepReport};
 use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::SectorRange;
 use tempfile::TempDir;
@@ -256,6 +260,75 @@ async fn damage_is_listed_by_object_and_fails_the_scrub() {
         serde_json::json!({ "offset_bytes": 90 * 4096, "length_bytes": 8192 })
     );
     assert_eq!(json["findings"][1]["repair"], "done");
+}
+
+#[tokio::test]
+async fn a_sweep_shows_what_it_found_and_deleted() {
+    let world = World::start().await;
+    let report = SweepReport {
+        volumes: 3,
+        kept: Amount { objects: 12, bytes: 40960 },
+        garbage: Amount { objects: 5, bytes: 9000 },
+        deleted: Amount { objects: 4, bytes: 8000 },
+        oldest: Some(SystemTime::now() - Duration::from_secs(2 * 3600 + 330)),
+        skipped: Vec::new(),
+    };
+    world.fake.report(report);
+    let text = world.ask("gc --most 4").await.unwrap();
+    assert_eq!(
+        text,
+        "store main, volumes: 3\n         OBJECTS  BYTES\nkept     12       40960\ngarbage  5        9000\n\
+         deleted  4        8000\nleft     1        1000\nthe oldest that is left is 2h5m old\n"
+    );
+    world.ask("gc --store main --dry-run --grace 1h30m").await.unwrap();
+    let asked: Vec<_> =
+        world.fake.sweeps().iter().map(|sweep| (sweep.grace.as_secs(), sweep.dry_run, sweep.most)).collect();
+    assert_eq!(asked, [(86_400, false, 4), (5400, true, u64::MAX)]);
+    let unknown = world.ask("gc --store other").await.unwrap_err();
+    assert!(unknown.message.contains("use main"), "{}", unknown.message);
+    for (bad, says) in [("gc --grace 5", "such as 30s"), ("gc --most 0", "--most <OBJECTS>")] {
+        let refused = Cli::try_parse_from(["holdfast-node"].into_iter().chain(bad.split(' '))).unwrap_err();
+        assert!(refused.to_string().contains(says), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
+    let world = World::start().await;
+    let id = |name: &str| name.parse::<holdfast_types::VolumeId>().unwrap();
+    let skip = |name: &str, error: fn(holdfast_types::VolumeId) -> LogFailure| Skipped {
+        volume: id(name),
+        error: error(id(name)),
+    };
+    let changing = || skip("busy", LogFailure::Contended);
+    world.fake.report(SweepReport { skipped: vec![changing()], ..SweepReport::default() });
+    let text = world.ask("gc").await.unwrap();
+    assert!(text.contains("all that busy may read was kept; the next sweep reads it again"), "{text}");
+
+    let damaged = |volume: holdfast_types::VolumeId| LogFailure::Damaged {
+        key: format!("volumes/{volume}/log/3"),
+        source: holdfast_engine::DecodeError::Short { what: "a record", have: 1, need: 2 },
+    };
+    let skipped = || vec![changing(), skip("bad", damaged), skip("bare", LogFailure::NoLog)];
+    world.fake.report(SweepReport { skipped: skipped(), ..SweepReport::default() });
+    let mut text = String::new();
+    let failure = world.ask_into("gc", &mut text).await.unwrap_err();
+    assert_eq!((failure.kind, exit::code(failure.kind)), (FailureKind::Corrupt, 6));
+    assert!(failure.message.starts_with("damaged volumes were skipped (volumes: 2)"), "{}", failure.message);
+    assert!(text.contains("volume bad was skipped: ") && text.contains("volumes/bad/log/3"), "{text}");
+    assert!(text.contains("`holdfast-node scrub bad --store main`"), "{text}");
+    assert!(text.contains("the objects of bare were kept; restore its log"), "{text}");
+
+    world.fake.report(SweepReport { skipped: skipped(), ..SweepReport::default() });
+    let mut json = String::new();
+    world.ask_into("gc --json", &mut json).await.unwrap_err();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["store"], &json["oldest"]), (&"main".into(), &serde_json::Value::Null));
+    assert_eq!(json["left"], serde_json::json!({ "objects": 0, "bytes": 0 }));
+    assert_eq!(
+        (&json["skipped"][1]["volume_id"], &json["skipped"][1]["cause"]),
+        (&"bad".into(), &"damaged".into())
+    );
 }
 
 #[test]

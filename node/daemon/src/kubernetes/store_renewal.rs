@@ -128,7 +128,7 @@ async fn renew<V: Volumes>(client: &Client, volumes: &V, name: &str) -> Result<(
 mod tests {
     use std::time::SystemTime;
 
-    use holdfast_crds::{Credentials, EnvironmentCredentials, ObjectStoreSpec, ObjectStoreStatus};
+    use holdfast_crds::{Credentials, EnvironmentCredentials, ObjectStoreSpec, ObjectStoreStatus, Sweep};
 
     use super::*;
     use crate::node::{StoreHealth, StoreStatus, StoreUnreachable};
@@ -144,6 +144,7 @@ mod tests {
             ca_bundle: None,
             ca_bundle_ref: None,
             credentials: Credentials::Environment(EnvironmentCredentials {}),
+            sweep: Sweep::default(),
         };
         let mut store = ObjectStore::new("main", spec);
         store.metadata.generation = Some(generation);

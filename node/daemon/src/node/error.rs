@@ -354,6 +354,12 @@ pub(crate) enum NodeError {
     /// The store of the volume's objects is unknown.
     #[error("store: volume {0} is not attached on this node: name the store that holds it")]
     StoreNeeded(VolumeId),
+    /// The store is being swept.
+    #[error("store: this daemon sweeps {name} already. Nothing was done. Wait until that sweep ends")]
+    Sweeping {
+        /// The store's name.
+        name: String,
+    },
     /// The volume was fenced.
     #[error(
         "volume {0} is fenced: another writer holds it. `holdfast-node fenced list` shows what was not uploaded"
@@ -409,6 +415,7 @@ impl NodeError {
             | Self::InUse { .. }
             | Self::OtherStore { .. }
             | Self::Unreadable { .. }
+            | Self::Sweeping { .. }
             | Self::Contended(_) => FailureKind::Busy,
             Self::RingsFull(_) => FailureKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {

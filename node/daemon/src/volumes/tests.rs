@@ -8,6 +8,7 @@ use holdfast_engine::record::Displaced;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Durability, IndexStatus};
 use holdfast_log::scrub::Progress;
+use holdfast_log::sweep::SweepReport;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
@@ -18,8 +19,8 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, Attached, Capabilities, CommitStatus, Content, DiskStatus, FailureKind, NodeVolumeStatus,
-    RingStatus, ScrubRequest, Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore,
-    VolumeState,
+    RingStatus, ScrubRequest, Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, SweepRequest,
+    VolumeInStore, VolumeState,
 };
 
 /// Attaches whatever was created, at once.
@@ -35,10 +36,12 @@ struct Inner {
     requests: Vec<AttachRequest>,
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
     scrubbed: Scrubbed,
+    sweeps: Vec<SweepRequest>,
+    swept: SweepReport,
     snapshots: Vec<(VolumeId, Option<String>, Snapshot)>,
     failure: Option<Failure>,
     renewed: Vec<(String, S3Config)>,
-    /// Detaches and scrubs never end.
+    /// Detaches, scrubs and sweeps never end.
     hangs: bool,
 }
 
@@ -53,7 +56,7 @@ impl Fake {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
-    /// Lets later detaches and scrubs wait without end.
+    /// Lets later detaches, scrubs and sweeps wait without end.
     pub(crate) fn hang(&self) {
         self.inner.lock().hangs = true;
     }
@@ -73,6 +76,21 @@ impl Fake {
     /// The scrubs so far: volume, store, repair.
     pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
         self.inner.lock().scrubs.clone()
+    }
+
+    /// Sets the result of the next sweep.
+    pub(crate) fn report(&self, swept: SweepReport) {
+        self.inner.lock().swept = swept;
+    }
+
+    /// The sweeps so far.
+    pub(crate) fn sweeps(&self) -> Vec<SweepRequest> {
+        self.inner.lock().sweeps.clone()
+    }
+
+    /// Number of operations and interfaces that use it.
+    pub(crate) fn users(&self) -> usize {
+        Arc::strong_count(&self.inner)
     }
 
     /// The stores that volumes were given so far.
@@ -230,6 +248,16 @@ impl Volumes for Fake {
             return Err(failure);
         }
         Ok(inner.scrubbed.clone())
+    }
+
+    async fn sweep(&self, request: SweepRequest) -> Result<SweepReport, Failure> {
+        self.may_hang().await;
+        let mut inner = self.inner.lock();
+        inner.sweeps.push(request);
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        Ok(std::mem::take(&mut inner.swept))
     }
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {

@@ -1,4 +1,4 @@
-//! What the volumes of a store need of each other's objects.
+//! Objects that the volumes of a store need, their own and each other's.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem;
@@ -48,7 +48,7 @@ pub(super) struct Needed {
 }
 
 impl Needed {
-    /// What `known` and `skipped` need. Volumes whose runs cannot be read are added to `skipped`.
+    /// Everything that `known` and `skipped` need. Volumes whose runs cannot be read are added to `skipped`.
     pub(super) async fn of(
         objects: &dyn ObjectStore,
         heads: &mut Heads,
@@ -158,7 +158,7 @@ impl Needed {
             Ok(Record { volume: named, body: Body::Create { source, .. }, .. }) if named == *volume => {
                 self.kept_whole.extend(source.iter().flat_map(|fork| fork.ancestors()).cloned());
             }
-            // Without its first record nobody knows what it reads.
+            // Only its first record says what it reads.
             Ok(_) | Err(_) => self.any_may_be_read = true,
         }
         Ok(())

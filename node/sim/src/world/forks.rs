@@ -50,7 +50,7 @@ impl World {
         let objects = SimObjects(calls[2].clone());
         sweeps.start(async move { sweep(&objects, &mut Heads::default(), AT_ONCE).await });
         let (mut made, mut removed, mut swept) = (None, None, None);
-        // One of them goes on for a while, then another one.
+        // One of them works for a while, then another one.
         let (turns, mut who) = (*rng.pick(&[1, 4, 12]), 2);
         while made.is_none() || removed.is_none() || swept.is_none() {
             made = made.or_else(|| forks.next_ended());

@@ -39,7 +39,7 @@ enum Done {
 /// time.
 #[derive(Default)]
 pub(crate) struct ControlPlane {
-    /// What its last sweep remembered.
+    /// Left by its last sweep, for the next one.
     heads: Heads,
     calls: Calls,
     tasks: Tasks<Done>,

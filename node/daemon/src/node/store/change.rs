@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::AttachedRecord;
@@ -51,6 +52,11 @@ impl NodeStores {
     /// The store of this name and place; as `record` says if it is new here, else as it is. Sends nothing.
     pub(in crate::node) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
         self.stores.open(name, record)
+    }
+
+    /// Held while the store called `name` is swept; absent while another sweep holds it.
+    pub(in crate::node) fn sweep_alone(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
+        self.stores.sweep_alone(name)
     }
 
     /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its configuration

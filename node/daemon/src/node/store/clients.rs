@@ -32,11 +32,15 @@ impl Place {
     }
 }
 
+/// Locks by the name of a store.
+type Locks = BTreeMap<String, Arc<tokio::sync::Mutex<()>>>;
+
 /// The stores in use, and those that were used last under their names.
 #[derive(Debug, Default)]
 pub(crate) struct Stores {
     known: Mutex<BTreeMap<Place, Arc<WatchedStore>>>,
-    changing: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    changing: Mutex<Locks>,
+    sweeping: Mutex<Locks>,
 }
 
 impl Stores {
@@ -59,6 +63,12 @@ impl Stores {
             Arc::clone(changing.entry(name.to_owned()).or_default())
         };
         lock.lock_owned().await
+    }
+
+    /// Held while the store called `name` is swept; absent while another sweep holds it.
+    pub(crate) fn sweep_alone(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
+        let lock = Arc::clone(self.sweeping.lock().entry(name.to_owned()).or_default());
+        lock.try_lock_owned().ok()
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {

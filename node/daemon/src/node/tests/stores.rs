@@ -1,6 +1,9 @@
 //! Stores whose credentials, endpoint or certificates change under their volumes.
 
-use holdfast_objects::MemoryStore;
+use bytes::Bytes;
+use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
+use holdfast_types::SegmentId;
+use holdfast_types::key::ObjectKey;
 use tokio::runtime::Runtime;
 
 use super::bucket::key;
@@ -426,6 +429,39 @@ fn a_bucket_is_probed_once_by_a_process() {
             node.create(&name.parse().unwrap(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap();
             assert_eq!(bucket.objects.counts().total() - before, requests, "{name}");
         }
+        node.shutdown().await;
+    });
+}
+
+/// One object is stored under a place that the log has passed, and no record names it.
+#[test]
+fn a_sweep_deletes_what_no_volume_needs_one_at_a_time() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = beside.block_on(Bucket::start());
+    alone(async {
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        let before = bucket.objects.keys();
+        let key = ObjectKey::Segment(volume(), SegmentId::new(Seq(1), 7, [9; 10])).to_string();
+        bucket.objects.put_segment(&key, &mut ReadyParts::from(Bytes::from_static(b"left"))).await.unwrap();
+        let request = SweepRequest {
+            name: "main".to_owned(),
+            store: bucket.config.clone(),
+            grace: Duration::from_hours(1),
+            dry_run: true,
+            most: u64::MAX,
+        };
+        let seen = node.sweeps().sweep(request.clone()).await.unwrap();
+        assert_eq!((seen.volumes, seen.garbage.bytes, seen.deleted.objects), (1, 4, 0));
+        assert!(seen.oldest.is_some() && bucket.objects.keys().contains(&key));
+        let request = SweepRequest { dry_run: false, ..request };
+        let sweeps = node.sweeps();
+        let (one, other) = tokio::join!(sweeps.sweep(request.clone()), sweeps.sweep(request.clone()));
+        assert_eq!(one.unwrap().deleted.objects, 1);
+        let busy = other.unwrap_err();
+        assert!(matches!(busy, NodeError::Sweeping { .. }) && busy.kind() == FailureKind::Busy, "{busy}");
+        assert_eq!(bucket.objects.keys(), before);
+        assert_eq!(node.sweeps().sweep(request).await.unwrap().garbage.objects, 0);
         node.shutdown().await;
     });
 }

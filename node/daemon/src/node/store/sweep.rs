@@ -1,0 +1,57 @@
+//! Sweep of a store that a person asks for: one at a time for each store.
+//!
+//! Invariants: a sweep sends its requests through the client that the volumes of the store use, with its
+//! limits. It remembers nothing for the next one.
+//! On failure: the next sweep does what is left.
+
+use std::time::{Duration, SystemTime};
+
+use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_s3::S3Config;
+
+use crate::node::error::NodeError;
+use crate::node::store::change::NodeStores;
+
+/// Request for a sweep.
+#[derive(Debug, Clone)]
+pub(crate) struct SweepRequest {
+    /// Name of the store.
+    pub(crate) name: String,
+    /// The store.
+    pub(crate) store: S3Config,
+    /// Deletes no object that is younger, by the store's clock.
+    pub(crate) grace: Duration,
+    /// Only counts.
+    pub(crate) dry_run: bool,
+    /// Deletes at most so many objects.
+    pub(crate) most: u64,
+}
+
+/// Sweeps of the stores of this node.
+pub(crate) struct Sweeps<'a> {
+    pub(in crate::node) stores: &'a NodeStores,
+}
+
+impl Sweeps<'_> {
+    /// Deletes the objects of a store that no volume needs.
+    ///
+    /// # Errors
+    /// [`NodeError::Sweeping`]; what the store says.
+    #[tracing::instrument(skip_all, fields(store = %request.name, dry_run = request.dry_run))]
+    pub(crate) async fn sweep(&self, request: SweepRequest) -> Result<SweepReport, NodeError> {
+        let SweepRequest { name, store, grace, dry_run, most } = request;
+        let Some(_alone) = self.stores.sweep_alone(&name) else { return Err(NodeError::Sweeping { name }) };
+        let objects = self.stores.connected(&name, &store).await?;
+        let options = SweepOptions { grace, now: SystemTime::now(), dry_run, most };
+        let report = sweep(&*objects, &mut Heads::default(), options).await?;
+        tracing::info!(
+            volumes = report.volumes,
+            garbage_bytes = report.garbage.bytes,
+            deleted_objects = report.deleted.objects,
+            deleted_bytes = report.deleted.bytes,
+            skipped = report.skipped.len(),
+            "store swept"
+        );
+        Ok(report)
+    }
+}

@@ -1,0 +1,132 @@
+//! The result of a sweep as others see it: status and events.
+
+use holdfast_crds::{FieldError, SkippedVolume, SweepStatus, Time};
+use holdfast_log::LogFailure;
+use holdfast_log::sweep::{Skipped, SweepReport};
+use holdfast_service::chain;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::events::{Event, EventType};
+
+use crate::object_store::connect::ConnectError;
+
+/// Volumes that the status names.
+const NAMED_VOLUMES: usize = 10;
+/// Volumes that an event names: its note is short.
+const NOTED_VOLUMES: usize = 3;
+/// Longest reason for which a volume was skipped, in bytes.
+const REASON_BYTES: usize = 256;
+/// Action of the events.
+const ACTION: &str = "Sweep";
+
+/// A sweep that did not come to its end. What it deleted was not needed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SweepFailed {
+    /// No connection could be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A field cannot be used.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] LogFailure),
+}
+
+/// The status that reports a sweep which ended at `now`.
+pub(crate) fn status(report: &SweepReport, now: Timestamp) -> SweepStatus {
+    let SweepReport { volumes, kept, garbage, deleted, oldest, skipped } = report;
+    let skip = |Skipped { volume, error }: &Skipped| {
+        let mut reason = chain(error);
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES));
+        SkippedVolume { volume_id: volume.to_string(), reason }
+    };
+    SweepStatus {
+        time: Time(now),
+        volumes: *volumes,
+        kept_bytes: kept.bytes,
+        garbage_bytes: garbage.bytes,
+        deleted_objects: deleted.objects,
+        deleted_bytes: deleted.bytes,
+        oldest_garbage: oldest.and_then(|oldest| Timestamp::try_from(oldest).ok()).map(Time),
+        skipped: skipped.iter().take(NAMED_VOLUMES).map(skip).collect(),
+    }
+}
+
+/// The event about volumes that were skipped.
+pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
+    let named = report.skipped.iter().take(NOTED_VOLUMES);
+    let named: Vec<String> =
+        named.map(|Skipped { volume, error }| format!("{volume}: {}", chain(error))).collect();
+    (!named.is_empty()).then(|| {
+        let count = report.skipped.len();
+        warning(
+            "SweepSkippedVolumes",
+            format!(
+                "volumes could not be read ({count}). The sweep kept all that they may read. Scrub each on the node that \
+                 serves it; status.sweep.skipped names them. {}",
+                named.join("; ")
+            ),
+        )
+    })
+}
+
+/// The event about a sweep that failed.
+pub(crate) fn failed(error: &SweepFailed) -> Event {
+    let text = format!(
+        "the sweep did not come to its end: {}. Garbage stays in the bucket. It is tried again; correct what the message \
+         names, or set spec.sweep.suspend",
+        chain(error)
+    );
+    warning("SweepFailed", text)
+}
+
+fn warning(reason: &str, note: String) -> Event {
+    Event {
+        type_: EventType::Warning,
+        reason: reason.to_owned(),
+        note: Some(note),
+        action: ACTION.to_owned(),
+        secondary: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_log::sweep::Amount;
+
+    use super::*;
+
+    #[test]
+    fn skipped_volumes_are_named_shortly_and_a_clean_sweep_is_no_event() {
+        let now: Timestamp = "2026-01-02T00:00:00Z".parse().expect("a timestamp");
+        let clean = SweepReport {
+            volumes: 12,
+            kept: Amount { objects: 9, bytes: 900 },
+            garbage: Amount { objects: 3, bytes: 30 },
+            deleted: Amount { objects: 2, bytes: 20 },
+            oldest: Some(now.into()),
+            ..SweepReport::default()
+        };
+        let told = status(&clean, now);
+        assert_eq!(
+            (told.kept_bytes, told.garbage_bytes, told.deleted_objects, told.deleted_bytes),
+            (900, 30, 2, 20)
+        );
+        assert_eq!((told.time, told.oldest_garbage, told.skipped.len()), (Time(now), Some(Time(now)), 0));
+        assert!(skipped(&clean).is_none());
+
+        let skip = |number| {
+            let volume: holdfast_types::VolumeId = format!("v{number}").parse().expect("an id");
+            Skipped { error: LogFailure::NoLog(volume.clone()), volume }
+        };
+        let some = SweepReport { skipped: (0..12).map(skip).collect(), ..SweepReport::default() };
+        let told = status(&some, now);
+        assert_eq!((told.skipped.len(), told.skipped[9].volume_id.as_str()), (10, "v9"));
+        assert!(told.skipped[0].reason.contains("has no log"), "{:?}", told.skipped[0]);
+        let event = skipped(&some).expect("an event");
+        let note = event.note.expect("a note");
+        assert_eq!((event.type_, event.reason.as_str()), (EventType::Warning, "SweepSkippedVolumes"));
+        assert!(note.starts_with("volumes could not be read (12).") && note.contains("; v2: "), "{note}");
+        assert!(!note.contains("v3"), "{note}");
+    }
+}

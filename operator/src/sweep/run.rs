@@ -1,0 +1,170 @@
+//! The task that sweeps: looks which ObjectStore is due, sweeps its bucket, reports, looks again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use holdfast_crds::{ObjectStore, READY, is_true};
+use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_objects::ObjectStore as Bucket;
+use holdfast_service::chain;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use tokio::time::{Instant, sleep};
+
+use super::cluster::Cluster;
+use super::report::{self, SweepFailed};
+use super::schedule::Facts;
+use crate::metrics::Metrics;
+
+/// Time between two looks at the ObjectStores.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// State of the sweeps of one ObjectStore.
+#[derive(Default)]
+struct Known {
+    /// Memory of the last sweep, and the connection through which it read.
+    remembered: Option<(Arc<dyn Bucket>, Heads)>,
+    /// End of the last sweep of this instance.
+    ended: Option<Instant>,
+    /// The last failure since then, and the number of failures.
+    failed: Option<(Instant, u32)>,
+    random: f64,
+}
+
+impl Known {
+    /// Facts about the ObjectStore; none if it is not to be swept at all.
+    fn facts(&self, store: &ObjectStore, led_since: Instant, now: Timestamp) -> Option<Facts> {
+        let status = store.status.as_ref();
+        let is_ready = status.is_some_and(|status| is_true(&status.conditions, READY));
+        let schedule = &store.spec.sweep;
+        if !is_ready || schedule.suspend || store.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        // A time in the future is that of a clock which was wrong.
+        let reported = status.and_then(|status| status.sweep.as_ref());
+        let reported = reported.and_then(|sweep| Duration::try_from(now.duration_since(sweep.time.0)).ok());
+        let ended = self.ended.map(|at| at.elapsed());
+        Some(Facts {
+            // The sweep fails for an interval that cannot be read.
+            interval: schedule.interval().unwrap_or_default(),
+            led_for: led_since.elapsed(),
+            ended_ago: [ended, reported].into_iter().flatten().min(),
+            failed: self.failed.map(|(at, failures)| (at.elapsed(), failures)),
+            random: self.random,
+        })
+    }
+}
+
+/// The sweeps of this instance.
+struct Sweeps<C> {
+    cluster: C,
+    metrics: Arc<Metrics>,
+    led_since: Instant,
+    /// By the uid of the ObjectStore.
+    known: HashMap<String, Known>,
+    random: fn() -> f64,
+}
+
+/// Sweeps until it is dropped. Begins when this instance becomes the leader.
+pub(crate) async fn run(cluster: impl Cluster, metrics: Arc<Metrics>) {
+    let (led_since, known, random) = (Instant::now(), HashMap::new(), fastrand::f64 as fn() -> f64);
+    let mut sweeps = Sweeps { cluster, metrics, led_since, known, random };
+    loop {
+        // What is due next is read again: a sweep may have taken hours.
+        if !sweeps.sweep_next().await {
+            sleep(EVERY).await;
+        }
+    }
+}
+
+impl<C: Cluster> Sweeps<C> {
+    /// Sweeps the ObjectStore that waits longest. Returns false if none is due.
+    async fn sweep_next(&mut self) -> bool {
+        let stores = match self.cluster.object_stores().await {
+            Ok(stores) => stores,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "object stores not read");
+                return false;
+            }
+        };
+        self.metrics.show_sweeps(&stores, self.cluster.now());
+        self.known.retain(|uid, _| stores.iter().any(|store| store.metadata.uid.as_ref() == Some(uid)));
+        let Some(store) = self.due(stores) else { return false };
+        let uid = store.metadata.uid.clone().unwrap_or_default();
+        let mut known = self.known.remove(&uid).unwrap_or_default();
+        let outcome = self.sweep(&store, &mut known).await;
+        known.random = (self.random)();
+        match outcome {
+            Ok(swept) => {
+                (known.ended, known.failed) = (Some(Instant::now()), None);
+                self.finish(&store, &swept).await;
+            }
+            Err(error) => {
+                let failures = known.failed.map_or(0, |(_, failures)| failures).saturating_add(1);
+                known.failed = Some((Instant::now(), failures));
+                self.metrics.count_failed_sweep(&store.name_any());
+                tracing::warn!(object_store = %store.name_any(), error = chain(&error), "sweep failed");
+                self.cluster.publish(&store, report::failed(&error)).await;
+            }
+        }
+        self.known.insert(uid, known);
+        true
+    }
+
+    /// The ObjectStore that is due and waits longest.
+    fn due(&mut self, stores: Vec<ObjectStore>) -> Option<ObjectStore> {
+        let now = self.cluster.now();
+        let mut due = Vec::new();
+        for store in stores {
+            let random = self.random;
+            let known = self.known.entry(store.metadata.uid.clone().unwrap_or_default());
+            let known = known.or_insert_with(|| Known { random: random(), ..Known::default() });
+            if let Some(facts) = known.facts(&store, self.led_since, now)
+                && facts.is_due()
+            {
+                // One that failed comes after those that were not tried since.
+                let waits = facts.failed.map(|(ago, _)| ago).or(facts.ended_ago).unwrap_or(Duration::MAX);
+                due.push((waits, store));
+            }
+        }
+        due.into_iter().max_by_key(|(waits, _)| *waits).map(|(_, store)| store)
+    }
+
+    async fn sweep(&self, store: &ObjectStore, known: &mut Known) -> Result<SweepReport, SweepFailed> {
+        let schedule = &store.spec.sweep;
+        schedule.interval()?;
+        let grace = schedule.grace()?;
+        let bucket = self.cluster.open(&store.name_any()).await?;
+        let remembered = known.remembered.take().filter(|(read, _)| Arc::ptr_eq(read, &bucket));
+        let (_, heads) =
+            known.remembered.insert(remembered.unwrap_or_else(|| (bucket.clone(), Heads::default())));
+        let now = SystemTime::from(self.cluster.now());
+        let options = SweepOptions { grace, now, dry_run: false, most: u64::MAX };
+        Ok(sweep(&*bucket, heads, options).await?)
+    }
+
+    async fn finish(&self, store: &ObjectStore, swept: &SweepReport) {
+        let name = store.name_any();
+        let status = report::status(swept, self.cluster.now());
+        tracing::info!(
+            object_store = %name,
+            volumes = swept.volumes,
+            garbage_bytes = swept.garbage.bytes,
+            deleted_objects = swept.deleted.objects,
+            deleted_bytes = swept.deleted.bytes,
+            skipped = swept.skipped.len(),
+            "object store swept"
+        );
+        self.metrics.count_sweep(&name, swept);
+        if let Err(error) = self.cluster.report(store, &status).await {
+            tracing::warn!(object_store = %name, error = chain(&error), "result of the sweep not written");
+        }
+        if let Some(event) = report::skipped(swept) {
+            self.cluster.publish(store, event).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

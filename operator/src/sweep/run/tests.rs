@@ -1,0 +1,239 @@
+//! Sweeps of buckets in memory, over days of a clock that stands still while there is work.
+
+use holdfast_cluster::api::ApiError;
+use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
+use holdfast_log::Creation;
+use holdfast_objects::{MemoryStore, ReadyParts};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Nonce, SegmentId, Seq, SnapshotUid, VolumeId};
+use kube::runtime::events::{Event, EventType};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::object_store::connect::ConnectError;
+
+const MINUTE: Duration = Duration::from_mins(1);
+const HOUR: Duration = Duration::from_hours(1);
+const DAY: Duration = Duration::from_hours(24);
+
+/// A cluster without an API server. Clones are the same.
+#[derive(Clone)]
+struct Fake(Arc<Mutex<Inner>>);
+
+struct Inner {
+    stores: Vec<ObjectStore>,
+    bucket: Arc<MemoryStore>,
+    opened: Vec<String>,
+    reports: Vec<SweepStatus>,
+    events: Vec<Event>,
+    begun: (Instant, Timestamp),
+}
+
+impl Fake {
+    fn new(stores: Vec<ObjectStore>, bucket: MemoryStore) -> Self {
+        let (opened, reports, events) = (Vec::new(), Vec::new(), Vec::new());
+        let begun = (Instant::now(), Timestamp::now());
+        Self(Arc::new(Mutex::new(Inner { stores, bucket: Arc::new(bucket), opened, reports, events, begun })))
+    }
+
+    /// Sweeps until the result is dropped.
+    fn start(&self, metrics: &Arc<Metrics>) -> JoinSet<()> {
+        let mut running = JoinSet::new();
+        running.spawn(run(self.clone(), metrics.clone()));
+        running
+    }
+
+    fn bucket(&self) -> Arc<MemoryStore> {
+        self.0.lock().bucket.clone()
+    }
+
+    fn opened(&self) -> Vec<String> {
+        self.0.lock().opened.clone()
+    }
+
+    fn reports(&self) -> Vec<SweepStatus> {
+        self.0.lock().reports.clone()
+    }
+
+    fn event(&self) -> Option<Event> {
+        self.0.lock().events.pop()
+    }
+}
+
+impl Cluster for Fake {
+    async fn object_stores(&self) -> Result<Vec<ObjectStore>, ApiError> {
+        Ok(self.0.lock().stores.clone())
+    }
+
+    async fn open(&self, name: &str) -> Result<Arc<dyn Bucket>, ConnectError> {
+        let mut inner = self.0.lock();
+        inner.opened.push(name.to_owned());
+        Ok(inner.bucket.clone())
+    }
+
+    async fn report(&self, store: &ObjectStore, status: &SweepStatus) -> Result<(), ApiError> {
+        let mut inner = self.0.lock();
+        inner.reports.push(status.clone());
+        let known = inner.stores.iter_mut().find(|known| known.metadata.uid == store.metadata.uid);
+        known.expect("it is there").status.get_or_insert_default().sweep = Some(status.clone());
+        Ok(())
+    }
+
+    async fn publish(&self, _store: &ObjectStore, event: Event) {
+        self.0.lock().events.push(event);
+    }
+
+    fn now(&self) -> Timestamp {
+        let (instant, time) = self.0.lock().begun;
+        time + instant.elapsed()
+    }
+}
+
+fn store(name: &str, sweep: serde_json::Value) -> ObjectStore {
+    let spec =
+        serde_json::json!({ "bucket": "bucket", "credentials": { "environment": {} }, "sweep": sweep });
+    let mut store = ObjectStore::new(name, serde_json::from_value(spec).expect("a spec"));
+    store.metadata.uid = Some(format!("uid-{name}"));
+    let now = Time(Timestamp::now());
+    let builder = ConditionBuilder { previous: &[], observed_generation: None, now: &now };
+    let ready = builder.build(READY, ConditionStatus::True, "Probed", "");
+    store.status = Some(ObjectStoreStatus { conditions: vec![ready], ..ObjectStoreStatus::default() });
+    store
+}
+
+fn volume() -> VolumeId {
+    "v".parse().expect("an id")
+}
+
+/// A bucket with a volume, its snapshot, and a segment that nothing names; the segment's key.
+async fn bucket() -> (MemoryStore, String) {
+    let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
+    holdfast_log::provision(&bucket, &volume(), Creation::plain(64, nonce, 0)).await.expect("created");
+    holdfast_log::snapshot_detached(&bucket, &volume(), SnapshotUid([7; 16]), nonce, 0).await.expect("taken");
+    let key = ObjectKey::Segment(volume(), SegmentId::new(Seq(1), 7, [9; 10])).to_string();
+    bucket.put_segment(&key, &mut ReadyParts::new([b"left".to_vec().into()])).await.expect("stored");
+    (bucket, key)
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
+    let (bucket, key) = bucket().await;
+    let before = bucket.keys();
+    let fake = Fake::new(vec![store("main", serde_json::json!({}))], bucket);
+    let metrics = Arc::new(Metrics::new());
+    let _running = fake.start(&metrics);
+    sleep(4 * MINUTE).await;
+    assert!(fake.opened().is_empty(), "a new leader has other work");
+    sleep(4 * MINUTE).await;
+    let reports = fake.reports();
+    assert_eq!((reports.len(), reports[0].volumes, reports[0].garbage_bytes), (1, 1, 4));
+    assert!(reports[0].deleted_objects == 0 && reports[0].oldest_garbage.is_some(), "{reports:?}");
+    assert_eq!(fake.bucket().keys(), before);
+
+    sleep(23 * HOUR).await;
+    assert_eq!(fake.opened().len(), 1, "not before the interval is over");
+    sleep(4 * HOUR).await;
+    let reports = fake.reports();
+    assert_eq!((reports.len(), reports[1].deleted_objects, reports[1].deleted_bytes), (2, 1, 4));
+    assert_eq!((&reports[1].oldest_garbage, fake.bucket().keys().contains(&key)), (&None, false));
+    assert_eq!(fake.bucket().keys().len(), before.len() - 1, "nothing else goes");
+    assert!(fake.event().is_none());
+    let text = metrics.render().expect("renders");
+    assert!(text.contains(r#"holdfast_sweep_deleted_bytes_total{object_store="main"} 4"#), "{text}");
+    assert!(text.contains(r#"holdfast_sweep_garbage_bytes{object_store="main"} 0"#), "{text}");
+}
+
+/// Else a leader that changes often would sweep everything each time.
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_continues_the_schedule_of_the_last_one() {
+    let (bucket, _) = bucket().await;
+    let fake = Fake::new(vec![store("main", serde_json::json!({}))], bucket);
+    let metrics = Arc::new(Metrics::new());
+    let first = fake.start(&metrics);
+    sleep(HOUR).await;
+    drop(first);
+    let _second = fake.start(&metrics);
+    sleep(22 * HOUR).await;
+    assert_eq!(fake.opened().len(), 1);
+    sleep(4 * HOUR).await;
+    assert_eq!(fake.opened().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_suspended_unfit_or_deleted_is_not_swept() {
+    let suspended = store("suspended", serde_json::json!({ "suspend": true }));
+    let mut unfit = store("unfit", serde_json::json!({}));
+    unfit.status = None;
+    let mut deleted = store("deleted", serde_json::json!({}));
+    deleted.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
+    let often = store("often", serde_json::json!({ "interval": "10m", "grace": "1h" }));
+    let (bucket, _) = bucket().await;
+    let fake = Fake::new(vec![suspended, unfit, deleted, often], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(DAY).await;
+    let opened = fake.opened();
+    assert!(opened.iter().all(|name| name == "often"), "{opened:?}");
+    assert!((110..=144).contains(&opened.len()), "{}", opened.len());
+    assert_eq!(fake.reports().len(), opened.len(), "one write for each");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_volume_is_reported_by_status_and_event() {
+    let (bucket, key) = bucket().await;
+    bucket.corrupt("volumes/v/log/00000000000000000001", |bytes| bytes.truncate(9));
+    let fake = Fake::new(vec![store("main", serde_json::json!({ "grace": "1h" }))], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(DAY + 4 * HOUR).await;
+    let [_, last] = &fake.reports()[..] else { panic!("two sweeps") };
+    assert_eq!((last.skipped.len(), last.skipped[0].volume_id.as_str()), (1, "v"));
+    assert!(!last.skipped[0].reason.is_empty() && fake.bucket().keys().contains(&key));
+    let event = fake.event().expect("an event");
+    assert_eq!((event.type_, event.reason.as_str()), (EventType::Warning, "SweepSkippedVolumes"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_sweep_is_retried_more_and_more_rarely() {
+    let (bucket, _) = bucket().await;
+    let fake = Fake::new(vec![store("main", serde_json::json!({ "interval": "10m" }))], bucket);
+    let metrics = Arc::new(Metrics::new());
+    fake.bucket().go_away();
+    let _running = fake.start(&metrics);
+    sleep(DAY).await;
+    let tries = fake.opened().len();
+    assert!((6..=12).contains(&tries), "{tries}");
+    assert!(fake.reports().is_empty(), "the last result stays");
+    let event = fake.event().expect("an event");
+    assert_eq!((event.type_, event.reason.as_str()), (EventType::Warning, "SweepFailed"));
+    let text = metrics.render().expect("renders");
+    assert!(
+        text.contains(&format!("holdfast_sweep_failures_total{{object_store=\"main\"}} {tries}")),
+        "{text}"
+    );
+
+    fake.bucket().heal();
+    sleep(8 * HOUR).await;
+    let reports = fake.reports().len();
+    sleep(HOUR).await;
+    assert!(reports > 0 && fake.reports().len() >= reports + 4, "the schedule continues");
+}
+
+/// The root of a snapshot is read once; from another connection it may be another one.
+#[tokio::test(start_paused = true)]
+async fn what_was_read_is_remembered_until_the_connection_changes() {
+    let fake = Fake::new(vec![store("main", serde_json::json!({}))], bucket().await.0);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    let mut gets = Vec::new();
+    for day in 0..4 {
+        if day == 2 {
+            fake.0.lock().bucket = Arc::new(bucket().await.0);
+        }
+        let before = fake.bucket().counts().get;
+        while fake.reports().len() == day {
+            sleep(HOUR).await;
+        }
+        gets.push(fake.bucket().counts().get - before);
+    }
+    assert_eq!(gets[1], gets[0] - 1);
+    assert_eq!(gets[2..], gets[..2]);
+}
