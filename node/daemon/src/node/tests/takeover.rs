@@ -10,11 +10,13 @@ use holdfast_background::{Acquired, AttachError, Background, Preserved, StoreKey
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::{FoundMap, FoundPage, holds_dirty};
+use holdfast_engine::fork::Fork;
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::{AttachState, Pending};
 use holdfast_log::{
-    CreateOutcome, Creation, create_record, provision, read_manifest, remove, write_checkpoint,
+    CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest, read_snapshot,
+    remove, snapshot_detached, write_checkpoint,
 };
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
@@ -604,6 +606,38 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
         let (late, ()) = tokio::join!(late, removes);
         assert!(matches!(late, Err(AttachError::Refused(AttachRefused::Deleted(_)))), "{:?}", late.err());
         assert!(read_manifest(&*store, &volume()).await.unwrap().is_deleted());
+    });
+}
+
+/// The creator of a fork died before it asked for the mark of the snapshot: the attach does.
+#[test]
+fn an_attach_confirms_a_fork_or_refuses_it() {
+    alone(async {
+        for is_forgotten in [false, true] {
+            let store = Arc::new(MemoryStore::new());
+            let source: VolumeId = "source".parse().unwrap();
+            let plain = Creation::plain(SECTORS, Nonce([9; 16]), 0);
+            provision(&*store, &source, plain).await.unwrap();
+            let uid = holdfast_types::SnapshotUid([5; 16]);
+            let taken = snapshot_detached(&*store, &source, uid, Nonce([2; 16]), 0).await.unwrap();
+            let root = read_snapshot(&*store, &source, taken.seq).await.unwrap();
+            let fork = Fork::of(&root).map(Box::new);
+            let body = Body::Create { sectors: SECTORS, source: fork, labels: Default::default() };
+            let (nonce, seq) = (Nonce([3; 16]), Seq::FIRST);
+            let record = Record { volume: volume(), seq, epoch: Epoch(0), nonce, unix_ms: 0, body };
+            assert_eq!(create_record(&*store, &record).await.unwrap(), CreateOutcome::Created);
+            if is_forgotten {
+                forget(&*store, &source, taken.seq).await.unwrap();
+            }
+            let dirs = Dirs::new();
+            match acquire(&*store, &volume(), &dirs.local(), &claim("a", 1)).await {
+                Ok(acquired) => assert_eq!((is_forgotten, acquired.manifest.seq()), (false, Seq(3))),
+                Err(AttachError::Log(LogFailure::NoSuchSource { .. })) => assert!(is_forgotten),
+                Err(other) => panic!("{other}"),
+            }
+            let manifest = read_manifest(&*store, &volume()).await.unwrap();
+            assert_eq!((manifest.is_deleted(), manifest.is_attached()), (is_forgotten, !is_forgotten));
+        }
     });
 }
 
