@@ -19,6 +19,7 @@ use holdfast_engine::safeguard::{
 };
 use holdfast_engine::segment::FRAME_MEMORY_BYTES;
 use holdfast_engine::volume::Pending;
+use holdfast_log::RootPlace;
 use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId, Seq, VolumeId};
@@ -198,10 +199,10 @@ impl<S: Sides, T: Environment> Background<S, T> {
                 Err(barred) => Event::MergeFailed { kind: plan.kind, barred },
             },
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
-            Work::StoreRoot { seq, bytes } => {
-                self.store_root(seq, bytes).await;
-                Event::RootStored
-            }
+            Work::StoreRoot { seq, bytes } => match self.store_root(seq, bytes).await {
+                RootPlace::Stored => Event::RootStored,
+                RootPlace::Foreign => Event::RootBarred,
+            },
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
             Work::WriteCheckpoint { seq, bytes } => {
@@ -317,14 +318,18 @@ impl<S: Sides, T: Environment> Background<S, T> {
     }
 
     /// Stores a snapshot's root, which is the same each time that it is made.
-    async fn store_root(&self, seq: Seq, bytes: Vec<u8>) {
-        let key = ObjectKey::Snapshot(self.volume.clone(), seq).to_string();
-        let body = Bytes::from(bytes);
+    async fn store_root(&self, seq: Seq, bytes: Vec<u8>) -> RootPlace {
+        let root = Bytes::from(bytes);
         let mut backoff = JobBackoff::of_commits();
         loop {
-            match self.objects.create(&key, body.clone()).await {
-                Ok(_) | Err(CreateError::Exists { .. }) => return,
-                Err(CreateError::Ambiguous(error) | CreateError::Failed(error)) => {
+            match holdfast_log::store_root(&*self.objects, &self.volume, seq, root.clone()).await {
+                Ok(RootPlace::Stored) => return RootPlace::Stored,
+                Ok(RootPlace::Foreign) => {
+                    let volume = &self.volume;
+                    tracing::warn!(%volume, %seq, "another root is in the snapshot's place; a later one is tried");
+                    return RootPlace::Foreign;
+                }
+                Err(error) => {
                     self.warn("the snapshot waits", &error);
                     backoff.wait(&self.time).await;
                 }

@@ -175,7 +175,7 @@ pub enum Action {
         bytes: Vec<u8>,
     },
     /// Store the root of the snapshot that the record at `seq` is about to register; try until it is there.
-    /// Answer: `RootStored`.
+    /// Answer: `RootStored`, or `RootBarred`.
     StoreRoot {
         /// The record's place.
         seq: Seq,

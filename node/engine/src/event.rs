@@ -171,6 +171,8 @@ pub enum Event {
     },
     /// `StoreRoot` ended: the root is in the store.
     RootStored,
+    /// `StoreRoot` ended: another root is in its place, which another history of the bucket left.
+    RootBarred,
     /// `StorePending` ended.
     PendingStored {
         /// Outcome.

@@ -114,6 +114,14 @@ impl Body {
         }
     }
 
+    /// The record's place is no snapshot.
+    pub(crate) fn take_no_snapshot(&mut self) {
+        match self {
+            Self::Change { snapshots, .. } => snapshots.taken = None,
+            Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => {}
+        }
+    }
+
     /// The uid of the snapshot that the record's place is.
     pub fn snapshot_taken(&self) -> Option<SnapshotUid> {
         match self {

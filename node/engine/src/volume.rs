@@ -275,6 +275,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::MergeFailed { kind, barred } => self.merger.failed(kind, barred),
             Event::Snapshot { uid, forgotten } => self.snapshot(uid, forgotten, out),
             Event::RootStored => self.log.root_stored(out),
+            Event::RootBarred => {
+                self.log.root_barred(out);
+                self.snapshots.postpone();
+            }
             Event::PendingStored { result } => self.log.pending_stored(result, &self.core, out),
             Event::CreateAnswered(answer) => {
                 let news = self.log.create_answered(answer, out);

@@ -27,7 +27,9 @@ pub use fork::confirm_fork;
 pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
-pub use snapshot::{SnapshotError, forget, forgotten_from, read_snapshot, snapshot_detached, snapshots};
+pub use snapshot::{
+    RootPlace, SnapshotError, forget, forgotten_from, read_snapshot, snapshot_detached, snapshots, store_root,
+};
 pub use truncate::{truncate, was_truncated_after};
 
 use holdfast_engine::DecodeError;
@@ -152,6 +154,12 @@ pub enum LogFailure {
     /// Objects without a log.
     #[error("objects are stored under the name of volume {0}, which has no log")]
     NoLog(VolumeId),
+    /// Places of a volume's log that are taken by roots which its log did not make.
+    #[error(
+        "snapshot {0} was not taken: the roots of other snapshots are in its place and those before it, left there when \
+         the bucket was set back; nothing was registered: ask again, and a later place is tried"
+    )]
+    ForeignRoot(SnapshotName),
     /// The log changed during each read of it, or LIST shows an older part of it.
     #[error(
         "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
@@ -169,7 +177,7 @@ impl LogFailure {
             Self::Store { source, .. } | Self::Volumes { source } => {
                 matches!(source.kind(), Throttled | Unavailable | Conflict)
             }
-            Self::Contended(_) => true,
+            Self::Contended(_) | Self::ForeignRoot(_) => true,
             Self::Damaged { .. }
             | Self::Broken { .. }
             | Self::ExistsOtherwise { .. }

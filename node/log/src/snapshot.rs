@@ -3,7 +3,8 @@
 //! A snapshot that is taken here:
 //! 1. the log is read to its end; its writer has detached;
 //! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
-//!    registers it is garbage;
+//!    registers it is garbage. Where another root is, which a bucket that was set back may have kept, the log
+//!    passes the place, and everything begins again at a later one;
 //! 3. the record is created once. If another one is in its place, everything begins again;
 //! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]): else the record is
 //!    no part of it, and everything begins again.
@@ -86,6 +87,7 @@ pub async fn snapshot_detached(
     nonce: Nonce,
     unix_ms: u64,
 ) -> Result<Snapshot, SnapshotError> {
+    let mut foreign = None;
     for _ in 0..TRIES {
         let manifest = existing(objects, volume).await?;
         if manifest.is_unconfirmed() {
@@ -113,39 +115,88 @@ pub async fn snapshot_detached(
             unix_ms,
             body: Body::of_snapshots(change),
         };
-        if let Some(taken) = register(objects, manifest, &record).await? {
-            return Ok(taken);
+        match register(objects, manifest, &record).await? {
+            Registered::Taken(taken) => return Ok(taken),
+            Registered::Overtaken => foreign = None,
+            Registered::OverForeign => foreign = Some(record.seq),
         }
     }
-    Err(LogFailure::Contended(volume.clone()).into())
+    let volume = volume.clone();
+    Err(match foreign {
+        Some(seq) => LogFailure::ForeignRoot(SnapshotName { volume, seq }),
+        None => LogFailure::Contended(volume),
+    }
+    .into())
 }
 
-/// Stores the root and creates the record; `None` if the record is no part of the log.
+/// Outcomes of a try to register a snapshot.
+enum Registered {
+    /// It is in the log.
+    Taken(Snapshot),
+    /// Its record is no part of the log.
+    Overtaken,
+    /// The root of another history was in its place, which the log has passed now.
+    OverForeign,
+}
+
+/// Stores the root and creates the record. Over another root it creates one that registers nothing.
 async fn register(
     objects: &dyn ObjectStore,
     mut manifest: Manifest,
     record: &Record,
-) -> Result<Option<Snapshot>, LogFailure> {
+) -> Result<Registered, LogFailure> {
     let volume = &record.volume;
     let begun_at = manifest.checkpointed();
     manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
-    store_root(objects, volume, record.seq, manifest.encode_root().into()).await?;
+    let root = manifest.encode_root().into();
+    if store_root(objects, volume, record.seq, root).await? == RootPlace::Foreign {
+        let passing = Record { body: Body::of_snapshots(SnapshotChange::default()), ..record.clone() };
+        // Another record there passes the place, too.
+        let (CreateOutcome::Created | CreateOutcome::Lost) = create_record(objects, &passing).await?;
+        return Ok(Registered::OverForeign);
+    }
     let is_lost = create_record(objects, record).await? == CreateOutcome::Lost;
     if is_lost || was_truncated_after(objects, volume, begun_at).await? {
-        return Ok(None);
+        return Ok(Registered::Overtaken);
     }
-    Ok(manifest.snapshots().last().copied())
+    Ok(manifest.snapshots().last().map_or(Registered::Overtaken, |taken| Registered::Taken(*taken)))
 }
 
-/// Stores the root of the snapshot at `seq`, which is the same each time that it is made.
-async fn store_root(
+/// The object in the place of a snapshot's root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum RootPlace {
+    /// The root.
+    Stored,
+    /// Another one: the bucket was set back, or lost the end of the log. No snapshot may be registered there.
+    Foreign,
+}
+
+/// Stores the root of the snapshot at `seq`, which is the same each time that it is made: one PUT, and a GET
+/// where one is there.
+///
+/// # Errors
+/// [`LogFailure::Store`]: the place is not known; try again.
+pub async fn store_root(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     seq: Seq,
     root: Bytes,
-) -> Result<(), LogFailure> {
+) -> Result<RootPlace, LogFailure> {
+    const WHAT: &str = "store the root of a snapshot";
     let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
-    create(objects, volume, "store the root of a snapshot", &key, root).await
+    match objects.create(&key, root.clone()).await {
+        Ok(_) => return Ok(RootPlace::Stored),
+        Err(CreateError::Exists { .. }) => {}
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            return Err(store(WHAT, volume)(source));
+        }
+    }
+    match objects.get(&key, root.len() as u64).await {
+        Ok(there) if there == root => Ok(RootPlace::Stored),
+        Ok(_) | Err(StoreError::TooLarge { .. }) => Ok(RootPlace::Foreign),
+        Err(source) => Err(store(WHAT, volume)(source)),
+    }
 }
 
 /// The snapshots of a volume that were not forgotten, oldest first.

@@ -3,13 +3,15 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, provision,
     read_manifest_to_end, read_snapshot, remove, snapshot_detached, snapshots, write_checkpoint,
 };
-use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_objects::{Created, Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
@@ -61,6 +63,34 @@ async fn a_snapshot_of_a_detached_volume_is_two_puts() {
     assert_eq!(snapshots(&store, &volume()).await.unwrap(), [taken]);
     let root = read_snapshot(&store, &volume(), taken.seq).await.unwrap();
     assert_eq!((root.seq(), root.sectors()), (Seq(2), SECTORS));
+}
+
+/// A bucket that was set back comes to places again whose roots it kept: they were taken for its own.
+#[tokio::test]
+async fn a_snapshot_passes_the_roots_of_another_history() {
+    let store = created().await;
+    for seq in 2..5 {
+        let key = ObjectKey::Snapshot(volume(), Seq(seq)).to_string();
+        let Created = store.create(&key, Bytes::from_static(b"of another history")).await.unwrap();
+    }
+    let taken = take(&store, 1).await.unwrap();
+    assert_eq!((taken.seq, list(&store).await), (Seq(5), vec![5]));
+    assert_eq!(read_snapshot(&store, &volume(), Seq(5)).await.unwrap().seq(), Seq(5));
+    assert_eq!(take(&store, 1).await.unwrap(), taken);
+}
+
+/// As many as a request passes are in the way: the next request comes further.
+#[tokio::test]
+async fn a_snapshot_without_a_place_says_so() {
+    let store = created().await;
+    for seq in 2..10 {
+        let key = ObjectKey::Snapshot(volume(), Seq(seq)).to_string();
+        let Created = store.create(&key, Bytes::from_static(b"of another history")).await.unwrap();
+    }
+    let refused = take(&store, 1).await.unwrap_err();
+    assert!(refused.to_string().starts_with("snapshot v@9 was not taken: the roots of other"), "{refused}");
+    assert_eq!(list(&store).await, [0; 0]);
+    assert_eq!(take(&store, 1).await.unwrap().seq, Seq(10));
 }
 
 #[tokio::test]

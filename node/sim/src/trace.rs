@@ -146,6 +146,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::CheckpointWritten { seq, written } => (12, [seq.0, u64::from(*written), 0, 0]),
         Event::Snapshot { uid, forgotten } => (24, [uid.0[0].into(), forgotten.len() as u64, 0, 0]),
         Event::RootStored => (23, [0; 4]),
+        Event::RootBarred => (25, [0; 4]),
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
@@ -287,6 +288,7 @@ fn event_words(event: &Event) -> String {
         | Event::CreateAnswered(_)
         | Event::CheckpointWritten { .. }
         | Event::RootStored
+        | Event::RootBarred
         | Event::Detach
         | Event::Repair { .. }
         | Event::MergeFailed { .. }

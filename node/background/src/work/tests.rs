@@ -2,7 +2,7 @@ mod uploads;
 
 use futures::FutureExt;
 use holdfast_engine::record::Body;
-use holdfast_objects::MemoryStore;
+use holdfast_objects::{Fault, MemoryStore, Verb};
 use holdfast_types::{Epoch, Nonce};
 use parking_lot::Mutex;
 
@@ -87,4 +87,24 @@ fn a_damaged_record_is_believed_when_it_is_read_twice() {
 fn a_whole_record_is_believed_at_once() {
     let (event, waits) = read(vec![record()]);
     assert_eq!((found(event), waits), (Some(record()), 0));
+}
+
+/// The root that is in the place is compared: it may be of another history of the bucket.
+#[test]
+fn a_root_counts_as_stored_where_its_bytes_are() {
+    let objects = Arc::new(MemoryStore::new());
+    let store_root = |bytes: &[u8]| {
+        let time = ScriptedTime::new(|_wait| {});
+        let store = (StoreKey(0), Arc::clone(&objects) as Arc<dyn ObjectStore>);
+        let background = Background::new("v".parse().unwrap(), store, NoSides, time, uploads::pools());
+        let work = Work::StoreRoot { seq: Seq(7), bytes: bytes.to_vec() };
+        background.perform(work).now_or_never().map(|(event, _tidy)| event)
+    };
+    assert!(matches!(store_root(b"own"), Some(Event::RootStored)));
+    assert!(matches!(store_root(b"own"), Some(Event::RootStored)), "a successor repeats it");
+    for other in [&b"any"[..], b"of", b"longer"] {
+        assert!(matches!(store_root(other), Some(Event::RootBarred)), "{other:?}");
+    }
+    objects.fail_next(Verb::Get, Fault::LostRequest);
+    assert!(matches!(store_root(b"own"), Some(Event::RootStored)), "it asks again");
 }

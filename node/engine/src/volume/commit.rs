@@ -5,7 +5,8 @@
 //! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
 //!    successor repeats the same bytes;
 //!    A record that registers a snapshot is not sent before the snapshot's root is stored (`RootStored`), nor
-//!    repeated before that: the dead process may not have come so far;
+//!    repeated before that: the dead process may not have come so far. Where another root is in that place,
+//!    the record is stored again without the snapshot, and sent so;
 //! 2. `log/<seq>` is created once;
 //! 3. an ambiguous answer (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): this
 //!    writer's record there means committed, another one fenced (`Fenced`), none that it is sent again with
@@ -154,6 +155,27 @@ impl LogWriter {
             Commit::Rooting(record, bytes) => {
                 reach(CrashPoint::RootStored);
                 self.create(record, bytes, out);
+            }
+            other @ (Commit::Idle
+            | Commit::Left(..)
+            | Commit::Storing(_)
+            | Commit::Creating(..)
+            | Commit::Reading(..)
+            | Commit::Probing(_)) => {
+                assert!(!safeguard(RootBeforeRecord), "no root was being stored in {other:?}");
+                self.commit = other;
+            }
+        }
+    }
+
+    /// Another root is in the snapshot's place. The record, which was never sent, takes the place without the
+    /// snapshot: that is registered later.
+    pub(super) fn root_barred(&mut self, out: &mut Vec<Action>) {
+        match self.take_commit() {
+            Commit::Rooting(mut record, _) => {
+                record.body.take_no_snapshot();
+                out.push(Action::StorePending { seq: record.seq, bytes: record.encode() });
+                self.commit = Commit::Storing(record);
             }
             other @ (Commit::Idle
             | Commit::Left(..)

@@ -4,7 +4,8 @@
 //!    does (`volume/durability.rs`);
 //! 2. the record of that seal's commit registers it; where nothing is dirty, a record of its own;
 //! 3. between the local copy of that record and its creation the snapshot's root is stored (`RootStored`,
-//!    `volume/commit.rs`).
+//!    `volume/commit.rs`). Where a bucket that was set back has another root there, the record registers
+//!    none, and the snapshot waits for the next one.
 //!
 //! Owns: what waits. Does not own: the list of registered snapshots, which is the manifest's.
 //! The name is a crash point. A record registers one snapshot; more that wait follow one by one. Upholds
@@ -36,7 +37,7 @@ struct Waiting {
 pub(super) struct Snapshotter {
     waiting: VecDeque<Waiting>,
     /// The one whose record is in flight.
-    in_flight: Option<SnapshotUid>,
+    in_flight: Option<Waiting>,
 }
 
 impl Snapshotter {
@@ -47,7 +48,9 @@ impl Snapshotter {
     /// A snapshot of what the seal with this number covers is wanted. One that waits already stays in its
     /// place.
     pub(super) fn ask(&mut self, uid: SnapshotUid, seal: u64, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
-        if self.in_flight == Some(uid) || self.waiting.iter().any(|waiting| waiting.uid == uid) {
+        if self.in_flight.as_ref().is_some_and(|carried| carried.uid == uid)
+            || self.waiting.iter().any(|waiting| waiting.uid == uid)
+        {
             return;
         }
         if self.waiting.len() >= WAITING_SNAPSHOTS {
@@ -60,7 +63,9 @@ impl Snapshotter {
     /// record holds all that seals up to `seal` cover.
     pub(super) fn take(&mut self, seal: u64, manifest: &Manifest, out: &mut Vec<Action>) -> SnapshotChange {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.seal <= seal) {
-            let Waiting { uid, forgotten, .. } = self.waiting.remove(at).expect("it was found there");
+            let next = self.waiting.remove(at).expect("it was found there");
+            let Waiting { uid, forgotten, .. } = &next;
+            let uid = *uid;
             let (dropped, live): (Vec<&Snapshot>, Vec<&Snapshot>) =
                 manifest.snapshots().iter().partition(|known| forgotten.contains(&known.seq));
             if let Some(known) = live.iter().find(|known| known.uid == uid) {
@@ -68,11 +73,9 @@ impl Snapshotter {
             } else if live.len() >= MAX_SNAPSHOTS {
                 refuse(uid, SnapshotRefused::TooMany, out);
             } else {
-                self.in_flight = Some(uid);
-                return SnapshotChange {
-                    taken: Some(uid),
-                    dropped: dropped.iter().map(|gone| gone.seq).collect(),
-                };
+                let dropped = dropped.iter().map(|gone| gone.seq).collect();
+                self.in_flight = Some(next);
+                return SnapshotChange { taken: Some(uid), dropped };
             }
         }
         SnapshotChange::default()
@@ -85,10 +88,15 @@ impl Snapshotter {
         out.push(Action::Report(Report::SnapshotTaken(*newest)));
     }
 
+    /// The record in flight registers none: its place is taken by another root. One that a dead process was
+    /// asked for is asked for again.
+    pub(super) fn postpone(&mut self) {
+        self.waiting.extend(self.in_flight.take());
+    }
+
     /// Nothing more is committed.
     pub(super) fn refuse_all(&mut self, why: SnapshotRefused, out: &mut Vec<Action>) {
-        let waiting = self.waiting.drain(..).map(|waiting| waiting.uid);
-        for uid in self.in_flight.take().into_iter().chain(waiting) {
+        for Waiting { uid, .. } in self.in_flight.take().into_iter().chain(self.waiting.drain(..)) {
             refuse(uid, why, out);
         }
     }

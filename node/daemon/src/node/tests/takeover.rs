@@ -13,12 +13,14 @@ use holdfast_engine::durable_map::{FoundMap, FoundPage, holds_dirty};
 use holdfast_engine::fork::Fork;
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{AttachState, Pending};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest, read_snapshot,
     remove, snapshot_detached, write_checkpoint,
 };
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
+use holdfast_types::key::ObjectKey;
 use tokio::sync::Notify;
 
 use super::*;
@@ -34,6 +36,7 @@ struct Writer {
     background: Background<LocalSides, NodeTime>,
     now: u64,
     commits: u64,
+    snapshots: Vec<Snapshot>,
 }
 
 impl Writer {
@@ -65,7 +68,7 @@ impl Writer {
             actions.iter().any(|action| matches!(action, Action::Report(Report::Ready))),
             "nothing is dirty"
         );
-        Self { served, background, now: 0, commits: 0 }
+        Self { served, background, now: 0, commits: 0, snapshots: Vec::new() }
     }
 
     /// Has the engine hear of `event`, and of all that comes of it.
@@ -106,6 +109,9 @@ impl Writer {
                     }
                     Action::Report(report) => {
                         self.commits += u64::from(matches!(report, Report::Committed(_)));
+                        if let Report::SnapshotTaken(taken) = report {
+                            self.snapshots.push(taken);
+                        }
                         continue;
                     }
                     Action::Complete { result, .. } => {
@@ -637,6 +643,40 @@ fn an_attach_confirms_a_fork_or_refuses_it() {
             }
             let manifest = read_manifest(&*store, &volume()).await.unwrap();
             assert_eq!((manifest.is_deleted(), manifest.is_attached()), (is_forgotten, !is_forgotten));
+        }
+    });
+}
+
+/// A bucket that was set back comes to places again whose roots it kept: they were taken for its own.
+#[test]
+fn a_writer_passes_the_roots_of_another_history() {
+    alone(async {
+        for is_dirty in [false, true] {
+            let store = store_with(9).await;
+            let dirs = Dirs::new();
+            let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+            let mut writer = Writer::over(&dirs, &store, acquired);
+            writer.write_and_commit().await;
+            let end = read_manifest(&*store, &volume()).await.unwrap().seq();
+            for left in [end.next(), end.next().next()] {
+                let key = ObjectKey::Snapshot(volume(), left).to_string();
+                let Created = store.create(&key, Bytes::from_static(b"of another history")).await.unwrap();
+            }
+            if is_dirty {
+                let range = SectorRange::new(2, 3);
+                writer.handle(Event::Request { id: RequestId(0), op: Op::Write, range }).await;
+            }
+            let uid = holdfast_types::SnapshotUid([5; 16]);
+            writer.handle(Event::Snapshot { uid, forgotten: Vec::new() }).await;
+            writer.now += 2000;
+            writer.handle(Event::Tick).await;
+            let manifest = read_manifest(&*store, &volume()).await.unwrap();
+            assert_eq!(manifest.snapshots(), writer.snapshots, "it is taken once");
+            let taken = writer.snapshots[0];
+            assert_eq!((taken.uid, taken.seq), (uid, Seq(end.0 + 3)));
+            let root = read_snapshot(&*store, &volume(), taken.seq).await.unwrap();
+            assert_eq!(root.runs().len(), if is_dirty { 2 } else { 1 });
+            writer.write_and_commit().await;
         }
     });
 }

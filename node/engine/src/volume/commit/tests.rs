@@ -178,6 +178,23 @@ fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
     assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
 }
 
+/// The bucket was set back, and kept the root of another snapshot in this place.
+#[test]
+fn a_record_over_another_root_is_sent_without_its_snapshot() {
+    let (own, core, out) = (Record { body: snapshot(), ..record(NONCE) }, core(1), &mut Vec::new());
+    let mut log = after(&own);
+    log.repeat(&core, out);
+    out.clear();
+    log.root_barred(out);
+    let passing = Record { body: Body::of_snapshots(SnapshotChange::default()), ..own };
+    let (seq, bytes) = (passing.seq, passing.encode());
+    assert_eq!(out[..], [Action::StorePending { seq, bytes: bytes.clone() }], "a successor repeats this one");
+    out.clear();
+    log.pending_stored(Ok(()), &core, out);
+    assert_eq!(out[..], [Action::CreateRecord { seq, bytes }]);
+    assert_eq!(log.create_answered(CreateAnswer::Created, out), LogNews::Created(passing));
+}
+
 #[test]
 fn a_record_left_by_another_writer_or_for_another_place_is_not_repeated() {
     let own = record(NONCE);

@@ -53,6 +53,19 @@ fn what_is_registered_is_answered_and_what_is_forgotten_is_dropped() {
 }
 
 #[test]
+fn a_postponed_snapshot_waits_for_the_next_record() {
+    let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[1]));
+    snapshots.postpone();
+    assert!(snapshots.is_idle(), "none was in flight");
+    snapshots.ask(uid(2), 1, vec![Seq(3)], out);
+    let first = snapshots.take(1, &manifest, out);
+    snapshots.postpone();
+    snapshots.ask(uid(2), 9, Vec::new(), out);
+    assert_eq!(snapshots.take(1, &manifest, out), first, "it is asked for once, and drops the same");
+    assert!(snapshots.is_idle() && out.is_empty());
+}
+
+#[test]
 fn snapshots_that_nothing_will_register_are_refused() {
     let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[]));
     for name in 0..=WAITING_SNAPSHOTS {
