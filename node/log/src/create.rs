@@ -6,7 +6,7 @@ use holdfast_engine::manifest::LogError;
 use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
-use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::fork::{confirm, confirm_fork, no_such_source, read_fork};
 use crate::read::{read_manifest_to_end, read_record};
@@ -57,6 +57,9 @@ pub struct Creation {
     pub labels: Labels,
     /// The snapshot that it begins with; none: it begins empty.
     pub source: Option<SnapshotName>,
+    /// The uid that the snapshot has; none: any. A name alone may be of another one, once the bucket was set
+    /// back.
+    pub source_uid: Option<SnapshotUid>,
     /// Its identity.
     pub nonce: Nonce,
     /// Time of the request, milliseconds since 1970.
@@ -66,7 +69,7 @@ pub struct Creation {
 impl Creation {
     /// The creation of a volume without labels.
     pub fn plain(sectors: u64, nonce: Nonce, unix_ms: u64) -> Self {
-        Self { sectors, labels: Labels::default(), source: None, nonce, unix_ms }
+        Self { sectors, labels: Labels::default(), source: None, source_uid: None, nonce, unix_ms }
     }
 }
 
@@ -78,21 +81,25 @@ impl Creation {
 /// # Errors
 /// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
 /// id is taken, [`LogFailure::OtherSource`] by a volume that began otherwise; [`LogFailure::NoSuchSource`],
-/// [`LogFailure::SmallerThanSource`] or [`LogFailure::TooManyForks`] when the snapshot cannot be its source:
-/// nothing is left then but the tombstone of the id, where the snapshot was forgotten meanwhile;
-/// [`LogFailure::Broken`] when the record there is of another volume; else why the store did not
-/// do it, or cannot be read.
+/// [`LogFailure::OtherSnapshot`], [`LogFailure::SmallerThanSource`] or [`LogFailure::TooManyForks`] when the
+/// snapshot cannot be its source: nothing is left then but the tombstone of the id, where the snapshot was
+/// forgotten meanwhile; [`LogFailure::Broken`] when the record there is of another volume; else why the store
+/// did not do it, or cannot be read.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     creation: Creation,
 ) -> Result<u64, LogFailure> {
-    let Creation { sectors, labels, source, nonce, unix_ms } = creation;
+    let Creation { sectors, labels, source, source_uid, nonce, unix_ms } = creation;
     let origin = labels.origin();
     let begin = match &source {
-        Some(snapshot) => match begin_with(objects, volume, snapshot, sectors).await {
+        Some(snapshot) => match begin_with(objects, volume, snapshot, source_uid, sectors).await {
             // One that was created before outlives its snapshot.
-            Err(LogFailure::NoSuchSource { .. }) if begins_with(objects, volume, snapshot).await? => None,
+            Err(LogFailure::NoSuchSource { .. } | LogFailure::OtherSnapshot { .. })
+                if begins_with(objects, volume, snapshot).await? =>
+            {
+                None
+            }
             begin => begin.map(|(sectors, fork)| Some((sectors, Some(Box::new(fork)))))?,
         },
         None => Some((sectors, None)),
@@ -132,12 +139,13 @@ async fn begin_with(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     snapshot: &SnapshotName,
+    uid: Option<SnapshotUid>,
     sectors: u64,
 ) -> Result<(u64, Fork), LogFailure> {
     if is_forgotten(objects, snapshot).await? {
         return Err(no_such_source(volume, snapshot));
     }
-    let fork = read_fork(objects, volume, snapshot).await?;
+    let fork = read_fork(objects, volume, snapshot, uid).await?;
     let sectors = if sectors == 0 { fork.sectors } else { sectors };
     if sectors < fork.sectors {
         let (volume, snapshot, snapshot_sectors) = (volume.clone(), snapshot.clone(), fork.sectors);
@@ -172,7 +180,7 @@ pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
     match body {
         Body::Create { sectors, source, labels } => {
             let source = source.map(|fork| fork.snapshot);
-            Ok(Creation { sectors, labels, source, nonce, unix_ms })
+            Ok(Creation { sectors, labels, source, source_uid: None, nonce, unix_ms })
         }
         Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))

@@ -16,7 +16,7 @@ use holdfast_engine::safeguard::{
 };
 use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::{Epoch, Seq, SnapshotName, VolumeId};
+use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::LogFailure;
 use crate::create::{CreateOutcome, create_record};
@@ -31,9 +31,14 @@ pub(crate) async fn read_fork(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     snapshot: &SnapshotName,
+    uid: Option<SnapshotUid>,
 ) -> Result<Fork, LogFailure> {
-    if !is_registered(objects, snapshot).await? {
+    let Some(found) = registered(objects, snapshot).await? else {
         return Err(no_such_source(volume, snapshot));
+    };
+    if let Some(wanted) = uid.filter(|wanted| *wanted != found) {
+        let (volume, snapshot) = (volume.clone(), snapshot.clone());
+        return Err(LogFailure::OtherSnapshot { volume, snapshot, found, wanted });
     }
     let root = match read_snapshot(objects, &snapshot.volume, snapshot.seq).await {
         Ok(root) => root,
@@ -47,15 +52,18 @@ pub(crate) async fn read_fork(
     if fork.snapshot == *snapshot { Ok(fork) } else { Err(no_such_source(volume, snapshot)) }
 }
 
-/// Returns true if the log says that the place is a snapshot. A root that a writer left in another place is
+/// The uid of the snapshot that the log says the place is. A root that a writer left in another place is
 /// garbage.
-async fn is_registered(objects: &dyn ObjectStore, snapshot: &SnapshotName) -> Result<bool, LogFailure> {
+async fn registered(
+    objects: &dyn ObjectStore,
+    snapshot: &SnapshotName,
+) -> Result<Option<SnapshotUid>, LogFailure> {
     let SnapshotName { volume, seq } = snapshot;
     match read_record(objects, volume, *seq).await {
-        Ok(record) => Ok(record.body.snapshot_taken().is_some()),
+        Ok(record) => Ok(record.body.snapshot_taken()),
         Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
             let manifest = read_manifest_to_end(objects, volume).await?;
-            Ok(manifest.snapshots().iter().any(|known| known.seq == *seq))
+            Ok(manifest.snapshots().iter().find(|known| known.seq == *seq).map(|known| known.uid))
         }
         Err(error) => Err(error),
     }

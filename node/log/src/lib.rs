@@ -36,7 +36,7 @@ use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;
 use holdfast_engine::record::Origin;
 use holdfast_objects::StoreError;
-use holdfast_types::{Lineage, Seq, SnapshotName, VolumeId};
+use holdfast_types::{Lineage, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 /// Largest record or checkpoint read, in bytes.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
@@ -121,6 +121,21 @@ pub enum LogFailure {
         /// The snapshot that was named.
         snapshot: SnapshotName,
     },
+    /// The snapshot of this name is another one.
+    #[error(
+        "volume {volume} cannot be restored: snapshot {snapshot} of this object store has the UUID {found}, and {wanted} \
+         was asked for: the bucket was set back, or is another one"
+    )]
+    OtherSnapshot {
+        /// The volume to be.
+        volume: VolumeId,
+        /// The snapshot that was named.
+        snapshot: SnapshotName,
+        /// The uid that it has.
+        found: SnapshotUid,
+        /// The uid that was asked for.
+        wanted: SnapshotUid,
+    },
     /// A volume is not smaller than what it begins with.
     #[error(
         "volume {volume} would have {sectors} sectors, and snapshot {snapshot} has {snapshot_sectors}: choose at least its size"
@@ -185,6 +200,7 @@ impl LogFailure {
             | Self::WasDeleted(_)
             | Self::OtherSource { .. }
             | Self::NoSuchSource { .. }
+            | Self::OtherSnapshot { .. }
             | Self::SmallerThanSource { .. }
             | Self::TooManyForks { .. }
             | Self::NoLog(_)

@@ -55,6 +55,14 @@ async fn attach(store: &MemoryStore, volume: &str) {
     assert_eq!(create_record(store, &record).await.unwrap(), CreateOutcome::Created);
 }
 
+/// Makes the log of a detached volume one record longer.
+async fn lengthen(store: &MemoryStore, volume: &str) {
+    let seq = read_manifest_to_end(store, &id(volume)).await.unwrap().seq().next();
+    let body = Body::of_snapshots(Default::default());
+    let record = Record { volume: id(volume), seq, epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
+    assert_eq!(create_record(store, &record).await.unwrap(), CreateOutcome::Created);
+}
+
 async fn exists(store: &MemoryStore, volume: &str) -> bool {
     read_manifest_to_end(store, &id(volume)).await.unwrap().exists()
 }
@@ -290,6 +298,30 @@ async fn a_fork_that_is_in_use_outlives_its_slow_creator() {
         BeforeGet { inner: store.clone(), key: "volumes/a/forgotten/", script: Mutex::new(Some(script)) };
     let _said = provision(&slow, &id("b"), fork_of("a@2", 0)).await;
     assert!(exists(&store, "b").await, "the fork that a node has attached was removed");
+}
+
+/// A bucket that was set back comes to the same place again, and another snapshot is taken there.
+#[tokio::test]
+async fn a_snapshot_of_another_uid_is_no_source() {
+    let store = with_snapshot().await;
+    let wanted = SnapshotUid([9; 16]);
+    let of = |uid| Creation { source_uid: Some(uid), ..fork_of("a@2", 0) };
+    let refused = provision(&store, &id("b"), of(wanted)).await.unwrap_err();
+    let LogFailure::OtherSnapshot { found, wanted: named, .. } = refused else { panic!("{refused}") };
+    assert_eq!((found, named), (SnapshotUid([1; 16]), wanted));
+    assert!(!exists(&store, "b").await, "nothing was changed");
+    provision(&store, &id("b"), of(found)).await.unwrap();
+    assert_eq!(provision(&store, &id("b"), of(wanted)).await.unwrap(), SECTORS, "it is there already");
+    for _ in 0..70 {
+        lengthen(&store, "a").await;
+    }
+    let manifest = read_manifest_to_end(&store, &id("a")).await.unwrap();
+    let (end, bytes) = (manifest.seq(), manifest.encode_checkpoint());
+    holdfast_log::write_checkpoint(&store, &id("a"), end, bytes.clone().into()).await.unwrap();
+    holdfast_log::truncate(&store, &id("a"), end, (end, &bytes)).await.unwrap();
+    let refused = provision(&store, &id("c"), of(wanted)).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::OtherSnapshot { .. }), "{refused}");
+    provision(&store, &id("c"), of(found)).await.unwrap();
 }
 
 /// Found by reading: readers of a fork with a checkpoint do not need its first record.

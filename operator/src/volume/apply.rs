@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::failure::VolumeFailure;
 use super::identity::{Cluster, id_of, labels};
 use super::plan::{OperatorStep, operators_part};
+use super::source_snapshot::SourceSnapshot;
 use crate::object_store::connect::Connections;
 
 /// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume
@@ -175,16 +176,21 @@ async fn provision(
     volume: &Volume,
     cluster: &str,
     wanted_sectors: Option<u64>,
-    snapshot: Option<SnapshotName>,
+    snapshot: Option<SourceSnapshot>,
 ) -> Result<u64, LogFailure> {
+    let id = volume_id(volume);
+    if let Some(SourceSnapshot { name, uid: None }) = &snapshot {
+        check_is_there(store, &id, name).await?;
+    }
+    let (source, source_uid) = snapshot.map(|snapshot| (snapshot.name, snapshot.uid)).unzip();
     let creation = Creation {
         sectors: wanted_sectors.unwrap_or_default(),
         labels: labels(volume, cluster),
-        source: snapshot,
+        source,
+        source_uid: source_uid.flatten(),
         nonce: random_nonce(),
         unix_ms: unix_ms(volume.metadata.creation_timestamp.as_ref()),
     };
-    let id = volume_id(volume);
     match holdfast_log::provision(store, &id, creation.clone()).await {
         Err(LogFailure::ExistsOtherwise { sectors, .. }) if accepts(wanted_sectors, sectors) => {
             // What else it was created with is compared once the sizes agree.
@@ -195,6 +201,22 @@ async fn provision(
         }
         Err(LogFailure::WasDeleted(volume)) => Err(was_deleted(store, volume, creation.source).await?),
         outcome => outcome,
+    }
+}
+
+/// Checks that the volume was created. Of a snapshot whose VolumeSnapshot is gone nothing says which one it
+/// was, if the bucket was set back meanwhile.
+async fn check_is_there(
+    store: &dyn ObjectStore,
+    volume: &VolumeId,
+    snapshot: &SnapshotName,
+) -> Result<(), LogFailure> {
+    match holdfast_log::read_creation(store, volume).await {
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
+            Err(LogFailure::NoSuchSource { volume: volume.clone(), snapshot: snapshot.clone() })
+        }
+        Ok(_) | Err(LogFailure::WasDeleted(_)) => Ok(()),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -240,6 +262,7 @@ fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {
 #[cfg(test)]
 mod tests {
     use holdfast_objects::{Fault, MemoryStore, Verb};
+    use holdfast_types::SnapshotUid;
 
     use super::*;
 
@@ -322,13 +345,19 @@ mod tests {
         provision(&store, &applied_again, CLUSTER, Some(100), None).await.expect("the same volume");
     }
 
+    const UID: SnapshotUid = SnapshotUid([7; 16]);
+
+    /// A snapshot whose VolumeSnapshot is there.
+    fn known(name: &SnapshotName) -> SourceSnapshot {
+        SourceSnapshot { name: name.clone(), uid: Some(UID) }
+    }
+
     /// A volume in the store, a snapshot of it, and a Volume that is to begin with that.
     async fn snapshot_in(store: &MemoryStore) -> (VolumeId, SnapshotName, Volume) {
         let source: VolumeId = "source".parse().expect("an id");
         let plain = Creation::plain(100, Nonce([1; 16]), 0);
         holdfast_log::provision(store, &source, plain).await.expect("created");
-        let uid = holdfast_types::SnapshotUid([7; 16]);
-        let taken = holdfast_log::snapshot_detached(store, &source, uid, Nonce([2; 16]), 0).await;
+        let taken = holdfast_log::snapshot_detached(store, &source, UID, Nonce([2; 16]), 0).await;
         let name = SnapshotName { volume: source.clone(), seq: taken.expect("taken").seq };
         let mut fork = volume();
         fork.metadata.name = Some("fork".to_owned());
@@ -341,7 +370,7 @@ mod tests {
     async fn an_interrupted_restore_is_finished_without_its_volume_snapshot() {
         let store = MemoryStore::new();
         let (source, snapshot, fork) = snapshot_in(&store).await;
-        let restore = |wanted| provision(&store, &fork, CLUSTER, wanted, Some(snapshot.clone()));
+        let restore = |wanted| provision(&store, &fork, CLUSTER, wanted, Some(known(&snapshot)));
         let smaller = restore(Some(50)).await;
         assert!(matches!(smaller, Err(LogFailure::SmallerThanSource { snapshot_sectors: 100, .. })));
         store.fail_next(Verb::Put, Fault::LostReply);
@@ -363,9 +392,28 @@ mod tests {
         let (_source, snapshot, fork) = snapshot_in(&store).await;
         provision(&store, &fork, CLUSTER, Some(120), None).await.expect("an empty one");
         for wanted in [None, Some(120), Some(200)] {
-            let refused = provision(&store, &fork, CLUSTER, wanted, Some(snapshot.clone())).await;
+            let refused = provision(&store, &fork, CLUSTER, wanted, Some(known(&snapshot))).await;
             assert!(matches!(refused, Err(LogFailure::OtherSource { .. })), "{wanted:?}: {refused:?}");
         }
+    }
+
+    /// The ObjectStore was made again and points elsewhere, or the bucket was set back.
+    #[tokio::test]
+    async fn a_volume_begins_with_the_snapshot_of_its_uid() {
+        let store = MemoryStore::new();
+        let (_source, snapshot, fork) = snapshot_in(&store).await;
+        let restore = |uid| {
+            let snapshot = SourceSnapshot { name: snapshot.clone(), uid };
+            provision(&store, &fork, CLUSTER, None, Some(snapshot))
+        };
+        let other = restore(Some(SnapshotUid([8; 16]))).await;
+        assert!(matches!(other, Err(LogFailure::OtherSnapshot { found: UID, .. })), "{other:?}");
+        let unknown = restore(None).await;
+        assert!(matches!(unknown, Err(LogFailure::NoSuchSource { .. })), "{unknown:?}");
+        assert!(!is_own(&store, &fork, CLUSTER).await.expect("read"), "nothing was created");
+        assert_eq!(restore(Some(UID)).await.expect("created"), 100);
+        // The VolumeSnapshot may be deleted before the status says that the volume exists.
+        assert_eq!(restore(None).await.expect("it is there"), 100);
     }
 
     #[tokio::test]
@@ -374,13 +422,13 @@ mod tests {
         let (source, snapshot, fork) = snapshot_in(&store).await;
         holdfast_log::forget(&store, &source, snapshot.seq).await.expect("deleted");
         for _ in 0..2 {
-            let late = provision(&store, &fork, CLUSTER, None, Some(snapshot.clone())).await;
+            let late = provision(&store, &fork, CLUSTER, None, Some(known(&snapshot))).await;
             assert!(matches!(late, Err(LogFailure::NoSuchSource { .. })), "it says why each time: {late:?}");
         }
 
         let store = MemoryStore::new();
         let (source, snapshot, fork) = snapshot_in(&store).await;
-        provision(&store, &fork, CLUSTER, None, Some(snapshot.clone())).await.expect("created");
+        provision(&store, &fork, CLUSTER, None, Some(known(&snapshot))).await.expect("created");
         holdfast_log::forget(&store, &source, snapshot.seq).await.expect("a VolumeSnapshot may be deleted");
         let remove = |id| holdfast_log::remove(&store, id, TOMBSTONE, 0);
         assert_eq!(remove(&source).await.expect("removed"), [volume_id(&fork)]);

@@ -72,9 +72,11 @@ impl VolumeFailure {
             Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. }) => {
                 "spec.size"
             }
-            Self::Log(LogFailure::NoSuchSource { .. } | LogFailure::TooManyForks { .. }) => {
-                "spec.source.snapshot.name"
-            }
+            Self::Log(
+                LogFailure::NoSuchSource { .. }
+                | LogFailure::OtherSnapshot { .. }
+                | LogFailure::TooManyForks { .. },
+            ) => "spec.source.snapshot.name",
             Self::Log(_) | Self::Api(_) | Self::Changed | Self::Connect(_) => "spec.objectStore",
         }
     }
@@ -95,6 +97,9 @@ impl VolumeFailure {
             }
             Self::Log(LogFailure::NoSuchSource { .. }) => {
                 "delete this Volume, and create another, with another spec.volumeID, from a VolumeSnapshot that is Ready"
+            }
+            Self::Log(LogFailure::OtherSnapshot { .. }) => {
+                "delete this Volume and the VolumeSnapshot, whose snapshot is not in this bucket; restore another"
             }
             Self::Log(LogFailure::SmallerThanSource { .. }) => {
                 "write the size of the snapshot, or a larger one"
@@ -135,6 +140,8 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
+        LogFailure::OtherSnapshot { .. } => "SnapshotReplaced",
+        LogFailure::ForeignRoot(_) => "SnapshotPlaceTaken",
         LogFailure::TooManyForks { .. } => "TooManyForks",
         LogFailure::NoLog(_) | _ => "LogFailed",
     }
@@ -237,6 +244,25 @@ mod tests {
         assert_eq!(condition.reason, "SnapshotNotFound");
         assert!(condition.message.starts_with("spec.source.snapshot.name: "), "{}", condition.message);
         assert!(condition.message.contains("w@7"), "{}", condition.message);
+    }
+
+    #[test]
+    fn a_snapshot_of_another_uid_fails_the_volume() {
+        use holdfast_types::SnapshotUid;
+        let (volume, snapshot) = ("v".parse().expect("an id"), "w@7".parse().expect("a snapshot"));
+        let (found, wanted) = (SnapshotUid([1; 16]), SnapshotUid([2; 16]));
+        let failure = VolumeFailure::from(LogFailure::OtherSnapshot { volume, snapshot, found, wanted });
+        assert_eq!(failure.retry(), Requeue::Rarely);
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let status = failure.status(&facts(), &now).expect("something to report");
+        let condition = &status.conditions[0];
+        assert_eq!(
+            (status.phase, condition.reason.as_str()),
+            (Some(VolumePhase::Failed), "SnapshotReplaced")
+        );
+        let message = &condition.message;
+        assert!(message.starts_with("spec.source.snapshot.name: volume v cannot be restored"), "{message}");
+        assert!(message.ends_with("restore another"), "{message}");
     }
 
     /// The Volume was saved, and is applied again with another snapshot, or with none.

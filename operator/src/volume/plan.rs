@@ -15,12 +15,12 @@ use holdfast_crds::{
     Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeStatus,
     find_condition, is_true,
 };
-use holdfast_types::SnapshotName;
 
 use super::adoption::{FoundInStore, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 use super::provisionable::{Home, Obstacle, provisionable};
+use super::source_snapshot::SourceSnapshot;
 
 /// Condition: the volume exists in its object store.
 pub(crate) const PROVISIONED: &str = "Provisioned";
@@ -48,7 +48,7 @@ pub(crate) enum OperatorStep {
         /// Logical size; `None`: that of the snapshot.
         size_bytes: Option<u64>,
         /// The snapshot whose content it begins with.
-        snapshot: Option<SnapshotName>,
+        snapshot: Option<SourceSnapshot>,
     },
     /// Leave a tombstone and remove the volume's other objects.
     RemoveObjects {
@@ -98,7 +98,7 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
     let mut recorded = facts.clone();
     recorded.status.volume_id = Some(facts.id.clone());
     if let Some(OperatorStep::Provision { snapshot: Some(snapshot), .. }) = &provision {
-        recorded.status.restored_from = Some(snapshot.to_string());
+        recorded.status.restored_from = Some(snapshot.name.to_string());
     }
     let mut steps = Vec::new();
     if !facts.finalizer {

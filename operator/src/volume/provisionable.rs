@@ -1,11 +1,10 @@
 //! Obstacles between a Volume and its place in the object store; without one, how it gets that place.
 
 use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
-use holdfast_types::SnapshotName;
 
 use super::adoption::FoundInStore;
 use super::facts::{ClusterFacts, StoreFact};
-use super::source_snapshot::restorable;
+use super::source_snapshot::{SourceSnapshot, restorable};
 
 /// Reason for which a volume cannot be provisioned now.
 #[derive(Clone, Debug)]
@@ -37,7 +36,7 @@ pub(crate) enum Home {
         /// Size to create it with; `None`: that of the snapshot.
         size_bytes: Option<u64>,
         /// The snapshot in the same object store.
-        snapshot: SnapshotName,
+        snapshot: SourceSnapshot,
     },
     /// It is there.
     Existing {

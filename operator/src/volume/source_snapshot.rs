@@ -2,12 +2,14 @@
 //!
 //! The name of the VolumeSnapshot is looked up until it is Ready. What it names then is recorded in
 //! `status.restoredFrom` before anything is created, and every later attempt restores that: another
-//! VolumeSnapshot may have the name meanwhile. The log of the snapshot's volume says if it still exists.
+//! VolumeSnapshot may have the name meanwhile. The log of the snapshot's volume says if it still exists, and
+//! that it is the one of the VolumeSnapshot: its uid is registered there. A bucket that was set back, or
+//! another bucket, may have a snapshot of the same name. So nothing is created without the VolumeSnapshot.
 
 use holdfast_crds::{
     ByteSize, MAX_SIZE_BYTES, READY, VolumePhase, VolumeSnapshot, VolumeSource, find_condition,
 };
-use holdfast_types::SnapshotName;
+use holdfast_types::{SnapshotName, SnapshotUid};
 
 use super::facts::{ClusterFacts, StoreFact};
 use super::provisionable::{Obstacle, failed};
@@ -41,10 +43,21 @@ pub(crate) enum SnapshotFact {
 pub(crate) struct TakenSnapshot {
     /// Its name there.
     pub(crate) name: SnapshotName,
+    /// The uid that it is registered with: that of the VolumeSnapshot.
+    pub(crate) uid: SnapshotUid,
     /// Name of the ObjectStore.
     pub(crate) object_store: String,
     /// Logical size of the volume when it was taken.
     pub(crate) size_bytes: u64,
+}
+
+/// The snapshot that a volume begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SourceSnapshot {
+    /// Its name in the object store.
+    pub(crate) name: SnapshotName,
+    /// Its uid; none where the VolumeSnapshot that it was recorded from is gone: then nothing is created.
+    pub(crate) uid: Option<SnapshotUid>,
 }
 
 impl SnapshotFact {
@@ -56,10 +69,11 @@ impl SnapshotFact {
         }
         let status = snapshot.status.clone().unwrap_or_default();
         let name = status.snapshot_id.and_then(|name| name.parse().ok());
-        if let (Some(name), Some(object_store), Some(size_bytes)) =
-            (name, status.object_store, status.size_bytes)
+        let uid = snapshot.metadata.uid.as_deref().and_then(|uid| uid.parse().ok());
+        if let (Some(name), Some(uid), Some(object_store), Some(size_bytes)) =
+            (name, uid, status.object_store, status.size_bytes)
         {
-            return Self::Ready(TakenSnapshot { name, object_store, size_bytes });
+            return Self::Ready(TakenSnapshot { name, uid, object_store, size_bytes });
         }
         let said = find_condition(&status.conditions, READY);
         let why = said.map_or_else(
@@ -78,7 +92,7 @@ impl ClusterFacts {
     /// Name of the VolumeSnapshot that the plan depends on.
     pub(crate) fn snapshot_in_question(&self) -> Option<&str> {
         let VolumeSource::Snapshot(source) = &self.spec.source else { return None };
-        let is_open = !self.deleting && self.needs_store() && self.status.restored_from.is_none();
+        let is_open = !self.deleting && self.needs_store();
         (is_open && self.store == StoreFact::Ready).then_some(source.name.as_str())
     }
 }
@@ -92,14 +106,15 @@ pub(super) fn restorable(
     facts: &ClusterFacts,
     source: &str,
     wanted: Option<u64>,
-) -> Result<SnapshotName, Obstacle> {
+) -> Result<SourceSnapshot, Obstacle> {
     if let Some(recorded) = &facts.status.restored_from {
-        return recorded.parse().or_else(|error| {
-            failed(
+        return match recorded.parse() {
+            Ok(name) => Ok(SourceSnapshot { uid: recorded_uid(facts, &name), name }),
+            Err(error) => failed(
                 "InvalidStatus",
                 format!("status.restoredFrom: {error}; delete this Volume and create it again"),
-            )
-        });
+            ),
+        };
     }
     let field = "spec.source.snapshot.name";
     match &facts.snapshot {
@@ -131,7 +146,23 @@ pub(super) fn restorable(
                 "{field}: VolumeSnapshot `{source}` will not be taken ({why}); create the Volume with the name of another"
             ),
         ),
-        SnapshotFact::Ready(taken) => fits(facts, source, taken, wanted).map(|()| taken.name.clone()),
+        SnapshotFact::Ready(taken) => fits(facts, source, taken, wanted)
+            .map(|()| SourceSnapshot { name: taken.name.clone(), uid: Some(taken.uid) }),
+    }
+}
+
+/// The uid of the recorded snapshot, if the VolumeSnapshot is still the one that it was recorded from.
+fn recorded_uid(facts: &ClusterFacts, recorded: &SnapshotName) -> Option<SnapshotUid> {
+    match &facts.snapshot {
+        SnapshotFact::Ready(taken) => {
+            let is_same = taken.name == *recorded && taken.object_store == facts.store_name();
+            is_same.then_some(taken.uid)
+        }
+        SnapshotFact::NotLooked
+        | SnapshotFact::Missing
+        | SnapshotFact::Deleting
+        | SnapshotFact::NotReady { .. }
+        | SnapshotFact::Failed { .. } => None,
     }
 }
 
@@ -142,7 +173,7 @@ fn fits(
     taken: &TakenSnapshot,
     wanted: Option<u64>,
 ) -> Result<(), Obstacle> {
-    let TakenSnapshot { name: _, object_store, size_bytes } = taken;
+    let TakenSnapshot { name: _, uid: _, object_store, size_bytes } = taken;
     let store = facts.store_name();
     if object_store != store {
         return failed(
@@ -180,9 +211,12 @@ mod tests {
 
     use super::*;
 
+    const UID: &str = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4";
+
     fn snapshot(status: serde_json::Value) -> VolumeSnapshot {
         let spec = serde_json::from_value(json!({ "volume": "data" })).expect("a spec");
         let mut snapshot = VolumeSnapshot::new("nightly", spec);
+        snapshot.metadata.uid = Some(UID.to_owned());
         snapshot.status = Some(serde_json::from_value::<VolumeSnapshotStatus>(status).expect("a status"));
         snapshot
     }
@@ -207,7 +241,8 @@ mod tests {
             "volumeId": "v", "objectStore": "store", "snapshotId": "v@17", "sizeBytes": 8192, "conditions": ready("True", "Taken"),
         }));
         let name = "v@17".parse().expect("a name");
-        let expected = TakenSnapshot { name, object_store: "store".to_owned(), size_bytes: 8192 };
+        let uid = UID.parse().expect("a UUID");
+        let expected = TakenSnapshot { name, uid, object_store: "store".to_owned(), size_bytes: 8192 };
         assert_eq!(SnapshotFact::of(Some(&taken)), SnapshotFact::Ready(expected));
         taken.metadata.deletion_timestamp =
             Some(holdfast_crds::Time("2026-01-01T00:00:00Z".parse().expect("a time")));

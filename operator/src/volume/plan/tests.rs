@@ -5,9 +5,11 @@ use holdfast_crds::{
     VolumeSource, VolumeSpec,
 };
 
+use holdfast_types::SnapshotUid;
+
 use super::super::adoption::LastWriter;
 use super::super::facts::AttachedWriter;
-use super::super::source_snapshot::{SnapshotFact, TakenSnapshot};
+use super::super::source_snapshot::{SnapshotFact, SourceSnapshot, TakenSnapshot};
 use super::*;
 
 fn now() -> Time {
@@ -609,10 +611,17 @@ fn restored(size: Option<&str>, snapshot: SnapshotFact) -> ClusterFacts {
     facts
 }
 
+const UID: SnapshotUid = SnapshotUid([7; 16]);
+
+/// The beginning of a volume, whose VolumeSnapshot may still be there.
+fn source(name: &str, is_known: bool) -> Option<SourceSnapshot> {
+    Some(SourceSnapshot { name: name.parse().expect("a name"), uid: is_known.then_some(UID) })
+}
+
 /// A snapshot of 1 GiB in this ObjectStore.
 fn taken(name: &str, store: &str) -> SnapshotFact {
     let name = name.parse().expect("the name of a snapshot");
-    SnapshotFact::Ready(TakenSnapshot { name, object_store: store.to_owned(), size_bytes: 1 << 30 })
+    SnapshotFact::Ready(TakenSnapshot { name, uid: UID, object_store: store.to_owned(), size_bytes: 1 << 30 })
 }
 
 #[test]
@@ -625,7 +634,7 @@ fn a_volume_begins_with_a_snapshot_that_is_taken() {
         let OperatorStep::Report(intent) = &steps[1] else { panic!("a report") };
         assert_eq!(intent.volume_id.as_deref(), Some("uid-1"));
         assert_eq!(intent.restored_from.as_deref(), Some("data@17"));
-        let snapshot = Some("data@17".parse().expect("a name"));
+        let snapshot = source("data@17", true);
         assert_eq!(steps[2], OperatorStep::Provision { size_bytes, snapshot });
         let done = last_report(&steps);
         assert_eq!((done.phase, done.restored_from.as_deref()), (Some(VolumePhase::Ready), Some("data@17")));
@@ -633,7 +642,8 @@ fn a_volume_begins_with_a_snapshot_that_is_taken() {
     }
 }
 
-/// The operator dies after it recorded the snapshot. Another VolumeSnapshot has the name by then, or none.
+/// The operator dies after it recorded the snapshot. Another VolumeSnapshot may have the name by then, or
+/// none: then only a volume that was created already is finished.
 #[test]
 fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
     let begun = plan(&restored(None, taken("data@17", "store")), &now());
@@ -643,12 +653,14 @@ fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
         SnapshotFact::Missing,
         SnapshotFact::Deleting,
         taken("other@3", "elsewhere"),
+        taken("data@17", "elsewhere"),
+        taken("data@17", "store"),
     ] {
         let mut facts = ClusterFacts { status: (**intent).clone(), ..restored(None, later.clone()) };
-        assert_eq!(facts.snapshot_in_question(), None, "{later:?}");
+        assert_eq!(facts.snapshot_in_question(), Some("nightly"), "{later:?}");
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["provision", "report"], "{later:?}");
-        let snapshot = Some("data@17".parse().expect("a name"));
+        let snapshot = source("data@17", later == taken("data@17", "store"));
         assert_eq!(steps[0], OperatorStep::Provision { size_bytes: None, snapshot });
         // It stays said, whatever is reported later.
         facts.status = last_report(&steps).clone();
