@@ -4,7 +4,8 @@ use std::path::Path;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AttachRequest, CapabilitiesRequest, CreateRequest, DetachRequest, Durability, ListRequest, StatsRequest,
+    AttachRequest, CapabilitiesRequest, CreateRequest, CreateResponse, DetachRequest, Durability,
+    ListRequest, StatsRequest,
 };
 use holdfast_service::chain;
 use tonic::transport::{Channel, Endpoint};
@@ -32,7 +33,12 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 snapshot: from.map(|snapshot| snapshot.to_string()),
             };
             let mut client = connect(&target).await?;
-            finish(client.create(request).await, &target, out)
+            let (volume, is_restored) = (request.volume_id.clone(), request.snapshot.is_some());
+            let answer = client.create(request).await;
+            if is_restored && let Ok(answer) = &answer {
+                check_restored(&volume, answer.get_ref())?;
+            }
+            finish(answer, &target, out)
         }
         Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, durability, target }) => {
             let request = AttachRequest {
@@ -78,6 +84,21 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
     }
 }
 
+/// Checks that the daemon has made a volume with the content of a snapshot. One that is older than `--from`
+/// does not know it, and answers no size.
+fn check_restored(volume: &str, made: &CreateResponse) -> Result<(), Failure> {
+    if made.size_bytes > 0 {
+        return Ok(());
+    }
+    Err(Failure {
+        kind: FailureKind::Unavailable,
+        message: format!(
+            "--from: the daemon is older than this command and does not restore snapshots; volume {volume} may have been \
+             created empty. Upgrade the daemon, and restore the snapshot with another volume id"
+        ),
+    })
+}
+
 pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
     let unreachable = |error: &dyn std::error::Error| Failure {
         kind: FailureKind::Unavailable,
@@ -110,4 +131,19 @@ pub(super) fn finish<T: Render>(
     let answer = answer.into_inner();
     out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The field is younger than the answer: an older daemon ignored `--from`, and created an empty volume.
+    #[test]
+    fn an_answer_without_a_size_is_no_restored_volume() {
+        let refused = check_restored("copy", &CreateResponse { size_bytes: 0 }).unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Unavailable);
+        assert!(refused.message.starts_with("--from: the daemon is older"), "{}", refused.message);
+        assert!(refused.message.contains("volume copy may have been created empty"), "{}", refused.message);
+        assert!(check_restored("copy", &CreateResponse { size_bytes: 4096 }).is_ok());
+    }
 }
