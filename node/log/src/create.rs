@@ -74,7 +74,7 @@ impl Creation {
 }
 
 /// Creates the volume and returns its sectors: one PUT. With a source it begins with what the snapshot holds,
-/// zero sectors stand for the snapshot's, and that takes one PUT and four GETs more (`fork.rs`). Again with
+/// zero sectors stand for the snapshot's, and that takes one PUT and six GETs more (`fork.rs`). Again with
 /// the same size for the same [origin](Labels::origin) it changes nothing, whatever nonce and time it brings;
 /// that reads the log, whose end says that the volume was not removed.
 ///

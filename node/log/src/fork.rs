@@ -16,6 +16,7 @@ use holdfast_engine::safeguard::{
 };
 use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::LogFailure;
@@ -25,8 +26,9 @@ use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::{is_forgotten, read_snapshot};
 use crate::sweep::or_damage;
+use crate::truncate::was_truncated_after;
 
-/// The beginning of a fork of `snapshot`: two GETs, and more where its record was truncated.
+/// The beginning of a fork of `snapshot`: three GETs, and more where its record was truncated.
 pub(crate) async fn read_fork(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -47,9 +49,7 @@ pub(crate) async fn read_fork(
         }
         Err(error) => return Err(error),
     };
-    let fork = Fork::of(&root).ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })?;
-    // A root stands under its own name.
-    if fork.snapshot == *snapshot { Ok(fork) } else { Err(no_such_source(volume, snapshot)) }
+    Fork::of(&root).ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })
 }
 
 /// The uid of the snapshot that the log says the place is. A root that a writer left in another place is
@@ -60,13 +60,15 @@ async fn registered(
 ) -> Result<Option<SnapshotUid>, LogFailure> {
     let SnapshotName { volume, seq } = snapshot;
     match read_record(objects, volume, *seq).await {
-        Ok(record) => Ok(record.body.snapshot_taken()),
-        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
-            let manifest = read_manifest_to_end(objects, volume).await?;
-            Ok(manifest.snapshots().iter().find(|known| known.seq == *seq).map(|known| known.uid))
+        // A record in a place that was truncated came late, and is no part of the log.
+        Ok(record) if !was_truncated_after(objects, volume, Seq(seq.0.saturating_sub(1))).await? => {
+            return Ok(record.body.snapshot_taken());
         }
-        Err(error) => Err(error),
+        Ok(_) | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
+        Err(error) => return Err(error),
     }
+    let manifest = read_manifest_to_end(objects, volume).await?;
+    Ok(manifest.snapshots().iter().find(|known| known.seq == *seq).map(|known| known.uid))
 }
 
 pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogFailure {
@@ -75,17 +77,19 @@ pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogF
 
 /// Decides if the fork whose create record is `created` stands: the mark of its snapshot, one GET. The next
 /// record says which, so that it is not asked again once the snapshot is forgotten: one PUT. It is empty, or
-/// the fork's tombstone.
+/// the fork's tombstone. One GET more says that the record is part of the log: its place may have been
+/// truncated since.
 pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Result<(), LogFailure> {
     let Body::Create { source: Some(fork), .. } = &created.body else { return Ok(()) };
+    let volume = &created.volume;
     let stands = !safeguard(AskIfForgotten) || !is_forgotten(objects, &fork.snapshot).await?;
     let body = if stands { Body::of_snapshots(SnapshotChange::default()) } else { Body::Delete };
     let verdict = Record { seq: Seq::FIRST.next(), epoch: Epoch(0), body, ..created.clone() };
-    let said = create_record(objects, &verdict).await? == CreateOutcome::Created;
-    // Another record came first: of an attach that asked as well, or of a removal.
-    let ended =
-        if said { !stands } else { read_manifest_to_end(objects, &created.volume).await?.is_deleted() };
-    if ended { Err(no_such_source(&created.volume, &fork.snapshot)) } else { Ok(()) }
+    let counts = create_record(objects, &verdict).await? == CreateOutcome::Created
+        && !was_truncated_after(objects, volume, Seq::FIRST).await?;
+    // Else another record came first: of an attach or a sweep that asked as well, or of a removal.
+    let ended = if counts { !stands } else { read_manifest_to_end(objects, volume).await?.is_deleted() };
+    if ended { Err(no_such_source(volume, &fork.snapshot)) } else { Ok(()) }
 }
 
 /// Decides if a fork stands whose creator did not come to it (`Manifest::is_unconfirmed`). Any other record
@@ -94,7 +98,12 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Resu
 /// # Errors
 /// [`LogFailure::NoSuchSource`]: it came too late, and has ended; else why that is not known.
 pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<(), LogFailure> {
-    confirm(objects, &read_record(objects, volume, Seq::FIRST).await?).await
+    let created = read_record(objects, volume, Seq::FIRST).await?;
+    if created.volume != *volume {
+        let key = ObjectKey::Log(volume.clone(), Seq::FIRST).to_string();
+        return Err(LogFailure::Misplaced { key, volume: created.volume, seq: created.seq });
+    }
+    confirm(objects, &created).await
 }
 
 /// The volumes that read objects of `volume`: forks of its snapshots, forks of those, and volumes of which
@@ -132,9 +141,10 @@ async fn reads_from(
     volume: &VolumeId,
 ) -> Result<bool, LogFailure> {
     let created = match read_record(objects, other, Seq::FIRST).await {
-        Ok(record) => record.body,
+        Ok(record) if record.volume == *other => record.body,
         // Readers of a volume with a checkpoint do not need the record.
-        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. } | LogFailure::Damaged { .. }) => {
+        Ok(_)
+        | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. } | LogFailure::Damaged { .. }) => {
             let manifest = read_manifest_to_end(objects, other).await?;
             return Ok(manifest.exists() && manifest.lineage().ancestors().contains(volume));
         }

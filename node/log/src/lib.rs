@@ -65,6 +65,28 @@ pub enum LogFailure {
         #[source]
         source: DecodeError,
     },
+    /// An object is the one of another place.
+    #[error(
+        "object {key} holds what belongs at seq {seq} of volume {volume}: it was overwritten, or copied there"
+    )]
+    Misplaced {
+        /// Its key.
+        key: String,
+        /// The volume that its bytes are of.
+        volume: VolumeId,
+        /// The seq that they are of.
+        seq: Seq,
+    },
+    /// An object that is written empty is not.
+    #[error(
+        "object {key} has {bytes} bytes, and is written empty: another server answered, or it was overwritten"
+    )]
+    NotEmpty {
+        /// Its key.
+        key: String,
+        /// Its bytes.
+        bytes: usize,
+    },
     /// The records do not follow each other.
     #[error("the log of volume {volume} is broken")]
     Broken {
@@ -192,8 +214,9 @@ impl LogFailure {
             Self::Store { source, .. } | Self::Volumes { source } => {
                 matches!(source.kind(), Throttled | Unavailable | Conflict)
             }
-            Self::Contended(_) | Self::ForeignRoot(_) => true,
+            Self::Contended(_) | Self::ForeignRoot(_) | Self::NotEmpty { .. } => true,
             Self::Damaged { .. }
+            | Self::Misplaced { .. }
             | Self::Broken { .. }
             | Self::ExistsOtherwise { .. }
             | Self::CreatedElsewhere { .. }

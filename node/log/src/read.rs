@@ -4,6 +4,8 @@
 //! early makes a restarted writer take its own records for another's, and release its volume. Bytes that
 //! cannot be decoded are an error, never the end of the log.
 
+use std::time::SystemTime;
+
 use futures::future::try_join_all;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
@@ -14,6 +16,9 @@ use holdfast_types::{Seq, VolumeId};
 use crate::limit::TRIES;
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
+
+/// Bytes that are read of an object that is written empty.
+const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
 /// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
 ///
@@ -89,8 +94,7 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
         let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
         match objects.get(&key, MAX_METADATA_BYTES).await {
             Ok(bytes) => {
-                manifest = Manifest::decode_checkpoint(&bytes)
-                    .map_err(|source| LogFailure::Damaged { key, source })?;
+                manifest = decode_manifest(key, volume, seq, &bytes)?;
             }
             Err(StoreError::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(store("read the checkpoint", volume)(error)),
@@ -104,6 +108,39 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
             Ok(None)
         }
         read => read.map(Some),
+    }
+}
+
+/// The manifest in `bytes`, which stand under `key`: that of `volume` as of `seq`.
+pub(crate) fn decode_manifest(
+    key: String,
+    volume: &VolumeId,
+    seq: Seq,
+    bytes: &[u8],
+) -> Result<Manifest, LogFailure> {
+    let manifest = match Manifest::decode_checkpoint(bytes) {
+        Ok(manifest) => manifest,
+        Err(source) => return Err(LogFailure::Damaged { key, source }),
+    };
+    if manifest.volume() != volume || manifest.seq() != seq {
+        return Err(LogFailure::Misplaced { key, volume: manifest.volume().clone(), seq: manifest.seq() });
+    }
+    Ok(manifest)
+}
+
+/// Returns true if an object is there that is written empty, since only its presence counts: one GET. A page
+/// that a proxy sends in its place is an error.
+pub(crate) async fn is_present(
+    objects: &dyn ObjectStore,
+    what: &'static str,
+    key: &ObjectKey,
+) -> Result<bool, LogFailure> {
+    let name = key.to_string();
+    match objects.get(&name, MAX_EMPTY_BYTES).await {
+        Ok(body) if body.is_empty() => Ok(true),
+        Ok(body) => Err(LogFailure::NotEmpty { key: name, bytes: body.len() }),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(store(what, key.volume())(error)),
     }
 }
 
@@ -140,8 +177,19 @@ pub(crate) async fn seqs_under(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     prefix: &str,
-    mut start_after: Option<String>,
+    start_after: Option<String>,
 ) -> Result<Vec<Seq>, LogFailure> {
+    let stored = stored_under(objects, volume, prefix, start_after).await?;
+    Ok(stored.into_iter().map(|(seq, _)| seq).collect())
+}
+
+/// The seqs under a prefix, and when the object of each was stored.
+pub(crate) async fn stored_under(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    prefix: &str,
+    mut start_after: Option<String>,
+) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
     let mut seqs = Vec::new();
     loop {
         let page = objects
@@ -155,7 +203,7 @@ pub(crate) async fn seqs_under(
                     | ObjectKey::Checkpoint(_, seq)
                     | ObjectKey::Snapshot(_, seq)
                     | ObjectKey::Forgotten(_, seq),
-                ) => seqs.push(seq),
+                ) => seqs.push((seq, entry.last_modified)),
                 // Not ours: a foreign object under our prefix says nothing about the volume.
                 Some(ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::TruncationMarker(..))
                 | None => {}

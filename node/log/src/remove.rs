@@ -64,7 +64,7 @@ pub async fn remove(
             .entries
             .iter()
             .map(|entry| entry.key.as_str())
-            .filter(|key| ObjectKey::parse(key).is_none_or(|key| !stays_of_removed(&key, tombstone)))
+            .filter(|key| ObjectKey::parse(key).is_some_and(|key| !stays_of_removed(&key, tombstone)))
             .collect();
         for batch in unneeded.chunks(PARALLEL_DELETES) {
             try_join_all(batch.iter().map(|key| objects.delete(key)))
@@ -139,7 +139,12 @@ async fn refuse_with_snapshots(
 ) -> Result<(), LogFailure> {
     let seqs: Vec<Seq> = match read_manifest_to_end(objects, volume).await {
         Ok(manifest) => live(objects, &manifest).await?.iter().map(|known| known.seq).collect(),
-        Err(damage @ (LogFailure::Damaged { .. } | LogFailure::Broken { .. } | LogFailure::Contended(_))) => {
+        Err(
+            damage @ (LogFailure::Damaged { .. }
+            | LogFailure::Misplaced { .. }
+            | LogFailure::Broken { .. }
+            | LogFailure::Contended(_)),
+        ) => {
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
             let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
             roots.retain(|seq| *seq <= last && !forgotten.contains(seq));

@@ -32,6 +32,8 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{SectorRange, Seq, VolumeId};
 
 use crate::LogFailure;
+use crate::read::read_manifest_to_end;
+use crate::sweep::{Needed, or_damage};
 
 pub use repair::repair_checkpoints;
 use segment::Named;
@@ -195,7 +197,14 @@ pub async fn scrub(
     let may_be_swept = findings.iter().any(|finding| finding.effect == Effect::NoAttach);
     let mut of_objects = visible::weigh(lookup, scans).await?;
     of_objects.extend(visible::weigh_runs(&manifest, runs));
-    of_objects.retain(|finding| !(may_be_swept && matches!(finding.fault, Damage::Missing)));
+    let is_missing = |finding: &Finding| matches!(finding.fault, Damage::Missing);
+    if may_be_swept {
+        of_objects.retain(|finding| !is_missing(finding));
+    } else if of_objects.iter().any(is_missing) {
+        let needed = needed_now(objects, volume).await?;
+        of_objects
+            .retain(|finding| !is_missing(finding) || needed.as_ref().is_some_and(|it| it.has(&finding.key)));
+    }
     findings.extend(of_objects);
     Ok(Report {
         manifest,
@@ -207,6 +216,16 @@ pub async fn scrub(
         findings,
         replaceable,
     })
+}
+
+/// Objects that the volume needs by now: the others may have been swept since its log was read. `None` if
+/// that cannot be known.
+async fn needed_now(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Needed>, LogFailure> {
+    let needed = async {
+        let manifest = read_manifest_to_end(objects, volume).await?;
+        Needed::of_one(objects, &manifest).await
+    };
+    Ok(or_damage(needed).await?.ok())
 }
 
 /// Every segment that the volume refers to and a reader can find, oldest first.

@@ -3,8 +3,8 @@
 //! A snapshot that is taken here:
 //! 1. the log is read to its end; its writer has detached;
 //! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
-//!    registers it is garbage. Where another root is, which a bucket that was set back may have kept, the log
-//!    passes the place, and everything begins again at a later one;
+//!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
+//!    was set back may have kept, the log passes the place, and everything begins again at a later one;
 //! 3. the record is created once. If another one is in its place, everything begins again;
 //! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]): else the record is
 //!    no part of it, and everything begins again.
@@ -15,6 +15,7 @@
 //! can see it. The next snapshot of the volume drops it from the list of registered ones.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_engine::limit::MAX_SNAPSHOTS;
@@ -28,12 +29,9 @@ use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 use crate::create::{CreateOutcome, create_record};
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
-use crate::read::{read_manifest_to_end, seqs_under};
+use crate::read::{decode_manifest, is_present, read_manifest_to_end, stored_under};
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
-
-/// A mark is empty: only its presence counts.
-const MAX_MARK_BYTES: u64 = 1 << 10;
 
 /// Reasons for which a snapshot was not taken, listed or forgotten.
 #[derive(Debug, thiserror::Error)]
@@ -168,12 +166,13 @@ async fn register(
 pub enum RootPlace {
     /// The root.
     Stored,
-    /// Another one: the bucket was set back, or lost the end of the log. No snapshot may be registered there.
+    /// Another one, or the mark of a forgotten one: the bucket was set back, or lost the end of the log. No
+    /// snapshot may be registered there.
     Foreign,
 }
 
-/// Stores the root of the snapshot at `seq`, which is the same each time that it is made: one PUT, and a GET
-/// where one is there.
+/// Stores the root of the snapshot at `seq`, which is the same each time that it is made: a GET and a PUT,
+/// and one GET more where one is there.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the place is not known; try again.
@@ -184,6 +183,9 @@ pub async fn store_root(
     root: Bytes,
 ) -> Result<RootPlace, LogFailure> {
     const WHAT: &str = "store the root of a snapshot";
+    if is_forgotten(objects, &SnapshotName { volume: volume.clone(), seq }).await? {
+        return Ok(RootPlace::Foreign);
+    }
     let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
     match objects.create(&key, root.clone()).await {
         Ok(_) => return Ok(RootPlace::Stored),
@@ -232,12 +234,8 @@ pub(crate) async fn is_forgotten(
     snapshot: &SnapshotName,
 ) -> Result<bool, LogFailure> {
     let SnapshotName { volume, seq } = snapshot;
-    let key = ObjectKey::Forgotten(volume.clone(), *seq).to_string();
-    match objects.get(&key, MAX_MARK_BYTES).await {
-        Ok(_) => Ok(true),
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(store("look for a forgotten snapshot", volume)(error)),
-    }
+    let key = ObjectKey::Forgotten(volume.clone(), *seq);
+    is_present(objects, "look for a forgotten snapshot", &key).await
 }
 
 /// Reads the root of the snapshot `seq`: what the volume held there.
@@ -251,7 +249,7 @@ pub async fn read_snapshot(
 ) -> Result<Manifest, LogFailure> {
     let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
     let bytes = objects.get(&key, MAX_METADATA_BYTES).await.map_err(store("read a snapshot", volume))?;
-    Manifest::decode_checkpoint(&bytes).map_err(|source| LogFailure::Damaged { key, source })
+    decode_manifest(key, volume, seq, &bytes)
 }
 
 /// The seqs whose snapshots are forgotten, from `first` on, as far as LIST shows them.
@@ -263,9 +261,17 @@ pub async fn forgotten_from(
     volume: &VolumeId,
     first: Seq,
 ) -> Result<BTreeSet<Seq>, LogFailure> {
+    Ok(marks_from(objects, volume, first).await?.into_iter().map(|(seq, _)| seq).collect())
+}
+
+/// The marks of forgotten snapshots, from `first` on, as far as LIST shows them, and when each was stored.
+pub(crate) async fn marks_from(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    first: Seq,
+) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
     let before = ObjectKey::Forgotten(volume.clone(), Seq(first.0.saturating_sub(1))).to_string();
-    let marks = seqs_under(objects, volume, &forgotten_prefix(volume), Some(before)).await?;
-    Ok(marks.into_iter().collect())
+    stored_under(objects, volume, &forgotten_prefix(volume), Some(before)).await
 }
 
 /// The snapshots that `manifest` has registered and that were not forgotten, oldest first.

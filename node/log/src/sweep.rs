@@ -1,7 +1,8 @@
 //! Sweep: deletes the objects of a store that nothing needs any more.
 //!
-//! 1. list the volumes, and read each log to its end;
-//! 2. then list the marks of the volumes' forgotten snapshots;
+//! 1. list the volumes, and read each log to its end. A fork that its creator left is decided first;
+//! 2. then list the marks of the volumes' forgotten snapshots. One that is younger than `grace` does not
+//!    count;
 //! 3. list the volumes again. New ones are read in the same way, until none is new;
 //! 4. everything that a volume or a snapshot that counts names is *needed*: runs, and the segments that their
 //!    heads name;
@@ -18,10 +19,10 @@
 //! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
 //! was stored before it, as S3 does. `grace` is a second guard.
 //!
-//! Owns: what is needed, and what a sweep remembers for the next one. Costs: for each volume two LISTs, those
-//! of its objects, and the requests that read its log; once, a GET for each merged run and each snapshot.
-//! On failure: what cannot be read keeps its own objects and those of every volume that it may read, and is
-//! named in the report. A store that does not answer ends the sweep.
+//! Owns: what is needed, and what a sweep remembers for the next one. Costs: for each volume two LISTs, two
+//! of its snapshots, those of its objects, and the requests that read its log; once, a GET for each merged
+//! run and each snapshot. On failure: what cannot be read keeps its own objects and those of every volume
+//! that it may read, and is named in the report. A store that does not answer ends the sweep.
 
 mod needed;
 
@@ -35,24 +36,26 @@ use holdfast_engine::safeguard::{
     safeguard,
 };
 use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
-use holdfast_types::key::{ObjectKey, volume_prefix};
+use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Seq, VolumeId};
 
+use crate::fork::confirm_fork;
 use crate::limit::{PARALLEL_DELETES, PARALLEL_READS};
 use crate::list::list_volumes;
-use crate::read::read_manifest_to_end;
+use crate::read::{read_manifest_to_end, seqs_under};
 use crate::remove::stays_of_removed;
-use crate::snapshot::forgotten_from;
+use crate::snapshot::marks_from;
 use crate::truncate::store_markers_beyond;
 use crate::{LogFailure, store};
 
 pub use needed::Heads;
-use needed::Needed;
+pub(crate) use needed::Needed;
 
 /// Limits of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SweepOptions {
-    /// Deletes no object that is younger, by the store's clock.
+    /// Deletes no object that is younger, by the store's clock, and nothing that a snapshot held that was
+    /// forgotten since.
     pub grace: Duration,
     /// The present, by the clock of this host.
     pub now: SystemTime,
@@ -107,8 +110,16 @@ pub struct SweepReport {
 /// A volume as a sweep knows it.
 pub(crate) struct Known {
     pub(crate) manifest: Manifest,
-    /// Its snapshots that do not count.
+    /// Its registered snapshots that do not count: their marks are old enough.
     pub(crate) forgotten: BTreeSet<Seq>,
+    /// Places of those that are registered no longer, and whose marks are not.
+    pub(crate) held: Vec<Seq>,
+}
+
+impl SweepOptions {
+    fn is_old(&self, stored: SystemTime) -> bool {
+        self.now.duration_since(stored).is_ok_and(|age| age >= self.grace)
+    }
 }
 
 /// Deletes what no volume of the store needs. `heads` is what the sweep before remembered of this store; it
@@ -121,9 +132,9 @@ pub async fn sweep(
     heads: &mut Heads,
     options: SweepOptions,
 ) -> Result<SweepReport, LogFailure> {
-    let (known, mut skipped) = read_volumes(objects).await?;
-    let needed = Needed::of(objects, heads, &known, &mut skipped).await?;
+    let (known, mut skipped) = read_volumes(objects, options).await?;
     let mut report = SweepReport { volumes: (known.len() + skipped.len()) as u64, ..SweepReport::default() };
+    let needed = Needed::of(objects, heads, &known, &mut skipped).await?;
     for (volume, known) in &known {
         if needed.is_kept_whole(volume, known) {
             continue;
@@ -138,6 +149,7 @@ pub async fn sweep(
 /// read.
 async fn read_volumes(
     objects: &dyn ObjectStore,
+    options: SweepOptions,
 ) -> Result<(BTreeMap<VolumeId, Known>, Vec<Skipped>), LogFailure> {
     let (mut known, mut skipped) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
@@ -149,23 +161,62 @@ async fn read_volumes(
         }
         let mut read = Vec::new();
         for batch in new.chunks(PARALLEL_READS) {
-            let manifests = batch.iter().map(|volume| or_damage(read_manifest_to_end(objects, volume)));
+            let manifests = batch.iter().map(|volume| or_damage(read_volume(objects, volume, options)));
             read.extend(batch.iter().cloned().zip(try_join_all(manifests).await?));
         }
         for (volume, manifest) in read {
             match manifest {
                 Ok(manifest) if manifest.exists() || manifest.is_deleted() => {
-                    let forgotten = match manifest.snapshots().first() {
-                        Some(oldest) => forgotten_from(objects, &volume, oldest.seq).await?,
-                        None => BTreeSet::new(),
-                    };
-                    known.insert(volume, Known { manifest, forgotten });
+                    let (forgotten, held) = read_marks(objects, &manifest, options).await?;
+                    known.insert(volume, Known { manifest, forgotten, held });
                 }
                 Ok(_) => skipped.push(Skipped { error: LogFailure::NoLog(volume.clone()), volume }),
                 Err(error) => skipped.push(Skipped { volume, error }),
             }
         }
     }
+}
+
+/// Reads a volume's log to its end. A fork that its creator left is decided first: if it came after the end
+/// of its snapshot it reads nothing.
+async fn read_volume(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    options: SweepOptions,
+) -> Result<Manifest, LogFailure> {
+    let manifest = read_manifest_to_end(objects, volume).await?;
+    if !manifest.is_unconfirmed() || options.dry_run {
+        return Ok(manifest);
+    }
+    match confirm_fork(objects, volume).await {
+        Ok(()) | Err(LogFailure::NoSuchSource { .. }) => read_manifest_to_end(objects, volume).await,
+        Err(error) => Err(error),
+    }
+}
+
+/// Of a volume's registered snapshots the ones that do not count, and of the others those that still do: what
+/// a snapshot held is as old as the volume's data, so it has its time of grace from the mark on.
+async fn read_marks(
+    objects: &dyn ObjectStore,
+    manifest: &Manifest,
+    options: SweepOptions,
+) -> Result<(BTreeSet<Seq>, Vec<Seq>), LogFailure> {
+    let (mut forgotten, mut held) = (BTreeSet::new(), Vec::new());
+    if !manifest.had_snapshots() {
+        return Ok((forgotten, held));
+    }
+    let volume = manifest.volume();
+    let registered: BTreeSet<Seq> = manifest.snapshots().iter().map(|known| known.seq).collect();
+    let roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
+    let Some(oldest) = registered.iter().chain(&roots).min() else { return Ok((forgotten, held)) };
+    for (seq, marked) in marks_from(objects, volume, *oldest).await? {
+        match (registered.contains(&seq), options.is_old(marked)) {
+            (true, true) => drop(forgotten.insert(seq)),
+            (false, false) if roots.contains(&seq) => held.push(seq),
+            (true | false, false) | (false, true) => {}
+        }
+    }
+    Ok((forgotten, held))
 }
 
 /// Tells what is wrong with a volume, which the next sweep may find as well, from a store that does not
@@ -193,7 +244,6 @@ async fn sweep_volume(
     options: SweepOptions,
     report: &mut SweepReport,
 ) -> Result<(), LogFailure> {
-    let SweepOptions { grace, now, dry_run, most } = options;
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     let mut is_barred = !known.manifest.is_deleted();
@@ -210,9 +260,8 @@ async fn sweep_volume(
                 continue;
             }
             report.garbage.add(entry);
-            let is_old = now.duration_since(entry.last_modified).is_ok_and(|age| age >= grace);
-            let left = most.saturating_sub(report.deleted.objects + unneeded.len() as u64);
-            if is_old && left > 0 && !dry_run {
+            let left = options.most.saturating_sub(report.deleted.objects + unneeded.len() as u64);
+            if options.is_old(entry.last_modified) && left > 0 && !options.dry_run {
                 unneeded.push(entry);
             } else {
                 let oldest = report.oldest.get_or_insert(entry.last_modified);
@@ -239,14 +288,14 @@ async fn sweep_volume(
 
 /// Returns true if nothing needs the object, and nothing can come to need it.
 fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known) -> bool {
-    let Known { manifest, forgotten } = known;
+    let Known { manifest, forgotten, held } = known;
     let is_passed = |place| manifest.is_deleted() || place <= manifest.seq() || !safeguard(SweepPassedPlaces);
     match key {
         ObjectKey::Segment(volume, id) => is_passed(id.place()) && !needed.has_segment(volume, *id),
         ObjectKey::Run(volume, id) => is_passed(id.place()) && !needed.has_run(volume, *id),
         ObjectKey::Snapshot(_, seq) => {
             let counts = manifest.snapshots().iter().any(|it| it.seq == *seq) && !forgotten.contains(seq);
-            is_passed(*seq) && !counts
+            is_passed(*seq) && !counts && !held.contains(seq)
         }
         ObjectKey::Log(..) | ObjectKey::Checkpoint(..) => {
             manifest.is_deleted() && !stays_of_removed(key, manifest.seq())

@@ -26,26 +26,13 @@ use futures::future::try_join_all;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::log_length::{mark_after, mark_upto};
 use holdfast_engine::manifest::Manifest;
-use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_objects::{CreateError, ObjectStore};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 
 use crate::limit::PARALLEL_DELETES;
-use crate::read::records_after;
+use crate::read::{is_present, records_after};
 use crate::{LogFailure, store};
-
-/// A marker is empty: only its presence counts.
-const MAX_MARKER_BYTES: u64 = 1 << 10;
-
-/// A body that was sent in place of a marker.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{bytes} bytes were sent for {key}, which is empty: another server answered, or the object was overwritten"
-)]
-struct Foreign {
-    key: String,
-    bytes: usize,
-}
 
 /// True if records after `seq` may have been truncated before now. If false, what was read after `seq` and
 /// before this call is the log; if true, it may not be.
@@ -119,16 +106,8 @@ pub(crate) async fn newest_marker(
 }
 
 async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
-    let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
-    match objects.get(&key, MAX_MARKER_BYTES).await {
-        Ok(marker) if marker.is_empty() => Ok(true),
-        Ok(page) => {
-            let foreign = Foreign { key, bytes: page.len() };
-            Err(store("look for a truncation marker", volume)(StoreError::Unavailable(foreign.into())))
-        }
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(store("look for a truncation marker", volume)(error)),
-    }
+    let key = ObjectKey::TruncationMarker(volume.clone(), marker);
+    is_present(objects, "look for a truncation marker", &key).await
 }
 
 /// Stores every marker up to the first one after `seq` that is not there, in order: all records up to `seq`

@@ -89,9 +89,9 @@ impl VolumeFailure {
             }
             Self::Log(LogFailure::WasDeleted(_)) => "create the Volume with another spec.volumeID",
             Self::Log(LogFailure::ExistsOtherwise { .. }) => "write the size that it has, or a larger one",
-            Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) => {
-                "restore the object from a backup of the bucket"
-            }
+            Self::Log(
+                LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. },
+            ) => "restore the object from a backup of the bucket",
             Self::Log(LogFailure::HasSnapshots { .. }) => {
                 "delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
             }
@@ -133,11 +133,12 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
             ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
         },
         LogFailure::Contended(_) => "ObjectStoreBusy",
+        LogFailure::NotEmpty { .. } => "ObjectStoreUnavailable",
         LogFailure::CreatedElsewhere { .. } | LogFailure::OtherSource { .. } | LogFailure::WasDeleted(_) => {
             "IdTaken"
         }
         LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
-        LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
+        LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
         LogFailure::OtherSnapshot { .. } => "SnapshotReplaced",

@@ -88,7 +88,7 @@ fn skip(skipped: &Skipped) -> wire::SkippedVolume {
     let Skipped { volume, error } = skipped;
     let cause = if matches!(error, LogFailure::NoLog(_)) {
         wire::SkipCause::NoLog
-    } else if error.is_transient() {
+    } else if error.is_transient() && !matches!(error, LogFailure::NotEmpty { .. }) {
         wire::SkipCause::Changing
     } else {
         wire::SkipCause::Damaged

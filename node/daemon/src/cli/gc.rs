@@ -106,7 +106,8 @@ fn remedy(skipped: &SkippedVolume, store: &str) -> String {
              --store {store}`, with --repair on the node that has it attached\n"
         ),
         SkipCause::NoLog => format!(
-            "  the objects of {volume_id} were kept; restore its log from a copy of the bucket, or delete them\n"
+            "  the objects of {volume_id} were kept, and those of every volume that had snapshots or was removed; \
+             restore its log from a copy of the bucket, or delete them\n"
         ),
         SkipCause::Changing => {
             format!("  all that {volume_id} may read was kept; the next sweep reads it again\n")

@@ -317,7 +317,10 @@ async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
     assert!(failure.message.starts_with("damaged volumes were skipped (volumes: 2)"), "{}", failure.message);
     assert!(text.contains("volume bad was skipped: ") && text.contains("volumes/bad/log/3"), "{text}");
     assert!(text.contains("`holdfast-node scrub bad --store main`"), "{text}");
-    assert!(text.contains("the objects of bare were kept; restore its log"), "{text}");
+    assert!(
+        text.contains("the objects of bare were kept, and those of every volume that had snapshots"),
+        "{text}"
+    );
 
     world.fake.report(SweepReport { skipped: skipped(), ..SweepReport::default() });
     let mut json = String::new();

@@ -434,9 +434,10 @@ impl NodeError {
             | Self::RunDirTaken { .. }
             | Self::StateInUse { .. }
             | Self::StoreNeeded(_) => FailureKind::Invalid,
-            Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
-                FailureKind::Corrupt
-            }
+            Self::Log(
+                LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. },
+            )
+            | Self::Damaged { .. } => FailureKind::Corrupt,
             Self::StoreUnfit { source, .. } if source.is_passing() => FailureKind::Unavailable,
             Self::StoreUnfit { .. } => FailureKind::Invalid,
             Self::StoreUnchecked { .. } | Self::StoreBusy { .. } | Self::StoreAttaching { .. } => {

@@ -141,7 +141,8 @@ impl RunScan {
         Ok(())
     }
 
-    /// Frames with bytes that the run names in these segments, by ordinal. Damaged pages name none.
+    /// Frames with bytes that the run names in these segments, by ordinal. Damaged pages name none, nor does
+    /// a run that was swept meanwhile.
     pub(super) async fn frames_of(
         &self,
         objects: &dyn ObjectStore,
@@ -157,8 +158,10 @@ impl RunScan {
                 }
             }
         };
-        self.each_page(objects, volume, &|_bytes| (), take).await?;
-        Ok(wanted)
+        match self.each_page(objects, volume, &|_bytes| (), take).await {
+            Ok(()) | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(wanted),
+            Err(error) => Err(error),
+        }
     }
 
     /// The page with the entries of `block`; `None` where there is none or it is damaged.

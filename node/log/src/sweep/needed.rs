@@ -12,7 +12,8 @@ use holdfast_engine::safeguard::{
     safeguard,
 };
 use holdfast_engine::snapshot::Snapshot;
-use holdfast_objects::ObjectStore;
+use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_types::key::ObjectKey;
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, VolumeId};
 
 use super::{Known, Skipped, or_damage};
@@ -39,7 +40,7 @@ struct Own {
 
 /// Everything that is needed.
 #[derive(Debug, Default)]
-pub(super) struct Needed {
+pub(crate) struct Needed {
     by_owner: BTreeMap<VolumeId, Own>,
     /// Volumes of which nothing may be deleted: others that cannot be read may read them.
     kept_whole: BTreeSet<VolumeId>,
@@ -56,21 +57,56 @@ impl Needed {
         skipped: &mut Vec<Skipped>,
     ) -> Result<Self, LogFailure> {
         let mut needed = Self::default();
-        for Skipped { volume, error } in &*skipped {
-            // Without a create record there is no volume that could read anything.
-            if !matches!(error, LogFailure::NoLog(_)) {
-                needed.keep_all_behind(objects, volume).await?;
-            }
+        for Skipped { volume, .. } in &*skipped {
+            needed.keep_all_behind(objects, volume).await?;
         }
         let mut reader = HeadReader { before: mem::take(heads), now: Heads::default() };
+        let read = needed.add_volumes(objects, &mut reader, known, skipped).await;
+        *heads = reader.end(read.is_ok());
+        read.map(|()| needed)
+    }
+
+    /// The needs of the volume of `manifest` alone, as far as its runs can be read.
+    pub(crate) async fn of_one(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<Self, LogFailure> {
+        let mut needed = Self::default();
+        let mut reader = HeadReader { before: Heads::default(), now: Heads::default() };
+        for run in manifest.runs().iter() {
+            let (Ok(()) | Err(_)) =
+                or_damage(needed.add_run(objects, &mut reader, manifest.lineage(), run)).await?;
+        }
+        Ok(needed)
+    }
+
+    /// Returns true if the object of this key is needed.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        match ObjectKey::parse(key) {
+            Some(ObjectKey::Segment(owner, id)) => self.has_segment(&owner, id),
+            Some(ObjectKey::Run(owner, id)) => self.has_run(&owner, id),
+            Some(
+                ObjectKey::Log(..)
+                | ObjectKey::Checkpoint(..)
+                | ObjectKey::TruncationMarker(..)
+                | ObjectKey::Snapshot(..)
+                | ObjectKey::Forgotten(..),
+            )
+            | None => true,
+        }
+    }
+
+    async fn add_volumes(
+        &mut self,
+        objects: &dyn ObjectStore,
+        reader: &mut HeadReader,
+        known: &BTreeMap<VolumeId, Known>,
+        skipped: &mut Vec<Skipped>,
+    ) -> Result<(), LogFailure> {
         for (volume, known) in known {
-            if let Err(error) = or_damage(needed.add_volume(objects, &mut reader, known)).await? {
-                needed.keep(known.manifest.lineage());
+            if let Err(error) = or_damage(self.add_volume(objects, reader, known)).await? {
+                self.keep(known.manifest.lineage());
                 skipped.push(Skipped { volume: volume.clone(), error });
             }
         }
-        *heads = reader.now;
-        Ok(needed)
+        Ok(())
     }
 
     /// Returns true if nothing of the volume may be deleted.
@@ -100,6 +136,14 @@ impl Needed {
                 self.add(objects, reader, &root).await?;
             }
         }
+        for seq in &known.held {
+            match read_snapshot(objects, known.manifest.volume(), *seq).await {
+                Ok(root) => self.add(objects, reader, &root).await?,
+                // Another sweep was faster.
+                Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 
@@ -110,19 +154,29 @@ impl Needed {
         reader: &mut HeadReader,
         manifest: &Manifest,
     ) -> Result<(), LogFailure> {
-        let lineage = manifest.lineage();
         for run in manifest.runs().iter() {
-            match run {
-                Run::Segment(segment) => {
-                    self.insert(lineage, segment.id.0.owner, segment.id.0, |own| &mut own.segments);
-                }
-                Run::Merged(run) => {
-                    let forks = run.id.0.owner;
-                    self.insert(lineage, forks, run.id.0, |own| &mut own.runs);
-                    for segment in &*reader.segments(objects, lineage, run).await? {
-                        let generation = forks.saturating_add(segment.0.owner);
-                        self.insert(lineage, generation, segment.0, |own| &mut own.segments);
-                    }
+            self.add_run(objects, reader, manifest.lineage(), run).await?;
+        }
+        Ok(())
+    }
+
+    async fn add_run(
+        &mut self,
+        objects: &dyn ObjectStore,
+        reader: &mut HeadReader,
+        lineage: &Lineage,
+        run: &Run,
+    ) -> Result<(), LogFailure> {
+        match run {
+            Run::Segment(segment) => {
+                self.insert(lineage, segment.id.0.owner, segment.id.0, |own| &mut own.segments);
+            }
+            Run::Merged(run) => {
+                let forks = run.id.0.owner;
+                self.insert(lineage, forks, run.id.0, |own| &mut own.runs);
+                for segment in &*reader.segments(objects, lineage, run).await? {
+                    let generation = forks.saturating_add(segment.0.owner);
+                    self.insert(lineage, generation, segment.0, |own| &mut own.segments);
                 }
             }
         }
@@ -172,6 +226,16 @@ struct HeadReader {
 }
 
 impl HeadReader {
+    /// State for the next sweep. One that failed has not come to everything that it needs.
+    fn end(self, is_complete: bool) -> Heads {
+        let Self { before, now: mut heads } = self;
+        if !is_complete {
+            heads.runs.extend(before.runs);
+            heads.roots.extend(before.roots);
+        }
+        heads
+    }
+
     /// The segments that `run` names, as its owner does.
     async fn segments(
         &mut self,
