@@ -19,6 +19,8 @@ pub(crate) struct Request {
     filled: Vec<Option<Stamp>>,
     /// A part of it failed: what is planned again may fill again.
     part_failed: bool,
+    /// A part of it failed in the object store.
+    pub(crate) store_failed: bool,
 }
 
 impl Request {
@@ -97,13 +99,19 @@ impl Device {
         Ok(())
     }
 
+    /// A piece of a read ends with the store's error.
+    pub(crate) fn store_failed(&mut self, id: RequestId) {
+        let request = self.request(id);
+        (request.part_failed, request.store_failed) = (true, true);
+    }
+
     /// Requests in flight, as the kernel issues them again after the death of the daemon.
     pub(crate) fn reissue(&mut self) -> Vec<(RequestId, Op, SectorRange)> {
         let mut again = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {
             if let Some(request) = slot {
                 request.filled.fill(None);
-                request.part_failed = false;
+                (request.part_failed, request.store_failed) = (false, false);
                 again.push((RequestId(at as u32), request.op, request.range));
             }
         }
@@ -126,6 +134,7 @@ impl Device {
             allowed: Vec::new(),
             filled: Vec::new(),
             part_failed: false,
+            store_failed: false,
         };
         if op == Op::Read {
             request.allowed = sectors(range).map(|sector| expect.allowed(sector)).collect();

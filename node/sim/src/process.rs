@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
 use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk};
-use crate::device::Device;
+use crate::device::{Device, Request};
 use crate::disk::{SharedDisk, SyncMark};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
@@ -257,7 +257,7 @@ impl Process {
             ) => drop(self.snapshots.remove(&uid)),
             Action::Complete { id, result: Err(_) } => {
                 let device = device.as_mut().expect("requests come from a device");
-                self.check_failure(device.request(id).op);
+                self.check_failure(device.request(id));
             }
             Action::Read { .. }
             | Action::Complete { .. }
@@ -320,11 +320,15 @@ impl Process {
     }
 
     /// A read fails only where the disk lost the only copy.
-    fn check_failure(&self, op: Op) {
+    fn check_failure(&self, request: &Request) {
         let status = self.volume.as_ref().expect("it completes requests").status();
         let lost = status.fenced || status.oldest_dirty_ms.is_some();
-        Invariant::CompletedOnce
-            .check(lost || op != Op::Read, || "a read failed although the store has everything".into());
+        Invariant::CompletedOnce.check(lost || request.op != Op::Read, || {
+            "a read failed although the store has everything".into()
+        });
+        Invariant::NothingReferencedIsMissing.check(status.fenced || !request.store_failed, || {
+            "a read failed for an object that no run names any more".into()
+        });
     }
 
     fn check_commit(&self) {

@@ -16,7 +16,7 @@ use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
 use crate::manifest::Manifest;
-use crate::record::Record;
+use crate::record::{Body, Record};
 use crate::safeguard::{
     Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
     safeguard,
@@ -34,6 +34,9 @@ pub(super) struct Core<M> {
     pub(super) header: Header,
     /// None after a takeover until the log is read.
     pub(super) manifest: Option<Manifest>,
+    /// Records of this process with which runs were merged: older lists of runs name objects that a sweep may
+    /// have deleted.
+    pub(super) merges: u64,
     pub(super) limits: DirtyLimits,
     pub(super) lifecycle: Lifecycle,
     pub(super) dirty: PerSide<DirtySide>,
@@ -80,6 +83,7 @@ impl<M: Memory> Core<M> {
         let mut core = Self {
             header: setup.header,
             manifest: None,
+            merges: 0,
             limits: setup.limits,
             lifecycle: Lifecycle::Serving,
             dirty: PerSide::from_fn(|_side| DirtySide::clean(pages)),
@@ -123,6 +127,11 @@ impl<M: Memory> Core<M> {
         let manifest = self.manifest.as_mut().expect("a record was made from it");
         if let Err(error) = manifest.apply(record) {
             unreachable!("a record made from the manifest follows it: {error}")
+        }
+        if let Body::Change { merges, .. } = &record.body
+            && !merges.is_empty()
+        {
+            self.merges += 1;
         }
         self.map.set_seq(record.seq);
     }
@@ -268,7 +277,6 @@ pub(super) mod tests {
 
     use super::super::Durability;
     use super::*;
-    use crate::record::Body;
     use crate::sector_map::map_bytes;
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);

@@ -20,6 +20,9 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Op, RequestId, Unprepared};
 use crate::sector_map::Side;
 
+/// Plans of a read that may fail because runs were merged since.
+const MAX_STALE_PLANS: u8 = 3;
+
 pub(super) struct DataPath {
     pub(super) requests: RequestTable,
     pub(super) evictor: Evictor,
@@ -92,7 +95,7 @@ impl DataPath {
     ) -> bool {
         let Some(tiles) = tile(core, id, range, out) else { return false };
         let on_side = tiles.on_side.then(|| self.evictor.read_began());
-        self.requests.reading(id, tiles.parts, on_side);
+        self.requests.reading(id, tiles.parts, on_side, core.merges);
         true
     }
 
@@ -180,26 +183,41 @@ impl DataPath {
         if let Some(generation) = request.on_side {
             self.evictor.read_ended(generation);
         }
-        let range = request.range;
-        let errno = match (request.failed, request.unreadable) {
-            (None, None) => return self.requests.complete(id, Ok(()), out),
-            (Some(errno), _) => return self.requests.complete(id, Err(errno), out),
-            (None, Some(errno)) => errno,
+        let Some(errno) = request.failed.or(request.unreadable) else {
+            return self.requests.complete(id, Ok(()), out);
         };
-        if core.lifecycle != Lifecycle::Serving {
+        if core.lifecycle != Lifecycle::Serving || !self.may_read_again(id, request, core, out) {
             return self.requests.complete(id, Err(errno), out);
         }
-        if core.forget_clean(range) {
-            out.push(Action::Report(Report::CleanUnreadable(range)));
-        } else if request.again && core.is_on_a_side(range) {
-            out.push(Action::Report(Report::DirtyUnreadable(range)));
-            return self.requests.complete(id, Err(errno), out);
-        }
-        // Even with nothing forgotten: what failed may have been evicted or overwritten since.
-        self.requests.get(id).again = true;
-        if !self.plan_read(id, range, core, out) {
+        if !self.plan_read(id, request.range, core, out) {
             self.requests.park(id, core.now);
         }
+    }
+
+    /// Returns true if a failed read may succeed with another plan.
+    fn may_read_again<M: Memory>(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let slot = self.requests.get(id);
+        if request.failed.is_some() {
+            // The plan may name runs that were merged since, which a sweep deletes.
+            let is_stale = request.merges != core.merges && request.stale < MAX_STALE_PLANS;
+            slot.stale += u8::from(is_stale);
+            return is_stale;
+        }
+        // Even with nothing forgotten: what failed may have been evicted or overwritten since.
+        slot.again = true;
+        if core.forget_clean(request.range) {
+            out.push(Action::Report(Report::CleanUnreadable(request.range)));
+        } else if request.again && core.is_on_a_side(request.range) {
+            out.push(Action::Report(Report::DirtyUnreadable(request.range)));
+            return false;
+        }
+        true
     }
 
     /// The bytes are in the side's file, or not.

@@ -30,6 +30,10 @@ pub(super) struct Request {
     pub(super) unreadable: Option<Errno>,
     /// It was planned again for that.
     pub(super) again: bool,
+    /// Of a read: [`Core::merges`](super::core::Core::merges) when it was planned.
+    pub(super) merges: u64,
+    /// Of a read: how often it was planned again because runs had been merged.
+    pub(super) stale: u8,
     /// Of a read with parts on a side.
     pub(super) on_side: Option<ReadGeneration>,
 }
@@ -88,6 +92,8 @@ impl RequestTable {
             failed: None,
             unreadable: None,
             again: false,
+            merges: 0,
+            stale: 0,
             on_side: None,
         });
     }
@@ -130,10 +136,17 @@ impl RequestTable {
     }
 
     /// A read was planned, with so many parts.
-    pub(super) fn reading(&mut self, id: RequestId, parts: u32, on_side: Option<ReadGeneration>) {
+    pub(super) fn reading(
+        &mut self,
+        id: RequestId,
+        parts: u32,
+        on_side: Option<ReadGeneration>,
+        merges: u64,
+    ) {
         let slot = self.get(id);
         slot.on_side = on_side;
-        slot.unreadable = None;
+        slot.merges = merges;
+        (slot.failed, slot.unreadable) = (None, None);
         slot.pending = parts;
     }
 
@@ -298,7 +311,7 @@ mod tests {
     fn a_request_ends_with_its_last_part() {
         let mut table = RequestTable::new(4);
         table.begin(A, Op::Read, SectorRange::new(0, 8), Side::A);
-        table.reading(A, 2, None);
+        table.reading(A, 2, None, 0);
         assert_eq!(table.io_completed(A, Err(Errno::EIO)), None);
         let ended = table.cold_read_completed(A, Ok(())).unwrap();
         assert_eq!((ended.unreadable, ended.failed), (Some(Errno::EIO), None));

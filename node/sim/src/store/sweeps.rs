@@ -1,6 +1,8 @@
 //! Deletions in the store: nothing that is needed goes, and sweeps let all else go.
 
+use holdfast_background::ColdError;
 use holdfast_engine::manifest::Manifest;
+use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{PlacedId, Seq, VolumeId};
 
@@ -11,6 +13,11 @@ impl Store {
     /// `key` is deleted: nothing needs it, or can come to need it.
     pub(super) fn check_delete(&self, key: &str) {
         Invariant::NothingNeededIsDeleted.check(!self.is_needed(key), || format!("{key} is deleted"));
+    }
+
+    /// Returns true if a cold read failed because an object is not there that nothing needs any more.
+    pub(crate) fn is_swept(&self, failure: &ColdError) -> bool {
+        matches!(failure, ColdError::Store { key, source: StoreError::NotFound { .. } } if !self.is_needed(key))
     }
 
     /// At rest, after a sweep: everything of the volume is needed.

@@ -1,12 +1,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use holdfast_types::{Epoch, RunId, SegmentId, Seq};
+use holdfast_types::{Epoch, RunId, SectorRange, SegmentId, Seq};
 
 use super::super::core::tests::{NONCE, core};
+use super::super::data_path::{DataPath, Gate};
 use super::*;
+use crate::action::Action;
 use crate::chunk_set::ChunkSet;
+use crate::event::{Errno, Op, RequestId};
 use crate::fence::Fence;
-use crate::sector_map::SideSet;
+use crate::sector_map::{Side, SideSet};
 use crate::segment::SegmentRef;
 use crate::snapshot::SnapshotChange;
 
@@ -220,4 +223,34 @@ fn merges_count_as_carried_once_their_record_is_in_the_log() {
     assert_eq!(merger.carried(), 0);
     commit(&mut merger, &mut core, &[9], merges);
     assert_eq!(merger.carried(), 1);
+}
+
+/// A sweep deletes what a merge replaced. A read that was planned before the merge failed for it.
+#[test]
+fn a_read_planned_before_a_merge_is_planned_again() {
+    let (id, range) = (RequestId(0), SectorRange::new(0, 1));
+    let gate = Gate { is_open: true, holds_active: false };
+    let mut core = with_segments(2);
+    let (mut data, mut out) = (DataPath::new(4, core.map.pages()), Vec::new());
+    let failed = |data: &mut DataPath, core: &mut Core<Vec<u8>>| {
+        let (mut out, result) = (Vec::new(), Err(Errno::EIO));
+        let request = data.requests.cold_read_completed(id, result).unwrap();
+        data.read_ended(id, request, core, &mut out);
+        let planned = out.iter().find_map(|action| match action {
+            Action::ReadCold { runs, .. } => Some(runs.len()),
+            _other => None,
+        });
+        assert_eq!(out.contains(&Action::Complete { id, result }), planned.is_none(), "{out:?}");
+        planned
+    };
+    data.requests.begin(id, Op::Read, range, Side::A);
+    data.plan(id, &mut core, gate, &mut out);
+    assert!(matches!(&out[..], [Action::ReadCold { runs, .. }] if runs.len() == 2), "{out:?}");
+    let merge = Merge { newest: ids(&[2])[0], oldest: ids(&[1])[0], output: output(9) };
+    let merging = record(core.manifest.as_ref().unwrap(), &[], vec![merge]);
+    core.follow(&merging);
+    assert_eq!(failed(&mut data, &mut core), Some(1), "it reads what the runs were merged into");
+    let commit = record(core.manifest.as_ref().unwrap(), &[3], vec![]);
+    core.follow(&commit);
+    assert_eq!(failed(&mut data, &mut core), None, "nothing it names was merged since");
 }
