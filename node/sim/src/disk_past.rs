@@ -49,6 +49,8 @@ pub(crate) enum OtherDisk {
 pub(crate) struct DiskPast {
     snapshot: Option<Snapshot>,
     other: Option<OtherDisk>,
+    /// The last attach was with the disk of a volume that there was before.
+    was_of_other_volume: bool,
     disks: u64,
     keeps: bool,
     was_full: bool,
@@ -89,7 +91,12 @@ impl DiskPast {
 
     /// Notes that the host attached with what is there.
     pub(crate) fn make_own(&mut self) {
-        self.other = None;
+        self.was_of_other_volume = matches!(self.other.take(), Some(OtherDisk::OtherVolume));
+    }
+
+    /// Returns true if the disk is that of a volume that there was before, or was until the last attach.
+    pub(crate) fn is_of_other_volume(&self) -> bool {
+        self.was_of_other_volume || matches!(self.other, Some(OtherDisk::OtherVolume))
     }
 
     /// A fenced writer released its files here, and its durable map names data that is in no commit, until

@@ -257,8 +257,11 @@ impl World {
                     Ok(bytes) => bytes,
                     Err(error) => {
                         // Its plan may be older than a merge.
-                        Invariant::NothingReferencedIsMissing
-                            .check(self.store.is_swept(&error), || format!("{error}"));
+                        let broken = match self.behind[..] {
+                            [] => Invariant::NothingReferencedIsMissing,
+                            _ => Invariant::ForkIsItsSnapshot,
+                        };
+                        broken.check(self.store.is_swept(&error), || format!("{error}"));
                         let device = self.hosts[host].device.as_mut().expect("a read has a device");
                         device.store_failed(id);
                         let result = Err(Errno::EIO);

@@ -61,7 +61,7 @@ pub struct Merge {
     writer: RunWriter,
     /// The entries of the block that is merged.
     group: Vec<Entry>,
-    /// Of a survey: size of each segment, and bytes of it that the output would name.
+    /// Of a survey: bytes of each segment's frames, and of those that the output would name.
     live: Option<BTreeMap<SegmentId, (u64, u64)>>,
     relocation: Relocation,
 }
@@ -170,7 +170,8 @@ impl Merge {
                     zero = zero.union(visible);
                 } else if let Some(live) = &mut self.live {
                     let object = cursor.object(entry.segment);
-                    live.entry(object.id).or_insert((object.bytes, 0)).1 += u64::from(entry.frame.stored);
+                    live.entry(object.id).or_insert((object.index_offset, 0)).1 +=
+                        u64::from(entry.frame.stored);
                 } else if let Some(moved) =
                     self.relocation.take(cursor.object(entry.segment).id, &entry.frame, &mut self.writer)
                 {

@@ -80,7 +80,7 @@ impl World {
         host: usize,
         came_of: Result<Acquired<()>, AttachError<LocalError>>,
     ) {
-        self.check_set_back(&came_of);
+        self.check_set_back(host, &came_of);
         let came_of = match came_of {
             Ok(acquired) => return self.serve(host, acquired),
             Err(AttachError::Refused(
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// An attach says that the log was set back only if it was.
-    fn check_set_back(&self, came_of: &Result<Acquired<()>, AttachError<LocalError>>) {
+    fn check_set_back(&self, host: usize, came_of: &Result<Acquired<()>, AttachError<LocalError>>) {
         let says_so = match came_of {
             Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
@@ -120,7 +120,9 @@ impl World {
             }
             Err(_) => false,
         };
-        Invariant::FencedIsKept.check(!says_so || self.writers.log_was_set_back(), || {
+        let is_of_other_volume = self.hosts[host].disk_past.is_of_other_volume();
+        let broken = if is_of_other_volume { Invariant::OneVolumeOneState } else { Invariant::FencedIsKept };
+        broken.check(!says_so || self.writers.log_was_set_back(), || {
             "a log that was never set back is said to have been".into()
         });
     }
