@@ -192,3 +192,29 @@ fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Res
         SourceFact::Ready { .. } => Ok(Home::Cloned { source: source.to_owned() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The uid of the owner decides, not the name: a Volume of the same name has another uid.
+    #[test]
+    fn a_snapshot_is_made_for_one_clone() {
+        let spec = json!({ "objectStore": "store", "source": { "volume": { "name": "original" } } });
+        let mut clone = Volume::new("copy", serde_json::from_value(spec).expect("a spec"));
+        clone.metadata.uid = Some("uid-1".to_owned());
+        let mut snapshot = clone_snapshot(&clone, "original");
+        assert_eq!(
+            (snapshot.name_any().as_str(), snapshot.spec.volume.as_str()),
+            ("clone-uid-1", "original")
+        );
+        assert_eq!(snapshot.spec.deletion_policy, DeletionPolicy::Delete);
+        assert_eq!(snapshot.labels().get(CLONE_LABEL).map(String::as_str), Some("copy"));
+        assert!(is_made_for(&snapshot, "uid-1"));
+        assert!(!is_made_for(&snapshot, "uid-2"));
+        snapshot.metadata.owner_references = None;
+        assert!(!is_made_for(&snapshot, "uid-1"));
+    }
+}
