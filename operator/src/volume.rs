@@ -25,3 +25,4 @@ pub(crate) mod in_use;
 pub(crate) mod plan;
 pub(crate) mod provisionable;
 pub(crate) mod source_snapshot;
+pub(crate) mod source_volume;

@@ -1,11 +1,13 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
 use holdfast_cluster::api::{ApiError, call};
-use holdfast_crds::{ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
+use holdfast_crds::{
+    ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeSnapshot, VolumeStatus,
+};
 use holdfast_log::{Creation, LogFailure};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Nonce, SECTOR_BYTES, SnapshotName, VolumeId};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
@@ -13,6 +15,7 @@ use super::failure::VolumeFailure;
 use super::identity::{Cluster, id_of, labels};
 use super::plan::{OperatorStep, operators_part};
 use super::source_snapshot::SourceSnapshot;
+use super::source_volume::{clone_snapshot, clone_snapshot_name, is_made_for};
 use crate::object_store::connect::Connections;
 
 /// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume
@@ -53,6 +56,8 @@ impl VolumeApplier<'_> {
                     None => self.set_size(sectors * SECTOR_BYTES).await,
                 }
             }
+            OperatorStep::TakeSource { source } => self.take_source(source).await,
+            OperatorStep::DropSource => self.drop_source().await,
             OperatorStep::RemoveObjects { if_own } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
@@ -74,6 +79,32 @@ impl VolumeApplier<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Creates the VolumeSnapshot for this clone. One of its name that exists is observed by the next plan.
+    async fn take_source(&self, source: &str) -> Result<(), VolumeFailure> {
+        let params =
+            PostParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let snapshots: Api<VolumeSnapshot> = Api::all(self.client.clone());
+        let snapshot = clone_snapshot(&self.volume, source);
+        call(snapshots.create(&params, &snapshot)).await.map_err(classify)?;
+        Ok(())
+    }
+
+    /// Deletes the VolumeSnapshot that was made for this clone, and no other of its name.
+    async fn drop_source(&self) -> Result<(), VolumeFailure> {
+        let snapshots: Api<VolumeSnapshot> = Api::all(self.client.clone());
+        let clone = self.volume.uid().unwrap_or_default();
+        let name = clone_snapshot_name(&clone);
+        let found = call(snapshots.get_opt(&name)).await.map_err(VolumeFailure::Api)?;
+        let Some(found) = found.filter(|found| is_made_for(found, &clone)) else { return Ok(()) };
+        if found.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let preconditions = Preconditions { uid: found.uid(), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        call(snapshots.delete(&name, &params)).await.map_err(classify)?;
+        Ok(())
     }
 
     async fn set_size(&mut self, size_bytes: u64) -> Result<(), VolumeFailure> {

@@ -24,6 +24,7 @@ use super::identity::{Cluster, rival_of};
 use super::in_use;
 use super::plan::{OperatorStep, PROVISIONED, plan};
 use super::source_snapshot::SnapshotFact;
+use super::source_volume::{SourceFact, is_made_for};
 use crate::event::changes;
 use crate::heartbeats::Heartbeats;
 use crate::metrics::{Metrics, ObjectKind};
@@ -113,8 +114,10 @@ fn waits_for_snapshots(volume: &Volume, volume_id: Option<&str>) -> bool {
 
 /// True if the Volume waits for the VolumeSnapshot of this name, to begin with what it holds.
 fn is_to_begin_with(volume: &Volume, snapshot: &str) -> bool {
-    ClusterFacts { store: StoreFact::Ready, ..ClusterFacts::new(volume) }.snapshot_in_question()
-        == Some(snapshot)
+    let facts = ClusterFacts { store: StoreFact::Ready, ..ClusterFacts::new(volume) };
+    let is_clone = facts.source_in_question().is_some();
+    facts.snapshot_in_question() == Some(snapshot)
+        || (is_clone && facts.clone_snapshot().as_deref() == Some(snapshot))
 }
 
 fn is_claimed_by(volume: &Volume, node: &str) -> bool {
@@ -222,6 +225,7 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
         let snapshot = call(snapshots.get_opt(name)).await.map_err(VolumeFailure::Api)?;
         facts.snapshot = SnapshotFact::of(snapshot.as_ref());
     }
+    observe_source(facts, context).await?;
     if let Some(name) = facts.node_in_doubt() {
         let nodes: Api<Node> = Api::all(context.client.clone());
         let node = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?;
@@ -239,6 +243,24 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
     if let Some(name) = facts.node_in_question() {
         let nodes: Api<StorageNode> = Api::all(context.client.clone());
         facts.node_known = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?.is_some();
+    }
+    Ok(())
+}
+
+/// Looks up the VolumeSnapshot of a clone and, until there is one, the Volume to take it of.
+async fn observe_source(facts: &mut ClusterFacts, context: &Context) -> Result<(), VolumeFailure> {
+    let (Some(source), Some(name)) = (facts.source_in_question(), facts.clone_snapshot()) else {
+        return Ok(());
+    };
+    let source = source.to_owned();
+    let snapshots: Api<VolumeSnapshot> = Api::all(context.client.clone());
+    let found = call(snapshots.get_opt(&name)).await.map_err(VolumeFailure::Api)?;
+    facts.is_clone_name_taken = found.as_ref().is_some_and(|found| !is_made_for(found, &facts.uid));
+    facts.snapshot = SnapshotFact::of(found.as_ref().filter(|_found| !facts.is_clone_name_taken));
+    if found.is_none() && facts.status.restored_from.is_none() {
+        let volumes: Api<Volume> = Api::all(context.client.clone());
+        let volume = call(volumes.get_opt(&source)).await.map_err(VolumeFailure::Api)?;
+        facts.source = SourceFact::of(volume.as_ref());
     }
     Ok(())
 }

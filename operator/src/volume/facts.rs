@@ -14,10 +14,15 @@ use super::adoption::FoundInStore;
 use super::identity::id_of;
 use super::plan::PROVISIONED;
 use super::source_snapshot::SnapshotFact;
+use super::source_volume::SourceFact;
 
 /// One volume and what it depends on, as seen at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterFacts {
+    /// `metadata.name`.
+    pub(crate) name: String,
+    /// `metadata.uid`.
+    pub(crate) uid: String,
     /// The volume's identity in the object store.
     pub(crate) id: String,
     /// Another Volume that has this identity, and may be the one that it belongs to.
@@ -48,6 +53,10 @@ pub(crate) struct ClusterFacts {
     pub(crate) store: StoreFact,
     /// The VolumeSnapshot that the volume is to begin with.
     pub(crate) snapshot: SnapshotFact,
+    /// True if the VolumeSnapshot with the name of the one for this clone was not made for it.
+    pub(crate) is_clone_name_taken: bool,
+    /// The Volume that the volume is to begin with.
+    pub(crate) source: SourceFact,
     /// True if a StorageNode describes the node that should serve the volume, or the volume is there already.
     pub(crate) node_known: bool,
 }
@@ -129,6 +138,8 @@ impl ClusterFacts {
     /// The facts that stand in `volume` itself.
     pub(crate) fn new(volume: &Volume) -> Self {
         Self {
+            name: volume.name_any(),
+            uid: volume.uid().unwrap_or_default(),
             id: id_of(volume),
             rival: None,
             found: None,
@@ -144,6 +155,8 @@ impl ClusterFacts {
             acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
             store: StoreFact::NotLooked,
             snapshot: SnapshotFact::NotLooked,
+            is_clone_name_taken: false,
+            source: SourceFact::NotLooked,
             node_known: true,
         }
     }

@@ -171,6 +171,8 @@ mod tests {
 
     fn facts() -> ClusterFacts {
         ClusterFacts {
+            name: "data".to_owned(),
+            uid: "uid-1".to_owned(),
             id: "v".to_owned(),
             rival: None,
             found: None,
@@ -187,6 +189,8 @@ mod tests {
             acknowledged: None,
             store: StoreFact::Ready,
             snapshot: SnapshotFact::NotLooked,
+            is_clone_name_taken: false,
+            source: crate::volume::source_volume::SourceFact::NotLooked,
             node_known: false,
         }
     }

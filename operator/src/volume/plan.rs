@@ -50,6 +50,13 @@ pub(crate) enum OperatorStep {
         /// The snapshot whose content it begins with.
         snapshot: Option<SourceSnapshot>,
     },
+    /// Create the VolumeSnapshot that the clone begins with.
+    TakeSource {
+        /// Name of the Volume to take it of.
+        source: String,
+    },
+    /// Delete the VolumeSnapshot that was created for the clone, if it is there.
+    DropSource,
     /// Leave a tombstone and remove the volume's other objects.
     RemoveObjects {
         /// True if the objects may be those of another Volume or cluster: then they stay.
@@ -86,7 +93,9 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
 }
 
 fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> {
+    let is_clone = facts.clone_snapshot().is_some();
     let provision = match home {
+        Home::Cloned { source } => return plan_source(facts, source, now),
         Home::New { size_bytes } => {
             Some(OperatorStep::Provision { size_bytes: Some(size_bytes), snapshot: None })
         }
@@ -112,8 +121,21 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
         steps.push(OperatorStep::Report(Box::new(pending(&recorded, &obstacle, now))));
     }
     steps.extend(provision);
+    // Before the volume counts as provisioned: no plan looks for the VolumeSnapshot after that.
+    steps.extend(is_clone.then_some(OperatorStep::DropSource));
     steps.push(OperatorStep::Report(Box::new(provisioned(&recorded, now))));
     steps
+}
+
+/// The finalizer comes first: a deletion removes the VolumeSnapshot.
+fn plan_source(facts: &ClusterFacts, source: String, now: &Time) -> Vec<OperatorStep> {
+    if !facts.finalizer {
+        return vec![OperatorStep::Register];
+    }
+    let message = format!("spec.source.volume.name: taking a snapshot of Volume `{source}`");
+    let obstacle = Obstacle::new(VolumePhase::Pending, "SnapshotNotReady", message);
+    let report = OperatorStep::Report(Box::new(pending(facts, &obstacle, now)));
+    vec![report, OperatorStep::TakeSource { source }]
 }
 
 fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
@@ -124,8 +146,9 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         let message = format!("node {node} still serves the volume: waiting for its final commit");
         return vec![OperatorStep::Report(Box::new(deleting(facts, "WaitingForDetach", message, now)))];
     }
+    let drop_source = facts.clone_snapshot().map(|_name| OperatorStep::DropSource);
     if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
-        return vec![OperatorStep::RemoveFinalizer];
+        return drop_source.into_iter().chain([OperatorStep::RemoveFinalizer]).collect();
     }
     let fix = "or set spec.deletionPolicy to `Retain` to leave them there";
     let store = facts.store_name();
@@ -152,7 +175,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
             let message = format!("removing the volume's objects from ObjectStore {store}");
             let begun = (!is_removing(facts))
                 .then(|| OperatorStep::Report(Box::new(deleting(facts, "Deleting", message, now))));
-            begun.into_iter().chain(removal).collect()
+            begun.into_iter().chain(drop_source).chain(removal).collect()
         }
     }
 }

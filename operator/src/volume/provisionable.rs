@@ -5,6 +5,7 @@ use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource
 use super::adoption::FoundInStore;
 use super::facts::{ClusterFacts, StoreFact};
 use super::source_snapshot::{SourceSnapshot, restorable};
+use super::source_volume::clonable;
 
 /// Reason for which a volume cannot be provisioned now.
 #[derive(Clone, Debug)]
@@ -37,6 +38,11 @@ pub(crate) enum Home {
         size_bytes: Option<u64>,
         /// The snapshot in the same object store.
         snapshot: SourceSnapshot,
+    },
+    /// It is to be created once a snapshot of another Volume is taken.
+    Cloned {
+        /// Name of that Volume.
+        source: String,
     },
     /// It is there.
     Existing {
@@ -75,10 +81,9 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
             let snapshot = restorable(facts, &source.name, size_bytes)?;
             Ok(Home::Restored { size_bytes, snapshot })
         }
-        (VolumeSource::Empty(_) | VolumeSource::Volume(_) | VolumeSource::Image(_), Ok(size_bytes)) => {
-            Ok(Home::New { size_bytes })
-        }
-        (VolumeSource::Empty(_) | VolumeSource::Volume(_) | VolumeSource::Image(_), Err(error)) => {
+        (VolumeSource::Volume(source), wanted) => clonable(facts, &source.name, wanted.ok()),
+        (VolumeSource::Empty(_) | VolumeSource::Image(_), Ok(size_bytes)) => Ok(Home::New { size_bytes }),
+        (VolumeSource::Empty(_) | VolumeSource::Image(_), Err(error)) => {
             failed("InvalidSize", error.to_string())
         }
     }
@@ -141,15 +146,17 @@ fn check_spec(facts: &ClusterFacts) -> Result<(), Obstacle> {
         }
     }
     let unsupported = match &facts.spec.source {
-        VolumeSource::Empty(_) | VolumeSource::Existing(_) | VolumeSource::Snapshot(_) => None,
-        VolumeSource::Volume(_) => Some("volume"),
+        VolumeSource::Empty(_)
+        | VolumeSource::Existing(_)
+        | VolumeSource::Snapshot(_)
+        | VolumeSource::Volume(_) => None,
         VolumeSource::Image(_) => Some("image"),
     };
     unsupported.map_or(Ok(()), |source| {
         failed(
             "UnsupportedSource",
             format!(
-                "spec.source: `{source}` is not supported by this version; create the Volume with `empty` or `snapshot`"
+                "spec.source: `{source}` is not supported by this version; create the Volume with `empty`, `snapshot` or `volume`"
             ),
         )
     })

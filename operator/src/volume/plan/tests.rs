@@ -10,6 +10,7 @@ use holdfast_types::SnapshotUid;
 use super::super::adoption::LastWriter;
 use super::super::facts::AttachedWriter;
 use super::super::source_snapshot::{SnapshotFact, SourceSnapshot, TakenSnapshot};
+use super::super::source_volume::SourceFact;
 use super::*;
 
 fn now() -> Time {
@@ -24,6 +25,8 @@ fn spec() -> VolumeSpec {
 /// A new volume whose store is Ready.
 fn new_volume() -> ClusterFacts {
     ClusterFacts {
+        name: "data".to_owned(),
+        uid: "uid-1".to_owned(),
         id: "uid-1".to_owned(),
         rival: None,
         found: None,
@@ -39,6 +42,8 @@ fn new_volume() -> ClusterFacts {
         acknowledged: None,
         store: StoreFact::Ready,
         snapshot: SnapshotFact::NotLooked,
+        is_clone_name_taken: false,
+        source: SourceFact::NotLooked,
         node_known: true,
     }
 }
@@ -67,6 +72,8 @@ fn names(steps: &[OperatorStep]) -> Vec<&'static str> {
             OperatorStep::SetSize { .. } => "size",
             OperatorStep::Report(_) => "report",
             OperatorStep::Provision { .. } => "provision",
+            OperatorStep::TakeSource { .. } => "take",
+            OperatorStep::DropSource => "drop",
             OperatorStep::RemoveObjects { .. } => "remove",
             OperatorStep::RemoveFinalizer => "finalizer-",
         })
@@ -133,13 +140,15 @@ fn provisioning_needs_a_fit_store_and_names_the_field() {
 
 #[test]
 fn what_this_version_cannot_do_fails_and_names_the_field() {
-    let mut clone = new_volume();
-    clone.spec.source = VolumeSource::Volume(CloneSource { name: "v".to_owned() });
+    let mut image = new_volume();
+    image.spec.source =
+        serde_json::from_value(serde_json::json!({ "image": { "url": "https://example.com/disk" } }))
+            .expect("a source");
     let mut memory = new_volume();
     memory.spec.backend = Backend::Memory;
     let mut size = new_volume();
     size.spec.size = Some("1".to_owned());
-    for (facts, field) in [(clone, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
+    for (facts, field) in [(image, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"]);
         let status = last_report(&steps);
@@ -807,4 +816,91 @@ fn a_volume_above_the_largest_size_is_not_adopted() {
     assert_eq!(reason_of(status, PROVISIONED), ("False", "InvalidSize"));
     let message = &status.conditions[0].message;
     assert!(message.starts_with("spec.volumeID: ") && message.contains("more than the 64Ti"), "{message}");
+}
+
+/// A clone of Volume `original`, with our finalizer.
+fn cloned(size: Option<&str>, snapshot: SnapshotFact, source: SourceFact) -> ClusterFacts {
+    let mut facts = ClusterFacts { finalizer: true, snapshot, source, ..new_volume() };
+    facts.spec.source = VolumeSource::Volume(CloneSource { name: "original".to_owned() });
+    facts.spec.size = size.map(str::to_owned);
+    facts
+}
+
+fn original(store: &str) -> SourceFact {
+    SourceFact::Ready { object_store: store.to_owned(), size_bytes: Some(1 << 30) }
+}
+
+/// The operator dies after each step; a Volume that has the name of the source by then is not looked at.
+#[test]
+fn a_clone_begins_with_its_snapshot_and_drops_it() {
+    let unregistered =
+        ClusterFacts { finalizer: false, ..cloned(None, SnapshotFact::Missing, original("store")) };
+    assert_eq!(names(&plan(&unregistered, &now())), ["register"]);
+    let facts = cloned(None, SnapshotFact::Missing, original("store"));
+    let steps = plan(&facts, &now());
+    assert_eq!(names(&steps), ["report", "take"]);
+    assert_eq!(steps[1], OperatorStep::TakeSource { source: "original".to_owned() });
+    let why = || "Taking: node a".to_owned();
+    let waiting = cloned(None, SnapshotFact::NotReady { why: why() }, SourceFact::Missing);
+    assert_eq!(names(&plan(&waiting, &now())), ["report"]);
+    let mut facts = cloned(None, taken("first@17", "store"), SourceFact::Missing);
+    let steps = plan(&facts, &now());
+    assert_eq!(names(&steps), ["report", "provision", "drop", "report"]);
+    assert_eq!(last_report(&steps).restored_from.as_deref(), Some("first@17"));
+    let OperatorStep::Report(recorded) = &steps[0] else { panic!("a report") };
+    facts.status = recorded.as_ref().clone();
+    for snapshot in [SnapshotFact::Missing, SnapshotFact::Deleting, taken("other@3", "store")] {
+        facts.snapshot = snapshot;
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["provision", "drop", "report"]);
+        let snapshot = source("first@17", false);
+        assert_eq!(steps[0], OperatorStep::Provision { size_bytes: None, snapshot });
+    }
+}
+
+#[test]
+fn a_deleted_clone_leaves_no_snapshot() {
+    let mut facts =
+        ClusterFacts { deleting: true, ..cloned(None, SnapshotFact::NotLooked, original("store")) };
+    assert_eq!(names(&plan(&facts, &now())), ["drop", "finalizer-"]);
+    facts.status.volume_id = Some("uid-1".to_owned());
+    assert_eq!(names(&plan(&facts, &now())), ["report", "drop", "remove", "finalizer-"]);
+    facts.spec.deletion_policy = DeletionPolicy::Retain;
+    assert_eq!(names(&plan(&facts, &now())), ["drop", "finalizer-"]);
+}
+
+#[test]
+fn a_volume_that_cannot_be_cloned_names_the_field() {
+    let clone = |source| cloned(None, SnapshotFact::Missing, source);
+    let itself = ClusterFacts { name: "original".to_owned(), ..clone(original("store")) };
+    let taken = ClusterFacts { is_clone_name_taken: true, ..clone(original("store")) };
+    let failed = SnapshotFact::Failed { why: "VolumeReplaced: m".to_owned() };
+    let small = cloned(Some("1Mi"), SnapshotFact::Missing, original("store"));
+    for (facts, phase, reason, field) in [
+        (clone(SourceFact::Missing), VolumePhase::Failed, "VolumeNotFound", "spec.source.volume.name: "),
+        (clone(SourceFact::Deleting), VolumePhase::Failed, "VolumeDeleted", "spec.source.volume.name: "),
+        (
+            clone(SourceFact::NotProvisioned),
+            VolumePhase::Pending,
+            "VolumeNotReady",
+            "spec.source.volume.name: ",
+        ),
+        (clone(original("other")), VolumePhase::Failed, "VolumeInOtherStore", "spec.objectStore: "),
+        (itself, VolumePhase::Failed, "InvalidSource", "spec.source.volume.name: "),
+        (taken, VolumePhase::Failed, "SnapshotNameTaken", "spec.source.volume.name: "),
+        (
+            cloned(None, failed, SourceFact::NotLooked),
+            VolumePhase::Failed,
+            "SnapshotFailed",
+            "spec.source.volume.name: ",
+        ),
+        (small, VolumePhase::Failed, "InvalidSize", "spec.size: "),
+    ] {
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["report"], "{reason}");
+        let status = last_report(&steps);
+        assert_eq!((status.phase, reason_of(status, PROVISIONED)), (Some(phase), ("False", reason)));
+        let message = &find_condition(&status.conditions, PROVISIONED).expect("reported").message;
+        assert!(message.starts_with(field), "{message}");
+    }
 }

@@ -1,0 +1,220 @@
+//! The Volume that another one begins with: `spec.source.volume`.
+//!
+//! The operator creates a VolumeSnapshot of it, named after the uid of the new Volume, and restores that as
+//! `source_snapshot.rs` does. The VolumeSnapshot records the identity of the volume before it is taken: a
+//! Volume that gets the name after that is not cloned. It is deleted as soon as the new volume exists, before
+//! `Provisioned` says so, and with a Volume that is deleted before that.
+
+use holdfast_crds::{
+    ByteSize, DeletionPolicy, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotSpec, VolumeSource, is_true,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource, ResourceExt};
+
+use super::facts::{ClusterFacts, StoreFact};
+use super::plan::PROVISIONED;
+use super::provisionable::{Home, Obstacle, failed};
+use super::source_snapshot::{SnapshotFact, restorable};
+
+/// Label of a VolumeSnapshot that the operator made for a clone: the name of the Volume that begins with it.
+const CLONE_LABEL: &str = "holdfast.dev/clone";
+
+/// Observed state of the Volume that a volume is to begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SourceFact {
+    /// Not read, because the plan does not depend on it.
+    NotLooked,
+    /// No Volume has that name.
+    Missing,
+    /// Its deletion was requested.
+    Deleting,
+    /// It is not in its object store yet.
+    NotProvisioned,
+    /// It exists.
+    Ready {
+        /// Name of its ObjectStore.
+        object_store: String,
+        /// Its size in bytes, where its spec says it.
+        size_bytes: Option<u64>,
+    },
+}
+
+impl SourceFact {
+    /// Reads the fact off a Volume.
+    pub(crate) fn of(volume: Option<&Volume>) -> Self {
+        let Some(volume) = volume else { return Self::Missing };
+        if volume.metadata.deletion_timestamp.is_some() {
+            return Self::Deleting;
+        }
+        if !volume.status.as_ref().is_some_and(|status| is_true(&status.conditions, PROVISIONED)) {
+            return Self::NotProvisioned;
+        }
+        let object_store = volume.spec.object_store.clone().unwrap_or_default();
+        Self::Ready { object_store, size_bytes: volume.spec.size_bytes().ok() }
+    }
+}
+
+impl ClusterFacts {
+    /// Name of the VolumeSnapshot that is made for this clone.
+    pub(crate) fn clone_snapshot(&self) -> Option<String> {
+        matches!(self.spec.source, VolumeSource::Volume(_)).then(|| clone_snapshot_name(&self.uid))
+    }
+
+    /// Name of the Volume that this one begins with, while the plan depends on its VolumeSnapshot.
+    pub(crate) fn source_in_question(&self) -> Option<&str> {
+        let VolumeSource::Volume(source) = &self.spec.source else { return None };
+        let is_open = !self.deleting && self.needs_store();
+        (is_open && self.store == StoreFact::Ready).then_some(source.name.as_str())
+    }
+}
+
+/// Name of the VolumeSnapshot for the clone with this uid.
+pub(super) fn clone_snapshot_name(uid: &str) -> String {
+    format!("clone-{uid}")
+}
+
+/// True if the VolumeSnapshot was made for the Volume with this uid.
+pub(super) fn is_made_for(snapshot: &VolumeSnapshot, uid: &str) -> bool {
+    snapshot.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
+}
+
+/// The VolumeSnapshot of Volume `source` for `clone`.
+pub(super) fn clone_snapshot(clone: &Volume, source: &str) -> VolumeSnapshot {
+    let uid = clone.uid().unwrap_or_default();
+    let spec = VolumeSnapshotSpec { volume: source.to_owned(), deletion_policy: DeletionPolicy::Delete };
+    let mut snapshot = VolumeSnapshot::new(&clone_snapshot_name(&uid), spec);
+    snapshot.labels_mut().insert(CLONE_LABEL.to_owned(), clone.name_any());
+    snapshot.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: Volume::api_version(&()).into_owned(),
+        kind: Volume::kind(&()).into_owned(),
+        name: clone.name_any(),
+        uid,
+        controller: Some(true),
+        block_owner_deletion: Some(false),
+    }]);
+    snapshot
+}
+
+/// Decides the next step of a clone of Volume `source`. `wanted` is the size of the spec in bytes.
+///
+/// # Errors
+/// Why the volume cannot begin with it now; the message names the field to change.
+pub(super) fn clonable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Result<Home, Obstacle> {
+    let name = clone_snapshot_name(&facts.uid);
+    let restored =
+        || restorable(facts, &name, wanted).map(|snapshot| Home::Restored { size_bytes: wanted, snapshot });
+    if facts.status.restored_from.is_some() {
+        return restored();
+    }
+    let field = "spec.source.volume.name";
+    if facts.is_clone_name_taken {
+        return failed(
+            "SnapshotNameTaken",
+            format!(
+                "{field}: VolumeSnapshot `{name}` was not made for this Volume; delete that VolumeSnapshot"
+            ),
+        );
+    }
+    let waiting = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
+    match &facts.snapshot {
+        SnapshotFact::Missing => snapshottable(facts, source, wanted),
+        SnapshotFact::NotLooked => waiting("Provisioning", format!("reading VolumeSnapshot {name}")),
+        SnapshotFact::Deleting => waiting(
+            "SnapshotNotReady",
+            format!(
+                "{field}: VolumeSnapshot `{name}` is being deleted; the operator makes it again after that"
+            ),
+        ),
+        SnapshotFact::NotReady { why } => waiting(
+            "SnapshotNotReady",
+            format!("{field}: waiting for VolumeSnapshot `{name}` of Volume `{source}` to be Ready ({why})"),
+        ),
+        SnapshotFact::Failed { why } => failed(
+            "SnapshotFailed",
+            format!(
+                "{field}: VolumeSnapshot `{name}` of Volume `{source}` will not be taken ({why}); delete this Volume and create it again"
+            ),
+        ),
+        SnapshotFact::Ready(_) => restored(),
+    }
+}
+
+/// Checks that a snapshot of the Volume can be taken for this one.
+fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Result<Home, Obstacle> {
+    let field = "spec.source.volume.name";
+    let store = facts.store_name();
+    if source == facts.name {
+        return failed(
+            "InvalidSource",
+            format!("{field}: `{source}` is this Volume itself; create the Volume with the name of another"),
+        );
+    }
+    match &facts.source {
+        SourceFact::NotLooked => {
+            Err(Obstacle::new(VolumePhase::Pending, "Provisioning", format!("reading Volume {source}")))
+        }
+        SourceFact::Missing => failed(
+            "VolumeNotFound",
+            format!(
+                "{field}: no Volume has the name `{source}`; create it, or create this Volume with the name of one that exists"
+            ),
+        ),
+        SourceFact::Deleting => failed(
+            "VolumeDeleted",
+            format!(
+                "{field}: Volume `{source}` is being deleted, and no volume begins with it; create this Volume with the name of another"
+            ),
+        ),
+        SourceFact::NotProvisioned => Err(Obstacle::new(
+            VolumePhase::Pending,
+            "VolumeNotReady",
+            format!(
+                "{field}: Volume `{source}` is not provisioned yet; its conditions say what it waits for"
+            ),
+        )),
+        SourceFact::Ready { object_store, .. } if object_store != store => failed(
+            "VolumeInOtherStore",
+            format!(
+                "spec.objectStore: Volume `{source}` is in ObjectStore `{object_store}`, and a clone cannot be in `{store}`; create the Volume with `{object_store}`"
+            ),
+        ),
+        SourceFact::Ready { size_bytes: Some(size_bytes), .. }
+            if wanted.is_some_and(|wanted| wanted < *size_bytes) =>
+        {
+            failed(
+                "InvalidSize",
+                format!(
+                    "spec.size: Volume `{source}` has {size_bytes} bytes, and a clone cannot be smaller; write `{}` or more",
+                    ByteSize(*size_bytes)
+                ),
+            )
+        }
+        SourceFact::Ready { .. } => Ok(Home::Cloned { source: source.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The uid of the owner decides, not the name: a Volume of the same name has another uid.
+    #[test]
+    fn a_snapshot_is_made_for_one_clone() {
+        let spec = json!({ "objectStore": "store", "source": { "volume": { "name": "original" } } });
+        let mut clone = Volume::new("copy", serde_json::from_value(spec).expect("a spec"));
+        clone.metadata.uid = Some("uid-1".to_owned());
+        let mut snapshot = clone_snapshot(&clone, "original");
+        assert_eq!(
+            (snapshot.name_any().as_str(), snapshot.spec.volume.as_str()),
+            ("clone-uid-1", "original")
+        );
+        assert_eq!(snapshot.spec.deletion_policy, DeletionPolicy::Delete);
+        assert_eq!(snapshot.labels().get(CLONE_LABEL).map(String::as_str), Some("copy"));
+        assert!(is_made_for(&snapshot, "uid-1"));
+        assert!(!is_made_for(&snapshot, "uid-2"));
+        snapshot.metadata.owner_references = None;
+        assert!(!is_made_for(&snapshot, "uid-1"));
+    }
+}
