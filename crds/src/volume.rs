@@ -80,16 +80,16 @@ pub const FS_TYPE: &str = "holdfast.dev/fstype";
         .message("spec.volumeID is immutable: restore the old value, or create another Volume"),
     validation = kube::core::Rule::new("!has(self.source.existing) || has(self.volumeID)")
         .message("spec.volumeID is required with spec.source.existing: write the id of the volume in the object store"),
-    validation = kube::core::Rule::new("has(self.size) || has(self.source.existing) || has(self.source.snapshot)")
-        .message("spec.size is required: write for example `10Gi`. Only with spec.source.existing or spec.source.snapshot the size may be left to the object store"),
+    validation = kube::core::Rule::new("has(self.size) || has(self.source.existing) || has(self.source.snapshot) || has(self.source.volume)")
+        .message("spec.size is required: write for example `10Gi`. Only with spec.source.existing, spec.source.snapshot or spec.source.volume the size may be left out"),
     validation = kube::core::Rule::new("has(self.size) || !has(oldSelf.size)")
         .message("spec.size cannot be removed: restore the old value, or write a larger one"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSpec {
     /// Logical size: a whole number of bytes with an optional suffix (`1Gi`), a multiple of 4096. It can only grow.
-    /// Required, except with `source.existing` and `source.snapshot`: then the operator writes the size that the object
-    /// store knows. With `source.snapshot` it is at least that of the snapshot.
+    /// Required, except with `source.existing`, `source.snapshot` and `source.volume`: then the operator writes the size
+    /// that the object store knows. With the last two it is at least that of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(
@@ -198,7 +198,7 @@ pub enum VolumeSource {
     /// The content of a VolumeSnapshot in the ObjectStore of `spec.objectStore`. Nothing is copied there: the volume shares
     /// what it does not overwrite.
     Snapshot(SnapshotSource),
-    /// The content of another Volume.
+    /// The content that another Volume of the same ObjectStore has when this one is created. Nothing is copied there.
     Volume(CloneSource),
     /// The content of a disk image.
     Image(ImageSource),
@@ -227,10 +227,13 @@ pub struct SnapshotSource {
 }
 
 /// A volume to start from.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CloneSource {
-    /// Name of the Volume.
+    /// Name of the Volume. Its content is that of a snapshot that the operator has taken, and deletes once this volume
+    /// exists; `status.restoredFrom` names it.
     #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("spec.source.volume.name must be the name of a Volume: lower-case letters, digits and '-'"))]
     pub name: String,
 }
 

@@ -77,6 +77,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     retained(world, &s3)?;
     let other = Node::start(world.vm("b")?, &control, "user-copy", "")?;
     let copied = restored(world, &other, &first, &written)?;
+    cloned(world, &other, &copied)?;
 
     report::step("a Volume with snapshots is not removed");
     world.kubectl(["delete", "volume", "data", "--wait=false"])?;
@@ -156,6 +157,39 @@ fn restored(world: &World, node: &Node, first: &str, expected: &str) -> Result<S
     Ok(changed)
 }
 
+/// Volumes begin with what other ones hold: `copy`, which `node` serves and which holds `expected`, and a
+/// detached one. The VolumeSnapshots that the operator makes for them do not stay.
+fn cloned(world: &World, node: &Node, expected: &str) -> Result<()> {
+    report::step("a clone of a Volume that does not exist yet says so, and begins once it does");
+    apply(world, &from_volume("twin", "parent"))?;
+    provisioning_waits(world, "volume/twin", "VolumeNotFound: spec.source.volume.name: ")?;
+    apply(world, &volume("parent", "store", "64Mi"))?;
+    until("the clone of a detached Volume", SOON, || {
+        Ok((field(world, "volume/twin", "{.status.phase} {.spec.size}")? == "Ready 64Mi").then_some(()))
+    })?;
+
+    report::step("a Volume that is served and written is cloned without a pause");
+    let device = field(world, "volume/copy", "{.status.devicePath}")?;
+    let writer = format!("dd if=/dev/urandom of={device} bs=64k seek=64 count=4000 oflag=direct 2>/dev/null");
+    node.vm().exec(&format!("(while {writer}; do :; done) >/dev/null 2>&1 & echo $! > /tmp/writer"))?;
+    apply(world, &from_volume("live", "copy"))?;
+    world.wait_for("volume/live", "jsonpath={.status.phase}=Ready")?;
+    node.vm().exec("kill $(cat /tmp/writer); pkill dd; true")?;
+    let restored = field(world, "volume/live", "{.status.restoredFrom}")?;
+    let id = field(world, "volume/copy", "{.status.volumeId}")?;
+    ensure!(restored.starts_with(&format!("{id}@")), "the clone begins with {restored}");
+    let device = serve(world, node, "live")?;
+    ensure!(content(node, &device)? == expected, "the clone is not what the Volume was");
+
+    report::step("the snapshots of the clones are gone, and so is that of one that is deleted before");
+    apply(world, &from_volume("never", "nothing"))?;
+    provisioning_waits(world, "volume/never", "VolumeNotFound: ")?;
+    world.kubectl(["delete", "volume", "never", "live", "twin", "parent", "--timeout=60s"])?;
+    let left = world.kubectl(["get", "volumesnapshots", "--output=name"])?;
+    ensure!(!left.contains("/clone-"), "left: {left}");
+    Ok(())
+}
+
 /// Waits until a Volume says that it is not provisioned for this reason.
 fn provisioning_waits(world: &World, volume: &str, why: &str) -> Result<()> {
     until("the Volume to say what it lacks", LIMIT, || {
@@ -172,6 +206,13 @@ fn from_snapshot(name: &str, snapshot: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
          spec: {{objectStore: store, source: {{snapshot: {{name: {snapshot}}}}}}}\n"
+    )
+}
+
+fn from_volume(name: &str, source: &str) -> String {
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+         spec: {{objectStore: store, source: {{volume: {{name: {source}}}}}}}\n"
     )
 }
 

@@ -36,7 +36,8 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// The same for a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
 
-/// Time between two looks at a node that is to release a volume and does not.
+/// Time between two looks at a node that is to release a volume and does not, and at a Volume that is to be
+/// cloned and is not provisioned yet.
 const IN_DOUBT: Duration = Duration::from_secs(10);
 
 /// Dependencies of every reconciliation.
@@ -165,8 +166,12 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
     }
     outcome?;
     let conditions = work.volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    // What keeps a volume from being provisioned may be in the store, or in a Volume that is deleted.
-    Ok(if is_true(conditions, PROVISIONED) { again } else { UNPROVISIONED })
+    // What keeps a volume from being provisioned may be in the store, or in another Volume.
+    Ok(match (is_true(conditions, PROVISIONED), facts.source_in_question()) {
+        (true, _) => again,
+        (false, Some(_source)) => IN_DOUBT,
+        (false, None) => UNPROVISIONED,
+    })
 }
 
 async fn carry_out(

@@ -51,17 +51,18 @@ impl VolumeFailure {
     /// The status that reports the failure; `None` when there is nothing to report.
     pub(crate) fn status(&self, facts: &ClusterFacts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
-        let message = format!("{}: {} (`{}`); {}", self.field(), brief(self), facts.store_name(), self.fix());
+        let message =
+            format!("{}: {} (`{}`); {}", self.field(facts), brief(self), facts.store_name(), self.fix());
         if facts.deleting {
             return Some(deleting(facts, reason, message, now));
         }
         let phase =
-            if self.field() == "spec.objectStore" { VolumePhase::Pending } else { VolumePhase::Failed };
+            if self.field(facts) == "spec.objectStore" { VolumePhase::Pending } else { VolumePhase::Failed };
         Some(pending(facts, &Obstacle::new(phase, reason, message), now))
     }
 
     /// The field that the failure is about.
-    fn field(&self) -> &'static str {
+    fn field(&self, facts: &ClusterFacts) -> &'static str {
         match self {
             Self::Log(
                 LogFailure::CreatedElsewhere { .. }
@@ -76,7 +77,7 @@ impl VolumeFailure {
                 LogFailure::NoSuchSource { .. }
                 | LogFailure::OtherSnapshot { .. }
                 | LogFailure::TooManyForks { .. },
-            ) => "spec.source.snapshot.name",
+            ) => facts.source_field(),
             Self::Log(_) | Self::Api(_) | Self::Changed | Self::Connect(_) => "spec.objectStore",
         }
     }
@@ -163,6 +164,7 @@ mod tests {
     use super::*;
     use crate::volume::facts::StoreFact;
     use crate::volume::source_snapshot::SnapshotFact;
+    use crate::volume::source_volume::SourceFact;
 
     fn store_failure(source: StoreError) -> VolumeFailure {
         let volume = "v".parse().expect("a volume id");
@@ -190,7 +192,7 @@ mod tests {
             store: StoreFact::Ready,
             snapshot: SnapshotFact::NotLooked,
             is_clone_name_taken: false,
-            source: crate::volume::source_volume::SourceFact::NotLooked,
+            source: SourceFact::NotLooked,
             node_known: false,
         }
     }

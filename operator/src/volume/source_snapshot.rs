@@ -89,6 +89,17 @@ impl SnapshotFact {
 }
 
 impl ClusterFacts {
+    /// The field that names what the volume begins with.
+    pub(crate) fn source_field(&self) -> &'static str {
+        match &self.spec.source {
+            VolumeSource::Volume(_) => "spec.source.volume.name",
+            VolumeSource::Snapshot(_)
+            | VolumeSource::Empty(_)
+            | VolumeSource::Image(_)
+            | VolumeSource::Existing(_) => "spec.source.snapshot.name",
+        }
+    }
+
     /// Name of the VolumeSnapshot that the plan depends on.
     pub(crate) fn snapshot_in_question(&self) -> Option<&str> {
         let VolumeSource::Snapshot(source) = &self.spec.source else { return None };
@@ -187,7 +198,8 @@ fn fits(
         return failed(
             "InvalidSize",
             format!(
-                "spec.source.snapshot.name: VolumeSnapshot `{source}` has {size_bytes} bytes, more than the {} of spec.size; restore it with `holdfast-node create --from`",
+                "{}: VolumeSnapshot `{source}` has {size_bytes} bytes, more than the {} of spec.size; restore it with `holdfast-node create --from`",
+                facts.source_field(),
                 ByteSize(MAX_SIZE_BYTES)
             ),
         );
