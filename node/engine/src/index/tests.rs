@@ -56,11 +56,11 @@ fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) 
             MergeStep::Wrote => object.extend(merge.take(1000)),
             MergeStep::Move(MovedFrames { ordinal, frames, bytes }) => {
                 assert!(frames.is_sorted_by(|a, b| a.frame.block < b.frame.block));
-                let ends = frames.iter().scan(0, |end, moved| {
+                let mut ends = frames.iter().scan(0, |end, moved| {
                     let start = std::mem::replace(end, *end + u64::from(moved.frame.stored));
                     Some(start == moved.offset)
                 });
-                assert!(ends.fold(true, |all, one| all && one), "{frames:?}");
+                assert!(ends.all(|is_behind| is_behind), "{frames:?}");
                 assert!(frames.iter().all(|moved| sparse.contains(&moved.from)));
                 let id = SegmentId::new(Seq(1000), u64::from(ordinal), [0; 10]);
                 merge.moved(ordinal, SegmentObject { id, bytes, index_offset: bytes, index_bytes: 0 });

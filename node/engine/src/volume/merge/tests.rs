@@ -236,10 +236,11 @@ fn a_read_planned_before_a_merge_is_planned_again() {
         let (mut out, result) = (Vec::new(), Err(Errno::EIO));
         let request = data.requests.cold_read_completed(id, result).unwrap();
         data.read_ended(id, request, core, &mut out);
-        let planned = out.iter().find_map(|action| match action {
-            Action::ReadCold { runs, .. } => Some(runs.len()),
-            _other => None,
-        });
+        let runs = |action: &Action| {
+            let Action::ReadCold { runs, .. } = action else { return None };
+            Some(runs.len())
+        };
+        let planned = out.iter().find_map(runs);
         assert_eq!(out.contains(&Action::Complete { id, result }), planned.is_none(), "{out:?}");
         planned
     };
