@@ -40,7 +40,10 @@ pub use volume::{
     Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource,
     STORAGE_CLASS, SnapshotSource, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
-pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
+pub use volume_snapshot::{
+    VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus,
+    is_final_snapshot_reason,
+};
 
 /// API group of every kind in this crate.
 pub const GROUP: &str = "storage.holdfast.dev";

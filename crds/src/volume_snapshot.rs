@@ -73,3 +73,13 @@ pub struct VolumeSnapshotStatus {
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
+
+/// Reason of `Ready`: the volume was deleted before the snapshot was taken.
+pub const VOLUME_DELETED: &str = "VolumeDeleted";
+/// Reason of `Ready`: the Volume of that name has another identity than the one that the snapshot is of.
+pub const VOLUME_REPLACED: &str = "VolumeReplaced";
+
+/// True if a snapshot whose `Ready` has this reason will never be taken.
+pub fn is_final_snapshot_reason(reason: &str) -> bool {
+    [VOLUME_DELETED, VOLUME_REPLACED].contains(&reason)
+}

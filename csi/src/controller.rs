@@ -11,20 +11,27 @@
 
 mod capabilities;
 mod capacity;
+mod content_source;
+mod create_snapshot;
 mod create_volume;
+mod delete_snapshot;
 mod delete_volume;
 mod expand_volume;
+mod list_snapshots;
 mod list_volumes;
 mod object_name;
+mod objects;
 mod parameters;
 mod publish_volume;
 mod reason;
 mod serving_node;
+mod snapshots;
 mod unpublish_volume;
 mod validate_capabilities;
 mod volume_id;
 mod volumes;
 
+use holdfast_crds::VolumeSnapshot;
 use holdfast_proto::csi::v1::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
     ControllerGetCapabilitiesResponse, ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
@@ -41,19 +48,22 @@ use kube::Client;
 use tonic::{Request, Response, Status};
 
 use crate::requests::{RequestKind, Requests, not_built};
+use objects::Objects;
 use volumes::ClusterVolumes;
 
 /// The Controller service.
 #[derive(Clone)]
 pub(crate) struct Controller {
     volumes: ClusterVolumes,
+    snapshots: Objects<VolumeSnapshot>,
     requests: Requests,
 }
 
 impl Controller {
     /// The service over the API server of `client`.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
-        Self { volumes: ClusterVolumes::new(client), requests }
+        let snapshots = Objects::new(client.clone());
+        Self { volumes: ClusterVolumes::new(client), snapshots, requests }
     }
 }
 
@@ -65,7 +75,11 @@ impl controller_server::Controller for Controller {
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let about = request.get_ref().name.clone();
         self.requests
-            .answer(RequestKind::CreateVolume, &about, create_volume::answer(&self.volumes, request))
+            .answer(
+                RequestKind::CreateVolume,
+                &about,
+                create_volume::answer(&self.volumes, &self.snapshots, request),
+            )
             .await
     }
 
@@ -153,30 +167,37 @@ impl controller_server::Controller for Controller {
 
     async fn create_snapshot(
         &self,
-        _: Request<CreateSnapshotRequest>,
+        request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
-        Err(not_built("CreateSnapshot"))
+        let about = request.get_ref().source_volume_id.clone();
+        let answer = create_snapshot::answer(&self.volumes, &self.snapshots, request);
+        self.requests.answer(RequestKind::CreateSnapshot, &about, answer).await
     }
 
     async fn delete_snapshot(
         &self,
-        _: Request<DeleteSnapshotRequest>,
+        request: Request<DeleteSnapshotRequest>,
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
-        Err(not_built("DeleteSnapshot"))
+        let about = request.get_ref().snapshot_id.clone();
+        let answer = delete_snapshot::answer(&self.snapshots, request);
+        self.requests.answer(RequestKind::DeleteSnapshot, &about, answer).await
     }
 
     async fn list_snapshots(
         &self,
-        _: Request<ListSnapshotsRequest>,
+        request: Request<ListSnapshotsRequest>,
     ) -> Result<Response<ListSnapshotsResponse>, Status> {
-        Err(not_built("ListSnapshots"))
+        let answer = list_snapshots::answer(&self.snapshots, request.into_inner());
+        self.requests.answer(RequestKind::ListSnapshots, "", answer).await
     }
 
     async fn get_snapshot(
         &self,
-        _: Request<GetSnapshotRequest>,
+        request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
-        Err(not_built("GetSnapshot"))
+        let about = request.get_ref().snapshot_id.clone();
+        let answer = list_snapshots::one(&self.snapshots, request.into_inner());
+        self.requests.answer(RequestKind::GetSnapshot, &about, answer).await
     }
 
     async fn controller_get_volume(

@@ -7,13 +7,17 @@ use holdfast_proto::csi::v1::{
 };
 
 /// Requests that the Controller service answers.
-const CAPABILITIES: [Type; 6] = [
+const CAPABILITIES: [Type; 10] = [
     Type::CreateDeleteVolume,
     Type::PublishUnpublishVolume,
     Type::ListVolumes,
     Type::ListVolumesPublishedNodes,
     Type::ExpandVolume,
     Type::SingleNodeMultiWriter,
+    Type::CreateDeleteSnapshot,
+    Type::ListSnapshots,
+    Type::GetSnapshot,
+    Type::CloneVolume,
 ];
 
 pub(super) fn answer(

@@ -74,6 +74,28 @@ impl Capacity {
         }
     }
 
+    /// The size for a volume that begins with so many bytes: theirs, unless the caller asks for more.
+    ///
+    /// # Errors
+    /// `OUT_OF_RANGE`: the caller wants a smaller one.
+    pub(super) fn with_source(self, source_bytes: u64) -> Result<Self, Status> {
+        if self.required_bytes > 0 && self.bytes < source_bytes {
+            return Err(Status::out_of_range(format!(
+                "capacity_range.required_bytes: {} is less than the {source_bytes} bytes of volume_content_source; ask for at \
+                 least as many",
+                self.required_bytes
+            )));
+        }
+        match self.limit_bytes {
+            Some(limit) if source_bytes > limit => Err(Status::out_of_range(format!(
+                "capacity_range.limit_bytes: {limit} is less than the {source_bytes} bytes of volume_content_source; raise the \
+                 limit"
+            ))),
+            Some(_) | None if self.required_bytes == 0 => Ok(Self { bytes: source_bytes, ..self }),
+            Some(_) | None => Ok(self),
+        }
+    }
+
     /// Returns true if a volume of that size will do.
     pub(super) fn allows(&self, bytes: u64) -> bool {
         bytes >= self.required_bytes && self.limit_bytes.is_none_or(|limit| bytes <= limit)

@@ -2,17 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use holdfast_crds::{CLAIM, FS_TYPE, STORAGE_CLASS, Volume, VolumePhase, VolumeSource, is_true};
+use holdfast_crds::{
+    CLAIM, FS_TYPE, STORAGE_CLASS, Volume, VolumePhase, VolumeSnapshot, VolumeSource, is_true,
+};
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use kube::ResourceExt;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
+use super::content_source;
 use super::object_name::{CSI_NAME, ObjectName};
+use super::objects::{Objects, TimedOut};
 use super::parameters::Parameters;
 use super::reason::first_unmet;
 use super::volume_id;
-use super::volumes::{ClusterVolumes, TimedOut};
+use super::volumes::ClusterVolumes;
 use crate::capability::{Capability, FileSystem, VolumeAccess};
 use crate::{deadline, topology};
 
@@ -25,16 +29,26 @@ struct Wanted {
     name: ObjectName,
     capacity: Capacity,
     parameters: Parameters,
+    /// Its initial content.
+    source: VolumeSource,
     /// The file system that its users ask for; none for a raw device.
     file_system: Option<FileSystem>,
 }
 
 pub(super) async fn answer(
     volumes: &ClusterVolumes,
+    snapshots: &Objects<VolumeSnapshot>,
     request: Request<CreateVolumeRequest>,
 ) -> Result<CreateVolumeResponse, Status> {
     let until = deadline::of(&request);
-    let wanted = Wanted::try_from(request.into_inner())?;
+    let mut wanted = Wanted::try_from(request.into_inner())?;
+    // One that was created before outlives its source.
+    if wanted.source != VolumeSource::default() && volumes.get(&wanted.name.object).await?.is_none() {
+        let store = &wanted.parameters.object_store;
+        if let Some(bytes) = content_source::size(volumes, snapshots, &wanted.source, store).await? {
+            wanted.capacity = wanted.capacity.with_source(bytes)?;
+        }
+    }
     let storage_class = match wanted.parameters.claim.as_deref().and_then(|claim| claim.split_once('/')) {
         Some((namespace, name)) => volumes.storage_class(namespace, name).await?,
         None => None,
@@ -85,11 +99,7 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
                 file_system = Some(named);
             }
         }
-        if volume_content_source.is_some() {
-            return Err(Status::invalid_argument(
-                "volume_content_source: snapshots and clones are not supported by this version; create the claim without dataSource",
-            ));
-        }
+        let source = content_source::read(volume_content_source)?;
         if let Some(key) = mutable_parameters.keys().min() {
             return Err(Status::invalid_argument(format!(
                 "mutable_parameters.{key}: is not supported by this version; create the claim without a VolumeAttributesClass"
@@ -102,7 +112,7 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
             .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {
                 capacity.with_room(bytes, file_system)
             })?;
-        Ok(Self { name, capacity, parameters, file_system })
+        Ok(Self { name, capacity, parameters, source, file_system })
     }
 }
 
@@ -111,6 +121,7 @@ impl Wanted {
     fn volume(&self, storage_class: Option<String>) -> Result<Volume, Status> {
         let mut volume = Volume::new(&self.name.object, self.parameters.spec(quantity(self.capacity.bytes))?);
         volume.spec.volume_id = Some(volume_id::fresh());
+        volume.spec.source = self.source.clone();
         let annotations: BTreeMap<String, String> = [
             (CSI_NAME, self.name.csi.clone()),
             (CLAIM, self.parameters.claim.clone()),
@@ -168,7 +179,7 @@ impl Wanted {
             Some("another name in CSI".to_owned())
         } else if !self.capacity.allows(bytes) {
             Some(format!("{bytes} bytes"))
-        } else if found.spec.source != VolumeSource::default() {
+        } else if found.spec.source != self.source {
             Some("another initial content".to_owned())
         } else {
             self.parameters.difference(&found.spec)
@@ -205,7 +216,7 @@ fn described(volume: &Volume) -> Result<CreateVolumeResponse, Status> {
             capacity_bytes: signed(bytes),
             volume_id: volume.name_any(),
             volume_context: context,
-            content_source: None,
+            content_source: content_source::described(&volume.spec.source),
             accessible_topology: vec![topology::served()],
         }),
     })

@@ -5,9 +5,10 @@ use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
+use super::objects::{ApiFailure, TimedOut};
 use super::reason::condition_text;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, ClusterVolumes, TimedOut};
+use super::volumes::ClusterVolumes;
 use crate::deadline;
 
 pub(super) async fn answer(

@@ -7,8 +7,9 @@ use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{is_object_name, volume_id};
+use super::objects::ApiFailure;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, ClusterVolumes, missing};
+use super::volumes::{ClusterVolumes, missing};
 use crate::capability::{Capability, VolumeAccess};
 
 /// The next step of an expansion.

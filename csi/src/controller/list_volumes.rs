@@ -7,8 +7,9 @@ use kube::ResourceExt;
 use tonic::{Request, Status};
 
 use super::capacity::signed;
+use super::objects::ApiFailure;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, ClusterVolumes};
+use super::volumes::ClusterVolumes;
 use crate::topology;
 
 pub(super) async fn answer(

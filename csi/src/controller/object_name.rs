@@ -1,8 +1,8 @@
-//! Names: of a volume as the caller asks for it, and of its Volume object, which is the volume's id.
+//! Names: of a volume or snapshot as the caller asks for it, and of its object, which is its id.
 
 use tonic::Status;
 
-/// Annotation of a Volume whose name could not be that of the request: the name of the request.
+/// Annotation of an object whose name could not be that of the request: the name of the request.
 pub(super) const CSI_NAME: &str = "holdfast.dev/csi-name";
 /// Longest name of a Volume.
 const MAX_BYTES: usize = 63;
@@ -25,7 +25,7 @@ impl ObjectName {
     /// `INVALID_ARGUMENT`: there is no name.
     pub(super) fn of(name: &str) -> Result<Self, Status> {
         if name.is_empty() {
-            return Err(Status::invalid_argument("name: is empty; give the volume a name"));
+            return Err(Status::invalid_argument("name: is empty; write a name"));
         }
         if is_object_name(name) {
             return Ok(Self { object: name.to_owned(), csi: None });

@@ -9,9 +9,10 @@ use serde_json::json;
 use tonic::{Request, Status};
 
 use super::object_name::volume_id;
+use super::objects::{ApiFailure, TimedOut};
 use super::reason::{condition_text, first_unmet};
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, ClusterVolumes, TimedOut, missing};
+use super::volumes::{ClusterVolumes, missing};
 use crate::capability::Capability;
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};

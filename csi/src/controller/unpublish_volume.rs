@@ -6,9 +6,10 @@ use serde_json::json;
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
+use super::objects::{ApiFailure, TimedOut};
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
-use super::volumes::{ApiFailure, ClusterVolumes, TimedOut};
+use super::volumes::ClusterVolumes;
 use crate::deadline;
 
 pub(super) async fn answer(

@@ -1,117 +1,33 @@
-//! Volume objects in the API server.
-//!
-//! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
-//! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change. A wait is one watch of one object from a version that was seen: no list, no
-//! polling.
-//! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
+//! Volume objects in the API server, and what belongs to them.
 
-use std::ops::ControlFlow;
-use std::pin::pin;
-use std::time::Duration;
+use std::ops::Deref;
 
-use futures::StreamExt;
 use holdfast_crds::{StorageNode, Volume};
-use holdfast_service::chain;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{
-    Api, DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, WatchEvent,
-    WatchParams,
-};
-use kube::{Client, ResourceExt};
-use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::{Code, Status};
+use kube::{Api, Client};
+use tonic::Status;
 
-/// Longest time for one request; a watch is no such request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time of one watch, in seconds: then the object is read again. It bounds what a connection that
-/// died without a word costs.
-const WATCH_SECONDS: u32 = 30;
-/// Time that a watch may be silent beyond that.
-const WATCH_GRACE: Duration = Duration::from_secs(5);
-/// Pause before a failed request of a wait is tried again.
-const RETRY: Duration = Duration::from_millis(500);
-/// Name by which the API server notes who wrote a field.
-const FIELD_MANAGER: &str = "holdfast-csi";
-
-/// Failure of one request to the API server.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ApiFailure {
-    /// The object changed or is gone since it was read.
-    #[error("the object changed meanwhile")]
-    Stale,
-    /// The API server refused a value.
-    #[error("{0}")]
-    Invalid(String),
-    /// The driver lacks a permission.
-    #[error("the driver may not do this; install the roles of the chart: {0}")]
-    Forbidden(String),
-    /// The API server refused otherwise, or could not be reached.
-    #[error("the API server did not take a request")]
-    Refused(#[source] Box<kube::Error>),
-    /// The API server did not answer.
-    #[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
-    TimedOut,
-}
-
-impl ApiFailure {
-    fn of(error: kube::Error) -> Self {
-        if let kube::Error::Api(status) = &error {
-            match status.code {
-                404 | 409 | 410 => return Self::Stale,
-                400 | 422 => return Self::Invalid(status.message.clone()),
-                403 => return Self::Forbidden(status.message.clone()),
-                _ => {}
-            }
-        }
-        Self::Refused(Box::new(error))
-    }
-}
-
-impl From<ApiFailure> for Status {
-    fn from(failure: ApiFailure) -> Self {
-        let code = match &failure {
-            ApiFailure::Stale => Code::Aborted,
-            ApiFailure::Invalid(_) => Code::InvalidArgument,
-            ApiFailure::Forbidden(_) => Code::PermissionDenied,
-            ApiFailure::Refused(_) | ApiFailure::TimedOut => Code::Unavailable,
-        };
-        Self::new(code, chain(&failure))
-    }
-}
-
-/// Waits for the answer to one request.
-async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiFailure> {
-    match timeout(REQUEST_TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(ApiFailure::of),
-        Err(_elapsed) => Err(ApiFailure::TimedOut),
-    }
-}
-
-/// The deadline of a wait passed.
-#[derive(Debug)]
-pub(super) struct TimedOut {
-    /// The object as it was seen last; none if there was none.
-    pub(super) last: Option<Volume>,
-}
+use super::objects::{ApiFailure, Objects, call};
 
 /// The Volumes of the cluster.
 #[derive(Clone)]
 pub(super) struct ClusterVolumes {
-    volumes: Api<Volume>,
-    nodes: Api<StorageNode>,
+    volumes: Objects<Volume>,
+    nodes: Objects<StorageNode>,
     client: Client,
+}
+
+impl Deref for ClusterVolumes {
+    type Target = Objects<Volume>;
+
+    fn deref(&self) -> &Objects<Volume> {
+        &self.volumes
+    }
 }
 
 impl ClusterVolumes {
     pub(super) fn new(client: Client) -> Self {
-        Self { volumes: Api::all(client.clone()), nodes: Api::all(client.clone()), client }
-    }
-
-    /// The volume of that name, if there is one.
-    pub(super) async fn get(&self, name: &str) -> Result<Option<Volume>, ApiFailure> {
-        call(self.volumes.get_opt(name)).await
+        Self { volumes: Objects::new(client.clone()), nodes: Objects::new(client.clone()), client }
     }
 
     /// The volume of that name.
@@ -124,7 +40,7 @@ impl ClusterVolumes {
 
     /// Returns true if a node of that name serves volumes, or did.
     pub(super) async fn has_node(&self, name: &str) -> Result<bool, ApiFailure> {
-        Ok(call(self.nodes.get_opt(name)).await?.is_some())
+        Ok(self.nodes.get(name).await?.is_some())
     }
 
     /// Name of the StorageClass of a PersistentVolumeClaim; none if the claim is gone or names none.
@@ -136,116 +52,6 @@ impl ClusterVolumes {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
         let claim = call(claims.get_opt(name)).await?;
         Ok(claim.and_then(|claim| claim.spec?.storage_class_name))
-    }
-
-    /// Creates a volume, or returns the one that has its name already.
-    pub(super) async fn create(&self, volume: &Volume) -> Result<Volume, ApiFailure> {
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        match call(self.volumes.create(&params, volume)).await {
-            Err(ApiFailure::Stale) => self.get(&volume.name_any()).await?.ok_or(ApiFailure::Stale),
-            created => created,
-        }
-    }
-
-    /// Deletes a volume as it was read.
-    pub(super) async fn delete(&self, volume: &Volume) -> Result<(), ApiFailure> {
-        let preconditions =
-            Preconditions { resource_version: volume.resource_version(), uid: volume.metadata.uid.clone() };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        call(self.volumes.delete(&volume.name_any(), &params)).await.map(drop)
-    }
-
-    /// Changes fields of the spec of a volume as it was read, and returns it as it is then.
-    pub(super) async fn change(&self, volume: &Volume, spec: Value) -> Result<Volume, ApiFailure> {
-        let patch = json!({ "metadata": { "resourceVersion": volume.resource_version() }, "spec": spec });
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        call(self.volumes.patch(&volume.name_any(), &params, &Patch::Merge(patch))).await
-    }
-
-    /// One page of all volumes.
-    pub(super) async fn page(&self, limit: u32, token: &str) -> Result<ObjectList<Volume>, ApiFailure> {
-        let mut params = ListParams::default();
-        if limit > 0 {
-            params = params.limit(limit);
-        }
-        if !token.is_empty() {
-            params = params.continue_token(token);
-        }
-        call(self.volumes.list(&params)).await
-    }
-
-    /// Watches one volume, from the version `seen`, until `verdict` says something of it (of `None` once it
-    /// is gone).
-    ///
-    /// # Errors
-    /// The deadline passed.
-    pub(super) async fn wait<T>(
-        &self,
-        name: &str,
-        seen: Option<Volume>,
-        deadline: Instant,
-        verdict: impl Fn(Option<&Volume>) -> Option<T>,
-    ) -> Result<T, TimedOut> {
-        let mut last = seen;
-        match timeout_at(deadline, self.follow(name, &mut last, verdict)).await {
-            Ok(found) => Ok(found),
-            Err(_elapsed) => Err(TimedOut { last }),
-        }
-    }
-
-    async fn follow<T>(
-        &self,
-        name: &str,
-        last: &mut Option<Volume>,
-        verdict: impl Fn(Option<&Volume>) -> Option<T>,
-    ) -> T {
-        loop {
-            if let Some(found) = verdict(last.as_ref()) {
-                return found;
-            }
-            let version = last.as_ref().and_then(ResourceExt::resource_version);
-            if let Some(version) = version
-                && let ControlFlow::Break(found) = self.watch(name, &version, last, &verdict).await
-            {
-                return found;
-            }
-            match self.get(name).await {
-                Ok(found) => *last = found,
-                Err(failure) => tracing::warn!(volume = name, error = chain(&failure), "volume not read"),
-            }
-            if let Some(found) = verdict(last.as_ref()) {
-                return found;
-            }
-            sleep(RETRY).await;
-        }
-    }
-
-    /// Follows one watch to its end.
-    async fn watch<T>(
-        &self,
-        name: &str,
-        version: &str,
-        last: &mut Option<Volume>,
-        verdict: &impl Fn(Option<&Volume>) -> Option<T>,
-    ) -> ControlFlow<T> {
-        let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
-        let Ok(events) = call(self.volumes.watch(&params, version)).await else {
-            return ControlFlow::Continue(());
-        };
-        let mut events = pin!(events);
-        let silent = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
-        while let Ok(Some(Ok(event))) = timeout(silent, events.next()).await {
-            match event {
-                WatchEvent::Added(volume) | WatchEvent::Modified(volume) => *last = Some(volume),
-                WatchEvent::Deleted(_) => *last = None,
-                WatchEvent::Bookmark(_) => continue,
-                WatchEvent::Error(_) => break,
-            }
-            if let Some(found) = verdict(last.as_ref()) {
-                return ControlFlow::Break(found);
-            }
-        }
-        ControlFlow::Continue(())
     }
 }
 

@@ -1,8 +1,8 @@
 //! `NodeStageVolume`: a file system on the volume's device, mounted once for all pods of the node.
 //!
 //! ```text
-//! served? -> mounted already? -> signatures -> signatures again, format (noted before and after) -> mount
-//!                                           -> check                                             -> mount
+//! served? -> mounted already? -> signatures -> signatures again, format (noted before and after) -> mount -> grow
+//!                                           -> check                                             -> mount -> grow
 //! ```
 
 use std::ffi::OsString;
@@ -65,25 +65,46 @@ pub(super) async fn answer(
     Ok(NodeStageVolumeResponse {})
 }
 
+impl Wanted {
+    fn is_read_only(&self) -> bool {
+        self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
+    }
+
+    /// Options of the mount. Two xfs of one UUID, a volume's and its clone's, are mounted only with `nouuid`.
+    fn mount_options(&self) -> Vec<&str> {
+        let options = self.options.iter().map(String::as_str);
+        options.chain((self.file_system == FileSystem::Xfs).then_some("nouuid")).collect()
+    }
+}
+
 impl Inner {
     async fn stage(&self, wanted: Wanted) -> Result<(), Status> {
         let device = self.daemon.served(&wanted.context, wanted.until).await?;
-        if is_mounted(&wanted.point, &device)? {
+        let is_there = is_mounted(&wanted.point, &device)?;
+        let device = if is_there { device } else { self.prepare_and_mount(&wanted, device).await? };
+        if wanted.is_read_only() {
             return Ok(());
         }
-        let (device, facts) = self.facts(&wanted, device).await?;
+        // It may be that of a smaller volume, which this one began with.
+        let line = content::grow(wanted.file_system, &device.path, &wanted.point);
+        self.tools.succeed(&wanted.volume, line).await
+    }
+
+    async fn prepare_and_mount(&self, wanted: &Wanted, device: ServedDevice) -> Result<ServedDevice, Status> {
+        let (device, facts) = self.facts(wanted, device).await?;
         match content::plan(&facts)? {
             Preparation::Format { is_zero } => {
                 let found = content::look(&self.tools, &wanted.volume, &device.path).await?;
                 unchanged(&facts.content, &found)?;
-                self.format(&wanted, &device, is_zero).await?;
+                self.format(wanted, &device, is_zero).await?;
             }
-            Preparation::Check => self.check(&wanted, &device.path).await?,
+            Preparation::Check => self.check(wanted, &device.path).await?,
         }
         fs::create_dir_all(&wanted.point).map_err(|error| {
             Status::internal(format!("{} cannot be made: {error}", wanted.point.display()))
         })?;
-        self.tools.succeed(&wanted.volume, mount(&wanted, &device.path)).await
+        self.tools.succeed(&wanted.volume, mount(wanted, &device.path)).await?;
+        Ok(device)
     }
 
     /// The facts about a device, and the device as the daemon named it last.
@@ -174,11 +195,8 @@ fn is_mounted(point: &Path, device: &ServedDevice) -> Result<bool, Status> {
 
 fn mount(wanted: &Wanted, device: &Path) -> CommandLine {
     let line = CommandLine::new(["mount", "-t", wanted.file_system.name()]);
-    let line = if wanted.options.is_empty() {
-        line
-    } else {
-        line.and("-o").and(OsString::from(wanted.options.join(",")))
-    };
+    let options = wanted.mount_options();
+    let line = if options.is_empty() { line } else { line.and("-o").and(OsString::from(options.join(","))) };
     line.and(device).and(&wanted.point)
 }
 
@@ -206,5 +224,21 @@ mod tests {
         unchanged(&DeviceContent::Nothing, &DeviceContent::Nothing).expect("still empty");
         unchanged(&ext4, &ext4).expect("a format that was interrupted");
         assert_eq!(unchanged(&DeviceContent::Nothing, &ext4).expect_err("changed").code(), Code::Aborted);
+    }
+
+    #[test]
+    fn a_clone_of_an_xfs_is_mounted_beside_it() {
+        let wanted = |file_system, options: &[&str]| Wanted {
+            volume: "v".to_owned(),
+            context: PublishContext { volume_id: "id".to_owned(), epoch: 1 },
+            file_system,
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            point: PathBuf::from("/mnt"),
+            until: Instant::now(),
+        };
+        assert_eq!(wanted(FileSystem::Xfs, &["noatime"]).mount_options(), ["noatime", "nouuid"]);
+        assert_eq!(wanted(FileSystem::Ext4, &[]).mount_options(), [""; 0]);
+        assert!(wanted(FileSystem::Ext4, &["noatime,ro"]).is_read_only());
+        assert!(!wanted(FileSystem::Ext4, &["errors=remount-ro"]).is_read_only());
     }
 }

@@ -14,7 +14,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
 use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use holdfast_proto::csi::v1::{self, CapacityRange, VolumeCapability};
+use holdfast_proto::csi::v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use holdfast_proto::csi::v1::{self, CapacityRange, VolumeCapability, VolumeContentSource};
 use prost::Message;
 
 use crate::process::Process;
@@ -108,6 +109,23 @@ impl NewVolume {
     #[must_use]
     pub fn parameter(mut self, key: &str, value: &str) -> Self {
         self.request.parameters.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Of at least the size of the snapshot of this id, and with its content.
+    #[must_use]
+    pub fn from_snapshot(self, id: &str) -> Self {
+        self.from(Type::Snapshot(SnapshotSource { snapshot_id: id.to_owned() }))
+    }
+
+    /// The same of another volume.
+    #[must_use]
+    pub fn from_volume(self, id: &str) -> Self {
+        self.from(Type::Volume(VolumeSource { volume_id: id.to_owned() }))
+    }
+
+    fn from(mut self, r#type: Type) -> Self {
+        self.request.volume_content_source = Some(VolumeContentSource { r#type: Some(r#type) });
         self
     }
 
@@ -225,6 +243,44 @@ impl Csi {
         let answer: Answer<v1::ControllerExpandVolumeResponse> =
             self.ask("Controller/ControllerExpandVolume", &request, LIMIT)?;
         Ok(answer.map(|expanded| expanded.capacity_bytes))
+    }
+
+    /// `CreateSnapshot`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn snapshot(&self, name: &str, volume: &str, limit: Duration) -> Result<Answer<v1::Snapshot>> {
+        let request = v1::CreateSnapshotRequest {
+            name: name.to_owned(),
+            source_volume_id: volume.to_owned(),
+            ..Default::default()
+        };
+        let answer: Answer<v1::CreateSnapshotResponse> =
+            self.ask("Controller/CreateSnapshot", &request, limit)?;
+        Ok(answer.map(|created| created.snapshot.unwrap_or_default()))
+    }
+
+    /// `DeleteSnapshot`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn delete_snapshot(&self, id: &str) -> Result<Answer<()>> {
+        let request = v1::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+        let answer: Answer<v1::DeleteSnapshotResponse> =
+            self.ask("Controller/DeleteSnapshot", &request, LIMIT)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `ListSnapshots`: the ids of a volume's, or of all.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn snapshots(&self, volume: &str) -> Result<Answer<Vec<String>>> {
+        let request = v1::ListSnapshotsRequest { source_volume_id: volume.to_owned(), ..Default::default() };
+        let answer: Answer<v1::ListSnapshotsResponse> =
+            self.ask("Controller/ListSnapshots", &request, LIMIT)?;
+        let id = |entry: v1::list_snapshots_response::Entry| entry.snapshot.unwrap_or_default().snapshot_id;
+        Ok(answer.map(|list| list.entries.into_iter().map(id).collect()))
     }
 
     /// `ListVolumes`: each volume with the nodes that it is published on.

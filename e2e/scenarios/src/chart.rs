@@ -10,6 +10,8 @@ use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::world::World;
 use serde_json::json;
 
+/// Group of the snapshot controller's kinds.
+const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
 /// Group of the Prometheus operator's kinds, which the API server here does not have.
 const PROMETHEUS: &str = "apiVersion: monitoring.coreos.com/";
 /// Kinds that are rendered only where the values ask for them.
@@ -40,9 +42,26 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(has(&all, kind), "{kind} is not rendered");
     }
     accepted(world, "all", &all)?;
+    snapshots(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
     ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
+    Ok(())
+}
+
+/// The snapshotter and the classes need kinds that a cluster may lack.
+fn snapshots(world: &World) -> Result<()> {
+    let classes = json!({ "volumeSnapshotClasses": [{ "name": "holdfast", "default": true }] });
+    let file = world.dir().join("snapshots-values.json");
+    fs::write(&file, classes.to_string()).context("write the values")?;
+    let refused = helm(world, &["template", "holdfast"], &file);
+    let said = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(said.contains("install the snapshot controller"), "classes without their kind: {said:?}");
+    let rendered = helm(world, &["template", "holdfast", "--api-versions", SNAPSHOTS], &file)?;
+    ensure!(rendered.contains("kind: VolumeSnapshotClass"), "no class is rendered");
+    ensure!(rendered.contains("- name: snapshotter"), "no snapshotter is rendered");
+    let without = helm(world, &["template", "holdfast", "--set-json", "volumeSnapshotClasses=[]"], &file)?;
+    ensure!(!without.contains("- name: snapshotter"), "a snapshotter without its kinds");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{Answer, Csi, CsiController, LIMIT, Listed, NewVolume, SHORT, Use, granted, refused};
-use holdfast_lab::operator::NAMESPACE;
+use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
@@ -42,6 +42,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     granted("create again after the kill", csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT)?)?;
     granted("delete", csi.delete("pvc-2", LIMIT)?)?;
 
+    snapshots(world, &controller, &operator)?;
     publish(world, &csi)?;
     withdraw(world, &controller)?;
 
@@ -127,6 +128,65 @@ fn killed_while_creating(controller: &CsiController) -> Result<()> {
     let cut_off = waiting.join().ok().context("the request ends")?;
     ensure!(!matches!(cut_off, Ok(Ok(_))), "a driver that was killed answered {cut_off:?}");
     controller.restart()
+}
+
+/// Snapshots, volumes that begin with one, and clones.
+fn snapshots(world: &World, controller: &CsiController, operator: &Operator) -> Result<()> {
+    let csi = controller.csi();
+    report::step("take a snapshot, twice");
+    let none = csi.snapshot("backup", "pvc-none", LIMIT)?;
+    refused("no such volume", none, "NotFound", "source_volume_id: no Volume is named `pvc-none`")?;
+    let first = granted("snapshot", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
+    let again = granted("snapshot again", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
+    ensure!(first == again && first.ready_to_use && first.size_bytes == GIB, "{first:?} and {again:?}");
+    granted("another volume", csi.create(&NewVolume::new("pvc-other", GIB, "store"), LIMIT)?)?;
+    let other = csi.snapshot("backup", "pvc-other", LIMIT)?;
+    refused("another source", other, "AlreadyExists", "Volume `pvc-1` as its source")?;
+
+    report::step("kill the driver while it waits for a snapshot: there is one");
+    operator.kill();
+    let asks = controller.csi();
+    let waiting = thread::spawn(move || asks.snapshot("later", "pvc-1", LIMIT));
+    until("the driver to create the object", LIMIT, || {
+        Ok(world.kubectl(["get", "volumesnapshot.storage.holdfast.dev", "later"]).is_ok().then_some(()))
+    })?;
+    controller.kill();
+    let cut_off = waiting.join().ok().context("the request ends")?;
+    ensure!(!matches!(cut_off, Ok(Ok(_))), "a driver that was killed answered {cut_off:?}");
+    controller.restart()?;
+    let waits = csi.snapshot("later", "pvc-1", SHORT)?;
+    refused("without an operator", waits, "Aborted", "VolumeSnapshot later is not taken yet")?;
+    operator.restart()?;
+    granted("snapshot after the kill", csi.snapshot("later", "pvc-1", LIMIT)?)?;
+    let mut listed = granted("list", csi.snapshots("pvc-1")?)?;
+    listed.sort();
+    ensure!(listed == ["backup", "later"], "listed: {listed:?}");
+    ensure!(granted("list", csi.snapshots("pvc-other")?)?.is_empty(), "snapshots of another volume");
+
+    report::step("volumes begin with a snapshot and with a volume, and outlive them");
+    let restored = NewVolume::new("pvc-restored", 0, "store").from_snapshot("backup");
+    let made = granted("restore", csi.create(&restored, LIMIT)?)?;
+    ensure!(made.capacity_bytes == GIB && made.content_source.is_some(), "{made:?}");
+    let larger = NewVolume::new("pvc-clone", 2 * GIB, "store").from_volume("pvc-1");
+    let made = granted("clone", csi.create(&larger, LIMIT)?)?;
+    ensure!(made.capacity_bytes == 2 * GIB && made.content_source.is_some(), "{made:?}");
+    let small = NewVolume::new("pvc-small", GIB / 2, "store").from_snapshot("backup");
+    refused("a smaller one", csi.create(&small, LIMIT)?, "OutOfRange", "volume_content_source")?;
+    let lost = NewVolume::new("pvc-lost", GIB, "store").from_snapshot("nothing");
+    refused("no such snapshot", csi.create(&lost, LIMIT)?, "NotFound", "is named `nothing`")?;
+    let empty = csi.create(&NewVolume::new("pvc-restored", GIB, "store"), LIMIT)?;
+    refused("another content", empty, "AlreadyExists", "another initial content")?;
+    for snapshot in ["backup", "backup", "later", "nothing", "No Name"] {
+        granted("delete a snapshot", csi.delete_snapshot(snapshot)?)?;
+    }
+    let again = granted("restore again", csi.create(&restored, LIMIT)?)?;
+    ensure!(again.capacity_bytes == GIB, "{again:?}");
+    let left = world.kubectl(["get", "volumesnapshots.storage.holdfast.dev", "--output=name"])?;
+    ensure!(left.is_empty(), "snapshots are left: {left}");
+    for volume in ["pvc-restored", "pvc-clone", "pvc-other"] {
+        granted("delete", csi.delete(volume, LIMIT)?)?;
+    }
+    Ok(())
 }
 
 fn publish(world: &World, csi: &Csi) -> Result<()> {

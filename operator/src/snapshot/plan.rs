@@ -9,23 +9,15 @@
 //! deletion asked --> once no node takes it: forgotten in the log, then the object goes
 //! ```
 
-use holdfast_crds::{ConditionStatus, DeletionPolicy, READY, Time, VolumeSnapshotStatus, is_true};
+use holdfast_crds::{
+    ConditionStatus, DeletionPolicy, READY, Time, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshotStatus,
+    is_true,
+};
 
 use super::facts::{SnapshotFacts, SourceVolume};
 
 /// Reason: the snapshot is being taken.
 pub(crate) const TAKING: &str = "Taking";
-
-/// Reason: the Volume is being deleted, and no snapshot is taken of it.
-const VOLUME_DELETED: &str = "VolumeDeleted";
-
-/// Reason: the name is another volume's than the one that the snapshot was asked of.
-const VOLUME_REPLACED: &str = "VolumeReplaced";
-
-/// True if a snapshot that is not Ready for this reason will never be.
-pub(crate) fn is_final(reason: &str) -> bool {
-    [VOLUME_DELETED, VOLUME_REPLACED].contains(&reason)
-}
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]

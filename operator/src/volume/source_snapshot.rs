@@ -8,12 +8,12 @@
 
 use holdfast_crds::{
     ByteSize, MAX_SIZE_BYTES, READY, VolumePhase, VolumeSnapshot, VolumeSource, find_condition,
+    is_final_snapshot_reason,
 };
 use holdfast_types::{SnapshotName, SnapshotUid};
 
 use super::facts::{ClusterFacts, StoreFact};
 use super::provisionable::{Obstacle, failed};
-use crate::snapshot::plan::is_final;
 
 /// Observed state of the VolumeSnapshot that a volume names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl SnapshotFact {
             || "it was just created".to_owned(),
             |said| format!("{}: {}", said.reason, said.message),
         );
-        if said.is_some_and(|said| is_final(&said.reason)) {
+        if said.is_some_and(|said| is_final_snapshot_reason(&said.reason)) {
             Self::Failed { why }
         } else {
             Self::NotReady { why }

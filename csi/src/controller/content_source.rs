@@ -1,0 +1,150 @@
+//! Initial content of a volume: that of a snapshot, or of another volume.
+
+use holdfast_crds::{CloneSource, READY, SnapshotSource, Volume, VolumeSnapshot, VolumeSource, is_true};
+use holdfast_proto::csi::v1::VolumeContentSource;
+use holdfast_proto::csi::v1::volume_content_source::{self as wire, Type};
+use tonic::Status;
+
+use super::object_name::{is_object_name, volume_id};
+use super::objects::Objects;
+use super::snapshots::{condition, missing, snapshot_id};
+use super::volumes::ClusterVolumes;
+
+/// Reads the source of a request.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`, naming the field.
+pub(super) fn read(source: Option<VolumeContentSource>) -> Result<VolumeSource, Status> {
+    let invalid =
+        |status: Status| Status::invalid_argument(format!("volume_content_source.{}", status.message()));
+    let Some(VolumeContentSource { r#type }) = source else { return Ok(VolumeSource::default()) };
+    match r#type {
+        Some(Type::Snapshot(wire::SnapshotSource { snapshot_id: id })) => {
+            let name = snapshot_id(&id).map_err(invalid)?.to_owned();
+            Ok(VolumeSource::Snapshot(SnapshotSource { name }))
+        }
+        Some(Type::Volume(wire::VolumeSource { volume_id: id })) => {
+            let name = volume_id(&id).map_err(invalid)?.to_owned();
+            Ok(VolumeSource::Volume(CloneSource { name }))
+        }
+        None => Err(Status::invalid_argument(
+            "volume_content_source.type: is empty; name a snapshot or a volume, or leave the source out",
+        )),
+    }
+}
+
+/// The same source as CSI writes it.
+pub(super) fn described(source: &VolumeSource) -> Option<VolumeContentSource> {
+    let r#type = match source {
+        VolumeSource::Snapshot(SnapshotSource { name }) => {
+            Type::Snapshot(wire::SnapshotSource { snapshot_id: name.clone() })
+        }
+        VolumeSource::Volume(CloneSource { name }) => {
+            Type::Volume(wire::VolumeSource { volume_id: name.clone() })
+        }
+        VolumeSource::Empty(_) | VolumeSource::Image(_) | VolumeSource::Existing(_) => return None,
+    };
+    Some(VolumeContentSource { r#type: Some(r#type) })
+}
+
+/// Size of what a volume in `object_store` is to begin with, in bytes; none where it begins empty.
+///
+/// # Errors
+/// `NOT_FOUND`; `INVALID_ARGUMENT` where it is in another store; `ABORTED` while it is not known.
+pub(super) async fn size(
+    volumes: &ClusterVolumes,
+    snapshots: &Objects<VolumeSnapshot>,
+    source: &VolumeSource,
+    object_store: &str,
+) -> Result<Option<u64>, Status> {
+    match source {
+        VolumeSource::Snapshot(SnapshotSource { name }) => {
+            let field = "volume_content_source.snapshot_id";
+            let found = if is_object_name(name) { snapshots.get(name).await? } else { None };
+            of_snapshot(&found.ok_or_else(|| missing(field, name))?, object_store).map(Some)
+        }
+        VolumeSource::Volume(CloneSource { name }) => {
+            let field = "volume_content_source.volume_id";
+            let found = if is_object_name(name) { volumes.get(name).await? } else { None };
+            let none = || Status::not_found(format!("{field}: no Volume is named `{name}`"));
+            of_volume(&found.ok_or_else(none)?, object_store).map(Some)
+        }
+        VolumeSource::Empty(_) | VolumeSource::Image(_) | VolumeSource::Existing(_) => Ok(None),
+    }
+}
+
+fn of_snapshot(snapshot: &VolumeSnapshot, object_store: &str) -> Result<u64, Status> {
+    let status = snapshot.status.clone().unwrap_or_default();
+    let Some(bytes) = status.size_bytes.filter(|_bytes| is_true(&status.conditions, READY)) else {
+        return Err(Status::aborted(format!(
+            "volume_content_source.snapshot_id: the VolumeSnapshot is not taken yet: {}",
+            condition(snapshot)
+        )));
+    };
+    same_store(&status.object_store.unwrap_or_default(), object_store, "the snapshot").map(|()| bytes)
+}
+
+fn of_volume(volume: &Volume, object_store: &str) -> Result<u64, Status> {
+    same_store(volume.spec.object_store.as_deref().unwrap_or_default(), object_store, "the volume")?;
+    volume.spec.size_bytes().map_err(|_none| {
+        Status::aborted(
+            "volume_content_source.volume_id: the Volume is not provisioned yet; its size is not known",
+        )
+    })
+}
+
+fn same_store(found: &str, wanted: &str, what: &str) -> Result<(), Status> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!(
+        "parameters.objectStore: {what} is in ObjectStore `{found}`, not in `{wanted}`; use a StorageClass of its ObjectStore"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::publish_volume::tests::volume;
+    use super::super::snapshots::tests::snapshot;
+    use super::*;
+
+    #[test]
+    fn a_source_is_read_and_described() {
+        let of = |r#type| Some(VolumeContentSource { r#type: Some(r#type) });
+        for source in [
+            of(Type::Snapshot(wire::SnapshotSource { snapshot_id: "backup".to_owned() })),
+            of(Type::Volume(wire::VolumeSource { volume_id: "data".to_owned() })),
+            None,
+        ] {
+            assert_eq!(described(&read(source.clone()).expect("a source")), source);
+        }
+        for (source, words) in [
+            (
+                of(Type::Snapshot(wire::SnapshotSource::default())),
+                "volume_content_source.snapshot_id: is empty",
+            ),
+            (of(Type::Volume(wire::VolumeSource::default())), "volume_content_source.volume_id: is empty"),
+            (Some(VolumeContentSource { r#type: None }), "volume_content_source.type: is empty"),
+        ] {
+            let refused = read(source).expect_err(words);
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert!(refused.message().starts_with(words), "{}", refused.message());
+        }
+    }
+
+    #[test]
+    fn a_source_in_another_store_or_not_taken_is_refused() {
+        assert_eq!(of_snapshot(&snapshot(true, "Taken"), "main").ok(), Some(1 << 30));
+        let other = of_snapshot(&snapshot(true, "Taken"), "cold").expect_err("another store");
+        assert_eq!(other.code(), Code::InvalidArgument);
+        assert!(other.message().contains("`main`, not in `cold`"), "{}", other.message());
+        let waits = of_snapshot(&snapshot(false, "Taking"), "main").expect_err("not taken");
+        assert_eq!(waits.code(), Code::Aborted);
+        let source = volume(None, None);
+        let store = source.spec.object_store.clone().unwrap_or_default();
+        assert_eq!(of_volume(&source, &store).ok(), source.spec.size_bytes().ok());
+        assert_eq!(of_volume(&source, "cold").expect_err("another store").code(), Code::InvalidArgument);
+    }
+}

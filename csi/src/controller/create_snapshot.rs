@@ -1,0 +1,216 @@
+//! `CreateSnapshot`: a VolumeSnapshot object, and the wait until it is taken.
+
+use std::collections::{BTreeMap, HashMap};
+
+use holdfast_crds::{
+    DeletionPolicy, READY, VolumeSnapshot, VolumeSnapshotSpec, find_condition, is_final_snapshot_reason,
+};
+use holdfast_proto::csi::v1::{CreateSnapshotRequest, CreateSnapshotResponse, Snapshot};
+use kube::ResourceExt;
+use tonic::{Request, Status};
+
+use super::object_name::{CSI_NAME, ObjectName, is_object_name};
+use super::objects::{Objects, TimedOut};
+use super::snapshots::{condition, described};
+use super::volumes::ClusterVolumes;
+use crate::{deadline, topology};
+
+/// Keys that the snapshotter adds (`--extra-create-metadata`): the user's VolumeSnapshot, and its content.
+const METADATA: [&str; 3] = [
+    "csi.storage.k8s.io/volumesnapshot/namespace",
+    "csi.storage.k8s.io/volumesnapshot/name",
+    "csi.storage.k8s.io/volumesnapshotcontent/name",
+];
+/// Annotation: namespace and name of the user's VolumeSnapshot.
+const CLAIM_SNAPSHOT: &str = "holdfast.dev/csi-volumesnapshot";
+
+/// A snapshot as the request wants it.
+#[derive(Debug)]
+struct Wanted {
+    name: ObjectName,
+    /// Name of the Volume.
+    volume: String,
+    /// Namespace and name of the user's VolumeSnapshot.
+    asked_by: Option<String>,
+}
+
+pub(super) async fn answer(
+    volumes: &ClusterVolumes,
+    snapshots: &Objects<VolumeSnapshot>,
+    request: Request<CreateSnapshotRequest>,
+) -> Result<CreateSnapshotResponse, Status> {
+    let until = deadline::of(&request);
+    let wanted = Wanted::try_from(request.into_inner())?;
+    let name = wanted.name.object.clone();
+    let found = match snapshots.get(&name).await? {
+        Some(found) => found,
+        None => {
+            let volume = &wanted.volume;
+            let source = if is_object_name(volume) { volumes.get(volume).await? } else { None };
+            if source.is_none() {
+                return Err(Status::not_found(format!("source_volume_id: no Volume is named `{volume}`")));
+            }
+            snapshots.create(&wanted.object()).await?
+        }
+    };
+    wanted.accept(&found)?;
+    let uid = found.uid();
+    let taken = snapshots.wait(&name, Some(found), until, |now| progress(now, uid.as_deref())).await;
+    match taken {
+        Ok(outcome) => outcome.map(|snapshot| CreateSnapshotResponse { snapshot: Some(snapshot) }),
+        Err(TimedOut { last }) => {
+            let why = last.as_ref().map(condition).unwrap_or_default();
+            Err(Status::aborted(format!("VolumeSnapshot {name} is not taken yet: {why}")))
+        }
+    }
+}
+
+impl TryFrom<CreateSnapshotRequest> for Wanted {
+    type Error = Status;
+
+    fn try_from(request: CreateSnapshotRequest) -> Result<Self, Status> {
+        let CreateSnapshotRequest {
+            source_volume_id,
+            name,
+            // A bucket's credentials are in its ObjectStore.
+            secrets: _,
+            parameters,
+            accessibility_requirements,
+        } = request;
+        topology::check(accessibility_requirements.as_ref())?;
+        if source_volume_id.is_empty() {
+            return Err(Status::invalid_argument("source_volume_id: is empty; name a volume"));
+        }
+        let name = ObjectName::of(&name)?;
+        Ok(Self { name, volume: source_volume_id, asked_by: asked_by(parameters)? })
+    }
+}
+
+/// The user's VolumeSnapshot, from the parameters of a VolumeSnapshotClass: it has none of its own.
+fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
+    let [namespace, name, _content] = METADATA.map(|key| parameters.remove(key));
+    if let Some(key) = parameters.keys().min() {
+        return Err(Status::invalid_argument(format!(
+            "parameters.{key}: is not known; a VolumeSnapshotClass of this driver has no parameters"
+        )));
+    }
+    Ok(namespace.zip(name).map(|(namespace, name)| format!("{namespace}/{name}")))
+}
+
+impl Wanted {
+    /// The object to create. Its fate is that of the VolumeSnapshotContent: it is deleted by `DeleteSnapshot`.
+    fn object(&self) -> VolumeSnapshot {
+        let spec =
+            VolumeSnapshotSpec { volume: self.volume.clone(), deletion_policy: DeletionPolicy::Delete };
+        let mut snapshot = VolumeSnapshot::new(&self.name.object, spec);
+        let annotations: BTreeMap<String, String> =
+            [(CSI_NAME, self.name.csi.clone()), (CLAIM_SNAPSHOT, self.asked_by.clone())]
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+                .collect();
+        snapshot.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
+        snapshot
+    }
+
+    /// Checks that the snapshot of this name is the one that is wanted.
+    fn accept(&self, found: &VolumeSnapshot) -> Result<(), Status> {
+        let name = &self.name.object;
+        if found.metadata.deletion_timestamp.is_some() {
+            return Err(Status::aborted(format!(
+                "VolumeSnapshot {name} is being deleted; it is created again after that"
+            )));
+        }
+        let difference = if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
+            "another name in CSI".to_owned()
+        } else if found.spec.volume != self.volume {
+            format!("Volume `{}` as its source", found.spec.volume)
+        } else {
+            return Ok(());
+        };
+        Err(Status::already_exists(format!(
+            "name: VolumeSnapshot {name} exists with {difference}; ask for another name"
+        )))
+    }
+}
+
+/// The snapshot once it is taken, or why it never will be; `None` while it is worked on.
+fn progress(now: Option<&VolumeSnapshot>, uid: Option<&str>) -> Option<Result<Snapshot, Status>> {
+    let Some(snapshot) = now.filter(|snapshot| snapshot.metadata.uid.as_deref() == uid) else {
+        return Some(Err(Status::aborted("the VolumeSnapshot was deleted meanwhile; it is created again")));
+    };
+    if let Some(taken) = described(snapshot) {
+        return Some(Ok(taken));
+    }
+    let said = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
+    said.is_some_and(|said| is_final_snapshot_reason(&said.reason)).then(|| {
+        let why = condition(snapshot);
+        Err(Status::failed_precondition(format!("VolumeSnapshot {} failed: {why}", snapshot.name_any())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::snapshots::tests::snapshot;
+    use super::*;
+
+    fn wanted(name: &str, volume: &str, parameters: &[(&str, &str)]) -> Result<Wanted, Status> {
+        let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        Wanted::try_from(CreateSnapshotRequest {
+            name: name.to_owned(),
+            source_volume_id: volume.to_owned(),
+            parameters: parameters.collect(),
+            ..CreateSnapshotRequest::default()
+        })
+    }
+
+    #[test]
+    fn the_same_request_finds_its_own_snapshot() {
+        for name in ["snapshot-1", "A name of 1 snapshot"] {
+            let first = wanted(name, "data", &[]).expect("a request");
+            first.accept(&first.object()).expect("it is the one");
+            let other = wanted(name, "other", &[]).expect("a request");
+            let refused = other.accept(&first.object()).expect_err("of another volume");
+            assert_eq!(refused.code(), Code::AlreadyExists);
+            assert!(refused.message().contains("Volume `data` as its source"), "{}", refused.message());
+        }
+        let hashed = wanted("A.b", "data", &[]).expect("a request");
+        let foreign = wanted(&hashed.name.object, "data", &[]).expect("a request").object();
+        assert_eq!(hashed.accept(&foreign).expect_err("another").code(), Code::AlreadyExists);
+    }
+
+    #[test]
+    fn a_request_names_what_is_wrong_with_it() {
+        for (name, volume, parameters, words) in [
+            ("", "data", &[][..], "name: is empty"),
+            ("s", "", &[], "source_volume_id: is empty"),
+            ("s", "data", &[("retention", "7d")], "parameters.retention: is not known"),
+        ] {
+            let refused = wanted(name, volume, parameters).expect_err(words);
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert!(refused.message().starts_with(words), "{}", refused.message());
+        }
+        let metadata = METADATA.map(|key| (key, "x"));
+        let snapshot = wanted("s", "data", &metadata).expect("a request").object();
+        assert_eq!(snapshot.annotations().get(CLAIM_SNAPSHOT).map(String::as_str), Some("x/x"));
+    }
+
+    #[test]
+    fn a_snapshot_is_waited_for_until_it_is_taken_or_never_will_be() {
+        let code = |snapshot: Option<&VolumeSnapshot>| {
+            progress(snapshot, Some("uid-1")).map(|ended| ended.map(drop).map_err(|status| status.code()))
+        };
+        assert_eq!(code(Some(&snapshot(true, "Taken"))), Some(Ok(())));
+        for waits in ["VolumeNotFound", "VolumeNotReady", "VolumeAttached", "Taking"] {
+            assert_eq!(code(Some(&snapshot(false, waits))), None, "{waits}");
+        }
+        for never in [holdfast_crds::VOLUME_DELETED, holdfast_crds::VOLUME_REPLACED] {
+            assert_eq!(code(Some(&snapshot(false, never))), Some(Err(Code::FailedPrecondition)), "{never}");
+        }
+        assert_eq!(code(None), Some(Err(Code::Aborted)));
+        let mut other = snapshot(true, "Taken");
+        other.metadata.uid = Some("uid-2".to_owned());
+        assert_eq!(code(Some(&other)), Some(Err(Code::Aborted)), "another of its name");
+    }
+}

@@ -1,0 +1,79 @@
+//! `ListSnapshots` and `GetSnapshot`: the VolumeSnapshots that are taken.
+
+use holdfast_crds::VolumeSnapshot;
+use holdfast_proto::csi::v1::list_snapshots_response::Entry;
+use holdfast_proto::csi::v1::{
+    GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse,
+};
+use tonic::Status;
+
+use super::object_name::is_object_name;
+use super::objects::{ApiFailure, Objects};
+use super::snapshots::{described, missing, snapshot_id};
+
+/// Objects of one request to the API server.
+const PAGE: u32 = 500;
+
+pub(super) async fn answer(
+    snapshots: &Objects<VolumeSnapshot>,
+    request: ListSnapshotsRequest,
+) -> Result<ListSnapshotsResponse, Status> {
+    let ListSnapshotsRequest { max_entries, starting_token, source_volume_id, snapshot_id, secrets: _ } =
+        request;
+    let limit = u32::try_from(max_entries).map_err(|_negative| {
+        Status::invalid_argument(format!("max_entries: {max_entries} is negative; write 0 for no limit"))
+    })?;
+    if !snapshot_id.is_empty() {
+        let found = if is_object_name(&snapshot_id) { snapshots.get(&snapshot_id).await? } else { None };
+        let found = found.filter(|it| source_volume_id.is_empty() || it.spec.volume == source_volume_id);
+        return Ok(listed(found.iter(), String::new()));
+    }
+    if source_volume_id.is_empty() {
+        let (page, next) = page(snapshots, limit, &starting_token).await?;
+        return Ok(listed(page.iter(), next));
+    }
+    // The API server cannot select by the volume: these are all of them, in one answer.
+    let (mut of_volume, mut token) = (Vec::new(), String::new());
+    loop {
+        let (page, next) = page(snapshots, PAGE, &token).await?;
+        of_volume.extend(page.into_iter().filter(|it| it.spec.volume == source_volume_id));
+        if next.is_empty() {
+            return Ok(listed(of_volume.iter(), next));
+        }
+        token = next;
+    }
+}
+
+/// The snapshot of an id.
+pub(super) async fn one(
+    snapshots: &Objects<VolumeSnapshot>,
+    request: GetSnapshotRequest,
+) -> Result<GetSnapshotResponse, Status> {
+    let GetSnapshotRequest { snapshot_id: id, secrets: _ } = request;
+    let name = snapshot_id(&id)?;
+    let found = if is_object_name(name) { snapshots.get(name).await? } else { None };
+    match found.as_ref().and_then(described) {
+        Some(snapshot) => Ok(GetSnapshotResponse { snapshot: Some(snapshot) }),
+        None => Err(missing("snapshot_id", name)),
+    }
+}
+
+async fn page(
+    snapshots: &Objects<VolumeSnapshot>,
+    limit: u32,
+    token: &str,
+) -> Result<(Vec<VolumeSnapshot>, String), Status> {
+    match snapshots.page(limit, token).await {
+        Ok(page) => Ok((page.items, page.metadata.continue_.unwrap_or_default())),
+        Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !token.is_empty() => {
+            Err(Status::aborted("starting_token: is not valid any more; begin the list again without one"))
+        }
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+/// Only what is taken can be restored.
+fn listed<'a>(found: impl Iterator<Item = &'a VolumeSnapshot>, next_token: String) -> ListSnapshotsResponse {
+    let entries = found.filter_map(described).map(|snapshot| Entry { snapshot: Some(snapshot) }).collect();
+    ListSnapshotsResponse { entries, next_token }
+}

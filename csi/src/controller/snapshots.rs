@@ -1,0 +1,91 @@
+//! VolumeSnapshot objects, as CSI describes them. The id of a snapshot is the name of its object.
+
+use std::time::SystemTime;
+
+use holdfast_crds::{READY, VolumeSnapshot, find_condition, is_true};
+use holdfast_proto::csi::v1::Snapshot;
+use kube::ResourceExt;
+use tonic::Status;
+
+use super::capacity::signed;
+
+/// The answer about a snapshot that is taken; `None` about any other.
+pub(super) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
+    let status = snapshot.status.as_ref()?;
+    if !is_true(&status.conditions, READY) {
+        return None;
+    }
+    let taken = status.taken_time.as_ref()?.0;
+    Some(Snapshot {
+        size_bytes: signed(status.size_bytes?),
+        snapshot_id: snapshot.name_any(),
+        source_volume_id: snapshot.spec.volume.clone(),
+        creation_time: Some(SystemTime::from(taken).into()),
+        ready_to_use: true,
+        ..Snapshot::default()
+    })
+}
+
+/// The condition of a snapshot, in words.
+pub(super) fn condition(snapshot: &VolumeSnapshot) -> String {
+    let said = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
+    said.map_or_else(
+        || "neither the operator nor a node has answered for it yet".to_owned(),
+        |said| format!("{} ({}={}, {})", said.message, said.type_, said.status, said.reason),
+    )
+}
+
+/// Checks the id of a snapshot that a request is about.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: there is none.
+pub(super) fn snapshot_id(id: &str) -> Result<&str, Status> {
+    if id.is_empty() {
+        Err(Status::invalid_argument("snapshot_id: is empty; name a snapshot"))
+    } else {
+        Ok(id)
+    }
+}
+
+/// The answer about a snapshot that does not exist.
+pub(super) fn missing(field: &str, name: &str) -> Status {
+    Status::not_found(format!("{field}: no VolumeSnapshot of storage.holdfast.dev is named `{name}`"))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Snapshot `backup` of volume `data`, with this condition.
+    pub(in super::super) fn snapshot(ready: bool, reason: &str) -> VolumeSnapshot {
+        let status = if ready { "True" } else { "False" };
+        serde_json::from_value(json!({
+            "apiVersion": "storage.holdfast.dev/v1alpha1", "kind": "VolumeSnapshot",
+            "metadata": { "name": "backup", "uid": "uid-1" },
+            "spec": { "volume": "data" },
+            "status": {
+                "objectStore": "main", "sizeBytes": 1 << 30, "takenTime": "2026-11-23T12:00:00Z",
+                "snapshotId": "id@7",
+                "conditions": [{
+                    "type": "Ready", "status": status, "reason": reason, "message": "as after a power cut",
+                    "lastTransitionTime": "2026-11-23T12:00:01Z"
+                }]
+            }
+        }))
+        .expect("a VolumeSnapshot")
+    }
+
+    #[test]
+    fn only_a_snapshot_that_is_taken_is_described() {
+        let told = described(&snapshot(true, "Taken")).expect("it is taken");
+        assert_eq!(
+            (told.snapshot_id.as_str(), told.source_volume_id.as_str(), told.size_bytes),
+            ("backup", "data", 1 << 30)
+        );
+        assert!(told.ready_to_use && told.creation_time.is_some_and(|time| time.seconds == 1_795_435_200));
+        assert_eq!(described(&snapshot(false, "Taking")), None);
+        assert!(condition(&snapshot(false, "Taking")).ends_with("(Ready=False, Taking)"));
+    }
+}
