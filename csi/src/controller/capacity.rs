@@ -174,4 +174,18 @@ mod tests {
             assert_eq!(quantity(bytes), text);
         }
     }
+
+    #[test]
+    fn a_volume_is_as_large_as_what_it_begins_with() {
+        let with = |required_bytes, limit_bytes| {
+            let chosen =
+                Capacity::choose(Some(CapacityRange { required_bytes, limit_bytes })).expect("a range");
+            chosen.with_source(2 << 30).map(|chosen| chosen.bytes).map_err(|status| status.code())
+        };
+        assert_eq!(with(0, 0), Ok(2 << 30));
+        assert_eq!(with(2 << 30, 0), Ok(2 << 30));
+        assert_eq!(with(3 << 30, 0), Ok(3 << 30));
+        assert_eq!(with(1 << 30, 0), Err(Code::OutOfRange));
+        assert_eq!(with(0, 1 << 30), Err(Code::OutOfRange));
+    }
 }

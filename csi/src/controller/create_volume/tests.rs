@@ -2,7 +2,7 @@
 
 use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
 use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
-use holdfast_proto::csi::v1::{CapacityRange, VolumeCapability, VolumeContentSource};
+use holdfast_proto::csi::v1::{CapacityRange, VolumeCapability, VolumeContentSource, volume_content_source};
 use tonic::Code;
 
 use super::*;
@@ -134,12 +134,32 @@ fn what_is_not_built_is_refused_by_name() {
     };
     let no_capability = CreateVolumeRequest { volume_capabilities: Vec::new(), ..request("a", 1 << 30) };
     for (request, words) in [
-        (source, "volume_content_source: "),
+        (source, "volume_content_source.type: "),
         (attributes, "mutable_parameters.iops: "),
         (no_capability, "volume_capabilities: is empty"),
     ] {
         let refused = Wanted::try_from(request).expect_err(words);
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().starts_with(words), "{}", refused.message());
+    }
+}
+
+#[test]
+fn a_volume_begins_with_its_source_and_no_other() {
+    let from = |id: &str| {
+        let snapshot = volume_content_source::SnapshotSource { snapshot_id: id.to_owned() };
+        let r#type = Some(volume_content_source::Type::Snapshot(snapshot));
+        let volume_content_source = Some(VolumeContentSource { r#type });
+        Wanted::try_from(CreateVolumeRequest { volume_content_source, ..request("pvc-1", 0) })
+            .expect("a request")
+    };
+    let first = from("backup");
+    let volume = first.volume(None).expect("a volume");
+    first.accept(&volume).expect("it is the one");
+    let described = described(&volume).expect("an answer").volume.expect("a volume");
+    assert!(described.content_source.is_some());
+    for other in [from("other"), wanted("pvc-1", 0)] {
+        let refused = other.accept(&volume).expect_err("another content");
+        assert!(refused.message().contains("another initial content"), "{}", refused.message());
     }
 }
