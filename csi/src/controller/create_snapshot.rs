@@ -98,7 +98,8 @@ fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, S
 }
 
 impl Wanted {
-    /// The object to create. Its fate is that of the VolumeSnapshotContent: it is deleted by `DeleteSnapshot`.
+    /// The object to create. Its fate is that of the VolumeSnapshotContent: it is deleted by
+    /// `DeleteSnapshot`.
     fn object(&self) -> VolumeSnapshot {
         let spec =
             VolumeSnapshotSpec { volume: self.volume.clone(), deletion_policy: DeletionPolicy::Delete };

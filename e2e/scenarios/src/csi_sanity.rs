@@ -14,10 +14,10 @@ const BUCKET: &str = "csi";
 /// Path of the Controller service's socket in the machine.
 const CONTROLLER: &str = "/run/csi-controller.sock";
 const KUBECONFIG: &str = "/root/csi.kubeconfig";
-/// The result of all tests. Skipped are those of capabilities that the driver does not announce: snapshots,
-/// groups, clones, attribute classes, capacity, read-only publication, health. Pending is one that the
+/// The result of all tests. Skipped are those of capabilities that the driver does not announce: groups,
+/// attribute classes, capacity, read-only publication, health. Pending is one that the
 /// project itself leaves out.
-const RESULT: &str = "56 Passed | 0 Failed | 1 Pending | 46 Skipped";
+const RESULT: &str = "78 Passed | 0 Failed | 1 Pending | 24 Skipped";
 
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
