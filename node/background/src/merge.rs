@@ -2,13 +2,12 @@
 //!
 //! Owns: the reading of indexes and pages, the parts of the output, the retries. Does not own: the choice of
 //! a merge and what becomes of its output, which are the volume's.
-//! Memory: one part of output, [`READ_BYTES`] of pages and a segment of relocated frames, beside the heads of
-//! the inputs and the indexes of segments. A node makes two merges at once ([`MergeTurns`]), so they need no
-//! share of the memory for uploads: commits never wait for them.
+//! Memory: one part of output and [`READ_BYTES`] of pages, beside the heads of the inputs and the indexes of
+//! segments. A node makes two merges at once ([`MergeTurns`]), so they need no share of the memory for
+//! uploads: commits never wait for them.
 //! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
 //! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
-//! does an output that the store refuses twice: the list stays as it is. Where frames cannot be relocated,
-//! found so twice, the merge is made without.
+//! does an output that the store refuses twice: the list stays as it is.
 
 use std::error::Error;
 use std::ops::Range;
@@ -20,20 +19,14 @@ use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::policy::MergeKind;
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
-use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
+use holdfast_types::{Lineage, PlacedId, RunId};
 
 use crate::backoff::JobBackoff;
 use crate::cold::ColdError;
 use crate::{Background, Environment, Sides};
 
-mod relocate;
-
-use relocate::Mover;
-
 /// Bytes of pages in memory, of all inputs together; of each input at least a page.
 const READ_BYTES: u64 = 4 << 20;
-/// Lowest level of an output for which segments are relocated: what is newer is overwritten soon.
-const RELOCATING_LEVEL: u8 = 2;
 /// Most parts of an object in S3.
 const MAX_PARTS: u64 = 10_000;
 
@@ -53,21 +46,11 @@ impl MergeTurns {
     }
 }
 
-/// The part of a merge that failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failed {
-    /// An input could not be read: its place in the plan.
-    Input(usize),
-    /// Frames could not be relocated.
-    Relocation,
-    /// The output was not stored.
-    Output,
-}
-
 /// Reason why an attempt of a merge failed.
 #[derive(Debug)]
 struct Unmerged {
-    failed: Failed,
+    /// The input that could not be read, by its place in the plan; none where the output was not stored.
+    input: Option<usize>,
     error: ColdError,
 }
 
@@ -81,20 +64,14 @@ impl Unmerged {
     }
 }
 
-/// Reads pages of a merge's inputs.
-struct PageReader<'a, S> {
+/// The parts of a merge's output.
+struct Output<'a, S> {
     sides: &'a S,
     objects: &'a dyn ObjectStore,
     plan: &'a MergePlan,
+    id: RunId,
     /// The heads of the merged inputs, by their place in the plan.
     inputs: &'a [Input],
-}
-
-/// The parts of a merge's output.
-struct Output<'a, S, T> {
-    reader: PageReader<'a, S>,
-    mover: Mover<'a, S, T>,
-    id: RunId,
     part_bytes: usize,
     /// Gone while a step is made.
     merge: Option<Merge>,
@@ -105,7 +82,7 @@ struct Output<'a, S, T> {
 }
 
 #[async_trait]
-impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
+impl<S: Sides> Parts for Output<'_, S> {
     async fn next(&mut self) -> Result<Part, PartFailed> {
         loop {
             let mut merge = self.merge.take().ok_or(PartFailed)?;
@@ -115,29 +92,18 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
                 self.merge = Some(merge);
                 return Ok(Part { bytes, is_last });
             }
-            let (id, level) = (self.id, self.reader.plan.level);
-            let step = self.reader.sides.compute(move || {
+            let (id, level) = (self.id, self.plan.level);
+            let step = self.sides.compute(move || {
                 let step = merge.advance();
                 let closed = (step == MergeStep::Ended).then(|| merge.close(id, level));
                 (merge, step, closed)
             });
             let (mut merge, step, closed) = step.await;
             self.closed = closed;
-            let done = match step {
-                MergeStep::NeedsPage { input, page } => {
-                    let fed = self.reader.feed(&mut merge, input, page).await;
-                    fed.map_err(|error| Unmerged { failed: Failed::Input(input), error })
-                }
-                MergeStep::Move(frames) => {
-                    let moved = self.mover.store(&frames).await;
-                    moved
-                        .map(|segment| merge.moved(frames.ordinal, segment))
-                        .map_err(|error| Unmerged { failed: Failed::Relocation, error })
-                }
-                MergeStep::Wrote | MergeStep::Ended => Ok(()),
-            };
-            if let Err(failed) = done {
-                self.failed = Some(failed);
+            if let MergeStep::NeedsPage { input, page } = step
+                && let Err(error) = self.feed(&mut merge, input, page).await
+            {
+                self.failed = Some(Unmerged { input: Some(input), error });
                 return Err(PartFailed);
             }
             self.merge = Some(merge);
@@ -149,28 +115,7 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
     }
 }
 
-impl<S: Sides> PageReader<'_, S> {
-    /// The segments to relocate: reads all pages once.
-    async fn sparse(&self) -> Result<Vec<SegmentId>, Unmerged> {
-        let mut survey = Merge::survey(self.inputs.iter().cloned());
-        loop {
-            let advance = move || {
-                let step = survey.advance();
-                (survey, step)
-            };
-            let (surveyed, step) = self.sides.compute(advance).await;
-            survey = surveyed;
-            match step {
-                MergeStep::NeedsPage { input, page } => {
-                    let fed = self.feed(&mut survey, input, page).await;
-                    fed.map_err(|error| Unmerged { failed: Failed::Input(input), error })?;
-                }
-                MergeStep::Ended => return Ok(survey.sparse()),
-                MergeStep::Wrote | MergeStep::Move(_) => unreachable!("a survey has no output"),
-            }
-        }
-    }
-
+impl<S: Sides> Output<'_, S> {
     /// Reads `page` of an input, and as many behind it as there is room for.
     async fn feed(&self, merge: &mut Merge, input: usize, page: usize) -> Result<(), ColdError> {
         let (Input::Merged(head), Run::Merged(run)) = (&self.inputs[input], &self.plan.inputs[input]) else {
@@ -207,58 +152,46 @@ impl<S: Sides, T: Environment> Background<S, T> {
     /// # Errors
     /// The input that is damaged, or the oldest one where the store refuses the output.
     pub(crate) async fn merge(&self, plan: &MergePlan) -> Result<RunRef, PlacedId> {
+        let id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
         let mut backoff = JobBackoff::of_commits();
         let mut found: Option<String> = None;
-        let mut relocates = plan.level >= RELOCATING_LEVEL;
         loop {
             let attempt = {
                 let _turn = self.pools.merging.of(plan.kind).lock().await;
-                self.merge_once(plan, relocates).await
+                self.merge_once(plan, id).await
             };
-            let unmerged = match attempt {
+            let failed = match attempt {
                 Ok(run) => return Ok(run),
-                Err(unmerged) => unmerged,
+                Err(failed) => failed,
             };
-            let finding = unmerged.finding();
+            let finding = failed.finding();
             if finding.is_some() && finding == found {
-                let (volume, error): (_, &(dyn Error + 'static)) = (&self.volume, &unmerged.error);
-                let run = match unmerged.failed {
-                    Failed::Input(input) => plan.inputs[input].id(),
-                    Failed::Output => plan.inputs[plan.inputs.len() - 1].id(),
-                    Failed::Relocation => {
-                        tracing::error!(%volume, error, "segments are not relocated; a scrub names what is damaged");
-                        relocates = false;
-                        continue;
-                    }
-                };
+                let run = plan.inputs[failed.input.unwrap_or(plan.inputs.len() - 1)].id();
+                let (volume, error): (_, &(dyn Error + 'static)) = (&self.volume, &failed.error);
                 tracing::error!(%volume, %run, error, "index run was not merged; a scrub names what is damaged");
                 return Err(run);
             }
-            self.warn("the merge of index runs waits", &unmerged.error);
+            self.warn("the merge of index runs waits", &failed.error);
             found = finding;
             backoff.wait(&self.time).await;
         }
     }
 
-    async fn merge_once(&self, plan: &MergePlan, relocates: bool) -> Result<RunRef, Unmerged> {
+    async fn merge_once(&self, plan: &MergePlan, id: RunId) -> Result<RunRef, Unmerged> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
         for (at, run) in plan.inputs.iter().enumerate() {
             let input = self.input(plan.inputs.lineage(), run).await;
-            inputs.push(input.map_err(|error| Unmerged { failed: Failed::Input(at), error })?);
+            inputs.push(input.map_err(|error| Unmerged { input: Some(at), error })?);
         }
-        let (sides, objects) = (&self.sides, &*self.objects);
-        let reader = PageReader { sides, objects, plan, inputs: &inputs };
-        let sparse = if relocates { reader.sparse().await? } else { Vec::new() };
-        // What an attempt stored may differ from what the next one would: each has a name of its own.
-        let id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
         let key = plan.inputs.lineage().run_key(id);
-        let usual = self.pools.upload_memory.part_bytes();
         let mut output = Output {
-            reader,
-            mover: Mover { sides, time: &self.time, objects, plan, part_bytes: usual },
+            sides: &self.sides,
+            objects: &*self.objects,
+            plan,
             id,
-            part_bytes: part_bytes(plan, usual),
-            merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest).relocating(sparse)),
+            inputs: &inputs,
+            part_bytes: part_bytes(plan, self.pools.upload_memory.part_bytes()),
+            merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest)),
             closed: None,
             failed: None,
         };
@@ -271,7 +204,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
             }
             (Err(_), Some(failed)) => Err(failed),
             (Err(SegmentError::Store(source)), None) => {
-                Err(Unmerged { failed: Failed::Output, error: ColdError::Store { key, source } })
+                Err(Unmerged { input: None, error: ColdError::Store { key, source } })
             }
             (Err(SegmentError::Part(PartFailed)), None) => {
                 unreachable!("each part that fails has its reason")

@@ -12,7 +12,6 @@ mod head;
 pub mod merge;
 mod page;
 pub mod policy;
-pub mod relocate;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -171,20 +171,6 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// A segment of frames that were stored before: `frames` ascend and lie one behind the other in `body`.
-    ///
-    /// # Panics
-    /// If they do not.
-    pub fn of_stored(frames: Vec<Frame>, body: Vec<u8>) -> Self {
-        let mut end = 0;
-        for frame in &frames {
-            assert!(frame.offset == end && frame.run == 1, "frames lie one behind the other");
-            end += u64::from(frame.stored);
-        }
-        assert!(end == body.len() as u64 && frames.is_sorted_by(|a, b| a.block < b.block), "blocks ascend");
-        Self { body, frames, ..Self::default() }
-    }
-
     /// Adds the sectors `mask` of `block`; `bytes` are those sectors, lowest first.
     ///
     /// # Panics

@@ -146,7 +146,7 @@ impl Store {
             StoreAsk::PutSegment { key, body } => {
                 match ObjectKey::parse(key) {
                     Some(ObjectKey::Run(_, id)) => self.put_run(key, id, body),
-                    _ => self.put_segment(key, body, cut),
+                    _ => self.put_segment(key, body, cut.expect("an upload belongs to a seal")),
                 }
                 Answer::Stored(Ok(()))
             }
@@ -281,8 +281,7 @@ impl Store {
         }
     }
 
-    /// The segment of an upload, whose seal captured `cut`, or of a merge that relocates frames.
-    fn put_segment(&mut self, key: &str, body: &Bytes, cut: Option<&Rc<Cut>>) {
+    fn put_segment(&mut self, key: &str, body: &Bytes, cut: &Rc<Cut>) {
         let Some(ObjectKey::Segment(_, id)) = ObjectKey::parse(key) else { panic!("{key} is no segment") };
         if let Some(there) = self.objects.get(key) {
             Invariant::NeverForeignBytes.check(there.body == *body, || format!("{key} changes"));
@@ -292,7 +291,7 @@ impl Store {
         let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;
         let at = u64::from_le_bytes(trailer[8..].try_into().expect("8 bytes")) as usize;
         let index = FrameIndex::decode(&body[at..at + length]).expect("writers send whole segments");
-        self.indexes.add_segment(id, index, cut.map(Rc::clone));
+        self.indexes.add_segment(id, index, Rc::clone(cut));
         self.insert(key, body.clone());
     }
 

@@ -5,8 +5,14 @@ use holdfast_crds::{
     VolumeSnapshotStatus, is_true,
 };
 
+use kube::ResourceExt;
+
 use crate::volume::facts::ClusterFacts;
 use crate::volume::plan::PROVISIONED;
+
+/// Annotation of a VolumeSnapshot: identity of the volume that it is to be of. A Volume of that name that has
+/// another one is not the source.
+pub(crate) const OF_VOLUME_ID: &str = "holdfast.dev/of-volume-id";
 
 /// One snapshot and its volume, as seen at one moment.
 #[derive(Clone, Debug)]
@@ -23,6 +29,8 @@ pub(crate) struct SnapshotFacts {
     pub(crate) deleting: bool,
     /// The Volume that the spec names.
     pub(crate) volume: Option<SourceVolume>,
+    /// The identity that it must have: of a snapshot that the operator made for a clone.
+    pub(crate) of_volume_id: Option<String>,
 }
 
 /// The Volume of a snapshot.
@@ -62,6 +70,7 @@ impl SnapshotFacts {
             finalizer: snapshot.metadata.finalizers.iter().flatten().any(|name| name == SNAPSHOT_FINALIZER),
             deleting: snapshot.metadata.deletion_timestamp.is_some(),
             volume: volume.map(SourceVolume::of),
+            of_volume_id: snapshot.annotations().get(OF_VOLUME_ID).cloned(),
         }
     }
 

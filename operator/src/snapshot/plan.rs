@@ -153,7 +153,15 @@ fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), SnapshotObstac
                 facts.status.object_store.as_deref().unwrap_or_default(),
             ),
         ),
-        Some(_) | None => Ok((volume, id)),
+        Some(_) | None => match &facts.of_volume_id {
+            Some(wanted) if wanted != id => obstacle(
+                VOLUME_REPLACED,
+                format!(
+                    "spec.volume: Volume `{name}` is `{id}`, and the snapshot is to be of `{wanted}`; nothing is taken. Delete this VolumeSnapshot and what was to begin with it"
+                ),
+            ),
+            Some(_) | None => Ok((volume, id)),
+        },
     }
 }
 

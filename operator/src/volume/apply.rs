@@ -56,7 +56,7 @@ impl VolumeApplier<'_> {
                     None => self.set_size(sectors * SECTOR_BYTES).await,
                 }
             }
-            OperatorStep::TakeSource { source } => self.take_source(source).await,
+            OperatorStep::TakeSource { source, volume_id } => self.take_source(source, volume_id).await,
             OperatorStep::DropSource => self.drop_source().await,
             OperatorStep::RemoveObjects { if_own } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
@@ -82,11 +82,11 @@ impl VolumeApplier<'_> {
     }
 
     /// Creates the VolumeSnapshot for this clone. One of its name that exists is observed by the next plan.
-    async fn take_source(&self, source: &str) -> Result<(), VolumeFailure> {
+    async fn take_source(&self, source: &str, volume_id: &str) -> Result<(), VolumeFailure> {
         let params =
             PostParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let snapshots: Api<VolumeSnapshot> = Api::all(self.client.clone());
-        let snapshot = clone_snapshot(&self.volume, source);
+        let snapshot = clone_snapshot(&self.volume, source, volume_id);
         call(snapshots.create(&params, &snapshot)).await.map_err(classify)?;
         Ok(())
     }

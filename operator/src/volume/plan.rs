@@ -54,6 +54,8 @@ pub(crate) enum OperatorStep {
     TakeSource {
         /// Name of the Volume to take it of.
         source: String,
+        /// Its identity.
+        volume_id: String,
     },
     /// Delete the VolumeSnapshot that was created for the clone, if it is there.
     DropSource,
@@ -95,7 +97,7 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
 fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> {
     let is_clone = facts.clone_snapshot().is_some();
     let provision = match home {
-        Home::Cloned { source } => return plan_source(facts, source, now),
+        Home::Cloned { source, volume_id } => return plan_source(facts, source, volume_id, now),
         Home::New { size_bytes } => {
             Some(OperatorStep::Provision { size_bytes: Some(size_bytes), snapshot: None })
         }
@@ -128,14 +130,14 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
 }
 
 /// The finalizer comes first: a deletion removes the VolumeSnapshot.
-fn plan_source(facts: &ClusterFacts, source: String, now: &Time) -> Vec<OperatorStep> {
+fn plan_source(facts: &ClusterFacts, source: String, volume_id: String, now: &Time) -> Vec<OperatorStep> {
     if !facts.finalizer {
         return vec![OperatorStep::Register];
     }
     let message = format!("spec.source.volume.name: taking a snapshot of Volume `{source}`");
     let obstacle = Obstacle::new(VolumePhase::Pending, "SnapshotNotReady", message);
     let report = OperatorStep::Report(Box::new(pending(facts, &obstacle, now)));
-    vec![report, OperatorStep::TakeSource { source }]
+    vec![report, OperatorStep::TakeSource { source, volume_id }]
 }
 
 fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {

@@ -43,6 +43,8 @@ pub(crate) enum Home {
     Cloned {
         /// Name of that Volume.
         source: String,
+        /// Its identity.
+        volume_id: String,
     },
     /// It is there.
     Existing {

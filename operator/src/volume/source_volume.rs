@@ -1,9 +1,9 @@
 //! The Volume that another one begins with: `spec.source.volume`.
 //!
 //! The operator creates a VolumeSnapshot of it, named after the uid of the new Volume, and restores that as
-//! `source_snapshot.rs` does. The VolumeSnapshot records the identity of the volume before it is taken: a
-//! Volume that gets the name after that is not cloned. It is deleted as soon as the new volume exists, before
-//! `Provisioned` says so, and with a Volume that is deleted before that.
+//! `source_snapshot.rs` does. The VolumeSnapshot names the identity of the source: a Volume that gets its
+//! name after that is not cloned. It is deleted as soon as the new volume exists, before `Provisioned` says
+//! so, and with a Volume that is deleted before that.
 
 use holdfast_crds::{
     ByteSize, DeletionPolicy, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotSpec, VolumeSource, is_true,
@@ -15,6 +15,7 @@ use super::facts::{ClusterFacts, StoreFact};
 use super::plan::PROVISIONED;
 use super::provisionable::{Home, Obstacle, failed};
 use super::source_snapshot::{SnapshotFact, restorable};
+use crate::snapshot::facts::OF_VOLUME_ID;
 
 /// Label of a VolumeSnapshot that the operator made for a clone: the name of the Volume that begins with it.
 const CLONE_LABEL: &str = "holdfast.dev/clone";
@@ -34,6 +35,8 @@ pub(crate) enum SourceFact {
     Ready {
         /// Name of its ObjectStore.
         object_store: String,
+        /// Its identity there.
+        volume_id: String,
         /// Its size in bytes, where its spec says it.
         size_bytes: Option<u64>,
     },
@@ -50,7 +53,9 @@ impl SourceFact {
             return Self::NotProvisioned;
         }
         let object_store = volume.spec.object_store.clone().unwrap_or_default();
-        Self::Ready { object_store, size_bytes: volume.spec.size_bytes().ok() }
+        let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());
+        let volume_id = volume_id.unwrap_or_default();
+        Self::Ready { object_store, volume_id, size_bytes: volume.spec.size_bytes().ok() }
     }
 }
 
@@ -78,12 +83,13 @@ pub(super) fn is_made_for(snapshot: &VolumeSnapshot, uid: &str) -> bool {
     snapshot.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
 }
 
-/// The VolumeSnapshot of Volume `source` for `clone`.
-pub(super) fn clone_snapshot(clone: &Volume, source: &str) -> VolumeSnapshot {
+/// The VolumeSnapshot for `clone`, of Volume `source` as long as it has this identity.
+pub(super) fn clone_snapshot(clone: &Volume, source: &str, volume_id: &str) -> VolumeSnapshot {
     let uid = clone.uid().unwrap_or_default();
     let spec = VolumeSnapshotSpec { volume: source.to_owned(), deletion_policy: DeletionPolicy::Delete };
     let mut snapshot = VolumeSnapshot::new(&clone_snapshot_name(&uid), spec);
     snapshot.labels_mut().insert(CLONE_LABEL.to_owned(), clone.name_any());
+    snapshot.annotations_mut().insert(OF_VOLUME_ID.to_owned(), volume_id.to_owned());
     snapshot.metadata.owner_references = Some(vec![OwnerReference {
         api_version: Volume::api_version(&()).into_owned(),
         kind: Volume::kind(&()).into_owned(),
@@ -189,7 +195,9 @@ fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Res
                 ),
             )
         }
-        SourceFact::Ready { .. } => Ok(Home::Cloned { source: source.to_owned() }),
+        SourceFact::Ready { volume_id, .. } => {
+            Ok(Home::Cloned { source: source.to_owned(), volume_id: volume_id.clone() })
+        }
     }
 }
 
@@ -205,7 +213,8 @@ mod tests {
         let spec = json!({ "objectStore": "store", "source": { "volume": { "name": "original" } } });
         let mut clone = Volume::new("copy", serde_json::from_value(spec).expect("a spec"));
         clone.metadata.uid = Some("uid-1".to_owned());
-        let mut snapshot = clone_snapshot(&clone, "original");
+        let mut snapshot = clone_snapshot(&clone, "original", "id-1");
+        assert_eq!(snapshot.annotations().get(OF_VOLUME_ID).map(String::as_str), Some("id-1"));
         assert_eq!(
             (snapshot.name_any().as_str(), snapshot.spec.volume.as_str()),
             ("clone-uid-1", "original")

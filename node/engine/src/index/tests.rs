@@ -5,7 +5,6 @@ use proptest::prelude::*;
 
 use super::merge::{Input, Merge, MergeStep};
 use super::page::PAGE_ENTRIES;
-use super::relocate::{MAX_RELOCATED, MovedFrames};
 use super::*;
 use crate::compose::{Composition, Layer, compose};
 use crate::segment::{Codec, Frame, FrameIndex};
@@ -43,29 +42,12 @@ impl Stored {
 
 /// The merge of `inputs`, taken in small pieces.
 fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
-    merge_relocating(inputs, is_oldest, vec![])
-}
-
-/// The same, with these segments relocated.
-fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) -> Stored {
-    let mut merge = Merge::new(inputs.iter().map(Stored::input), is_oldest).relocating(sparse.clone());
-    let (mut object, mut all_moved) = (Vec::new(), Vec::new());
+    let mut merge = Merge::new(inputs.iter().map(Stored::input), is_oldest);
+    let mut object = Vec::new();
     loop {
         match merge.advance() {
             MergeStep::NeedsPage { input, page } => merge.feed(input, inputs[input].page(page)),
             MergeStep::Wrote => object.extend(merge.take(1000)),
-            MergeStep::Move(MovedFrames { ordinal, frames, bytes }) => {
-                assert!(frames.is_sorted_by(|a, b| a.frame.block < b.frame.block));
-                let mut ends = frames.iter().scan(0, |end, moved| {
-                    let start = std::mem::replace(end, *end + u64::from(moved.frame.stored));
-                    Some(start == moved.offset)
-                });
-                assert!(ends.all(|is_behind| is_behind), "{frames:?}");
-                assert!(frames.iter().all(|moved| sparse.contains(&moved.from)));
-                let id = SegmentId::new(Seq(1000), u64::from(ordinal), [0; 10]);
-                merge.moved(ordinal, SegmentObject { id, bytes, index_offset: bytes, index_bytes: 0 });
-                all_moved.extend(frames.into_iter().map(|moved| (ordinal, moved.offset, moved.frame.hash)));
-            }
             MergeStep::Ended => break,
         }
     }
@@ -78,21 +60,7 @@ fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) 
     let stored = &object[at..at + run.head_bytes as usize];
     assert_eq!(RunHead::decode(&run, stored).as_ref(), Ok(&head));
     assert_eq!(object[at + run.head_bytes as usize..], trailer(&run));
-    assert!(head.segments().iter().all(|segment| !sparse.contains(&segment.id)), "it is named still");
-    let merged = Stored::Merged(run, Arc::new(head), object);
-    let Stored::Merged(_, head, _) = &merged else { unreachable!() };
-    let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
-    let entries = pages.iter().flat_map(RunPage::entries).filter(|entry| !entry.is_zero());
-    let mut named: Vec<_> = entries
-        .filter(|entry| head.segments()[entry.segment as usize].id.place() == Seq(1000))
-        .map(|entry| (entry.segment, entry.frame.offset, entry.frame.hash))
-        .collect();
-    named.sort_unstable();
-    all_moved.sort_unstable();
-    if inputs.iter().all(|input| matches!(input, Stored::Segment(..))) {
-        assert_eq!(named, all_moved, "each frame is named where it was moved to");
-    }
-    merged
+    Stored::Merged(run, Arc::new(head), object)
 }
 
 fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
@@ -111,17 +79,14 @@ fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
     compose(block, wanted, layers)
 }
 
-/// Returns true if every block reads the same of both lists, by its frames (hence its bytes), wherever they
-/// are stored, and by its content key.
+/// Returns true if every block reads the same of both lists, by its pieces (hence its bytes) and its content
+/// key.
 fn says_the_same(one: &[Stored], other: &[Stored]) -> bool {
     let masks = [Mask::FULL, Mask(0b1), Mask(0b1110), Mask(0x8001_0000)];
     let mut cases = (0..BLOCKS).flat_map(|block| masks.map(|mask| (block, mask)));
     cases.all(|(block, wanted)| {
         let (one, other) = (read(one, block, wanted), read(other, block, wanted));
-        let frames = |it: &Composition| -> Vec<(Frame, Mask)> {
-            it.pieces.iter().map(|piece| (Frame { offset: 0, ..piece.frame }, piece.visible)).collect()
-        };
-        frames(&one) == frames(&other) && one.key == other.key
+        one.pieces == other.pieces && one.key == other.key
     })
 }
 
@@ -166,15 +131,13 @@ proptest! {
     #[test]
     fn merges_say_what_their_inputs_said(
         before in list(),
-        ranges in proptest::collection::vec((any::<prop::sample::Index>(), 1..5usize, any::<u8>()), 1..6),
+        ranges in proptest::collection::vec((any::<prop::sample::Index>(), 1..5usize), 1..6),
     ) {
         let mut after = before.clone();
-        for (start, length, relocated) in ranges {
+        for (start, length) in ranges {
             let start = start.index(after.len());
             let end = (start + length).min(after.len());
-            let sparse = (0..8).filter(|bit| relocated >> bit & 1 == 1);
-            let sparse = sparse.map(|n| SegmentId::new(Seq(n + 1), n + 1, [0; 10])).collect();
-            let merged = merge_relocating(&after[start..end], end == after.len(), sparse);
+            let merged = merge(&after[start..end], end == after.len());
             let Stored::Merged(run, head, _) = &merged else { unreachable!() };
             let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
             let entries: Vec<Entry> = pages.iter().flat_map(RunPage::entries).copied().collect();
@@ -256,48 +219,4 @@ fn a_merge_of_zeros_alone_is_empty() {
     let Stored::Merged(run, head, _) = &merged else { unreachable!() };
     assert_eq!((run.entries, head.pages(), run.chunks.runs()), (0, 0, &[][..]));
     assert_eq!(head.page_of(Block(0)), None);
-}
-
-/// The segments of which a merge of `inputs` leaves little.
-fn sparse(inputs: &[Stored]) -> Vec<SegmentId> {
-    let mut survey = Merge::survey(inputs.iter().map(Stored::input));
-    loop {
-        match survey.advance() {
-            MergeStep::NeedsPage { input, page } => survey.feed(input, inputs[input].page(page)),
-            MergeStep::Ended => return survey.sparse(),
-            MergeStep::Wrote | MergeStep::Move(_) => panic!("a survey has no output"),
-        }
-    }
-}
-
-#[test]
-fn the_sparsest_own_segments_are_relocated() {
-    let of_bytes = |n: u64, owner: u8, bytes, frames: &[Frame]| {
-        let Stored::Segment(object, index) = Stored::segment(n, frames.to_vec()) else { unreachable!() };
-        let id = SegmentId(holdfast_types::PlacedId { owner, ..object.id.0 });
-        // What its index takes does not count: of data that compresses well it is most of the object.
-        let (index_offset, bytes) = (bytes, 10 * bytes);
-        Stored::Segment(SegmentObject { id, bytes, index_offset, ..object }, index)
-    };
-    let ids = |sparse: Vec<SegmentId>| sparse.iter().map(|id| id.place().0).collect::<Vec<u64>>();
-    // Each frame has 9 bytes.
-    let frames: Vec<Frame> = (0..10).map(|block| data(block, 1, 1)).collect();
-    let newest = of_bytes(9, 0, 90, &frames[..7]);
-    let list = [
-        newest.clone(),
-        of_bytes(1, 0, 67, &frames),
-        of_bytes(2, 0, 90, &(10..17).map(|block| data(block, 1, 1)).collect::<Vec<_>>()),
-        of_bytes(3, 1, 1000, &[data(20, 1, 1)]),
-        of_bytes(4, 0, 1000, &[data(21, 1, 1)]),
-        of_bytes(5, 0, 100, &frames),
-    ];
-    assert_eq!(
-        ids(sparse(&list)),
-        [4],
-        "27 of 67 bytes are too many, one is a fork's, nothing is left of one"
-    );
-    assert_eq!(ids(sparse(&[newest, of_bytes(1, 0, 68, &frames)])), [1]);
-    let many = (1..=MAX_RELOCATED as u64 + 10).map(|n| of_bytes(n, 0, 900 + n, &[data(n as u32, 1, 1)]));
-    let relocated = ids(sparse(&many.collect::<Vec<_>>()));
-    assert_eq!((relocated.len(), relocated[0]), (MAX_RELOCATED, MAX_RELOCATED as u64 + 10));
 }

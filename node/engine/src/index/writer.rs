@@ -21,22 +21,16 @@ pub(super) struct RunWriter {
     /// First block and bytes of each page before.
     pages: Vec<(u32, u32)>,
     entries: u64,
-    /// None where the segment is not stored yet.
-    segments: Vec<Option<SegmentObject>>,
+    segments: Vec<SegmentObject>,
     /// Chunks as runs, exact.
     chunks: Vec<(u32, u32)>,
 }
 
 impl RunWriter {
-    /// Adds a segment that entries can name, or one that is made meanwhile. Returns its ordinal.
-    pub(super) fn add_segment(&mut self, segment: Option<SegmentObject>) -> u32 {
+    /// Adds a segment that entries can name. Returns its ordinal.
+    pub(super) fn add_segment(&mut self, segment: SegmentObject) -> u32 {
         self.segments.push(segment);
         u32::try_from(self.segments.len() - 1).expect("a log has fewer than 2^32 segments in use")
-    }
-
-    /// The segment that was made meanwhile.
-    pub(super) fn set_segment(&mut self, ordinal: u32, segment: SegmentObject) {
-        self.segments[ordinal as usize] = Some(segment);
     }
 
     /// Adds all entries of a block, newest first, its zero entry last, or a zero entry of many blocks. Blocks
@@ -96,9 +90,7 @@ impl RunWriter {
     /// Adds the head and the trailer, the last bytes to take. Nothing may be pushed afterwards.
     pub(super) fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
         self.end_page();
-        let segments = std::mem::take(&mut self.segments);
-        let segments = segments.into_iter().map(|segment| segment.expect("what was moved is stored first"));
-        let head = RunHead::new(std::mem::take(&mut self.pages), segments.collect());
+        let head = RunHead::new(std::mem::take(&mut self.pages), std::mem::take(&mut self.segments));
         let head_offset = self.taken + self.body.len() as u64;
         let head_bytes = head.encode_at_end(&mut self.body);
         let bytes = head_offset + u64::from(head_bytes) + TRAILER_BYTES;

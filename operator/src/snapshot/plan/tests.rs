@@ -26,6 +26,7 @@ fn facts() -> SnapshotFacts {
             node: None,
             deleting: false,
         }),
+        of_volume_id: None,
     }
 }
 
@@ -109,6 +110,7 @@ fn an_obstacle_names_the_field_and_takes_nothing() {
         (SnapshotFacts { volume: None, ..facts() }, "VolumeNotFound"),
         (volume(|volume| volume.deleting = true), "VolumeDeleted"),
         (volume(|volume| volume.id = None), "VolumeNotReady"),
+        (SnapshotFacts { of_volume_id: Some("of another".to_owned()), ..facts() }, "VolumeReplaced"),
         (replaced, "VolumeReplaced"),
     ] {
         assert_eq!(reason(&facts), expected);

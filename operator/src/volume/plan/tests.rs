@@ -827,7 +827,8 @@ fn cloned(size: Option<&str>, snapshot: SnapshotFact, source: SourceFact) -> Clu
 }
 
 fn original(store: &str) -> SourceFact {
-    SourceFact::Ready { object_store: store.to_owned(), size_bytes: Some(1 << 30) }
+    let volume_id = "original-id".to_owned();
+    SourceFact::Ready { object_store: store.to_owned(), volume_id, size_bytes: Some(1 << 30) }
 }
 
 /// The operator dies after each step; a Volume that has the name of the source by then is not looked at.
@@ -839,7 +840,8 @@ fn a_clone_begins_with_its_snapshot_and_drops_it() {
     let facts = cloned(None, SnapshotFact::Missing, original("store"));
     let steps = plan(&facts, &now());
     assert_eq!(names(&steps), ["report", "take"]);
-    assert_eq!(steps[1], OperatorStep::TakeSource { source: "original".to_owned() });
+    let (name, volume_id) = ("original".to_owned(), "original-id".to_owned());
+    assert_eq!(steps[1], OperatorStep::TakeSource { source: name, volume_id });
     let why = || "Taking: node a".to_owned();
     let waiting = cloned(None, SnapshotFact::NotReady { why: why() }, SourceFact::Missing);
     assert_eq!(names(&plan(&waiting, &now())), ["report"]);
