@@ -14,7 +14,7 @@ use crate::quantity::duration_within;
 const MIN_SWEEP_INTERVAL: Duration = Duration::from_mins(10);
 /// Bounds of `spec.sweep.grace`: an upload must never be older.
 const MIN_SWEEP_GRACE: Duration = Duration::from_hours(1);
-/// Upper bound of both: a year.
+/// Upper bound of both, and of `spec.keepDeleted`: a year.
 const MAX_SWEEP_SPAN: Duration = Duration::from_hours(8760);
 
 /// A bucket on Amazon S3 or a server that speaks its protocol.
@@ -88,6 +88,26 @@ pub struct ObjectStoreSpec {
     /// Deletion of the objects in the bucket that no volume and no snapshot needs any more.
     #[serde(default)]
     pub sweep: Sweep,
+    /// Time for which the objects of a deleted Volume are kept, so that it can be taken back with `spec.source.existing`; the sweep after it removes them. `0s`: they are removed at once.
+    #[serde(default = "default_day")]
+    #[schemars(length(max = 16))]
+    #[x_kube(
+        validation = kube::core::Rule::new("self.matches('^([0-9]{1,9}(ms|s|m|h))+$')")
+            .message("spec.keepDeleted must be a duration: write for example `24h`, or `0s` to keep nothing"),
+        validation = kube::core::Rule::new("!self.matches('^([0-9]{1,9}(ms|s|m|h))+$') || duration(self) <= duration('8760h')")
+            .message("spec.keepDeleted must be at most 8760h: write for example `24h`, or `0s` to keep nothing"),
+    )]
+    pub keep_deleted: String,
+}
+
+impl ObjectStoreSpec {
+    /// The time for which the objects of a deleted Volume are kept.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.keepDeleted`.
+    pub fn keep_deleted(&self) -> Result<Duration, FieldError> {
+        duration_within("spec.keepDeleted", &self.keep_deleted, Duration::ZERO..=MAX_SWEEP_SPAN, "24h")
+    }
 }
 
 fn default_region() -> String {
@@ -242,6 +262,10 @@ pub struct SweepStatus {
     /// Time at which the oldest of the garbage that is left was stored. Absent: none is left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest_garbage: Option<Time>,
+    /// Deleted volumes in the trash: their objects are kept, and among those that stay.
+    #[serde(default)]
+    #[schemars(with = "i64")]
+    pub trashed_volumes: u64,
     /// The first ten volumes that could not be read. All that they may read was kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]

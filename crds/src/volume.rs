@@ -52,6 +52,9 @@ pub const FS_TYPE: &str = "holdfast.dev/fstype";
     status = "VolumeStatus",
     derive = "PartialEq",
     selectable = ".spec.nodeName",
+    selectable = ".status.assignedNode",
+    selectable = ".status.node",
+    selectable = ".status.volumeId",
     validation = kube::core::Rule::new("!has(self.spec.volumeID) || !has(self.status) || !has(self.status.volumeId) || self.spec.volumeID == self.status.volumeId")
         .message("spec.volumeID must be the identity that the volume has in its object store: write the value of status.volumeId"),
     validation = kube::core::Rule::new("self.metadata.name.size() <= 63")
@@ -150,7 +153,7 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.backend is immutable: restore the old value, or create another Volume"))]
     pub backend: Backend,
-    /// Fate of the volume's objects when the Volume is deleted.
+    /// Fate of the volume's objects when the Volume is deleted. `Delete`: they are kept for `spec.keepDeleted` of the ObjectStore, then removed. `Retain`: they stay.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
     /// Treatment of a lost node that is to release the volume.
@@ -278,7 +281,7 @@ pub enum Backend {
 /// Fate of a volume's objects when the Volume is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum DeletionPolicy {
-    /// They are removed; a tombstone stays.
+    /// They are kept for `spec.keepDeleted` of the ObjectStore, then removed; a tombstone stays.
     #[default]
     Delete,
     /// They stay in the object store.

@@ -26,6 +26,7 @@ use crate::volume::DeletionPolicy;
     printcolumn(name = "Volume", type_ = "string", json_path = ".spec.volume"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Size", type_ = "integer", json_path = ".status.sizeBytes"),
+    printcolumn(name = "Exclusive", type_ = "integer", json_path = ".status.exclusiveBytes"),
     printcolumn(name = "Taken", type_ = "date", json_path = ".status.takenTime"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -68,6 +69,11 @@ pub struct VolumeSnapshotStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub size_bytes: Option<u64>,
+    /// Bytes in the object store that nothing but this snapshot needs, as of the last sweep: they are free after
+    /// its deletion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub exclusive_bytes: Option<u64>,
     /// `Ready`: the snapshot is taken, and what it holds can be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]

@@ -2,6 +2,7 @@
 
 mod event;
 mod heartbeats;
+mod last_writes;
 mod lease;
 mod metrics;
 mod object_store;
@@ -45,10 +46,10 @@ fn main() -> ExitCode {
 }
 
 /// A command of a person: what it says goes to the terminal.
-fn carry_out(Command::Restore { object_store }: Command) -> ExitCode {
+fn carry_out(Command::Restore { object_store, deleted }: Command) -> ExitCode {
     let outcome = tokio::runtime::Runtime::new()
         .context("cannot start")
-        .and_then(|runtime| runtime.block_on(restore::run(&object_store)));
+        .and_then(|runtime| runtime.block_on(restore::run(&object_store, deleted)));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

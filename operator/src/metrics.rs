@@ -121,12 +121,25 @@ struct SweepMetrics {
     garbage_bytes: Family<StoreLabels, Gauge>,
     oldest_seconds: Family<StoreLabels, Gauge>,
     last_success: Family<StoreLabels, Gauge>,
+    trashed_volumes: Family<StoreLabels, Gauge>,
 }
 
 impl SweepMetrics {
     fn register(&self, registry: &mut Registry) {
-        let Self { deleted_objects, deleted_bytes, failures, garbage_bytes, oldest_seconds, last_success } =
-            self;
+        let Self {
+            deleted_objects,
+            deleted_bytes,
+            failures,
+            garbage_bytes,
+            oldest_seconds,
+            last_success,
+            trashed_volumes,
+        } = self;
+        registry.register(
+            "trashed_volumes",
+            "Deleted volumes in the trash whose objects are kept, by status.sweep",
+            trashed_volumes.clone(),
+        );
         registry.register("deleted_objects", "Objects that sweeps deleted", deleted_objects.clone());
         registry.register_with_unit(
             "deleted",
@@ -242,8 +255,8 @@ impl Metrics {
 
     /// Shows what the ObjectStores say of their last sweeps, and nothing of others.
     pub(crate) fn show_sweeps(&self, object_stores: &[ObjectStore], now: Timestamp) {
-        let SweepMetrics { garbage_bytes, oldest_seconds, last_success, .. } = &self.sweeps;
-        let families = [garbage_bytes, oldest_seconds, last_success];
+        let SweepMetrics { garbage_bytes, oldest_seconds, last_success, trashed_volumes, .. } = &self.sweeps;
+        let families = [garbage_bytes, oldest_seconds, last_success, trashed_volumes];
         families.iter().for_each(|family| family.clear());
         for store in object_stores {
             let Some(sweep) = store.status.as_ref().and_then(|status| status.sweep.as_ref()) else {
@@ -252,7 +265,8 @@ impl Metrics {
             let left = sweep.garbage_bytes.saturating_sub(sweep.deleted_bytes);
             let age =
                 sweep.oldest_garbage.as_ref().map(|oldest| now.duration_since(oldest.0).as_secs().max(0));
-            let values = [left as i64, age.unwrap_or_default(), sweep.time.0.as_second()];
+            let trashed = sweep.trashed_volumes as i64;
+            let values = [left as i64, age.unwrap_or_default(), sweep.time.0.as_second(), trashed];
             for (family, value) in families.into_iter().zip(values) {
                 family.get_or_create(&StoreLabels::of(&store.name_any())).set(value);
             }
@@ -330,6 +344,7 @@ mod tests {
             "status": { "sweep": {
                 "time": "1970-01-02T00:00:00Z", "volumes": 1, "keptBytes": 7, "garbageBytes": 50,
                 "deletedObjects": 2, "deletedBytes": 20, "oldestGarbage": "1970-01-01T01:23:20Z",
+                "trashedVolumes": 3,
             } },
         });
         serde_json::from_value(store).expect("an ObjectStore")
@@ -344,6 +359,7 @@ mod tests {
         for line in [
             r#"holdfast_sweep_garbage_bytes{object_store="store"} 30"#,
             r#"holdfast_sweep_oldest_garbage_age_seconds{object_store="store"} 85000"#,
+            r#"holdfast_sweep_trashed_volumes{object_store="store"} 3"#,
             r#"holdfast_sweep_last_success_timestamp_seconds{object_store="store"} 86400"#,
         ] {
             assert!(text.contains(line), "{text}");
@@ -370,7 +386,7 @@ mod tests {
         };
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(names.len(), 12, "{text}");
+        assert_eq!(names.len(), 13, "{text}");
         let rows = names.iter().map(|name| {
             let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| line(what, name));
             let [kind, help] = [kind, help].map(|line| line.expect("each has both"));

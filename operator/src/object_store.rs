@@ -7,3 +7,16 @@
 pub(crate) mod connect;
 pub(crate) mod controller;
 pub(crate) mod health;
+
+use std::time::Duration;
+
+use holdfast_crds::ObjectStore;
+use holdfast_log::trash::Terms;
+use kube::ResourceExt;
+
+/// Terms of an ObjectStore for deleted volumes. A time that cannot be read, which the API server refuses, is
+/// the default.
+pub(crate) fn trash_terms(store: &ObjectStore) -> Terms {
+    let keep = store.spec.keep_deleted().unwrap_or(Duration::from_hours(24));
+    Terms { keep, owner: store.uid().unwrap_or_default() }
+}

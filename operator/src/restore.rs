@@ -11,6 +11,7 @@ use std::io::Write;
 use anyhow::Context;
 use holdfast_crds::Volume;
 use holdfast_engine::record::Labels;
+use holdfast_log::trash::read_trash;
 use holdfast_objects::ObjectStore;
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
@@ -49,30 +50,37 @@ struct UnreadableVolumes {
     ids: Vec<String>,
 }
 
-/// Prints the documents for the volumes of the ObjectStore called `name`.
+/// Prints the documents for the volumes of the ObjectStore called `name`, or for those in its trash.
 ///
 /// # Errors
 /// The cluster, the ObjectStore or the bucket cannot be read; nothing is printed. Or volumes cannot be read:
 /// the documents of all others are printed.
-pub(crate) async fn run(name: &str) -> anyhow::Result<()> {
+pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let volumes: Api<Volume> = Api::all(client.clone());
     let known = volumes.list(&ListParams::default()).await.context("the Volumes cannot be listed")?.items;
     let store = Connections::default().open(client, name).await?;
-    print(name, store.as_ref(), &known, &mut std::io::stdout().lock()).await
+    print(name, store.as_ref(), &known, deleted, &mut std::io::stdout().lock()).await
 }
 
-/// Writes the documents for the volumes of `store`, called `name`, but those that the cluster has.
+/// Writes the documents for the volumes of `store`, called `name`, but those that the cluster has: those in
+/// the trash, or all others.
 async fn print(
     name: &str,
     store: &dyn ObjectStore,
     known: &[Volume],
+    deleted: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let ids = holdfast_log::list_volumes(store).await.context("the bucket cannot be listed")?;
+    let trash = read_trash(store).await.context("the trash of the bucket cannot be listed")?;
+    let in_trash: BTreeSet<VolumeId> = trash.stays.into_iter().map(|there| there.stay.volume).collect();
     let here: BTreeSet<String> = known.iter().map(id_of).collect();
     let (mut survivors, mut unreadable, mut text) = (Vec::new(), Vec::new(), String::new());
     for id in ids.into_iter().filter(|id| !here.contains(id.as_str())) {
+        if in_trash.contains(&id) != deleted {
+            continue;
+        }
         match survivor(store, &id).await {
             Ok(survivor) => survivors.extend(survivor),
             Err(failure) => {
@@ -80,6 +88,12 @@ async fn print(
                 unreadable.push(id.to_string());
             }
         }
+    }
+    if !deleted && !in_trash.is_empty() {
+        let (count, has) = (in_trash.len(), if in_trash.len() == 1 { "has" } else { "have" });
+        let what =
+            format!("{count} in the trash {has} no documents here: `restore {name} --deleted` prints them");
+        text.push_str(&documents::comment(&what));
     }
     let names = known.iter().map(ResourceExt::name_any).collect();
     text.push_str(&documents::of(name, &survivors, &names)?);
@@ -105,6 +119,10 @@ mod tests {
     use holdfast_objects::MemoryStore;
     use holdfast_types::Nonce;
 
+    use std::time::Duration;
+
+    use holdfast_log::trash::{Terms, discard};
+
     use super::*;
 
     /// A store with these volumes.
@@ -120,9 +138,27 @@ mod tests {
     }
 
     async fn printed(store: &MemoryStore) -> (anyhow::Result<()>, String) {
+        printed_of(store, false).await
+    }
+
+    async fn printed_of(store: &MemoryStore, deleted: bool) -> (anyhow::Result<()>, String) {
         let mut out = Vec::new();
-        let outcome = print("main", store, &[], &mut out).await;
+        let outcome = print("main", store, &[], deleted, &mut out).await;
         (outcome, String::from_utf8(out).expect("text"))
+    }
+
+    #[tokio::test]
+    async fn volumes_in_the_trash_are_printed_when_asked_for() {
+        let store = bucket(&["deleted", "there"]).await;
+        let id = "deleted".parse().expect("an id");
+        let terms = Terms { keep: Duration::from_hours(24), owner: "a-uid".to_owned() };
+        assert!(discard(&store, &id, Nonce([1; 16]), &terms).await.expect("deleted"));
+        let (_, all) = printed(&store).await;
+        assert!(all.starts_with("# 1 in the trash has no documents here: "), "{all}");
+        assert!(all.contains("volumeID: there") && !all.contains("volumeID: deleted"), "{all}");
+        let (outcome, trash) = printed_of(&store, true).await;
+        assert!(outcome.is_ok() && trash.contains("volumeID: deleted") && trash.contains("existing: {}"));
+        assert!(!trash.contains("volumeID: there"), "{trash}");
     }
 
     /// A script applied what was printed and took the volumes for all that there were.

@@ -32,6 +32,9 @@ pub(crate) enum Command {
     Restore {
         /// Name of the ObjectStore that describes the bucket.
         object_store: String,
+        /// The volumes in the trash, and no others.
+        #[arg(long)]
+        deleted: bool,
     },
 }
 

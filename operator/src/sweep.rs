@@ -1,4 +1,5 @@
-//! Sweeps of the buckets of ObjectStores: one at a time, each ObjectStore on its schedule (`spec.sweep`).
+//! Sweeps of the buckets of ObjectStores, and of their trash: one at a time, each ObjectStore on its schedule
+//! (`spec.sweep`).
 //!
 //! Owns: the times of sweeps; what they remember of a bucket for the next one; `status.sweep`, the events and
 //! metrics of sweeps. Does not own: what is deleted (`holdfast_log::sweep`).
@@ -11,3 +12,4 @@ pub(crate) mod cluster;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod schedule;
+mod trash;

@@ -1,4 +1,5 @@
-//! `DeleteVolume`: deletes the Volume object, and waits until the operator has removed its objects.
+//! `DeleteVolume`: deletes the Volume object, and waits until the operator has put its volume into the trash,
+//! or removed its objects.
 
 use holdfast_crds::Volume;
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 pub mod coverage;
 pub mod fio;
+mod index;
 pub mod kublk;
 mod main_job;
 mod proof;
@@ -31,6 +32,8 @@ pub struct Benchmark {
     pub about: &'static str,
     /// Duration on two quiet cores, set-up and compilation excepted.
     pub expected: Duration,
+    /// Build of the programs that it measures; what only counts needs no optimised one.
+    pub profile: Profile,
     /// Runs it in a world of its own and returns its figures.
     pub run: fn(&World) -> Result<Vec<Figure>>,
 }
@@ -41,30 +44,42 @@ pub const ALL: &[Benchmark] = &[
         name: "ring",
         about: "ublk devices of node/ublk against the kernel's own server, files on ext4 on a ramdisk",
         expected: Duration::from_secs(120),
+        profile: Profile::Release,
         run: ring::run,
     },
     Benchmark {
         name: "main-job",
         about: "volumes of the daemon: S3 requests of each step, 4 KiB requests against kublk, 64 volumes",
         expected: Duration::from_secs(240),
+        profile: Profile::Release,
         run: main_job::run,
+    },
+    Benchmark {
+        name: "index",
+        about: "indexes of large volumes, an attach after 3,000 commits, 1,000 snapshots, 100 forks of forks, space after overwrites",
+        expected: Duration::from_secs(1200),
+        profile: Profile::Dev,
+        run: index::run,
     },
     Benchmark {
         name: "proof",
         about: "what the simulation plays and finds, and how much of the engine it runs",
         expected: Duration::from_secs(600),
+        profile: Profile::Release,
         run: proof::run,
     },
     Benchmark {
         name: "proof-turns",
         about: "the longest turn of a ring thread for a volume of 1 TiB of which all was touched",
         expected: Duration::from_secs(120),
+        profile: Profile::Release,
         run: proof_turns::run,
     },
     Benchmark {
         name: "proof-faults",
         about: "20 power cuts that lose unflushed writes, three minutes without the store, 4 GiB uploaded after it, 100 ends of the daemon under file systems",
         expected: Duration::from_secs(1800),
+        profile: Profile::Release,
         run: proof_faults::run,
     },
 ];
@@ -120,7 +135,7 @@ pub fn run(filter: Option<&str>) -> Result<()> {
     let mut figures = Vec::new();
     for benchmark in chosen {
         report::step(format_args!("benchmark {}: {}", benchmark.name, benchmark.about));
-        let world = World::new(&toolbox, benchmark.name, Profile::Release)?;
+        let world = World::new(&toolbox, benchmark.name, benchmark.profile)?;
         let measured = (benchmark.run)(&world);
         if measured.is_err() {
             eprintln!("{}", world.logs(60));

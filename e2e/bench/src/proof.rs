@@ -56,19 +56,19 @@ fn fuzz_targets(toolbox: &Toolbox) -> Result<Figure> {
 }
 
 /// The program, optimised.
-struct Simulation {
+pub(super) struct Simulation {
     program: std::path::PathBuf,
 }
 
 impl Simulation {
-    fn build(toolbox: &Toolbox) -> Result<Self> {
+    pub(super) fn build(toolbox: &Toolbox) -> Result<Self> {
         report::step("cargo build the simulation");
         show(toolbox.cargo("build").args(["--release", "--package", "holdfast-sim"]))?;
         Ok(Self { program: toolbox.target().join("release/holdfast-sim") })
     }
 
     /// Runs it and takes its last line. What it found does not end it here: the figures say so.
-    fn run(&self, arguments: &[&str]) -> Result<Counts> {
+    pub(super) fn run(&self, arguments: &[&str]) -> Result<Counts> {
         report::step(format_args!("holdfast-sim {}", arguments.join(" ")));
         // It exits with 1 when something was found, which is a figure and no error.
         let mut shell = Command::new("sh");
@@ -144,7 +144,7 @@ impl Simulation {
 }
 
 /// The numbers of the last line.
-struct Counts(Value);
+pub(super) struct Counts(pub(super) Value);
 
 impl Counts {
     fn of(&self, key: &str) -> Result<f64> {

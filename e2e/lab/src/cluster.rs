@@ -189,6 +189,7 @@ impl Store<'_> {
                 "endpoint": self.endpoint,
                 "region": crate::s3::REGION,
                 "pathStyle": true,
+                "keepDeleted": "0s",
                 "credentials": { "secretRef": { "name": self.name, "namespace": NAMESPACE } },
             },
         })

@@ -125,6 +125,11 @@ impl S3Server {
         output(Command::new("cp").arg("-al").arg(self.dir.join("buckets").join(bucket)).arg(to)).map(drop)
     }
 
+    /// The file that is an object.
+    pub fn object_path(&self, bucket: &str, key: &str) -> PathBuf {
+        self.dir.join("buckets").join(bucket).join(key)
+    }
+
     /// Puts a bucket that was kept into the place of the one that is there; the server must be idle.
     ///
     /// # Errors
@@ -141,7 +146,7 @@ impl S3Server {
     /// # Errors
     /// If the object has no such byte.
     pub fn flip(&self, bucket: &str, key: &str, offset: u64) -> Result<()> {
-        let path = self.dir.join("buckets").join(bucket).join(key);
+        let path = self.object_path(bucket, key);
         let object = fs::File::options().read(true).write(true).open(&path);
         let object = object.with_context(|| format!("open {}", path.display()))?;
         let mut byte = [0];

@@ -1,11 +1,13 @@
 //! Identities of volumes: Volumes that are saved and applied again, that claim the id of another, that adopt.
 
 use anyhow::{Context, Result, ensure};
+use holdfast_lab::command::output;
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::world::World;
 
 use super::provisioning::{apply, condition, creates, expect_removed, object_store, volume};
+use super::restore::restore_command;
 use super::story::provision_store_at;
 
 const BUCKET: &str = "identities";
@@ -20,6 +22,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     refuse_a_taken_id(world, &s3, &id)?;
     refuse_a_smaller_one(world, &s3, &id)?;
     adopt(world, &s3, &id)?;
+    take_back(world, &s3)?;
     report::step("a deleted volume is neither adopted nor provisioned again");
     apply(world, &existing("late", &id, "1Gi"))?;
     expect(world, "late", "VolumeDeleted: spec.volumeID")?;
@@ -27,7 +30,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     apply(world, &with_id("later", &id))?;
     expect(world, "later", "IdTaken: spec.volumeID: volume")?;
     world.kubectl(["delete", "volume", "later", "--timeout=60s"])?;
-    expect_removed(&s3, BUCKET, 1)?;
+    expect_removed(&s3, BUCKET, 2)?;
     operator.stop()
 }
 
@@ -104,6 +107,42 @@ fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     apply(world, &existing("nothing", "no-such-volume", "1Gi"))?;
     expect(world, "nothing", "VolumeNotFound: spec.volumeID")?;
     world.kubectl(["delete", "volume", "adopted", "nothing", "--timeout=60s"])?;
+    Ok(())
+}
+
+/// A Volume is deleted by mistake, and is taken back out of the trash.
+fn take_back(world: &World, s3: &S3Server) -> Result<()> {
+    report::step("a Volume that is deleted by mistake is taken back, whole");
+    let keeping = object_store("keeping", BUCKET, "store", &s3.endpoint())
+        .replace("keepDeleted: 0s", "keepDeleted: 24h");
+    apply(world, &keeping)?;
+    world.wait_for("objectstore/keeping", "condition=Ready")?;
+    apply(world, &volume("mistaken", "keeping", "1Gi"))?;
+    world.wait_for("volume/mistaken", "jsonpath={.status.phase}=Ready")?;
+    let id = field(world, "mistaken", "{.status.volumeId}")?;
+    let objects = s3.keys(BUCKET, "volumes/")?;
+    world.kubectl(["delete", "volume", "mistaken", "--timeout=60s"])?;
+    let entries = s3.keys(BUCKET, "trash/")?;
+    ensure!(
+        entries.len() == 1 && entries[0].starts_with(&format!("trash/{id}/")),
+        "in the trash: {entries:?}"
+    );
+    let documents = output(restore_command(world, "keeping")?.arg("--deleted"))?;
+    ensure!(documents.contains(&format!("volumeID: {id}")), "restore --deleted prints {documents}");
+    apply(world, &documents)?;
+    world.wait_for("volume/mistaken", "jsonpath={.status.phase}=Ready")?;
+    let there = (s3.keys(BUCKET, "volumes/")?, s3.keys(BUCKET, "trash/")?);
+    ensure!(there == (objects, Vec::new()), "it was taken back as {there:?}");
+    report::step("in a store that keeps nothing, the deletion of a Volume is final");
+    let nothing = "--patch={\"spec\":{\"keepDeleted\":\"0s\"}}";
+    world.kubectl(["patch", "objectstore", "keeping", "--type=merge", nothing])?;
+    world.wait_for("objectstore/keeping", "condition=Ready")?;
+    let delete = "--patch={\"spec\":{\"deletionPolicy\":\"Delete\"}}";
+    world.kubectl(["patch", "volume", "mistaken", "--type=merge", delete])?;
+    world.kubectl(["delete", "volume", "mistaken", "--timeout=60s"])?;
+    apply(world, &documents)?;
+    expect(world, "mistaken", "VolumeDeleted: spec.volumeID")?;
+    world.kubectl(["delete", "volume", "mistaken", "--timeout=60s"])?;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! reported, and the node, back again, serves nothing and keeps it. One volume is moved by a person, one by
 //! the taint of the Node.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,7 +13,7 @@ use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
-use super::provisioning::{apply, condition};
+use super::provisioning::{apply, condition, volume};
 use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volumes";
@@ -24,6 +25,8 @@ const BLOCKS: usize = 700;
 const MAKE_BLOCKS: &str = "awk 'BEGIN { for (i = 0; i < 700; i++) printf \"%-4095d\\n\", i }' > /tmp/blocks";
 /// Blocks of the volume whose flushes wait for the store: less than is uploaded without a flush.
 const FLUSHED: usize = 100;
+/// Changes whose events are counted.
+const CHANGES: usize = 20;
 /// The physical blocks of node b's disk.
 const TEARING_BYTES: u32 = 512;
 const LIMIT: Duration = Duration::from_secs(300);
@@ -75,6 +78,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     a.vm().exec(&format!(
         "dd if=/tmp/blocks of={safe} bs=4k count={FLUSHED} oflag=direct conv=fsync,notrunc status=none"
     ))?;
+
+    changes_of_one_node(world)?;
 
     report::step(format_args!("node a is lost with {dirty} bytes; the volume is wanted on node b"));
     a.vm().cut_power();
@@ -173,6 +178,56 @@ fn check_heartbeat(world: &World) -> Result<()> {
     let owner = world.kubectl(["get", "storagenode", "a", owner])?;
     ensure!(owner == "Node/a", "the StorageNode belongs to {owner:?}");
     Ok(())
+}
+
+/// Changes of a Volume are sent to the node that it is granted to, and to no other.
+fn changes_of_one_node(world: &World) -> Result<()> {
+    report::step("changes of a Volume of node a are sent to node a, and to node b none");
+    apply(world, &volume("idle", "store", "1Mi"))?;
+    world.wait_for("volume/idle", "jsonpath={.status.phase}=Ready")?;
+    let of_none = events_of_changes(world, "idle")?;
+    let of_a = events_of_changes(world, "disk")?;
+    let more = of_a.checked_sub(of_none).context("node a was sent fewer events than the others")?;
+    // A report of node a may come between.
+    ensure!(
+        (CHANGES..2 * CHANGES).contains(&more),
+        "{CHANGES} changes: {of_none} events of a Volume of no node, {of_a} of one of node a"
+    );
+    world.kubectl(["delete", "volume", "idle", "--timeout=60s"])?;
+    Ok(())
+}
+
+/// Changes a Volume, and returns the number of events about Volumes that the API server sent meanwhile.
+fn events_of_changes(world: &World, name: &str) -> Result<usize> {
+    let before = volume_events(world)?;
+    for change in 0..CHANGES {
+        world.kubectl([
+            "annotate",
+            "--overwrite",
+            "volume",
+            name,
+            &format!("test.holdfast.dev/n={change}"),
+        ])?;
+    }
+    // The operator and the nodes read what is sent at once.
+    let settled = Cell::new(before);
+    until("the events to be sent", LIMIT, || {
+        let now = volume_events(world)?;
+        let is_settled = settled.replace(now) == now;
+        Ok((is_settled && now - before >= CHANGES).then_some(now - before))
+    })
+}
+
+/// Events about Volumes that the API server has sent to all who watch.
+fn volume_events(world: &World) -> Result<usize> {
+    let metrics = world.kubectl(["get", "--raw", "/metrics"])?;
+    let of_volumes = |line: &&str| {
+        line.starts_with("apiserver_watch_events_total{")
+            && line.contains("group=\"storage.holdfast.dev\"")
+            && line.contains("=\"volumes\"")
+    };
+    let counts = metrics.lines().filter(of_volumes).filter_map(|line| line.rsplit(' ').next()?.parse().ok());
+    Ok(counts.map(|count: f64| count as usize).sum())
 }
 
 /// Node b's disk may tear a sector when the power fails: the StorageNode and an event say so.

@@ -145,12 +145,13 @@ pub(super) fn apply(world: &World, document: &str) -> Result<()> {
     world.kubectl(["apply", "--filename", &file.display().to_string()]).map(drop)
 }
 
+/// An ObjectStore that keeps nothing of a deleted Volume.
 pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\n\
          kind: ObjectStore\n\
          metadata: {{name: {name}}}\n\
-         spec:\n  bucket: {bucket}\n  endpoint: {endpoint}\n  region: {REGION}\n  pathStyle: true\n  \
+         spec:\n  bucket: {bucket}\n  endpoint: {endpoint}\n  region: {REGION}\n  pathStyle: true\n  keepDeleted: 0s\n  \
          credentials: {{secretRef: {{name: {secret}, namespace: {NAMESPACE}}}}}\n"
     )
 }

@@ -116,10 +116,10 @@ fn write(world: &World, a: &Node) -> Result<Vec<String>> {
     Ok(sums)
 }
 
-/// The command that prints the documents.
-fn restore_command(world: &World) -> Result<Command> {
+/// The command that prints the documents of an `ObjectStore`.
+pub(super) fn restore_command(world: &World, store: &str) -> Result<Command> {
     let mut command = Command::new(world.programs()?.join("holdfast-operator"));
-    command.env("KUBECONFIG", world.dir().join("operator.kubeconfig")).args(["restore", "store"]);
+    command.env("KUBECONFIG", world.dir().join("operator.kubeconfig")).args(["restore", store]);
     Ok(command)
 }
 
@@ -130,7 +130,7 @@ fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
     let key =
         s3.keys(BUCKET, "volumes/third-2/log/")?.into_iter().next().context("volume third-2 has no log")?;
     s3.flip(BUCKET, &key, at)?;
-    let out = restore_command(world)?.output().context("start holdfast-operator")?;
+    let out = restore_command(world, "store")?.output().context("start holdfast-operator")?;
     s3.flip(BUCKET, &key, at)?;
     let (documents, errors) = (String::from_utf8(out.stdout)?, String::from_utf8(out.stderr)?);
     ensure!(out.status.code() == Some(1), "restore ended with {}: {errors}", out.status);
@@ -146,7 +146,7 @@ fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
 /// Prints the documents from the bucket alone, and applies them.
 fn restore(world: &World) -> Result<()> {
     report::step("print what the bucket holds, and apply it to an empty cluster");
-    let mut command = restore_command(world)?;
+    let mut command = restore_command(world, "store")?;
     let documents = output(&mut command)?;
     report::step(&documents);
     world.kubectl(["create", "namespace", "shop"])?;

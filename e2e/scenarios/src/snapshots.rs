@@ -15,6 +15,8 @@ use super::load::Load;
 const BUCKET: &str = "snapshots";
 /// Longest run of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
+/// Bytes of a copy that are compared: each of its sectors may be another request.
+const COMPARED_BYTES: u32 = 1 << 20;
 /// Longest time until a node uses a store that is back.
 const STORE_BACK_LIMIT: Duration = Duration::from_secs(60);
 const UID: &str = "6f8f5771-5090-4a26-b245-3988d9a1501b";
@@ -40,6 +42,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     load.stop()?;
     ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "the log has both");
     ensure!(take(&first, &["disk", "--uid", UID])? == two, "a restarted daemon knows the uid");
+    report::step("create a volume from the one that is attached");
+    first.cli(&["create", "copy", "--from", "disk", "--store", "store"])?;
+    let copy = first.cli(&["attach", "copy", "--store", "store"])?.trim().to_owned();
+    first.vm().exec(&format!("cmp -n {COMPARED_BYTES} {device} {copy}"))?;
+    first.cli(&["detach", "copy"])?;
+    ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "its own snapshot is deleted");
     report::step("delete one");
     first.cli(&["snapshot", "delete", &one])?;
     first.cli(&["snapshot", "delete", &one]).context("a deletion may be repeated")?;

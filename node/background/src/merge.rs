@@ -2,35 +2,45 @@
 //!
 //! Owns: the reading of indexes and pages, the parts of the output, the retries. Does not own: the choice of
 //! a merge and what becomes of its output, which are the volume's.
-//! Memory: one part of output and [`READ_BYTES`] of pages, beside the heads of the inputs and the indexes of
-//! segments. A node makes two merges at once ([`MergeTurns`]), so they need no share of the memory for
-//! uploads: commits never wait for them.
+//! Memory: one part of output, [`READ_BYTES`] of pages and a segment of relocated frames, beside the heads of
+//! the inputs and the indexes of segments. A node makes two merges at once ([`MergeTurns`]), so they need no
+//! share of the memory for uploads: commits never wait for them.
 //! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
 //! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
-//! does an output that the store refuses twice: the list stays as it is.
+//! does an output that the store refuses twice: the list stays as it is. A segment whose frames cannot be
+//! relocated, found so twice, stays. Only merges into the base relocate: those of levels are not to wait.
+//! What was relocated before an attempt failed is not stored again.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures::lock::Mutex;
 use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::policy::MergeKind;
+use holdfast_engine::index::relocate::{Fingerprint, groups};
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
-use holdfast_types::{Lineage, PlacedId, RunId};
+use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
+
+use tokio::sync::Mutex;
 
 use crate::backoff::JobBackoff;
 use crate::cold::ColdError;
 use crate::{Background, Environment, Sides};
+
+mod relocate;
+
+use relocate::Mover;
 
 /// Bytes of pages in memory, of all inputs together; of each input at least a page.
 const READ_BYTES: u64 = 4 << 20;
 /// Most parts of an object in S3.
 const MAX_PARTS: u64 = 10_000;
 
-/// Turns of a node's merges. One into a base may take hours, and those of levels do not wait for it.
+/// Turns of a node's merges, first come, first served. One into a base may take hours, and those of levels do
+/// not wait for it.
 #[derive(Debug, Default)]
 pub struct MergeTurns {
     levels: Mutex<()>,
@@ -46,11 +56,21 @@ impl MergeTurns {
     }
 }
 
+/// The part of a merge that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failed {
+    /// An input could not be read: its place in the plan.
+    Input(usize),
+    /// Frames of this segment could not be relocated; none: those that could be were not stored.
+    Relocation(Option<SegmentId>),
+    /// The output was not stored.
+    Output,
+}
+
 /// Reason why an attempt of a merge failed.
 #[derive(Debug)]
 struct Unmerged {
-    /// The input that could not be read, by its place in the plan; none where the output was not stored.
-    input: Option<usize>,
+    failed: Failed,
     error: ColdError,
 }
 
@@ -64,14 +84,29 @@ impl Unmerged {
     }
 }
 
-/// The parts of a merge's output.
-struct Output<'a, S> {
+/// Relocation of a merge, kept over its attempts: its inputs do not change.
+#[derive(Debug, Default)]
+struct Relocation {
+    /// The segments to relocate, and the group of each.
+    groups: HashMap<SegmentId, u32>,
+    /// Segments that were made of their frames.
+    stored: HashMap<Fingerprint, SegmentObject>,
+}
+
+/// Reads pages of a merge's inputs.
+struct PageReader<'a, S> {
     sides: &'a S,
     objects: &'a dyn ObjectStore,
     plan: &'a MergePlan,
-    id: RunId,
     /// The heads of the merged inputs, by their place in the plan.
     inputs: &'a [Input],
+}
+
+/// The parts of a merge's output.
+struct Output<'a, S, T> {
+    reader: PageReader<'a, S>,
+    mover: Mover<'a, S, T>,
+    id: RunId,
     part_bytes: usize,
     /// Gone while a step is made.
     merge: Option<Merge>,
@@ -82,7 +117,7 @@ struct Output<'a, S> {
 }
 
 #[async_trait]
-impl<S: Sides> Parts for Output<'_, S> {
+impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
     async fn next(&mut self) -> Result<Part, PartFailed> {
         loop {
             let mut merge = self.merge.take().ok_or(PartFailed)?;
@@ -92,18 +127,29 @@ impl<S: Sides> Parts for Output<'_, S> {
                 self.merge = Some(merge);
                 return Ok(Part { bytes, is_last });
             }
-            let (id, level) = (self.id, self.plan.level);
-            let step = self.sides.compute(move || {
+            let (id, level) = (self.id, self.reader.plan.level);
+            let step = self.reader.sides.compute(move || {
                 let step = merge.advance();
                 let closed = (step == MergeStep::Ended).then(|| merge.close(id, level));
                 (merge, step, closed)
             });
             let (mut merge, step, closed) = step.await;
             self.closed = closed;
-            if let MergeStep::NeedsPage { input, page } = step
-                && let Err(error) = self.feed(&mut merge, input, page).await
-            {
-                self.failed = Some(Unmerged { input: Some(input), error });
+            let done = match step {
+                MergeStep::NeedsPage { input, page } => {
+                    let fed = self.reader.feed(&mut merge, input, page).await;
+                    fed.map_err(|error| Unmerged { failed: Failed::Input(input), error })
+                }
+                MergeStep::Move(frames) => {
+                    let moved = self.mover.store(&frames).await;
+                    moved
+                        .map(|segment| merge.moved(frames.ordinal, segment))
+                        .map_err(|(segment, error)| Unmerged { failed: Failed::Relocation(segment), error })
+                }
+                MergeStep::Wrote | MergeStep::Ended => Ok(()),
+            };
+            if let Err(failed) = done {
+                self.failed = Some(failed);
                 return Err(PartFailed);
             }
             self.merge = Some(merge);
@@ -115,7 +161,28 @@ impl<S: Sides> Parts for Output<'_, S> {
     }
 }
 
-impl<S: Sides> Output<'_, S> {
+impl<S: Sides> PageReader<'_, S> {
+    /// The segments to relocate: reads all pages once.
+    async fn sparse(&self) -> Result<Vec<SegmentId>, Unmerged> {
+        let mut survey = Merge::survey(self.inputs.iter().cloned());
+        loop {
+            let advance = move || {
+                let step = survey.advance();
+                (survey, step)
+            };
+            let (surveyed, step) = self.sides.compute(advance).await;
+            survey = surveyed;
+            match step {
+                MergeStep::NeedsPage { input, page } => {
+                    let fed = self.feed(&mut survey, input, page).await;
+                    fed.map_err(|error| Unmerged { failed: Failed::Input(input), error })?;
+                }
+                MergeStep::Ended => return Ok(survey.sparse()),
+                MergeStep::Wrote | MergeStep::Move(_) => unreachable!("a survey has no output"),
+            }
+        }
+    }
+
     /// Reads `page` of an input, and as many behind it as there is room for.
     async fn feed(&self, merge: &mut Merge, input: usize, page: usize) -> Result<(), ColdError> {
         let (Input::Merged(head), Run::Merged(run)) = (&self.inputs[input], &self.plan.inputs[input]) else {
@@ -152,46 +219,78 @@ impl<S: Sides, T: Environment> Background<S, T> {
     /// # Errors
     /// The input that is damaged, or the oldest one where the store refuses the output.
     pub(crate) async fn merge(&self, plan: &MergePlan) -> Result<RunRef, PlacedId> {
-        let id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
         let mut backoff = JobBackoff::of_commits();
-        let mut found: Option<String> = None;
+        let mut before: Option<(Failed, Option<String>)> = None;
+        let mut relocation = (plan.kind != MergeKind::Base).then(Relocation::default);
         loop {
             let attempt = {
                 let _turn = self.pools.merging.of(plan.kind).lock().await;
-                self.merge_once(plan, id).await
+                self.merge_once(plan, &mut relocation).await
             };
-            let failed = match attempt {
+            let unmerged = match attempt {
                 Ok(run) => return Ok(run),
-                Err(failed) => failed,
+                Err(unmerged) => unmerged,
             };
-            let finding = failed.finding();
-            if finding.is_some() && finding == found {
-                let run = plan.inputs[failed.input.unwrap_or(plan.inputs.len() - 1)].id();
-                let (volume, error): (_, &(dyn Error + 'static)) = (&self.volume, &failed.error);
-                tracing::error!(%volume, %run, error, "index run was not merged; a scrub names what is damaged");
-                return Err(run);
+            let Unmerged { failed, error } = &unmerged;
+            let now = Some((*failed, unmerged.finding()));
+            let is_again = now == before;
+            before = now;
+            let (volume, source): (_, &(dyn Error + 'static)) = (&self.volume, error);
+            match failed {
+                // A merge does not wait for what it could do without.
+                Failed::Relocation(Some(segment)) if is_again => {
+                    tracing::error!(%volume, %segment, error = source, "segment was not relocated; a scrub names what is damaged");
+                    relocation.get_or_insert_default().groups.remove(segment);
+                    continue;
+                }
+                Failed::Relocation(None) if is_again && unmerged.finding().is_some() => {
+                    tracing::error!(%volume, error = source, "no segment was relocated");
+                    relocation = Some(Relocation::default());
+                    continue;
+                }
+                Failed::Input(_) | Failed::Output if is_again && unmerged.finding().is_some() => {
+                    let at = if let Failed::Input(at) = failed { *at } else { plan.inputs.len() - 1 };
+                    let run = plan.inputs[at].id();
+                    tracing::error!(%volume, %run, error = source, "index run was not merged; a scrub names what is damaged");
+                    return Err(run);
+                }
+                Failed::Relocation(_) | Failed::Input(_) | Failed::Output => {}
             }
-            self.warn("the merge of index runs waits", &failed.error);
-            found = finding;
+            self.warn("the merge of index runs waits", &unmerged.error);
             backoff.wait(&self.time).await;
         }
     }
 
-    async fn merge_once(&self, plan: &MergePlan, id: RunId) -> Result<RunRef, Unmerged> {
+    /// One attempt. `relocation` is there once the segments to relocate are known.
+    async fn merge_once(
+        &self,
+        plan: &MergePlan,
+        relocation: &mut Option<Relocation>,
+    ) -> Result<RunRef, Unmerged> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
         for (at, run) in plan.inputs.iter().enumerate() {
             let input = self.input(plan.inputs.lineage(), run).await;
-            inputs.push(input.map_err(|error| Unmerged { input: Some(at), error })?);
+            inputs.push(input.map_err(|error| Unmerged { failed: Failed::Input(at), error })?);
         }
+        let (sides, objects) = (&self.sides, &*self.objects);
+        let reader = PageReader { sides, objects, plan, inputs: &inputs };
+        let Relocation { groups, stored } = match relocation {
+            Some(known) => known,
+            None => {
+                let groups = groups(reader.sparse().await?);
+                relocation.insert(Relocation { groups, stored: HashMap::new() })
+            }
+        };
+        // What an attempt stored may differ from what the next one would: each has a name of its own.
+        let id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
         let key = plan.inputs.lineage().run_key(id);
+        let usual = self.pools.upload_memory.part_bytes();
         let mut output = Output {
-            sides: &self.sides,
-            objects: &*self.objects,
-            plan,
+            reader,
+            mover: Mover { sides, time: &self.time, objects, plan, stored },
             id,
-            inputs: &inputs,
-            part_bytes: part_bytes(plan, self.pools.upload_memory.part_bytes()),
-            merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest)),
+            part_bytes: part_bytes(plan, usual),
+            merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest).relocating(groups.clone())),
             closed: None,
             failed: None,
         };
@@ -204,7 +303,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
             }
             (Err(_), Some(failed)) => Err(failed),
             (Err(SegmentError::Store(source)), None) => {
-                Err(Unmerged { input: None, error: ColdError::Store { key, source } })
+                Err(Unmerged { failed: Failed::Output, error: ColdError::Store { key, source } })
             }
             (Err(SegmentError::Part(PartFailed)), None) => {
                 unreachable!("each part that fails has its reason")

@@ -1,5 +1,6 @@
-//! Time that passes at once, and lets a test change the world meanwhile.
+//! Time that passes at once, and lets a test change the world meanwhile. What is random differs each time.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -33,6 +34,10 @@ impl<F: Fn(usize) + Send + Sync> Environment for ScriptedTime<F> {
     }
 
     fn random<const N: usize>(&self) -> [u8; N] {
-        [0; N]
+        static DRAWN: AtomicU64 = AtomicU64::new(0);
+        let mut bytes = [0; N];
+        let drawn = DRAWN.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        bytes.iter_mut().zip(drawn).for_each(|(to, byte)| *to = byte);
+        bytes
     }
 }

@@ -172,7 +172,7 @@ mod tests {
     use futures::FutureExt;
     use holdfast_engine::compose::{Layer, compose};
     use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
-    use holdfast_types::{Block, Mask, SegmentId, Seq};
+    use holdfast_types::{Block, Mask, Place, SegmentId, Seq};
 
     use super::*;
 
@@ -184,7 +184,7 @@ mod tests {
         for number in 0..count {
             builder.push(Block(number), Mask(1), &[number + 1; 512].map(u64::to_le_bytes).concat());
         }
-        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [0; 10]));
         let at = segment.index_offset as usize;
         let index = &object[at..at + segment.index_bytes as usize];
         let index = FrameIndex::decode(index).unwrap();

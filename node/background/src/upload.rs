@@ -191,7 +191,7 @@ fn read_each(
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::{Block, Mask, Seq};
+    use holdfast_types::{Block, Mask, Place, Seq};
 
     use super::*;
 
@@ -213,8 +213,11 @@ mod tests {
         let dirty: Arc<[DirtyBlock]> =
             (0..200).map(|block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY }).collect();
         let make = |part_bytes| {
-            let mut build =
-                SegmentBuild::new(Arc::clone(&dirty), SegmentId::new(Seq(1), 1, [0; 10]), part_bytes);
+            let mut build = SegmentBuild::new(
+                Arc::clone(&dirty),
+                SegmentId::new(Place::until(Seq(1)), 1, [0; 10]),
+                part_bytes,
+            );
             let mut parts = Vec::new();
             loop {
                 let Part { bytes, is_last } = build.next_part(&Holed(vec![])).expect("there are no holes");
@@ -238,7 +241,7 @@ mod tests {
             DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
             DirtyBlock { block: Block(3), a: Mask(0b111), b: Mask::EMPTY },
         ];
-        let id = SegmentId::new(Seq(1), 1, [0; 10]);
+        let id = SegmentId::new(Place::until(Seq(1)), 1, [0; 10]);
         let build = |holes| SegmentBuild::new(dirty.into(), id, 1 << 20).next_part(&Holed(holes));
         let found = build(vec![0, 5, 6, 98]).expect_err("three are dirty there");
         assert_eq!(found.ranges, [SectorRange::new(5, 2), SectorRange::new(98, 1)]);

@@ -22,7 +22,7 @@ use holdfast_engine::volume::Pending;
 use holdfast_log::RootPlace;
 use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_BYTES, Place, SECTOR_BYTES, SegmentId, Seq, VolumeId};
 use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
@@ -44,7 +44,7 @@ pub enum Work {
     /// Make a segment of these sectors and store it.
     Upload {
         /// The place that the segment is named for.
-        place: Seq,
+        place: Place,
         /// The sectors.
         blocks: Vec<DirtyBlock>,
     },
@@ -244,7 +244,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
 
     /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next
     /// one waits.
-    async fn upload(&self, place: Seq, dirty: Vec<DirtyBlock>) -> Event {
+    async fn upload(&self, place: Place, dirty: Vec<DirtyBlock>) -> Event {
         let need = self.need(&dirty);
         let dirty: Arc<[DirtyBlock]> = dirty.into();
         let id = SegmentId::new(place, self.time.unix_ms(), self.time.random());

@@ -1,6 +1,7 @@
 //! The command line of `holdfast-node`: the daemon itself (`run`), and requests to it over its local socket.
 
 mod client;
+mod create;
 mod exit;
 mod fenced;
 mod gc;
@@ -14,7 +15,6 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_service::chain;
-use holdfast_types::SnapshotName;
 use tokio::runtime::Runtime;
 
 use crate::config::{Config, DEFAULT_SOCKET};
@@ -38,24 +38,8 @@ enum Command {
         #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
         config: PathBuf,
     },
-    /// Create a volume in a store, empty or with the content of a snapshot
-    Create {
-        /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
-        volume: String,
-        /// Its size: bytes, or with a suffix such as Mi or G; with --from at least that of the snapshot, and
-        /// the same if it is left out
-        #[arg(long, required_unless_present = "from")]
-        size: Option<ByteSize>,
-        /// Begin with the content of this snapshot in the same store, as `snapshot list` shows it; nothing is
-        /// copied
-        #[arg(long, value_name = "VOLUME@SEQ")]
-        from: Option<SnapshotName>,
-        /// Name of a store of the daemon's configuration
-        #[arg(long)]
-        store: String,
-        #[command(flatten)]
-        target: Target,
-    },
+    /// Create a volume in a store, empty or with the content of a snapshot or another volume
+    Create(create::Create),
     /// Serve a volume as a block device of this node
     Attach(Attach),
     /// Upload pending data and detach a volume
@@ -203,7 +187,7 @@ impl Cli {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => fail(1, &format!("{} cannot be flushed: {error}", device.display())),
             },
-            command @ (Command::Create { .. }
+            command @ (Command::Create(_)
             | Command::Attach(_)
             | Command::Detach { .. }
             | Command::List { .. }

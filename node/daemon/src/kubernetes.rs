@@ -15,6 +15,7 @@ mod heartbeat;
 mod object_store;
 mod operations;
 mod orphan;
+mod own_volumes;
 mod plan;
 mod retry;
 mod snapshot;

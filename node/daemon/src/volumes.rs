@@ -35,6 +35,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// True if this node has files of a volume that it does not serve.
     fn keeps(&self, volume: &VolumeId) -> bool;
 
+    /// The volumes that [`keeps`](Self::keeps) is true for.
+    fn kept(&self) -> Vec<VolumeId>;
+
     /// Clears the files of a volume that another node holds: what was not uploaded is preserved.
     fn clear_outdated(
         &self,
@@ -114,6 +117,10 @@ impl Volumes for Node {
 
     fn keeps(&self, volume: &VolumeId) -> bool {
         self.outdated().keeps(volume)
+    }
+
+    fn kept(&self) -> Vec<VolumeId> {
+        self.outdated().kept()
     }
 
     async fn clear_outdated(

@@ -1,7 +1,7 @@
 //! Actions that a volume asks its caller for. Each but `Complete` and `Report` is answered by exactly one
 //! event.
 
-use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq, SnapshotUid};
+use holdfast_types::{Block, Chunk, Mask, Place, SectorRange, Seq, SnapshotUid};
 
 use crate::event::{Errno, RequestId};
 use crate::index::{MergePlan, Runs};
@@ -161,7 +161,7 @@ pub enum Action {
     /// `SidesUnreadable`.
     Upload {
         /// The place that the segment is named for.
-        place: Seq,
+        place: Place,
         /// The sectors.
         blocks: Vec<DirtyBlock>,
     },

@@ -326,7 +326,7 @@ pub fn plan_attach(
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::SnapshotUid;
+    use holdfast_types::{Place, SnapshotUid};
 
     use super::*;
     use crate::chunk_set::ChunkSet;
@@ -384,12 +384,13 @@ mod tests {
     }
 
     fn commit(epoch: u64, nonce: Nonce, generation: u64) -> (u64, Nonce, Body) {
-        let id = holdfast_types::SegmentId::new(Seq(100), 1, [2; 10]);
+        let id = holdfast_types::SegmentId::new(Place::until(Seq(100)), 1, [2; 10]);
         let segment = crate::segment::SegmentRef {
             id,
             bytes: 1,
             index_offset: 0,
             index_bytes: 1,
+            sectors: 5,
             chunks: Fence::default(),
         };
         (
@@ -401,6 +402,7 @@ mod tests {
                 invalidated: SideSet::NONE,
                 generation,
                 merges: vec![],
+                closed: Place::default(),
                 snapshots: SnapshotChange::default(),
             },
         )

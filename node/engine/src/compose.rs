@@ -73,11 +73,31 @@ pub struct Composition {
     pub key: ContentKey,
 }
 
+impl Composition {
+    fn of(pieces: Vec<Piece>) -> Self {
+        let mut name = Vec::with_capacity(24 * pieces.len());
+        for Piece { frame, visible, .. } in &pieces {
+            // The frame's own mask is part of the name: the hash covers its bytes, not where they lie.
+            name.extend_from_slice(&frame.mask.0.to_le_bytes());
+            name.extend_from_slice(&visible.0.to_le_bytes());
+            name.extend_from_slice(&frame.hash);
+        }
+        Self { pieces, key: ContentKey(wire::checksum(&name)) }
+    }
+
+    /// The frames that a read of `range` fetches: none when all of it is zero, else all, for the reads that
+    /// follow. A read of what was never written costs no request, whatever was written beside it.
+    #[must_use]
+    pub fn for_range(self, range: Mask) -> Self {
+        let is_zero = self.pieces.iter().all(|piece| piece.visible.intersect(range).is_empty());
+        if is_zero { Self::of(Vec::new()) } else { self }
+    }
+}
+
 /// Composes the sectors `wanted` of `block` from what its runs know of it, newest first.
 pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = Layer<'a>>) -> Composition {
     let mut missing = wanted;
     let mut pieces = Vec::new();
-    let mut name = Vec::new();
     for found in layers.into_iter().flat_map(|layer| layer.find(block)) {
         if missing.is_empty() {
             break;
@@ -89,14 +109,10 @@ pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = 
         }
         missing = missing.minus(visible);
         if let Some(segment) = segment {
-            // The frame's own mask is part of the name: the hash covers its bytes, not where they lie.
-            name.extend_from_slice(&frame.mask.0.to_le_bytes());
-            name.extend_from_slice(&visible.0.to_le_bytes());
-            name.extend_from_slice(&frame.hash);
             pieces.push(Piece { segment, frame, visible });
         }
     }
-    Composition { pieces, key: ContentKey(wire::checksum(&name)) }
+    Composition::of(pieces)
 }
 
 /// Copies the visible sectors of an unpacked frame into `block`.
@@ -118,7 +134,7 @@ pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::{SegmentId, Seq};
+    use holdfast_types::{Place, SegmentId, Seq};
 
     use super::*;
     use crate::segment::{SegmentBuilder, unpack};
@@ -131,7 +147,7 @@ mod tests {
             let mask = Mask(*mask);
             builder.push(Block(*block), mask, &vec![*fill; mask.count() as usize * 4096]);
         }
-        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [name; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [name; 10]));
         let at = segment.index_offset as usize;
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         (segment.id, index, object)
@@ -172,5 +188,15 @@ mod tests {
         assert_ne!(read(0, &one).1, read(0, &elsewhere).1);
         assert_ne!(read(0, &one).1, read(0, &zeroed).1);
         assert_eq!(read(0, &zeroed).0[0], 0);
+    }
+
+    #[test]
+    fn sectors_that_were_never_written_need_no_frame_of_their_block() {
+        let layers = [layer(2, &[(0, 0b1000, 0)]), layer(1, &[(0, 0b1100, 1)])];
+        let known = layers.iter().map(|(id, index, _)| Layer::Segment(*id, index));
+        let plan = compose(Block(0), Mask::FULL, known);
+        let pieces = |range| plan.clone().for_range(Mask(range)).pieces.len();
+        assert_eq!([0b0011, 0b1011, 0b0100, 0b0110].map(pieces), [0, 0, 1, 1]);
+        assert_eq!(plan.for_range(Mask(1)).key, compose(Block(7), Mask::FULL, []).key);
     }
 }

@@ -87,7 +87,7 @@ impl Fork {
         let chunks = sectors.div_ceil(CHUNK_SECTORS);
         let runs = take_runs(fields, chunks, ancestors.len() + 1)?;
         if let Some(own) = runs.iter().find(|run| run.id().owner == 0) {
-            return Err(fields.bad("place of an inherited run", own.id().place.0));
+            return Err(fields.bad("place of an inherited run", own.id().place.stored()));
         }
         let holds = ChunkSet::take(fields, chunks)?;
         Ok(Self { snapshot: SnapshotName { volume, seq }, ancestors, sectors, runs, holds })

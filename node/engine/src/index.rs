@@ -12,6 +12,7 @@ mod head;
 pub mod merge;
 mod page;
 pub mod policy;
+pub mod relocate;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -19,7 +20,7 @@ mod writer;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use holdfast_types::{Lineage, PlacedId, RunId, Seq};
+use holdfast_types::{Lineage, Place, PlacedId, RunId};
 
 pub use entry::Entry;
 pub use head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
@@ -31,7 +32,8 @@ use crate::wire::{self, DecodeError, Reader};
 
 /// Place of a merged run, and the chunks that it has entries for.
 ///
-/// `u64 place, u128 ulid, u8 level, u64 bytes, u64 head offset, u32 head bytes, u64 entries, fence`
+/// `u64 place, u128 ulid, u8 level, u64 bytes, u64 head offset, u32 head bytes, u64 sectors,
+/// fence`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunRef {
     /// Its name.
@@ -44,8 +46,8 @@ pub struct RunRef {
     pub head_offset: u64,
     /// Length of the head's envelope in bytes.
     pub head_bytes: u32,
-    /// Number of entries.
-    pub entries: u64,
+    /// Sectors that its entries show, zeros too.
+    pub sectors: u64,
     /// The chunks it has entries for.
     pub chunks: Fence,
 }
@@ -65,7 +67,7 @@ impl RunRef {
         out.extend_from_slice(&self.bytes.to_le_bytes());
         out.extend_from_slice(&self.head_offset.to_le_bytes());
         out.extend_from_slice(&self.head_bytes.to_le_bytes());
-        out.extend_from_slice(&self.entries.to_le_bytes());
+        out.extend_from_slice(&self.sectors.to_le_bytes());
         self.chunks.put(out);
     }
 
@@ -79,8 +81,8 @@ impl RunRef {
         if head_offset.checked_add(u64::from(head_bytes)).is_none_or(|end| end > bytes) {
             return Err(fields.bad("run head offset", head_offset));
         }
-        let entries = fields.u64()?;
-        Ok(Self { id, level, bytes, head_offset, head_bytes, entries, chunks: Fence::take(fields)? })
+        let sectors = fields.u64()?;
+        Ok(Self { id, level, bytes, head_offset, head_bytes, sectors, chunks: Fence::take(fields)? })
     }
 }
 
@@ -170,8 +172,8 @@ impl Run {
     /// Figures that the choice of merges depends on.
     pub fn shape(&self) -> policy::Shape {
         match self {
-            Self::Segment(segment) => policy::Shape { level: 0, entries: segment.entries() },
-            Self::Merged(run) => policy::Shape { level: run.level, entries: run.entries },
+            Self::Segment(segment) => policy::Shape { level: 0, sectors: segment.sectors },
+            Self::Merged(run) => policy::Shape { level: run.level, sectors: run.sectors },
         }
     }
 }
@@ -182,7 +184,7 @@ pub struct MergePlan {
     /// Its kind.
     pub kind: policy::MergeKind,
     /// The place that the output is named for.
-    pub place: Seq,
+    pub place: Place,
     /// The output's level.
     pub level: u8,
     /// The inputs, newest first.

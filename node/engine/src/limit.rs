@@ -5,9 +5,6 @@
 pub const MAX_FENCE_RUNS: usize = 64;
 /// Places that an upload is given ahead of the next record: records without data may come before its own.
 pub const UPLOAD_PLACE_AHEAD: u64 = 16;
-/// Entries of a merge's inputs for which it is given one place more: a slow store takes 4 MB of them in a
-/// second, in which a volume may commit a hundred times.
-pub const MERGED_ENTRIES_A_PLACE: u64 = 1 << 9;
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Snapshots that a volume can have registered: 160 KiB of each checkpoint.

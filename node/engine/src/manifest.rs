@@ -2,7 +2,7 @@
 //!
 //! Owns: applying records in order, and the checkpoint that holds the whole state.
 //! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; no
-//! object is added by a record behind its place; a deleted volume takes no more records.
+//! object is added by a record that its place does not allow; a deleted volume takes no more records.
 //! On failure: nothing is applied.
 //!
 //! Checkpoint payload inside the envelope (`wire`):
@@ -16,12 +16,15 @@
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x (u8 0 and segment reference, or u8 1 and run reference)    runs, newest first
 //! set of chunks (`chunk_set`): those that hold data
+//! u64 place before which merges are closed   u64 place of the newest merge that was carried
 //! snapshots that are registered (`snapshot`), oldest first
 //! ```
 
 use std::sync::Arc;
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Lineage, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{
+    CHUNK_SECTORS, Chunk, Epoch, Lineage, Nonce, Place, PlacedId, Seq, SnapshotUid, VolumeId,
+};
 
 use crate::chunk_set::ChunkSet;
 use crate::fork::{Fork, put_ancestors, put_runs, take_lineage, take_runs};
@@ -63,6 +66,10 @@ pub struct Manifest {
     runs: Runs,
     /// Chunks of which a run ever had a frame.
     holds: ChunkSet,
+    /// No record to come adds a merge of a place before it.
+    closed: Place,
+    /// The greatest place of a merge that a record carried.
+    newest_merge: Place,
     /// Oldest first.
     snapshots: Vec<Snapshot>,
     /// One was ever registered.
@@ -217,6 +224,8 @@ impl Manifest {
             checkpointed: Seq(0),
             runs: Runs::new(Arc::new(Lineage::of(volume)), []),
             holds: ChunkSet::default(),
+            closed: Place::default(),
+            newest_merge: Place::default(),
             snapshots: Vec::new(),
             had_snapshots: false,
         }
@@ -356,6 +365,19 @@ impl Manifest {
         &self.runs
     }
 
+    /// Returns true if no record to come can add an object of this place.
+    pub fn is_passed(&self, place: Place) -> bool {
+        self.deleted || place.seq().map_or(place < self.closed, |last| last <= self.seq)
+    }
+
+    /// The place of the first merge of a process: beyond all that an earlier one may have begun, as that
+    /// began fewer since its last record.
+    pub(crate) fn first_place_of_process(&self) -> Place {
+        const BEGUN_AT_MOST: u64 = 1024;
+        let known = self.closed.max(self.newest_merge.next());
+        Place::from_stored(known.stored().saturating_add(BEGUN_AT_MOST))
+    }
+
     /// Returns true for a fork of which the log does not say yet that it stands: nothing but its creation is
     /// in the log.
     pub fn is_unconfirmed(&self) -> bool {
@@ -441,6 +463,7 @@ impl Manifest {
                 // An attach has moved away what was invalidated.
                 self.invalidated = SideSet::NONE;
                 self.writers.attach(record, node, displaced.as_ref());
+                self.closed = self.closed.max(Place::first_merge(record.epoch));
             }
             Body::Change { snapshots, .. } if record.epoch == Epoch(0) && self.takes_control_records() => {
                 if record.body != Body::of_snapshots(snapshots.clone()) {
@@ -452,10 +475,13 @@ impl Manifest {
             Body::Change { .. } | Body::Detach if record.epoch != current || !self.writers.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Change { segments, chunks, invalidated, generation, merges, snapshots } => {
+            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots } => {
                 self.check_segments(seq, segments, chunks)?;
                 let listed = self.with_snapshots(record, snapshots)?;
                 self.runs = self.with_merges(seq, merges)?;
+                self.closed = self.closed.max(*closed);
+                let carried = merges.iter().map(|merge| merge.output.id.place());
+                self.newest_merge = carried.fold(self.newest_merge, Place::max);
                 self.snapshots = listed;
                 self.had_snapshots |= snapshots.taken.is_some();
                 self.holds.add_all(chunks);
@@ -469,7 +495,10 @@ impl Manifest {
                     self.covered = self.covered.after(record.nonce, *generation);
                 }
             }
-            Body::Detach => self.writers.attached = false,
+            Body::Detach => {
+                self.writers.attached = false;
+                self.closed = self.closed.max(Place::first_merge(current.next()));
+            }
             Body::Delete => {
                 self.deleted = true;
                 self.writers.attached = false;
@@ -498,7 +527,7 @@ impl Manifest {
             return Err(LogError::BeyondEnd { seq, first, chunks });
         }
         for segment in segments {
-            check_added(seq, segment.id.0)?;
+            check_added(seq, segment.id.0, |place| place.seq().is_some_and(|last| last >= seq))?;
             if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
                 return Err(LogError::BeyondEnd { seq, first, chunks });
             }
@@ -529,7 +558,7 @@ impl Manifest {
         let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
         let mut runs = Runs::clone(&self.runs);
         for Merge { newest, oldest, output } in merges {
-            check_added(seq, output.id.0)?;
+            check_added(seq, output.id.0, |place| place.seq().is_none() && place >= self.closed)?;
             if let Some((first, _)) = output.chunks.run_beyond(chunks) {
                 return Err(LogError::BeyondEnd { seq, first, chunks });
             }
@@ -577,6 +606,8 @@ impl Manifest {
         self.writers.put_attaches(&mut out);
         put_runs(&self.runs, &mut out);
         self.holds.put(&mut out);
+        out.extend_from_slice(&self.closed.stored().to_le_bytes());
+        out.extend_from_slice(&self.newest_merge.stored().to_le_bytes());
         Snapshot::put_all(&self.snapshots, &mut out);
         wire::enclose(Kind::Checkpoint, &out)
     }
@@ -626,6 +657,8 @@ impl Manifest {
         let list = take_runs(&mut fields, chunks, lineage.ancestors().len())?;
         manifest.runs = Runs::new(Arc::new(lineage), list);
         manifest.holds = ChunkSet::take(&mut fields, chunks)?;
+        manifest.closed = Place::from_stored(fields.u64()?);
+        manifest.newest_merge = Place::from_stored(fields.u64()?);
         manifest.snapshots = Snapshot::take_all(&mut fields, manifest.seq)?;
         fields.end()?;
         Ok(manifest)
@@ -633,8 +666,8 @@ impl Manifest {
 }
 
 /// Checks that the record at `seq` can add `object`.
-fn check_added(seq: Seq, object: PlacedId) -> Result<(), LogError> {
-    if object.place < seq {
+fn check_added(seq: Seq, object: PlacedId, is_open: impl Fn(Place) -> bool) -> Result<(), LogError> {
+    if !is_open(object.place) {
         return Err(LogError::Place { seq, object: Box::new(object) });
     }
     if object.owner > 0 {

@@ -8,7 +8,8 @@
 //! create (1): u64 sectors, n x (u8 length + text name, u8 length + text value) to the end: labels (`labels`)
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
-//!             set of chunks (`chunk_set`), u32 m, m x merge, changes of the list of snapshots (`snapshot`)
+//!             set of chunks (`chunk_set`), u32 m, m x merge, u64 place before which merges are closed, changes
+//!             of the list of snapshots (`snapshot`)
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
@@ -18,7 +19,7 @@
 //! the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
 
-use holdfast_types::{Epoch, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Place, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use crate::chunk_set::ChunkSet;
 use crate::fork::Fork;
@@ -92,6 +93,8 @@ pub enum Body {
         generation: u64,
         /// Merges of runs, of the list as it is before the segments are added.
         merges: Vec<Merge>,
+        /// Merges of places before it are closed: no later record adds one. Zero closes none.
+        closed: Place,
         /// Changes of the list of snapshots. A snapshot that is taken holds all that the record adds.
         snapshots: SnapshotChange,
     },
@@ -110,6 +113,7 @@ impl Body {
             invalidated: SideSet::NONE,
             generation: 0,
             merges: Vec::new(),
+            closed: Place::default(),
             snapshots,
         }
     }
@@ -119,6 +123,14 @@ impl Body {
         match self {
             Self::Change { snapshots, .. } => snapshots.taken = None,
             Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => {}
+        }
+    }
+
+    /// Returns true if runs are merged with it.
+    pub(crate) fn has_merges(&self) -> bool {
+        match self {
+            Self::Change { merges, .. } => !merges.is_empty(),
+            Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => false,
         }
     }
 
@@ -219,7 +231,7 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Change { segments, chunks, invalidated, generation, merges, snapshots } => {
+            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots } => {
                 out.push(3);
                 out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
@@ -234,6 +246,7 @@ impl Record {
                 for merge in merges {
                     merge.put(&mut out);
                 }
+                out.extend_from_slice(&closed.stored().to_le_bytes());
                 snapshots.put(&mut out);
             }
             Body::Detach => out.push(4),
@@ -276,8 +289,9 @@ impl Record {
                 let chunks = ChunkSet::take_sparse(&mut fields)?;
                 let count = fields.count(Merge::MIN_BYTES)?;
                 let merges = (0..count).map(|_| Merge::take(&mut fields)).collect::<Result<_, _>>()?;
+                let closed = Place::from_stored(fields.u64()?);
                 let snapshots = SnapshotChange::take(&mut fields)?;
-                Body::Change { segments, chunks, invalidated, generation, merges, snapshots }
+                Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -313,22 +327,23 @@ mod tests {
 
     fn segment() -> SegmentRef {
         SegmentRef {
-            id: SegmentId::new(Seq(9), 1, [2; 10]),
+            id: SegmentId::new(Place::until(Seq(9)), 1, [2; 10]),
             bytes: 100,
             index_offset: 40,
             index_bytes: 60,
+            sectors: 5,
             chunks: Fence::around([(0, 1), (5, 3)]),
         }
     }
 
     fn merge() -> Merge {
         let output = RunRef {
-            id: RunId::new(Seq(9), 1, [3; 10]),
+            id: RunId::new(Place::until(Seq(9)), 1, [3; 10]),
             level: 1,
             bytes: 100,
             head_offset: 0,
             head_bytes: 50,
-            entries: 5,
+            sectors: 5,
             chunks: Fence::around([(0, 9)]),
         };
         Merge { newest: segment().id.0, oldest: output.id.0, output }
@@ -341,6 +356,7 @@ mod tests {
             invalidated: SideSet::NONE,
             generation: 1,
             merges: vec![],
+            closed: Place::default(),
             snapshots: SnapshotChange::default(),
         }
     }
@@ -364,6 +380,7 @@ mod tests {
                 invalidated: SideSet::BOTH,
                 generation: 7,
                 merges: vec![merge()],
+                closed: Place::first_merge(Epoch(2)).next(),
                 snapshots: SnapshotChange {
                     taken: Some(SnapshotUid([5; 16])),
                     dropped: vec![Seq(2), Seq(7)],

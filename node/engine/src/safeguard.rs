@@ -125,7 +125,7 @@ pub enum Safeguard {
     PlaceBeyondRecord,
     /// A record names the chunks that hold data from then on, where the fence of its segment does not.
     NameHeldChunks,
-    /// A merge is not carried by a record behind its place.
+    /// No record closes the place of a merge that is being made or waits to be carried.
     CheckMergePlace,
     /// A merge is carried only where the list has its inputs: what a record in flight may carry is not
     /// chosen again.
@@ -136,6 +136,8 @@ pub enum Safeguard {
     MergeInOrder,
     /// A merge leaves zeros out only where its oldest run is the oldest of the list.
     MergeKeepsZeros,
+    /// A frame that was relocated is named where it lies then.
+    NameMovedFrame,
     /// After a commit the policy is asked for a merge.
     MergeWhenDue,
     /// Memory of the live map is given back where no write is in flight.
@@ -156,7 +158,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 70] = [
+    pub const ALL: [Self; 71] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -213,6 +215,7 @@ impl Safeguard {
         Self::MergeNeighbours,
         Self::MergeInOrder,
         Self::MergeKeepsZeros,
+        Self::NameMovedFrame,
         Self::MergeWhenDue,
         Self::ReleaseStillChunks,
         Self::PrepareReleased,
@@ -258,7 +261,7 @@ impl Safeguard {
             | Self::ClearOlderFirst => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
-            Self::SegmentBeforeCommit => 7,
+            Self::SegmentBeforeCommit | Self::NameMovedFrame => 7,
             Self::UploadStillSides => 10,
             Self::NoticeOtherWriters
             | Self::ReadBackAmbiguous

@@ -116,24 +116,22 @@ pub struct SegmentRef {
     pub index_offset: u64,
     /// Length of the index envelope in bytes.
     pub index_bytes: u32,
+    /// Sectors of all its frames, those that are zero too.
+    pub sectors: u64,
     /// The chunks it holds frames for.
     pub chunks: Fence,
 }
 
 impl SegmentRef {
     /// Fewest bytes of an encoded reference.
-    pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 24;
-
-    /// Number of entries of its index.
-    pub fn entries(&self) -> u64 {
-        u64::from(self.index_bytes).saturating_sub(wire::ENVELOPE_BYTES as u64 + 4) / ENTRY_BYTES as u64
-    }
+    pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 32;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);
         out.extend_from_slice(&self.bytes.to_le_bytes());
         out.extend_from_slice(&self.index_offset.to_le_bytes());
         out.extend_from_slice(&self.index_bytes.to_le_bytes());
+        out.extend_from_slice(&self.sectors.to_le_bytes());
         self.chunks.put(out);
     }
 
@@ -145,7 +143,8 @@ impl SegmentRef {
         if index_offset.checked_add(u64::from(index_bytes)).is_none_or(|end| end > bytes) {
             return Err(fields.bad("segment index offset", index_offset));
         }
-        Ok(Self { id, bytes, index_offset, index_bytes, chunks: Fence::take(fields)? })
+        let sectors = fields.u64()?;
+        Ok(Self { id, bytes, index_offset, index_bytes, sectors, chunks: Fence::take(fields)? })
     }
 }
 
@@ -171,6 +170,20 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
+    /// A segment of frames that were stored before: `frames` ascend and lie one behind the other in `body`.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub fn of_stored(frames: Vec<Frame>, body: Vec<u8>) -> Self {
+        let mut end = 0;
+        for frame in &frames {
+            assert!(frame.offset == end && frame.run == 1, "frames lie one behind the other");
+            end += u64::from(frame.stored);
+        }
+        assert!(end == body.len() as u64 && frames.is_sorted_by(|a, b| a.block < b.block), "blocks ascend");
+        Self { body, frames, ..Self::default() }
+    }
+
     /// Adds the sectors `mask` of `block`; `bytes` are those sectors, lowest first.
     ///
     /// # Panics
@@ -238,7 +251,10 @@ impl SegmentBuilder {
         index.encode_at_end(&mut self.body);
         let index_bytes = u32::try_from(self.end() - index_offset).expect("an index is smaller than 4 GiB");
         let bytes = self.end() + TRAILER_BYTES;
-        let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: fence(&index.frames) };
+        let of_frame = |frame: &Frame| u64::from(frame.run) * u64::from(frame.mask.count());
+        let sectors = index.frames.iter().map(of_frame).sum();
+        let chunks = fence(&index.frames);
+        let segment = SegmentRef { id, bytes, index_offset, index_bytes, sectors, chunks };
         self.body.extend_from_slice(&trailer(index_offset, index_bytes));
         (segment, index)
     }
@@ -402,7 +418,7 @@ pub fn unpack<'a>(frame: &Frame, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, Fram
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::Seq;
+    use holdfast_types::{Place, Seq};
 
     use super::*;
 
@@ -418,7 +434,7 @@ mod tests {
         let (scattered, text) = (noise(1, 2 * 4096), b"holdfast".repeat(32 * 512));
         builder.push(Block(3), Mask(0b101), &scattered);
         builder.push(Block(5000), Mask::FULL, &text);
-        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [0; 10]));
         assert_eq!(segment.chunks.runs(), [(0, 1), (4, 1)]);
         assert_eq!(segment.bytes, object.len() as u64);
         assert!(
@@ -443,7 +459,7 @@ mod tests {
             builder.push(Block(block), Mask::FULL, &noise(block as u8, BLOCK_BYTES as usize));
             builder.push(Block(block + 1), Mask(1), &[0; 4096]);
         };
-        let id = SegmentId::new(Seq(1), 1, [0; 10]);
+        let id = SegmentId::new(Place::until(Seq(1)), 1, [0; 10]);
         let mut whole = SegmentBuilder::default();
         (0..20).step_by(2).for_each(|block| fill(&mut whole, block));
         let (segment, object) = whole.finish(id);
@@ -469,7 +485,7 @@ mod tests {
         for block in 10..2000 {
             builder.push(Block(block), Mask::FULL, &zeros);
         }
-        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [0; 10]));
         assert_eq!(segment.chunks.runs(), [(0, 2)]);
         let index = FrameIndex::decode(&object[segment.index_offset as usize..object.len() - 16]).unwrap();
         assert_eq!(index.frames().len(), 1);

@@ -240,7 +240,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             Event::ColdReadCompleted { id, result } => {
                 if let Some(request) = self.data.requests.cold_read_completed(id, result) {
-                    self.data.read_ended(id, request, &mut self.core, out);
+                    self.data.read_ended(id, request, self.log.carries_merges(), &mut self.core, out);
                 }
             }
             Event::Evicted { result } => self.evicted(result, out),
@@ -360,7 +360,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn io_completed(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let Some(request) = self.data.requests.io_completed(id, result) else { return };
         if request.op == Op::Read {
-            return self.data.read_ended(id, request, &mut self.core, out);
+            return self.data.read_ended(id, request, self.log.carries_merges(), &mut self.core, out);
         }
         if self.data.store_ended(id, request, &mut self.core, out) == StoreEnd::MakeDurable {
             self.make_durable(id, out);
@@ -574,7 +574,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let generation = self.rounds.durable_generation();
         let manifest = self.core.manifest.as_ref().expect("a record is made from it");
         let merges = self.merger.take(manifest);
-        let body = Body::Change { segments, chunks, invalidated, generation, merges, snapshots };
+        let closed = self.merger.closed(manifest);
+        let body = Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots };
         self.log.create_record(body, &self.core, out);
     }
 
@@ -734,12 +735,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let merges = self.merger.take(manifest);
+        let closed = self.merger.closed(manifest);
         if merges.is_empty() {
             return;
         }
         let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
         let snapshots = SnapshotChange::default();
-        let body = Body::Change { segments, chunks, invalidated, generation: 0, merges, snapshots };
+        let body = Body::Change { segments, chunks, invalidated, generation: 0, merges, closed, snapshots };
         self.log.create_record(body, &self.core, out);
     }
 
@@ -782,6 +784,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.core.follow(&record);
                 self.log.created(self.core.now);
                 self.merger.won(&record);
+                if record.body.has_merges() {
+                    self.unpark(out);
+                }
                 if record.body.snapshot_taken().is_some() {
                     let manifest = self.core.manifest.as_ref().expect("it has followed the record");
                     self.snapshots.registered(manifest, out);

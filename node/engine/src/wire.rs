@@ -11,7 +11,7 @@
 //! ```
 //! Invariant: nothing is decoded before its checksum, kind and version were found right.
 
-use holdfast_types::{PlacedId, Seq, Ulid};
+use holdfast_types::{Place, PlacedId, Ulid};
 
 /// Bytes in front of a payload.
 pub(crate) const ENVELOPE_BYTES: usize = 32;
@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
 
     /// An id as [`put_id`] wrote it.
     pub(crate) fn id(&mut self) -> Result<PlacedId, DecodeError> {
-        Ok(PlacedId { owner: self.u8()?, place: Seq(self.u64()?), ulid: Ulid(self.u128()?) })
+        Ok(PlacedId { owner: self.u8()?, place: Place::from_stored(self.u64()?), ulid: Ulid(self.u128()?) })
     }
 
     /// A count of items of at least `item_bytes` each: refused when the rest cannot hold them.
@@ -272,7 +272,7 @@ pub(crate) const ID_BYTES: usize = 25;
 /// Appends an id: u8 owner, u64 place, u128 ulid.
 pub(crate) fn put_id(id: PlacedId, out: &mut Vec<u8>) {
     out.push(id.owner);
-    out.extend_from_slice(&id.place.0.to_le_bytes());
+    out.extend_from_slice(&id.place.stored().to_le_bytes());
     out.extend_from_slice(&id.ulid.0.to_le_bytes());
 }
 

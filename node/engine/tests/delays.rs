@@ -128,7 +128,14 @@ fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<()
                 Action::Upload { place, .. } => {
                     let id = SegmentId::new(place, 1, [0; 10]);
                     let chunks = Fence::around([(0, 1)]);
-                    Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
+                    Event::Uploaded(SegmentRef {
+                        id,
+                        bytes: 100,
+                        index_offset: 0,
+                        index_bytes: 100,
+                        sectors: 5,
+                        chunks,
+                    })
                 }
                 Action::StorePending { .. } => Event::PendingStored { result },
                 Action::StoreRoot { .. } => Event::RootStored,

@@ -106,7 +106,14 @@ impl Bench {
             Action::Upload { place, .. } => {
                 let id = SegmentId::new(place, 1, [0; 10]);
                 let chunks = Fence::around([(0, 1)]);
-                Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
+                Event::Uploaded(SegmentRef {
+                    id,
+                    bytes: 100,
+                    index_offset: 0,
+                    index_bytes: 100,
+                    sectors: 5,
+                    chunks,
+                })
             }
             other @ (Action::Merge(_)
             | Action::Read { .. }

@@ -258,6 +258,7 @@ impl Host {
                     bytes: 100,
                     index_offset: 0,
                     index_bytes: 100,
+                    sectors: 5,
                     chunks: Fence::around([(0, 1)]),
                 })
             }
@@ -390,6 +391,8 @@ fn no_event_of_a_commit_does_more_in_a_larger_volume() {
         println!("{bytes} bytes: {:?}", host.turns);
         host.turns
     });
+    let steps = |turns: &Turns| format!("{{\"longest\":{},\"all\":{}}}", turns.most_steps, turns.steps);
+    println!("{{\"steps_of\":\"commit\",\"10gib\":{},\"1tib\":{}}}", steps(&small), steps(&large));
     assert_eq!((small.uploaded_blocks, large.uploaded_blocks), (WRITES as usize, WRITES as usize));
     assert!(2 * large.most_steps <= 3 * small.most_steps, "{} and {}", large.most_steps, small.most_steps);
     assert!(large.max_writes <= 2 * MAP_WRITE_PAGES && large.max_actions <= 3, "{large:?}");

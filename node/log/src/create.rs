@@ -11,6 +11,7 @@ use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 use crate::fork::{confirm, confirm_fork, no_such_source, read_fork};
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::is_forgotten;
+use crate::trash::take_back;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Checkpoints kept: the newest, and the one before it for readers that saw it last.
@@ -130,6 +131,7 @@ pub async fn provision(
     if manifest.is_unconfirmed() {
         confirm_fork(objects, volume).await?;
     }
+    take_back(objects, volume).await?;
     Ok(wanted)
 }
 

@@ -18,6 +18,7 @@ mod remove;
 pub mod scrub;
 mod snapshot;
 pub mod sweep;
+pub mod trash;
 mod truncate;
 
 pub use create::{
@@ -87,6 +88,15 @@ pub enum LogFailure {
         /// Its bytes.
         bytes: usize,
     },
+    /// An object of the trash does not say what it should.
+    #[error(
+        "object {key} does not say how long the volume stays in the trash, or how it leaves it: a newer version wrote it, \
+         or it was overwritten"
+    )]
+    NotOfTrash {
+        /// Its key.
+        key: String,
+    },
     /// The records do not follow each other.
     #[error("the log of volume {volume} is broken")]
     Broken {
@@ -127,6 +137,9 @@ pub enum LogFailure {
         /// Its snapshots that were not forgotten.
         seqs: Vec<Seq>,
     },
+    /// A volume in the trash is not removed: it is used.
+    #[error("volume {0} is not removed: a node has attached it since it was deleted")]
+    UsedSince(VolumeId),
     /// The id is taken by a volume that began with something else.
     #[error("volume {volume} exists already, {}: choose another id", made_from(.snapshot.as_ref()))]
     OtherSource {
@@ -207,6 +220,12 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
+    /// True if bytes of the log are wrong; not if a newer version wrote them.
+    pub(crate) fn is_damage(&self) -> bool {
+        let is_newer = matches!(self, Self::Damaged { source: DecodeError::Version { .. }, .. });
+        !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })
+    }
+
     /// True if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
@@ -221,6 +240,8 @@ impl LogFailure {
             | Self::ExistsOtherwise { .. }
             | Self::CreatedElsewhere { .. }
             | Self::WasDeleted(_)
+            | Self::NotOfTrash { .. }
+            | Self::UsedSince(_)
             | Self::OtherSource { .. }
             | Self::NoSuchSource { .. }
             | Self::OtherSnapshot { .. }

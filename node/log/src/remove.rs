@@ -11,6 +11,7 @@
 //!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
 
 use futures::future::try_join_all;
+use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
@@ -39,7 +40,22 @@ pub async fn remove(
     nonce: Nonce,
     unix_ms: u64,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    let Some(tombstone) = bury(objects, volume, nonce, unix_ms).await? else {
+    remove_if(objects, volume, nonce, unix_ms, |_manifest| true).await
+}
+
+/// The same while `is_wanted` holds of the log up to which nothing was appended before the tombstone; it is
+/// given nothing for a log that is damaged.
+///
+/// # Errors
+/// [`LogFailure::UsedSince`]: it does not hold, nothing was changed; else those of [`remove`].
+pub(crate) async fn remove_if(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    nonce: Nonce,
+    unix_ms: u64,
+    is_wanted: impl Fn(Option<&Manifest>) -> bool,
+) -> Result<Vec<VolumeId>, LogFailure> {
+    let Some(tombstone) = bury(objects, volume, nonce, unix_ms, is_wanted).await? else {
         return Ok(Vec::new());
     };
     // All snapshots are forgotten: a fork that comes now is void.
@@ -97,17 +113,21 @@ async fn bury(
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
+    is_wanted: impl Fn(Option<&Manifest>) -> bool,
 ) -> Result<Option<Seq>, LogFailure> {
     for _ in 0..TRIES {
         let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
             return Ok(None);
         };
-        refuse_with_snapshots(objects, volume, last).await?;
+        let manifest = refuse_with_snapshots(objects, volume, last).await?;
         match read_record(objects, volume, last).await {
             Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
             // A damaged record is not a tombstone, and is about to be deleted.
             Ok(_) | Err(LogFailure::Damaged { .. }) => {}
             Err(error) => return Err(error),
+        }
+        if !is_wanted(manifest.as_ref()) {
+            return Err(LogFailure::UsedSince(volume.clone()));
         }
         let record = Record {
             volume: volume.clone(),
@@ -127,18 +147,25 @@ async fn bury(
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// A record at `last` or before it may have registered snapshots; one that comes behind it makes the create
-/// of the tombstone lose.
+/// Reads the log; nothing if it is damaged. A record at `last` or before it may have registered snapshots;
+/// one that comes behind it makes the create of the tombstone lose.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
-async fn refuse_with_snapshots(
+pub(crate) async fn refuse_with_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     last: Seq,
-) -> Result<(), LogFailure> {
-    let seqs: Vec<Seq> = match read_manifest_to_end(objects, volume).await {
-        Ok(manifest) => live(objects, &manifest).await?.iter().map(|known| known.seq).collect(),
+) -> Result<Option<Manifest>, LogFailure> {
+    match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) => {
+            let seqs: Vec<Seq> = live(objects, &manifest).await?.iter().map(|known| known.seq).collect();
+            if seqs.is_empty() {
+                Ok(Some(manifest))
+            } else {
+                Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs })
+            }
+        }
         Err(
             damage @ (LogFailure::Damaged { .. }
             | LogFailure::Misplaced { .. }
@@ -148,9 +175,8 @@ async fn refuse_with_snapshots(
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
             let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
             roots.retain(|seq| *seq <= last && !forgotten.contains(seq));
-            return if roots.is_empty() { Ok(()) } else { Err(damage) };
+            if roots.is_empty() { Ok(None) } else { Err(damage) }
         }
-        Err(error) => return Err(error),
-    };
-    if seqs.is_empty() { Ok(()) } else { Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs }) }
+        Err(error) => Err(error),
+    }
 }

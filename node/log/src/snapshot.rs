@@ -1,7 +1,7 @@
 //! Snapshots of a volume: taken while no writer is attached, listed, forgotten.
 //!
 //! A snapshot that is taken here:
-//! 1. the log is read to its end; its writer has detached;
+//! 1. the log is read to its end; its writer has detached. Where it is long a checkpoint is stored;
 //! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
 //!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
 //!    was set back may have kept, the log passes the place, and everything begins again at a later one;
@@ -19,6 +19,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_engine::limit::MAX_SNAPSHOTS;
+use holdfast_engine::log_length::checkpoint_every;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
@@ -26,7 +27,7 @@ use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::create::{CreateOutcome, create_record};
+use crate::create::{CreateOutcome, create_record, drop_checkpoints, write_checkpoint};
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
 use crate::read::{decode_manifest, is_present, read_manifest_to_end, stored_under};
@@ -104,6 +105,7 @@ pub async fn snapshot_detached(
             let (node, epoch) = (writer.node, writer.epoch);
             return Err(SnapshotError::Attached { volume: volume.clone(), node, epoch });
         }
+        keep_short(objects, &manifest).await?;
         let change = SnapshotChange { taken: Some(uid), dropped: dropped.into_iter().collect() };
         let record = Record {
             volume: volume.clone(),
@@ -125,6 +127,17 @@ pub async fn snapshot_detached(
         None => LogFailure::Contended(volume),
     }
     .into())
+}
+
+/// Stores a checkpoint of a log that is longer than a writer leaves it: each reader reads all records after
+/// the newest checkpoint.
+async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
+    let (volume, seq) = (manifest.volume(), manifest.seq());
+    if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
+        return Ok(());
+    }
+    write_checkpoint(objects, volume, seq, manifest.encode_checkpoint().into()).await?;
+    drop_checkpoints(objects, volume, seq).await.map(drop)
 }
 
 /// Outcomes of a try to register a snapshot.

@@ -37,7 +37,7 @@ use holdfast_engine::safeguard::{
 };
 use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
-use holdfast_types::{Seq, VolumeId};
+use holdfast_types::{Place, Seq, SnapshotName, VolumeId};
 
 use crate::fork::confirm_fork;
 use crate::limit::{PARALLEL_DELETES, PARALLEL_READS};
@@ -103,6 +103,9 @@ pub struct SweepReport {
     pub deleted: Amount,
     /// Time at which the oldest of the garbage that is left was stored.
     pub oldest: Option<SystemTime>,
+    /// Bytes of the objects that each snapshot alone needs: they are free after its deletion. Empty where a
+    /// volume could not be read, which may need them too.
+    pub snapshots: Vec<(SnapshotName, u64)>,
     /// Volumes that could not be read. Their objects were left alone, and those of the volumes behind them.
     pub skipped: Vec<Skipped>,
 }
@@ -135,11 +138,15 @@ pub async fn sweep(
     let (known, mut skipped) = read_volumes(objects, options).await?;
     let mut report = SweepReport { volumes: (known.len() + skipped.len()) as u64, ..SweepReport::default() };
     let needed = Needed::of(objects, heads, &known, &mut skipped).await?;
+    report.snapshots = needed.snapshots.iter().map(|name| (name.clone(), 0)).collect();
     for (volume, known) in &known {
         if needed.is_kept_whole(volume, known) {
             continue;
         }
         sweep_volume(objects, &needed, volume, known, options, &mut report).await?;
+    }
+    if !skipped.is_empty() {
+        report.snapshots.clear();
     }
     report.skipped = skipped;
     Ok(report)
@@ -255,8 +262,11 @@ async fn sweep_volume(
         let mut unneeded = Vec::new();
         for entry in &page.entries {
             let key = ObjectKey::parse(&entry.key);
-            if key.is_none_or(|key| !is_garbage(&key, needed, known)) {
+            if key.as_ref().is_none_or(|key| !is_garbage(key, needed, known)) {
                 report.kept.add(entry);
+                if let Some(number) = key.and_then(|key| needed.only_snapshot(&key)) {
+                    report.snapshots[number].1 += entry.size_bytes;
+                }
                 continue;
             }
             report.garbage.add(entry);
@@ -289,13 +299,13 @@ async fn sweep_volume(
 /// Returns true if nothing needs the object, and nothing can come to need it.
 fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known) -> bool {
     let Known { manifest, forgotten, held } = known;
-    let is_passed = |place| manifest.is_deleted() || place <= manifest.seq() || !safeguard(SweepPassedPlaces);
+    let is_passed = |place| manifest.is_passed(place) || !safeguard(SweepPassedPlaces);
     match key {
         ObjectKey::Segment(volume, id) => is_passed(id.place()) && !needed.has_segment(volume, *id),
         ObjectKey::Run(volume, id) => is_passed(id.place()) && !needed.has_run(volume, *id),
         ObjectKey::Snapshot(_, seq) => {
             let counts = manifest.snapshots().iter().any(|it| it.seq == *seq) && !forgotten.contains(seq);
-            is_passed(*seq) && !counts && !held.contains(seq)
+            is_passed(Place::until(*seq)) && !counts && !held.contains(seq)
         }
         ObjectKey::Log(..) | ObjectKey::Checkpoint(..) => {
             manifest.is_deleted() && !stays_of_removed(key, manifest.seq())

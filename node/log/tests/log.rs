@@ -20,7 +20,7 @@ use holdfast_objects::{
     StoreError, Suffix, Verb,
 };
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
 
@@ -33,7 +33,7 @@ fn record(seq: u64, body: Body) -> Record {
 }
 
 fn commit(seq: u64) -> Record {
-    let id = SegmentId::new(Seq(seq), seq, [0; 10]);
+    let id = SegmentId::new(Place::until(Seq(seq)), seq, [0; 10]);
     record(
         seq,
         Body::Change {
@@ -42,12 +42,14 @@ fn commit(seq: u64) -> Record {
                 bytes: 9,
                 index_offset: 0,
                 index_bytes: 9,
+                sectors: 5,
                 chunks: Fence::around([(0, 1)]),
             }],
             chunks: ChunkSet::default(),
             invalidated: SideSet::NONE,
             generation: 1,
             merges: vec![],
+            closed: Place::default(),
             snapshots: SnapshotChange::default(),
         },
     )
@@ -286,7 +288,7 @@ async fn a_lost_reply_is_resolved_by_reading_the_record_back() {
 #[tokio::test]
 async fn removal_leaves_only_the_tombstone_and_bars_the_id() {
     let store = log_of(5).await;
-    let late = ObjectKey::Segment(volume(), SegmentId::new(Seq(6), 7, [9; 10])).to_string();
+    let late = ObjectKey::Segment(volume(), SegmentId::new(Place::until(Seq(6)), 7, [9; 10])).to_string();
     store.put_segment(&late, &mut ReadyParts::new(["x".into()])).await.unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();

@@ -24,7 +24,7 @@ use holdfast_objects::{
     CreateError, Created, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError, StoreError, Suffix,
 };
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Epoch, Nonce, SegmentId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, SnapshotUid, VolumeId};
 
 use stored::{NONCE, Stored};
 
@@ -131,7 +131,8 @@ async fn a_damaged_marker_of_one_volume_does_not_end_the_sweep_of_others() {
     let store = MemoryStore::new();
     let a = Stored::attached(store.clone(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
     let other = Stored::attached(store.clone(), "other", Creation::plain(SECTORS, NONCE, 0), 2).await;
-    let key = ObjectKey::Segment(other.volume.clone(), SegmentId::new(Seq(1), 7, [9; 10])).to_string();
+    let key = ObjectKey::Segment(other.volume.clone(), SegmentId::new(Place::until(Seq(1)), 7, [9; 10]))
+        .to_string();
     store.put_segment(&key, &mut ReadyParts::new([b"unnamed".to_vec().into()])).await.unwrap();
     let marker = ObjectKey::TruncationMarker(a.volume.clone(), Seq(64)).to_string();
     let _created = store.create(&marker, b"x".to_vec().into()).await.unwrap();

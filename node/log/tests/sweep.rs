@@ -11,7 +11,7 @@ use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
 use holdfast_log::{Creation, LogFailure, forget, provision, remove, snapshot_detached};
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, ObjectStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Nonce, SegmentId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotUid, VolumeId};
 
 use stored::{NONCE, Stored};
 
@@ -45,7 +45,8 @@ async fn with_garbage() -> Stored {
 
 /// Stores a segment for `place` that no record names.
 async fn leave_segment(stored: &Stored, place: u64) -> String {
-    let key = ObjectKey::Segment(stored.volume.clone(), SegmentId::new(Seq(place), 7, [9; 10])).to_string();
+    let key = ObjectKey::Segment(stored.volume.clone(), SegmentId::new(Place::until(Seq(place)), 7, [9; 10]))
+        .to_string();
     stored.store.put_segment(&key, &mut ReadyParts::new([b"unnamed".to_vec().into()])).await.unwrap();
     key
 }
@@ -118,10 +119,14 @@ async fn a_snapshot_keeps_what_the_volume_no_longer_names() {
     stored.attach(6, SECTORS).await;
     stored.commit(7, &[(0, 0b1)]).await;
     stored.merge(8, 0, 2).await;
-    assert_eq!(swept(&stored.store).await.garbage.objects, 0);
+    let report = swept(&stored.store).await;
+    assert_eq!(report.garbage.objects, 0);
+    let [(name, only)] = &report.snapshots[..] else { panic!("{report:?}") };
+    assert_eq!((&name.volume, name.seq), (&stored.volume, seq));
     forget(&stored.store, &stored.volume, seq).await.unwrap();
     // Its root, and the segment that only it named.
-    assert_eq!(swept(&stored.store).await.deleted.objects, 2);
+    let deleted = swept(&stored.store).await.deleted;
+    assert_eq!((deleted.objects, deleted.bytes), (2, *only));
     assert!(!keys(&stored.store).contains(&segment_key(&stored, 0)));
     assert!(keys(&stored.store).contains(&segment_key(&stored, 1)));
 }
@@ -235,7 +240,53 @@ async fn a_store_that_does_not_answer_ends_the_sweep() {
     }
 }
 
+/// A second snapshot of the same content, or a fork, shares what the first one holds.
+#[tokio::test]
+async fn what_two_snapshots_hold_is_of_neither_alone() {
+    let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    stored.commit(3, &[(0, 0b1)]).await;
+    let first = snapshot(&stored, 4).await;
+    let second = SnapshotUid([8; 16]);
+    let taken = holdfast_log::snapshot_detached(&stored.store, &stored.volume, second, NONCE, 0).await;
+    let second = taken.unwrap().seq;
+    let root = |seq: Seq| ObjectKey::Snapshot(stored.volume.clone(), seq).to_string();
+    let size = async |seq| stored.store.get(&root(seq), 1 << 20).await.unwrap().len() as u64;
+    let (report, roots) = (swept(&stored.store).await, [size(first).await, size(second).await]);
+    let only: Vec<(Seq, u64)> = report.snapshots.iter().map(|(name, only)| (name.seq, *only)).collect();
+    assert_eq!(only, [(first, roots[0]), (second, roots[1])], "the volume has all else");
+}
+
 /// 1,000 snapshots cost a request each once, and none later.
+#[tokio::test]
+async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
+    let stored = with_garbage().await;
+    let mut requests = Vec::new();
+    // With as many records behind the newest checkpoint: one is stored for each 32.
+    for snapshots in [1u32, 1 + 32 * 32] {
+        for number in u32::from(!requests.is_empty())..snapshots {
+            if number == 0 {
+                snapshot(&stored, 7).await;
+                continue;
+            }
+            let uid = SnapshotUid(u128::from(number).to_le_bytes());
+            let taken = holdfast_log::snapshot_detached(&stored.store, &stored.volume, uid, NONCE, 0).await;
+            taken.unwrap();
+        }
+        let mut heads = Heads::default();
+        for _ in 0..2 {
+            let before = stored.store.counts();
+            sweep(&stored.store, &mut heads, all()).await.unwrap();
+            let after = stored.store.counts();
+            requests.push((after.get + after.list) - (before.get + before.list));
+        }
+    }
+    let [first_of_one, _, first, second] = requests[..] else { panic!("{requests:?}") };
+    println!(
+        "{{\"sweep_of\":\"snapshots\",\"first_of_one\":{first_of_one},\"second_of_thousand\":{second}}}"
+    );
+    assert!(first > 1_000 && 10 * second <= 11 * first_of_one, "{requests:?}");
+}
+
 #[tokio::test]
 async fn the_next_sweep_reads_no_root_or_run_again() {
     let stored = with_garbage().await;

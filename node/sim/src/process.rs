@@ -19,7 +19,7 @@ use holdfast_engine::sector_map::Side;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, Millis, SectorRange, SnapshotUid, VolumeId};
+use holdfast_types::{BLOCK_BYTES, Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
@@ -373,7 +373,8 @@ pub(crate) async fn read_block(
     runs: &Runs,
 ) -> Result<Vec<u8>, ColdError> {
     retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
-        let plan = indexes.compose(objects, range.start.block(), wanted, runs).await?;
+        let block = indexes.compose(objects, range.start.block(), wanted, runs).await?;
+        let plan = block.for_range(Mask::of(range));
         let mut whole = vec![0; BLOCK_BYTES as usize];
         fetch(objects, runs.lineage(), &plan, &mut whole).await?;
         Ok(whole)

@@ -5,7 +5,7 @@ use std::io;
 use holdfast_background::{ColdError, ColdLines, Indexes, Slot, SlotTable, fetch, retry_while_unavailable};
 use holdfast_engine::index::Runs;
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, SectorRange};
+use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
 use parking_lot::Mutex;
 
 use crate::calls::{Answer, Ask, Calls, LocalAsk};
@@ -41,7 +41,8 @@ impl Slab {
     ) -> Result<Vec<u8>, ColdError> {
         let calls = &time.calls;
         retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
-            let plan = indexes.compose(objects, range.start.block(), wanted, runs).await?;
+            let block = indexes.compose(objects, range.start.block(), wanted, runs).await?;
+            let plan = block.for_range(Mask::of(range));
             let whole = async {
                 let mut whole = vec![0; BLOCK_BYTES as usize];
                 fetch(objects, runs.lineage(), &plan, &mut whole).await?;

@@ -21,14 +21,14 @@ const RUN_ENTRY: f64 = 40.0;
 /// Bytes of a page beside its entries, and in the page table, for each entry.
 const PAGE_SHARE: f64 = (32 + 4 + 8) as f64 / 1638.0;
 /// Bytes of a segment in a run's table.
-const TABLE_ENTRY: f64 = 44.0;
+const TABLE_ENTRY: f64 = 45.0;
 
 /// Bytes of the largest fence.
 const FENCE: u64 = 4 + 8 * MAX_FENCE_RUNS as u64;
 /// Bytes of the largest reference to a segment.
-const SEGMENT_REFERENCE: u64 = 24 + 20 + FENCE;
+const SEGMENT_REFERENCE: u64 = 25 + 28 + FENCE;
 /// Bytes of the largest reference to a merged run.
-const RUN_REFERENCE: u64 = 24 + 29 + FENCE;
+const RUN_REFERENCE: u64 = 25 + 29 + FENCE;
 /// Bytes of a record or a checkpoint beside references: three names of 255 bytes, and numbers.
 const FRAME: u64 = 1024;
 /// Bytes of an attach in a checkpoint.
@@ -117,10 +117,6 @@ struct Tier {
 }
 
 impl Tier {
-    fn shape(&self) -> Shape {
-        Shape { level: self.level, entries: self.entries as u64 }
-    }
-
     /// Bytes of its index.
     fn bytes(&self) -> f64 {
         match self.level {
@@ -167,7 +163,7 @@ impl Workload {
                 of_indexes.count(&list[inputs.clone()], &merged);
                 list.splice(inputs, [merged]);
             }
-            chosen = next_merge(&list.iter().map(Tier::shape).collect::<Vec<_>>());
+            chosen = next_merge(&list.iter().map(|run| self.shape(run)).collect::<Vec<_>>(), true);
             most = most.max(list.len());
             total += list.len() as u64;
         }
@@ -181,8 +177,13 @@ impl Workload {
             largest_run_bytes: of_indexes.largest,
             root_bytes: self.root_bytes(most),
             // Of each kind one merge, which names its newest and its oldest input.
-            record_bytes_max: FRAME + SEGMENT_REFERENCE + 2 * (2 * 24 + RUN_REFERENCE),
+            record_bytes_max: FRAME + SEGMENT_REFERENCE + 2 * (2 * 25 + RUN_REFERENCE),
         }
+    }
+
+    fn shape(&self, run: &Tier) -> Shape {
+        let sectors = run.entries * (self.entry_bytes / SECTOR_BYTES) as f64;
+        Shape { level: run.level, sectors: sectors as u64 }
     }
 
     fn root_bytes(&self, runs: usize) -> u64 {

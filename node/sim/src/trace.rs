@@ -137,7 +137,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
             (18, [ranges.len() as u64, ranges.first().map_or(0, |range| range.start.0), 0, 0])
         }
         Event::Merged { kind, output: run } => {
-            (20, [run.id.0.ulid.0 as u64, run.bytes, run.entries, u64::from(run.level) << 8 | *kind as u64])
+            (20, [run.id.0.ulid.0 as u64, run.bytes, run.sectors, u64::from(run.level) << 8 | *kind as u64])
         }
         Event::MergeFailed { kind, barred } => (21, [*kind as u64, barred.ulid.0 as u64, 0, 0]),
         Event::PendingStored { result } => (9, [came_of(*result), 0, 0, 0]),
@@ -190,11 +190,12 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
             let masks = blocks.iter().fold(0u64, |all, one| {
                 all.rotate_left(7) ^ one.block.0 ^ u64::from(one.a.0) << 32 ^ u64::from(one.b.0)
             });
-            (42, [blocks.len() as u64, masks, place.0, 0])
+            (42, [blocks.len() as u64, masks, place.stored(), 0])
         }
-        Action::Merge(plan) => {
-            (50, [plan.place.0, plan.inputs.len() as u64, u64::from(plan.level), u64::from(plan.is_oldest)])
-        }
+        Action::Merge(plan) => (
+            50,
+            [plan.place.stored(), plan.inputs.len() as u64, u64::from(plan.level), u64::from(plan.is_oldest)],
+        ),
         Action::StoreRoot { seq, bytes } => (52, [seq.0, sum(bytes), 0, 0]),
         Action::StorePending { seq, bytes } => (43, [seq.0, sum(bytes), 0, 0]),
         Action::CreateRecord { seq, bytes } => (44, [seq.0, sum(bytes), 0, 0]),
@@ -294,7 +295,7 @@ fn event_words(event: &Event) -> String {
         | Event::MergeFailed { .. }
         | Event::Tick => format!("{event:?}"),
         Event::Snapshot { uid, .. } => format!("a snapshot is asked for: {uid}"),
-        Event::Merged { output, .. } => format!("merged into {}, {} entries", output.id, output.entries),
+        Event::Merged { output, .. } => format!("merged into {}, {} sectors", output.id, output.sectors),
     }
 }
 

@@ -27,7 +27,7 @@ use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Epoch, Nonce, RunId, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{Block, Epoch, Nonce, Place, RunId, SectorRange, SegmentId, Seq, VolumeId};
 
 const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, max_bytes: 96 * 4096, max_age_ms: 10_000 };
@@ -244,7 +244,7 @@ fn merged() -> (RunRef, RunHead, Vec<u8>) {
     inputs.reverse();
     let mut merge = Merge::new(inputs, false);
     while merge.advance() != MergeStep::Ended {}
-    let (run, head) = merge.close(RunId::new(Seq(70), 1, [2; 10]), 1);
+    let (run, head) = merge.close(RunId::new(Place::until(Seq(70)), 1, [2; 10]), 1);
     let object = merge.take(usize::MAX);
     (run, head, object)
 }
@@ -258,7 +258,7 @@ fn named(object: &[u8]) -> SegmentObject {
     let trailer = &object[object.len() - 16..];
     let bytes = object.len() as u64;
     SegmentObject {
-        id: SegmentId::new(Seq(bytes), 1, [1; 10]),
+        id: SegmentId::new(Place::until(Seq(bytes)), 1, [1; 10]),
         bytes,
         index_offset: u64::from_le_bytes(trailer[8..].try_into().unwrap()),
         index_bytes: u32::from_le_bytes(trailer[4..8].try_into().unwrap()),

@@ -8,13 +8,15 @@
 //! volumes/<volume>/truncated/<seq:020>
 //! volumes/<volume>/snapshots/<seq:020>
 //! volumes/<volume>/forgotten/<seq:020>
+//! trash/<volume>/<epoch:020>-<nonce:32>/entry
+//! trash/<volume>/<epoch:020>-<nonce:32>/end
 //! ```
 //! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and
 //! `a/b`).
 
 use std::fmt;
 
-use crate::{RunId, SegmentId, Seq, VolumeId};
+use crate::{Epoch, Nonce, RunId, SegmentId, Seq, VolumeId};
 
 /// The name of one object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,6 +39,9 @@ pub enum ObjectKey {
 
 /// The prefix of everything that belongs to volumes, ending in `/`.
 pub const VOLUMES_PREFIX: &str = "volumes/";
+
+/// The prefix of everything that says which volumes are in the trash, ending in `/`.
+pub const TRASH_PREFIX: &str = "trash/";
 
 /// The prefix of everything that belongs to `volume`, ending in `/`.
 pub fn volume_prefix(volume: &VolumeId) -> String {
@@ -110,9 +115,91 @@ impl fmt::Display for ObjectKey {
     }
 }
 
+/// A stay of a volume in the trash.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TrashStay {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Epoch that it had then, or [`TrashStay::UNREADABLE`].
+    pub epoch: Epoch,
+    /// Tells this stay from all others: no key of the trash is created twice.
+    pub nonce: Nonce,
+}
+
+impl TrashStay {
+    /// In place of the epoch of a volume whose log could not be read.
+    pub const UNREADABLE: Epoch = Epoch(u64::MAX);
+}
+
+/// The name of an object about a stay in the trash.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum TrashKey {
+    /// The volume is in the trash.
+    Entry(TrashStay),
+    /// The end of the stay, and its way.
+    End(TrashStay),
+}
+
+/// The prefix of `volume`'s stays in the trash, ending in `/`.
+pub fn trash_prefix(volume: &VolumeId) -> String {
+    format!("{TRASH_PREFIX}{volume}/")
+}
+
+impl TrashKey {
+    /// Reads a key; `None` if it is not one of Holdfast's.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (volume, rest) = text.strip_prefix(TRASH_PREFIX)?.split_once('/')?;
+        let (stay, kind) = rest.split_once('/')?;
+        let (epoch, nonce) = stay.split_once('-')?;
+        let nonce = nonce.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(nonce)?;
+        let stay = TrashStay {
+            volume: volume.parse().ok()?,
+            epoch: Epoch(Seq::parse_padded(epoch)?.0),
+            nonce: Nonce(u128::from_str_radix(nonce, 16).ok().filter(|_| nonce.len() == 32)?.to_be_bytes()),
+        };
+        match kind {
+            "entry" => Some(Self::Entry(stay)),
+            "end" => Some(Self::End(stay)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for TrashKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Entry(stay) | Self::End(stay)) = self;
+        let kind = match self {
+            Self::Entry(_) => "entry",
+            Self::End(_) => "end",
+        };
+        let (volume, nonce) = (&stay.volume, u128::from_be_bytes(stay.nonce.0));
+        write!(f, "{TRASH_PREFIX}{volume}/{:020}-{nonce:032x}/{kind}", stay.epoch.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Place;
+
+    #[test]
+    fn every_key_of_the_trash_survives_its_text() {
+        let stay =
+            TrashStay { volume: "v1".parse().unwrap(), epoch: Epoch(u64::MAX), nonce: Nonce([10; 16]) };
+        for key in [TrashKey::Entry(stay.clone()), TrashKey::End(stay)] {
+            assert_eq!(TrashKey::parse(&key.to_string()), Some(key));
+        }
+        let zeros = "00000000000000000000";
+        for foreign in [
+            "trash/v1/end".to_owned(),
+            format!("trash/v1/{zeros}-{}/end", "0".repeat(31)),
+            format!("trash/v1/{zeros}-+{}/end", "0".repeat(31)),
+            format!("trash/V/{zeros}-{}/entry", "0".repeat(32)),
+            format!("trash/v1/{zeros}-{}/other", "0".repeat(32)),
+        ] {
+            assert_eq!(TrashKey::parse(&foreign), None, "{foreign}");
+        }
+    }
 
     #[test]
     fn every_kind_of_key_survives_its_text() {
@@ -120,8 +207,8 @@ mod tests {
         for key in [
             ObjectKey::Log(volume.clone(), Seq(7)),
             ObjectKey::Checkpoint(volume.clone(), Seq(u64::MAX)),
-            ObjectKey::Segment(volume.clone(), SegmentId::new(Seq(9), 5, [1; 10])),
-            ObjectKey::Run(volume.clone(), RunId::new(Seq(u64::MAX), 5, [1; 10])),
+            ObjectKey::Segment(volume.clone(), SegmentId::new(Place::until(Seq(9)), 5, [1; 10])),
+            ObjectKey::Run(volume.clone(), RunId::new(Place::until(Seq(u64::MAX)), 5, [1; 10])),
             ObjectKey::TruncationMarker(volume.clone(), Seq(64)),
             ObjectKey::Snapshot(volume.clone(), Seq(65)),
             ObjectKey::Forgotten(volume.clone(), Seq(65)),

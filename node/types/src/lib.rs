@@ -19,7 +19,7 @@ pub use extent::{
 pub use identity::{Epoch, InvalidSnapshotUid, InvalidVolumeId, Nonce, Seq, SnapshotUid, VolumeId};
 pub use lineage::{InvalidSnapshotName, Lineage, SnapshotName};
 pub use mask::Mask;
-pub use placed::{PlacedId, RunId, SegmentId, Ulid};
+pub use placed::{Place, PlacedId, RunId, SegmentId, Ulid};
 
 /// Milliseconds on a clock that never goes back and that all processes of a host share, from one start of the
 /// host to the next; only differences mean anything.

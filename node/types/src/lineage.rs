@@ -92,6 +92,7 @@ impl Lineage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Place;
 
     #[test]
     fn the_name_of_a_snapshot_survives_its_text() {
@@ -107,7 +108,7 @@ mod tests {
     fn an_object_is_looked_for_under_its_owner() {
         let volumes = ["c", "b", "a"].map(|name| name.parse::<VolumeId>().unwrap());
         let lineage = Lineage::with_ancestors(volumes[0].clone(), volumes[1..].to_vec()).unwrap();
-        let mut id = SegmentId::new(Seq(9), 1, [1; 10]);
+        let mut id = SegmentId::new(Place::until(Seq(9)), 1, [1; 10]);
         for volume in &volumes {
             assert_eq!(lineage.segment_key(id), format!("volumes/{volume}/segments/{id}"));
             id = id.inherited(1).unwrap();

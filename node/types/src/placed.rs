@@ -1,9 +1,9 @@
-//! Ids of objects that are added to a volume by a log record: the place that the record may stand at, and a
-//! ULID.
+//! Ids of objects that are added to a volume by a log record: the place, which says until when a record may
+//! add the object, and a ULID.
 
 use std::fmt;
 
-use crate::Seq;
+use crate::{Epoch, Seq};
 
 /// 48 bits of milliseconds since 1970 and 80 random bits, sortable by time.
 /// Source: <https://github.com/ulid/spec>.
@@ -53,28 +53,72 @@ impl fmt::Debug for Ulid {
     }
 }
 
-/// Name of an object that a log record adds to its volume, `<place:020>-<ulid>` in a key of its owner.
+/// Says until when a log record may add an object. Once the log has passed the place, an object that no
+/// manifest names will never be named.
 ///
-/// Only a record at its place or before it may add the object: once the log has passed the place, an object
-/// that no manifest names will never be named.
+/// - What a seal uploads has the last seq whose record may add it.
+/// - What a merge makes has a number among the merges of its writer, bit 63 set: each record says which
+///   numbers no later one adds, for a merge may take hours and its output may be replaced soon after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Place(u64);
+
+impl Place {
+    const MERGE: u64 = 1 << 63;
+    /// Merges of one writer.
+    const MERGES: u64 = 1 << 32;
+
+    /// The place of what the record at `seq` adds at the latest.
+    pub const fn until(seq: Seq) -> Self {
+        Self(seq.0 & !Self::MERGE)
+    }
+
+    /// The place of the first merge of the writer of `epoch`.
+    pub const fn first_merge(epoch: Epoch) -> Self {
+        let epoch =
+            if epoch.0 < Self::MERGE / Self::MERGES { epoch.0 } else { Self::MERGE / Self::MERGES - 1 };
+        Self(Self::MERGE | (epoch * Self::MERGES))
+    }
+
+    /// The place of the merge after this one.
+    pub const fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
+    /// The last seq whose record may add what a seal uploads; none for a merge.
+    pub fn seq(self) -> Option<Seq> {
+        (self.0 & Self::MERGE == 0).then_some(Seq(self.0))
+    }
+
+    /// The place with this form in stored objects.
+    pub const fn from_stored(stored: u64) -> Self {
+        Self(stored)
+    }
+
+    /// Form in stored objects.
+    pub const fn stored(self) -> u64 {
+        self.0
+    }
+}
+
+/// Name of an object that a log record adds to its volume, `<place:020>-<ulid>` in a key of its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlacedId {
     /// Number of forks between the volume that names the object and the one that owns it; zero: its own.
     pub owner: u8,
-    /// The last seq whose record may add the object.
-    pub place: Seq,
+    /// Says until when a record may add it.
+    pub place: Place,
     /// Tells it from others of that place.
     pub ulid: Ulid,
 }
 
 impl PlacedId {
-    fn new(place: Seq, unix_ms: u64, random: [u8; 10]) -> Self {
+    fn new(place: Place, unix_ms: u64, random: [u8; 10]) -> Self {
         Self { owner: 0, place, ulid: Ulid::new(unix_ms, random) }
     }
 
     fn parse(text: &str) -> Option<Self> {
         let (place, ulid) = text.split_once('-')?;
-        Some(Self { owner: 0, place: Seq::parse_padded(place)?, ulid: Ulid::parse(ulid)? })
+        Some(Self { owner: 0, place: Place(Seq::parse_padded(place)?.0), ulid: Ulid::parse(ulid)? })
     }
 }
 
@@ -93,12 +137,12 @@ macro_rules! placed_ids {
 
         impl $name {
             /// A new id for `place`, from the wall clock (milliseconds since 1970) and random bytes.
-            pub fn new(place: Seq, unix_ms: u64, random: [u8; 10]) -> Self {
+            pub fn new(place: Place, unix_ms: u64, random: [u8; 10]) -> Self {
                 Self(PlacedId::new(place, unix_ms, random))
             }
 
-            /// The last seq whose record may add the object.
-            pub const fn place(self) -> Seq {
+            /// Says until when a record may add the object.
+            pub const fn place(self) -> Place {
                 self.0.place
             }
 
@@ -140,9 +184,9 @@ mod tests {
 
     #[test]
     fn ids_survive_their_text_and_sort_by_place_and_time() {
-        let early = SegmentId::new(Seq(9), 2, [0xff; 10]);
-        let later = SegmentId::new(Seq(10), 1, [0; 10]);
-        let latest = SegmentId::new(Seq(10), 2, [0; 10]);
+        let early = SegmentId::new(Place(9), 2, [0xff; 10]);
+        let later = SegmentId::new(Place(10), 1, [0; 10]);
+        let latest = SegmentId::new(Place(10), 2, [0; 10]);
         assert!(early < later && later < latest);
         assert!(early.to_string() < later.to_string() && later.to_string() < latest.to_string());
         assert_eq!(early.to_string(), "00000000000000000009-0000000002ZZZZZZZZZZZZZZZZ");
@@ -153,5 +197,17 @@ mod tests {
         {
             assert_eq!(RunId::parse(foreign), None, "{foreign}");
         }
+        let merged = RunId::new(Place::first_merge(Epoch(3)).next(), 1, [0; 10]);
+        assert_eq!(merged.to_string(), "09223372049739677697-00000000010000000000000000");
+        assert_eq!(RunId::parse(&merged.to_string()), Some(merged));
+    }
+
+    #[test]
+    fn places_of_merges_ascend_with_their_writers() {
+        let [first, second] = [Epoch(7), Epoch(8)].map(Place::first_merge);
+        assert!(Place::until(Seq(u64::MAX)) < first && first < first.next() && first.next() < second);
+        assert_eq!((Place::until(Seq(5)).seq(), first.seq()), (Some(Seq(5)), None));
+        let last = Place::first_merge(Epoch(u64::MAX));
+        assert!(last > Place::first_merge(Epoch(1 << 30)) && last.seq().is_none());
     }
 }

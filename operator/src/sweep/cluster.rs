@@ -1,11 +1,13 @@
 //! The cluster as sweeps see it: ObjectStores, their buckets, and reports about them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ObjectStore, SweepStatus};
+use holdfast_crds::{ObjectStore, SweepStatus, Volume, VolumeSnapshot, is_true};
 use holdfast_objects::ObjectStore as Bucket;
+use holdfast_types::SnapshotName;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::events::Event;
@@ -13,14 +15,29 @@ use kube::{Client, Resource, ResourceExt};
 use serde_json::json;
 
 use crate::object_store::connect::{ConnectError, Connections};
+use crate::volume::identity::id_of;
+use crate::volume::plan::PROVISIONED;
 
-/// Field manager of `status.sweep` alone: the report of a probe does not contain it, and would remove it.
+/// Field manager of `status.sweep`, and of `status.exclusiveBytes` of snapshots: the report of a probe does
+/// not contain it, and would remove it.
 const FIELD_MANAGER: &str = "holdfast-operator-sweep";
+
+/// A Volume of the cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeHere {
+    /// `spec.objectStore`.
+    pub(crate) object_store: Option<String>,
+    /// True if it exists in its object store.
+    pub(crate) is_provisioned: bool,
+}
 
 /// The cluster.
 pub(crate) trait Cluster: Send + Sync + 'static {
     /// All ObjectStores.
     fn object_stores(&self) -> impl Future<Output = Result<Vec<ObjectStore>, ApiError>> + Send;
+
+    /// The Volumes that are not being deleted, by their identity.
+    fn volumes(&self) -> impl Future<Output = Result<HashMap<String, VolumeHere>, ApiError>> + Send;
 
     /// The bucket of an ObjectStore; another one when its spec or a Secret changed.
     fn open(&self, name: &str) -> impl Future<Output = Result<Arc<dyn Bucket>, ConnectError>> + Send;
@@ -30,6 +47,13 @@ pub(crate) trait Cluster: Send + Sync + 'static {
         &self,
         store: &ObjectStore,
         status: &SweepStatus,
+    ) -> impl Future<Output = Result<(), ApiError>> + Send;
+
+    /// Writes what each snapshot of the ObjectStore alone needs.
+    fn report_snapshots(
+        &self,
+        store: &ObjectStore,
+        bytes: &[(SnapshotName, u64)],
     ) -> impl Future<Output = Result<(), ApiError>> + Send;
 
     /// Writes an event.
@@ -57,6 +81,22 @@ impl Cluster for ApiServer {
         Ok(call(self.api().list(&ListParams::default())).await?.items)
     }
 
+    async fn volumes(&self) -> Result<HashMap<String, VolumeHere>, ApiError> {
+        let volumes: Api<Volume> = Api::all(self.client.clone());
+        let volumes = call(volumes.list(&ListParams::default())).await?.items;
+        let mut here: HashMap<String, VolumeHere> = HashMap::new();
+        for volume in volumes.iter().filter(|volume| volume.metadata.deletion_timestamp.is_none()) {
+            let conditions = volume.status.as_ref().map(|status| status.conditions.as_slice());
+            let is_provisioned = is_true(conditions.unwrap_or_default(), PROVISIONED);
+            let object_store = volume.spec.object_store.clone();
+            // Of two with one identity the other is refused.
+            if is_provisioned || !here.contains_key(&id_of(volume)) {
+                here.insert(id_of(volume), VolumeHere { object_store, is_provisioned });
+            }
+        }
+        Ok(here)
+    }
+
     async fn open(&self, name: &str) -> Result<Arc<dyn Bucket>, ConnectError> {
         Ok(self.connections.open(self.client.clone(), name).await?)
     }
@@ -72,6 +112,42 @@ impl Cluster for ApiServer {
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         call(self.api().patch_status(&name, &params, &Patch::Apply(patch))).await.map(drop)
+    }
+
+    async fn report_snapshots(
+        &self,
+        store: &ObjectStore,
+        bytes: &[(SnapshotName, u64)],
+    ) -> Result<(), ApiError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let api: Api<VolumeSnapshot> = Api::all(self.client.clone());
+        let bytes: HashMap<String, u64> =
+            bytes.iter().map(|(name, bytes)| (name.to_string(), *bytes)).collect();
+        for snapshot in call(api.list(&ListParams::default())).await?.items {
+            let status = snapshot.status.as_ref().filter(|status| status.object_store == store.metadata.name);
+            let Some(status) = status else { continue };
+            let held = status.snapshot_id.as_ref().and_then(|id| bytes.get(id));
+            if held.is_none() || status.exclusive_bytes == held.copied() {
+                continue;
+            }
+            let name = snapshot.name_any();
+            let patch = json!({
+                "apiVersion": VolumeSnapshot::api_version(&()),
+                "kind": VolumeSnapshot::kind(&()),
+                "metadata": { "name": name, "uid": snapshot.metadata.uid },
+                "status": { "exclusiveBytes": held },
+            });
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            match call(api.patch_status(&name, &params, &Patch::Apply(patch))).await {
+                Ok(_) => {}
+                // It was deleted meanwhile.
+                Err(error) if error.is_stale() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     async fn publish(&self, store: &ObjectStore, event: Event) {
@@ -90,6 +166,53 @@ mod tests {
 
     use super::*;
     use crate::object_store::health;
+
+    /// A request each for what changed, and none for what belongs to another ObjectStore or was not found.
+    #[tokio::test]
+    async fn the_space_of_snapshots_is_written_where_it_changed() {
+        let (requests, mut received) = mpsc::unbounded_channel();
+        let snapshot = |name: &str, store: &str, id: &str, bytes: Option<u64>| {
+            json!({
+                "metadata": { "name": name, "uid": name }, "spec": { "volume": "data" },
+                "status": { "objectStore": store, "snapshotId": id, "exclusiveBytes": bytes },
+            })
+        };
+        let listed = json!({ "metadata": {}, "items": [
+            snapshot("new", "main", "v@2", None), snapshot("grown", "main", "v@5", Some(1)),
+            snapshot("same", "main", "v@7", Some(9)), snapshot("other", "other", "v@2", None),
+            snapshot("unknown", "main", "v@9", Some(3)),
+        ] });
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
+            let (requests, listed) = (requests.clone(), listed.clone());
+            async move {
+                if request.method() == hyper::Method::GET {
+                    return Ok::<_, std::convert::Infallible>(hyper::Response::new(Body::from(
+                        listed.to_string().into_bytes(),
+                    )));
+                }
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let mut answer: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+                requests.send(answer.clone()).expect("it is received");
+                answer["spec"] = json!({ "volume": "data" });
+                Ok(hyper::Response::new(Body::from(answer.to_string().into_bytes())))
+            }
+        });
+        let client = Client::new(service, "default");
+        let recorder = Recorder::new(client.clone(), "test", "a");
+        let server = ApiServer { client, connections: Arc::default(), recorder };
+        let spec = json!({ "bucket": "bucket", "credentials": { "environment": {} } });
+        let store = ObjectStore::new("main", serde_json::from_value(spec).expect("a spec"));
+        let held = [("v@2", 4096), ("v@5", 5), ("v@7", 9)];
+        let held = held.map(|(name, bytes)| (name.parse().expect("a name"), bytes));
+        server.report_snapshots(&store, &held).await.expect("written");
+        drop(server);
+        let mut written = Vec::new();
+        while let Some(patch) = received.recv().await {
+            written.push((patch["metadata"]["uid"].clone(), patch["status"].clone()));
+        }
+        let expected = [("new", 4096), ("grown", 5)];
+        assert_eq!(written, expected.map(|(uid, bytes)| (json!(uid), json!({ "exclusiveBytes": bytes }))));
+    }
 
     /// With one field manager for both, each report removed what the other had written.
     #[tokio::test]
@@ -115,7 +238,7 @@ mod tests {
         let mut store = ObjectStore::new("main", serde_json::from_value(spec).expect("a spec"));
         store.metadata.uid = Some("uid".to_owned());
         let now = server.now();
-        let status = crate::sweep::report::status(&Default::default(), now);
+        let status = crate::sweep::report::status(&Default::default(), 0, now);
         server.report(&store, &status).await.expect("written");
 
         let (uri, body) = received.recv().await.expect("a request");

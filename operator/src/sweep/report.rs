@@ -1,12 +1,15 @@
 //! The result of a sweep as others see it: status and events.
 
+use holdfast_cluster::api::ApiError;
 use holdfast_crds::{FieldError, SkippedVolume, SweepStatus, Time};
 use holdfast_log::LogFailure;
 use holdfast_log::sweep::{Skipped, SweepReport};
 use holdfast_service::chain;
+use holdfast_types::VolumeId;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::{Event, EventType};
 
+use super::trash::TrashReport;
 use crate::object_store::connect::ConnectError;
 
 /// Volumes that the status names.
@@ -24,6 +27,9 @@ pub(crate) enum SweepFailed {
     /// No connection could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The Volumes could not be listed.
+    #[error("the Volumes cannot be listed")]
+    Api(#[from] ApiError),
     /// A field cannot be used.
     #[error(transparent)]
     Field(#[from] FieldError),
@@ -32,9 +38,9 @@ pub(crate) enum SweepFailed {
     Store(#[from] LogFailure),
 }
 
-/// The status that reports a sweep which ended at `now`.
-pub(crate) fn status(report: &SweepReport, now: Timestamp) -> SweepStatus {
-    let SweepReport { volumes, kept, garbage, deleted, oldest, skipped } = report;
+/// The status that reports a sweep which ended at `now` and left `trashed_volumes` in the trash.
+pub(crate) fn status(report: &SweepReport, trashed_volumes: u64, now: Timestamp) -> SweepStatus {
+    let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots: _, skipped } = report;
     let skip = |Skipped { volume, error }: &Skipped| {
         let mut reason = chain(error);
         reason.truncate(reason.floor_char_boundary(REASON_BYTES));
@@ -47,6 +53,7 @@ pub(crate) fn status(report: &SweepReport, now: Timestamp) -> SweepStatus {
         garbage_bytes: garbage.bytes,
         deleted_objects: deleted.objects,
         deleted_bytes: deleted.bytes,
+        trashed_volumes,
         oldest_garbage: oldest.and_then(|oldest| Timestamp::try_from(oldest).ok()).map(Time),
         skipped: skipped.iter().take(NAMED_VOLUMES).map(skip).collect(),
     }
@@ -64,6 +71,39 @@ pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
             format!(
                 "volumes could not be read ({count}). The sweep kept all that they may read. Scrub each on the node that \
                  serves it; status.sweep.skipped names them. {}",
+                named.join("; ")
+            ),
+        )
+    })
+}
+
+/// The event about volumes that left the trash because they are used.
+pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
+    let named = trash.used.iter().take(NOTED_VOLUMES).map(VolumeId::as_str);
+    let named: Vec<&str> = named.collect();
+    (!named.is_empty()).then(|| {
+        let count = trash.used.len();
+        warning(
+            "DeletedVolumesUsed",
+            format!(
+                "volumes whose Volume was deleted were attached since ({count}), and are not removed. They have no Volume \
+                 here: if no other cluster has one, adopt each with spec.volumeID and spec.source.existing, and delete that. {}",
+                named.join(", ")
+            ),
+        )
+    })
+}
+
+/// The event about volumes that stay in the trash longer than they should.
+pub(crate) fn stuck(trash: &TrashReport) -> Option<Event> {
+    let named = trash.stuck.iter().take(NOTED_VOLUMES);
+    let named: Vec<String> = named.map(|(volume, error)| format!("{volume}: {}", chain(error))).collect();
+    (!named.is_empty()).then(|| {
+        let count = trash.stuck.len();
+        warning(
+            "DeletedVolumesKept",
+            format!(
+                "deleted volumes stay in the trash though their time is over ({count}): {}",
                 named.join("; ")
             ),
         )
@@ -107,7 +147,7 @@ mod tests {
             oldest: Some(now.into()),
             ..SweepReport::default()
         };
-        let told = status(&clean, now);
+        let told = status(&clean, 0, now);
         assert_eq!(
             (told.kept_bytes, told.garbage_bytes, told.deleted_objects, told.deleted_bytes),
             (900, 30, 2, 20)
@@ -120,7 +160,7 @@ mod tests {
             Skipped { error: LogFailure::NoLog(volume.clone()), volume }
         };
         let some = SweepReport { skipped: (0..12).map(skip).collect(), ..SweepReport::default() };
-        let told = status(&some, now);
+        let told = status(&some, 3, now);
         assert_eq!((told.skipped.len(), told.skipped[9].volume_id.as_str()), (10, "v9"));
         assert!(told.skipped[0].reason.contains("has no log"), "{:?}", told.skipped[0]);
         let event = skipped(&some).expect("an event");

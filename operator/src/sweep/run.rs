@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::cluster::Cluster;
 use super::report::{self, SweepFailed};
 use super::schedule::Facts;
+use super::trash::{TrashReport, empty_trash};
 use crate::metrics::Metrics;
 
 /// Time between two looks at the ObjectStores.
@@ -96,9 +97,9 @@ impl<C: Cluster> Sweeps<C> {
         let outcome = self.sweep(&store, &mut known).await;
         known.random = (self.random)();
         match outcome {
-            Ok(swept) => {
+            Ok((swept, trashed)) => {
                 (known.ended, known.failed) = (Some(Instant::now()), None);
-                self.finish(&store, &swept).await;
+                self.finish(&store, &swept, &trashed).await;
             }
             Err(error) => {
                 let failures = known.failed.map_or(0, |(_, failures)| failures).saturating_add(1);
@@ -131,7 +132,12 @@ impl<C: Cluster> Sweeps<C> {
         due.into_iter().max_by_key(|(waits, _)| *waits).map(|(_, store)| store)
     }
 
-    async fn sweep(&self, store: &ObjectStore, known: &mut Known) -> Result<SweepReport, SweepFailed> {
+    /// Empties the trash of a bucket, and sweeps it.
+    async fn sweep(
+        &self,
+        store: &ObjectStore,
+        known: &mut Known,
+    ) -> Result<(SweepReport, TrashReport), SweepFailed> {
         let schedule = &store.spec.sweep;
         schedule.interval()?;
         let grace = schedule.grace()?;
@@ -140,16 +146,19 @@ impl<C: Cluster> Sweeps<C> {
         let (_, heads) =
             known.remembered.insert(remembered.unwrap_or_else(|| (bucket.clone(), Heads::default())));
         let now = SystemTime::from(self.cluster.now());
+        let trashed = empty_trash(&self.cluster, store, &*bucket, now).await?;
         let options = SweepOptions { grace, now, dry_run: false, most: u64::MAX };
-        Ok(sweep(&*bucket, heads, options).await?)
+        Ok((sweep(&*bucket, heads, options).await?, trashed))
     }
 
-    async fn finish(&self, store: &ObjectStore, swept: &SweepReport) {
+    async fn finish(&self, store: &ObjectStore, swept: &SweepReport, trash: &TrashReport) {
         let name = store.name_any();
-        let status = report::status(swept, self.cluster.now());
+        let trashed = trash.volumes.len() as u64;
+        let status = report::status(swept, trashed, self.cluster.now());
         tracing::info!(
             object_store = %name,
             volumes = swept.volumes,
+            trashed_volumes = trashed,
             garbage_bytes = swept.garbage.bytes,
             deleted_objects = swept.deleted.objects,
             deleted_bytes = swept.deleted.bytes,
@@ -160,7 +169,11 @@ impl<C: Cluster> Sweeps<C> {
         if let Err(error) = self.cluster.report(store, &status).await {
             tracing::warn!(object_store = %name, error = chain(&error), "result of the sweep not written");
         }
-        if let Some(event) = report::skipped(swept) {
+        if let Err(error) = self.cluster.report_snapshots(store, &swept.snapshots).await {
+            tracing::warn!(object_store = %name, error = chain(&error), "space of snapshots not written");
+        }
+        let events = [report::skipped(swept), report::used(trash), report::stuck(trash)];
+        for event in events.into_iter().flatten() {
             self.cluster.publish(store, event).await;
         }
     }

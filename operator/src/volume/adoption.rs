@@ -1,8 +1,8 @@
 //! Adoption of a volume that the object store holds already: `spec.source.existing`.
 //!
-//! Nothing is written to the store. What another writer did not upload is not decided here: the log lets no
-//! node attach a volume that it calls attached elsewhere, until a user names that node in the annotation
-//! [`FORCE_DETACH`].
+//! Nothing is written to the store but what takes the volume out of the trash. What another writer did not
+//! upload is not decided here: the log lets no node attach a volume that it calls attached elsewhere, until a
+//! user names that node in the annotation [`FORCE_DETACH`].
 
 use holdfast_crds::{FORCE_DETACH, Time};
 use holdfast_engine::manifest::Writer;

@@ -4,6 +4,7 @@ use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeSnapshot, VolumeStatus,
 };
+use holdfast_log::trash::{Terms, discard, take_back};
 use holdfast_log::{Creation, LogFailure};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Nonce, SECTOR_BYTES, SnapshotName, VolumeId};
@@ -58,11 +59,32 @@ impl VolumeApplier<'_> {
             }
             OperatorStep::TakeSource { source, volume_id } => self.take_source(source, volume_id).await,
             OperatorStep::DropSource => self.drop_source().await,
-            OperatorStep::RemoveObjects { if_own } => {
+            OperatorStep::TakeBack => {
+                let store = self.connections.open(self.client.clone(), self.store_name()).await?;
+                let is_going = self.volume.metadata.deletion_timestamp.is_some();
+                match take_back(store.as_ref(), &volume_id(&self.volume)).await {
+                    Ok(true) => {
+                        tracing::info!(volume = %self.volume.name_any(), "volume taken out of the trash");
+                    }
+                    Ok(false) => {}
+                    // Its time in the trash was over before `Retain` was set.
+                    Err(LogFailure::WasDeleted(_)) if is_going => {
+                        tracing::warn!(volume = %self.volume.name_any(), "volume was removed before");
+                    }
+                    Err(failure) => return Err(failure.into()),
+                }
+                Ok(())
+            }
+            OperatorStep::RemoveObjects { if_own, keep } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
                 if *if_own && !is_own(store.as_ref(), &self.volume, cluster).await? {
                     tracing::info!(volume = %self.volume.name_any(), "objects of another origin were left");
+                    return Ok(());
+                }
+                if let Some(terms) = keep
+                    && keep_in_trash(store.as_ref(), &self.volume, terms).await?
+                {
                     return Ok(());
                 }
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
@@ -170,6 +192,15 @@ impl VolumeApplier<'_> {
     }
 }
 
+/// Puts the volume of a Volume into the trash. Returns false if it has no data.
+async fn keep_in_trash(store: &dyn ObjectStore, volume: &Volume, terms: &Terms) -> Result<bool, LogFailure> {
+    let is_kept = discard(store, &volume_id(volume), random_nonce(), terms).await?;
+    if is_kept {
+        tracing::info!(volume = %volume.name_any(), "volume put into the trash; a sweep removes it later");
+    }
+    Ok(is_kept)
+}
+
 /// The id under which a Volume is stored.
 pub(super) fn volume_id(volume: &Volume) -> VolumeId {
     VolumeId::try_from(id_of(volume)).expect("a uid, or what the API server admits as spec.volumeID")
@@ -228,6 +259,7 @@ async fn provision(
             if creation.source.is_some() {
                 holdfast_log::provision(store, &id, Creation { sectors, ..creation }).await?;
             }
+            take_back(store, &id).await?;
             Ok(wanted_sectors.unwrap_or(sectors))
         }
         Err(LogFailure::WasDeleted(volume)) => Err(was_deleted(store, volume, creation.source).await?),
@@ -292,6 +324,9 @@ fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use holdfast_log::trash::{Emptied, empty, read_trash};
     use holdfast_objects::{Fault, MemoryStore, Verb};
     use holdfast_types::SnapshotUid;
 
@@ -340,6 +375,47 @@ mod tests {
         holdfast_log::remove(&store, &volume_id(&volume()), TOMBSTONE, 0).await.expect("removed");
         let again = provision(&store, &volume(), CLUSTER, Some(100), None).await;
         assert!(matches!(again, Err(LogFailure::WasDeleted(_))), "{again:?}");
+    }
+
+    fn terms() -> Terms {
+        Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
+    }
+
+    /// The number of stays in the trash.
+    async fn stays(store: &MemoryStore) -> usize {
+        read_trash(store).await.expect("listed").stays.len()
+    }
+
+    /// A Volume that is applied again under its name and id has its data, and keeps it.
+    #[tokio::test]
+    async fn a_volume_that_is_applied_again_leaves_the_trash() {
+        let store = MemoryStore::new();
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
+        assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("kept"));
+        let smaller = provision(&store, &volume(), CLUSTER, Some(50), None).await;
+        assert!(smaller.is_err(), "{smaller:?}");
+        assert_eq!(stays(&store).await, 1, "nothing was changed");
+        for wanted in [100, 200] {
+            provision(&store, &volume(), CLUSTER, Some(wanted), None).await.expect("it is there");
+            assert_eq!(stays(&store).await, 0);
+            assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("deleted again"));
+        }
+    }
+
+    /// Found by reading: it was removed at once, and a scrub might have repaired it.
+    #[tokio::test]
+    async fn a_damaged_volume_is_kept_as_long() {
+        let store = MemoryStore::new();
+        assert!(!keep_in_trash(&store, &volume(), &terms()).await.expect("nothing is there"));
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
+        let key = store.keys().remove(0);
+        store.corrupt(&key, |bytes| bytes.truncate(9));
+        assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("it is damaged"));
+        let [there] = &read_trash(&store).await.expect("listed").stays[..] else { panic!("one stay") };
+        let over = there.since + terms().keep;
+        assert_eq!(empty(&store, there, &terms(), over).await.expect("removed"), Emptied::Removed);
+        store.go_away();
+        keep_in_trash(&store, &volume(), &terms()).await.expect_err("nothing is known");
     }
 
     /// The operator may die between the PUT and the status, or never see the answer of the PUT.

@@ -27,14 +27,19 @@ use super::source_snapshot::SnapshotFact;
 use super::source_volume::{SourceFact, is_made_for};
 use crate::event::changes;
 use crate::heartbeats::Heartbeats;
+use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
+use crate::object_store::trash_terms;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
 
 /// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
 /// The same for a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
+
+/// Wait for the watch to show what was written last; it begins the next reconciliation itself.
+const UNSEEN: Duration = Duration::from_secs(1);
 
 /// Time between two looks at a node that is to release a volume and does not, and at a Volume that is to be
 /// cloned and is not provisioned yet.
@@ -57,6 +62,7 @@ struct Shared {
     context: Arc<Context>,
     cluster: Cluster,
     volumes: Store<Volume>,
+    last_writes: LastWrites,
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
@@ -70,7 +76,12 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let by_storage_node = volumes.clone();
     let by_node = volumes.clone();
     let by_snapshot = volumes.clone();
-    let shared = Arc::new(Shared { context, cluster: Cluster::default(), volumes });
+    let shared = Arc::new(Shared {
+        context,
+        cluster: Cluster::default(),
+        volumes,
+        last_writes: LastWrites::default(),
+    });
     let work = controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
             let name = store.name_any();
@@ -148,6 +159,9 @@ async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, V
 /// Plans and applies once. Returns when to look again if nothing about the volume changes.
 async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, VolumeFailure> {
     let context = &shared.context;
+    if shared.last_writes.is_old(&volume) {
+        return Ok(UNSEEN);
+    }
     let mut facts = ClusterFacts::new(&volume);
     let observed = observe(&volume, &mut facts, shared).await;
     let again = if facts.node_in_doubt().is_some() { IN_DOUBT } else { RESYNC };
@@ -160,7 +174,11 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
         cluster: &shared.cluster,
         volume,
     };
+    let seen = work.volume.resource_version();
     let outcome = carry_out(&mut work, &facts, observed, &now).await;
+    if work.volume.resource_version() != seen {
+        shared.last_writes.note(&work.volume);
+    }
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
     }
@@ -221,7 +239,9 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
         facts.store = match volume.spec.object_store.as_deref() {
             None => StoreFact::None,
             Some(name) => {
-                StoreFact::of(call(stores.get_opt(name)).await.map_err(VolumeFailure::Api)?.as_ref())
+                let store = call(stores.get_opt(name)).await.map_err(VolumeFailure::Api)?;
+                facts.trash = store.as_ref().map(trash_terms).filter(|terms| !terms.keep.is_zero());
+                StoreFact::of(store.as_ref())
             }
         };
     }

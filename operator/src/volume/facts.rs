@@ -6,6 +6,7 @@ use holdfast_crds::{
     VolumeSource, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_log::LogFailure;
+use holdfast_log::trash::Terms;
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
@@ -51,6 +52,8 @@ pub(crate) struct ClusterFacts {
     pub(crate) acknowledged: Option<u64>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
+    /// For how long that keeps deleted volumes; nothing if it does not.
+    pub(crate) trash: Option<Terms>,
     /// The VolumeSnapshot that the volume is to begin with.
     pub(crate) snapshot: SnapshotFact,
     /// True if the VolumeSnapshot with the name of the one for this clone was not made for it.
@@ -154,6 +157,7 @@ impl ClusterFacts {
             lost: None,
             acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
             store: StoreFact::NotLooked,
+            trash: None,
             snapshot: SnapshotFact::NotLooked,
             is_clone_name_taken: false,
             source: SourceFact::NotLooked,

@@ -190,6 +190,7 @@ mod tests {
             lost: None,
             acknowledged: None,
             store: StoreFact::Ready,
+            trash: None,
             snapshot: SnapshotFact::NotLooked,
             is_clone_name_taken: false,
             source: SourceFact::NotLooked,

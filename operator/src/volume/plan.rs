@@ -16,6 +16,8 @@ use holdfast_crds::{
     find_condition, is_true,
 };
 
+use holdfast_log::trash::Terms;
+
 use super::adoption::{FoundInStore, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
@@ -26,6 +28,8 @@ use super::source_snapshot::SourceSnapshot;
 pub(crate) const PROVISIONED: &str = "Provisioned";
 /// Its reason for a volume that the object store held already.
 const ADOPTED: &str = "Adopted";
+/// Reason for a volume whose removal has begun, and waits for something.
+const INTERRUPTED: &str = "DeletionInterrupted";
 /// Condition: the request of `spec.nodeName` is granted.
 pub(crate) const ASSIGNED: &str = "Assigned";
 /// Condition: the attached device has the size of the spec.
@@ -59,10 +63,14 @@ pub(crate) enum OperatorStep {
     },
     /// Delete the VolumeSnapshot that was created for the clone, if it is there.
     DropSource,
-    /// Leave a tombstone and remove the volume's other objects.
+    /// Take the volume out of the trash, if it is there.
+    TakeBack,
+    /// Put the volume into the trash, or leave a tombstone and remove its other objects.
     RemoveObjects {
         /// True if the objects may be those of another Volume or cluster: then they stay.
         if_own: bool,
+        /// For how long the ObjectStore keeps the volume; nothing if it does not.
+        keep: Option<Terms>,
     },
     /// Allow the API server to delete the object.
     RemoveFinalizer,
@@ -96,19 +104,17 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
 
 fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> {
     let is_clone = facts.clone_snapshot().is_some();
-    let provision = match home {
+    let home = match home {
         Home::Cloned { source, volume_id } => return plan_source(facts, source, volume_id, now),
-        Home::New { size_bytes } => {
-            Some(OperatorStep::Provision { size_bytes: Some(size_bytes), snapshot: None })
-        }
+        Home::New { size_bytes } => OperatorStep::Provision { size_bytes: Some(size_bytes), snapshot: None },
         Home::Restored { size_bytes, snapshot } => {
-            Some(OperatorStep::Provision { size_bytes, snapshot: Some(snapshot) })
+            OperatorStep::Provision { size_bytes, snapshot: Some(snapshot) }
         }
-        Home::Existing { .. } => None,
+        Home::Existing { .. } => OperatorStep::TakeBack,
     };
     let mut recorded = facts.clone();
     recorded.status.volume_id = Some(facts.id.clone());
-    if let Some(OperatorStep::Provision { snapshot: Some(snapshot), .. }) = &provision {
+    if let OperatorStep::Provision { snapshot: Some(snapshot), .. } = &home {
         recorded.status.restored_from = Some(snapshot.name.to_string());
     }
     let mut steps = Vec::new();
@@ -122,7 +128,7 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
         let obstacle = Obstacle::new(VolumePhase::Pending, "Provisioning", message);
         steps.push(OperatorStep::Report(Box::new(pending(&recorded, &obstacle, now))));
     }
-    steps.extend(provision);
+    steps.push(home);
     // Before the volume counts as provisioned: no plan looks for the VolumeSnapshot after that.
     steps.extend(is_clone.then_some(OperatorStep::DropSource));
     steps.push(OperatorStep::Report(Box::new(provisioned(&recorded, now))));
@@ -149,37 +155,60 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         return vec![OperatorStep::Report(Box::new(deleting(facts, "WaitingForDetach", message, now)))];
     }
     let drop_source = facts.clone_snapshot().map(|_name| OperatorStep::DropSource);
-    if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
+    let is_retained = facts.spec.deletion_policy == DeletionPolicy::Retain;
+    if facts.status.volume_id.is_none() || (is_retained && !may_be_in_trash(facts)) {
         return drop_source.into_iter().chain([OperatorStep::RemoveFinalizer]).collect();
     }
-    let fix = "or set spec.deletionPolicy to `Retain` to leave them there";
+    if is_retained && facts.store == StoreFact::Ready {
+        let steps = [OperatorStep::TakeBack, OperatorStep::RemoveFinalizer];
+        return drop_source.into_iter().chain(steps).collect();
+    }
+    let (what, fix) = if is_retained {
+        ("so the volume cannot be taken out of its trash", "and the volume is retained")
+    } else {
+        (
+            "so the volume's objects cannot be removed",
+            "or set spec.deletionPolicy to `Retain` to leave them there",
+        )
+    };
     let store = facts.store_name();
     let blocked = match &facts.store {
         StoreFact::Ready => still_attached(facts),
         StoreFact::None | StoreFact::Missing => Some(format!(
-            "spec.objectStore: ObjectStore `{store}` does not exist, so the volume's objects cannot be removed; create it again, {fix}"
+            "spec.objectStore: ObjectStore `{store}` does not exist, {what}; create it again, {fix}"
         )),
         StoreFact::NotLooked | StoreFact::Unprobed => {
             Some(format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"))
         }
         StoreFact::NotReady { reason, message } => Some(format!(
-            "spec.objectStore: ObjectStore `{store}` is not Ready ({reason}: {message}), so the volume's objects cannot be removed; repair it, {fix}"
+            "spec.objectStore: ObjectStore `{store}` is not Ready ({reason}: {message}), {what}; repair it, {fix}"
         )),
     };
     match blocked {
         Some(message) => {
-            vec![OperatorStep::Report(Box::new(deleting(facts, "DeletionBlocked", message, now)))]
+            let reason = if is_removing(facts) { INTERRUPTED } else { "DeletionBlocked" };
+            vec![OperatorStep::Report(Box::new(deleting(facts, reason, message, now)))]
         }
         None => {
-            let if_own = facts.rival.is_some() || !is_true(&facts.status.conditions, PROVISIONED);
-            let removal = [OperatorStep::RemoveObjects { if_own }, OperatorStep::RemoveFinalizer];
+            let exists = is_true(&facts.status.conditions, PROVISIONED);
+            let (if_own, keep) = (facts.rival.is_some() || !exists, facts.trash.clone().filter(|_| exists));
             // The failure of an earlier attempt stays reported: each write of ours begins the next attempt.
-            let message = format!("removing the volume's objects from ObjectStore {store}");
+            let message = match keep {
+                Some(_) => format!("putting the volume into the trash of ObjectStore {store}"),
+                None => format!("removing the volume's objects from ObjectStore {store}"),
+            };
+            let removal = [OperatorStep::RemoveObjects { if_own, keep }, OperatorStep::RemoveFinalizer];
             let begun = (!is_removing(facts))
                 .then(|| OperatorStep::Report(Box::new(deleting(facts, "Deleting", message, now))));
             begun.into_iter().chain(drop_source).chain(removal).collect()
         }
     }
+}
+
+/// True if an attempt has begun that may have put the volume into the trash. It is taken out again before it
+/// counts as retained.
+fn may_be_in_trash(facts: &ClusterFacts) -> bool {
+    is_removing(facts) && facts.trash.is_some()
 }
 
 /// True if an attempt to remove the volume's objects has begun.

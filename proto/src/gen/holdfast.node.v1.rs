@@ -412,6 +412,18 @@ pub struct SweepResponse {
     /// Volumes that could not be read. Their objects were kept, and all that they may read.
     #[prost(message, repeated, tag = "7")]
     pub skipped: ::prost::alloc::vec::Vec<SkippedVolume>,
+    /// Bytes that each snapshot alone needs; none where a volume was skipped.
+    #[prost(message, repeated, tag = "8")]
+    pub snapshots: ::prost::alloc::vec::Vec<SnapshotSpace>,
+}
+/// Space that the deletion of a snapshot frees.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotSpace {
+    /// The snapshot, as volume id, @ and its place in the volume's log.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
 }
 /// A number of objects and their size.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

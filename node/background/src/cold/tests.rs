@@ -2,7 +2,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use holdfast_engine::segment::SegmentBuilder;
 use holdfast_objects::{MemoryStore, ReadyParts};
-use holdfast_types::{Sector, Seq};
+use holdfast_types::{Place, Sector, Seq};
 use parking_lot::Mutex;
 
 use super::*;
@@ -93,7 +93,7 @@ fn stored(frames: u64) -> (MemoryStore, Runs) {
     for block in 0..frames {
         builder.push(Block(block), Mask(1), &[7; 4096]);
     }
-    let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
+    let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [0; 10]));
     let mut parts = ReadyParts::from(Bytes::from(object));
     store.put_segment(&lineage.segment_key(segment.id), &mut parts).now_or_never().unwrap().unwrap();
     (store, Runs::new(lineage.into(), [Run::Segment(segment.into())]))

@@ -1,15 +1,22 @@
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::FutureExt;
+use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::compose::Composition;
-use holdfast_engine::index::Runs;
-use holdfast_engine::segment::SegmentBuilder;
+use holdfast_engine::index::{Runs, policy};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Merge as IndexMerge, Record};
+use holdfast_engine::sector_map::SideSet;
+use holdfast_engine::segment::{SegmentBuilder, SegmentRef};
+use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_engine::volume::Pending;
+use holdfast_log::sweep::{Heads, SweepOptions, sweep};
 use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Mask, SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
@@ -60,7 +67,8 @@ fn segment(store: &MemoryStore, number: u8, step: usize) -> Run {
     for block in (0..4000).step_by(step) {
         builder.push(Block(block), Mask(1 << (number % 3)), &[number; 4096]);
     }
-    let (segment, object) = builder.finish(SegmentId::new(Seq(u64::from(number)), 1, [number; 10]));
+    let (segment, object) =
+        builder.finish(SegmentId::new(Place::until(Seq(u64::from(number))), 1, [number; 10]));
     let key = ObjectKey::Segment(volume(), segment.id).to_string();
     let mut parts = ReadyParts::from(Bytes::from(object));
     store.put_segment(&key, &mut parts).now_or_never().unwrap().unwrap();
@@ -72,7 +80,13 @@ fn listed(runs: &[Run]) -> Runs {
 }
 
 fn plan(inputs: &[Run], is_oldest: bool) -> MergePlan {
-    MergePlan { kind: MergeKind::Level, place: Seq(100), level: 1, inputs: listed(inputs), is_oldest }
+    MergePlan {
+        kind: MergeKind::Level,
+        place: Place::first_merge(Epoch(1)),
+        level: 1,
+        inputs: listed(inputs),
+        is_oldest,
+    }
 }
 
 fn merge(store: &MemoryStore, plan: &MergePlan) -> Run {
@@ -198,10 +212,10 @@ fn a_merge_of_a_level_does_not_wait_for_one_into_the_base() {
 #[test]
 fn parts_grow_with_the_output() {
     let run = |bytes| {
-        let id = RunId::new(Seq(1), 1, [1; 10]);
-        let (head_offset, head_bytes, entries) = (0, 1, 1);
+        let id = RunId::new(Place::until(Seq(1)), 1, [1; 10]);
+        let (head_offset, head_bytes) = (0, 1);
         let chunks = holdfast_engine::fence::Fence::default();
-        Run::Merged(Arc::new(RunRef { id, level: 2, bytes, head_offset, head_bytes, entries, chunks }))
+        Run::Merged(Arc::new(RunRef { id, level: 2, bytes, head_offset, head_bytes, sectors: 5, chunks }))
     };
     let usual = 16 << 20;
     for (bytes, expected) in [(1 << 20, usual), (60 << 30, usual), (600 << 30, 128_849_019)] {
@@ -209,4 +223,535 @@ fn parts_grow_with_the_output() {
         assert_eq!(part, expected);
         assert!(part as u64 * MAX_PARTS >= 2 * bytes);
     }
+}
+
+/// Content of a block as the list composes it.
+fn content(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Vec<u8> {
+    let plan = read(indexes, store, block, runs);
+    let mut bytes = vec![0; 128 << 10];
+    crate::fetch(store, &Lineage::of(volume()), &plan, &mut bytes).now_or_never().unwrap().unwrap();
+    bytes
+}
+
+/// Noise.
+fn sector(number: u64, block: u64) -> Vec<u8> {
+    let mut state = (number << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    (0..512).flat_map(|_| next()).collect()
+}
+
+/// A run of level 0 of the first sector of each of `blocks`, with noise of its own.
+fn noise(store: &MemoryStore, number: u64, blocks: &[u64]) -> Run {
+    let mut builder = SegmentBuilder::default();
+    for block in blocks {
+        builder.push(Block(*block), Mask(1), &sector(number, *block));
+    }
+    let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(number)), number, [1; 10]));
+    let key = ObjectKey::Segment(volume(), segment.id).to_string();
+    store.put_segment(&key, &mut ReadyParts::from(Bytes::from(object))).now_or_never().unwrap().unwrap();
+    Run::Segment(Arc::new(segment))
+}
+
+/// A volume as its writer commits it.
+struct Written {
+    store: MemoryStore,
+    log: Manifest,
+    place: Place,
+}
+
+impl Written {
+    fn new(blocks: u64) -> Self {
+        let (log, place) = (Manifest::empty(volume()), Place::first_merge(Epoch(1)));
+        let mut written = Self { store: MemoryStore::new(), log, place };
+        let sectors = blocks * BLOCK_SECTORS;
+        written.record(Epoch(0), Body::create(sectors));
+        written.record(Epoch(1), Body::Attach { sectors, node: "n".to_owned(), displaced: None });
+        written
+    }
+
+    fn record(&mut self, epoch: Epoch, body: Body) {
+        let seq = self.log.seq().next();
+        let record = Record { volume: volume(), seq, epoch, nonce: Nonce([1; 16]), unix_ms: 0, body };
+        self.log.apply(&record).unwrap();
+        let (key, bytes) = (ObjectKey::Log(volume(), seq).to_string(), record.encode().into());
+        let _created = self.store.create(&key, bytes).now_or_never().unwrap().unwrap();
+    }
+
+    fn change(&mut self, segments: Vec<SegmentRef>, merges: Vec<IndexMerge>) {
+        let (chunks, snapshots) = (ChunkSet::default(), SnapshotChange::default());
+        let (invalidated, generation, closed) = (SideSet::NONE, 1, self.place);
+        let body = Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots };
+        self.record(Epoch(1), body);
+    }
+
+    /// Commits noise.
+    fn commit(&mut self, blocks: &[u64]) {
+        let run = noise(&self.store, self.log.seq().0 + 1, blocks);
+        self.add(&run);
+    }
+
+    /// Commits a segment, and merges as the policy says until none is due.
+    fn add(&mut self, run: &Run) {
+        let Run::Segment(segment) = run else { unreachable!() };
+        self.change(vec![SegmentRef::clone(segment)], vec![]);
+        let work = work(&self.store, |_wait| {});
+        loop {
+            let runs = self.log.runs().clone();
+            let shapes: Vec<_> = runs.iter().map(|run| Some(run.shape())).collect();
+            let Some(policy::Choice { kind, level, inputs }) =
+                policy::next_merges(&shapes).into_iter().next()
+            else {
+                return;
+            };
+            let is_oldest = inputs.end == runs.len();
+            let (newest, oldest) = (runs[inputs.start].id(), runs[inputs.end - 1].id());
+            let plan = MergePlan {
+                kind,
+                place: self.place,
+                level,
+                inputs: runs.with(runs[inputs].to_vec()),
+                is_oldest,
+            };
+            let output = work.merge(&plan).now_or_never().unwrap().unwrap();
+            self.place = self.place.next();
+            self.change(vec![], vec![IndexMerge { newest, oldest, output }]);
+        }
+    }
+
+    /// Bytes of all objects of the volume after a sweep: of segments, and of everything.
+    fn swept(&self) -> (u64, u64) {
+        let options = SweepOptions {
+            grace: Duration::ZERO,
+            now: SystemTime::now() + Duration::from_secs(1),
+            dry_run: false,
+            most: u64::MAX,
+        };
+        let mut heads = Heads::default();
+        let report = sweep(&self.store, &mut heads, options).now_or_never().unwrap().unwrap();
+        assert!(report.skipped.is_empty() && report.garbage == report.deleted, "{report:?}");
+        let segments = self.store.keys().into_iter().filter(|key| key.contains("/segments/"));
+        (segments.map(|key| size(&self.store, &key)).sum(), report.kept.bytes)
+    }
+}
+
+/// Keys and sizes of the segments that a list names.
+fn named(store: &MemoryStore, runs: &[Run]) -> BTreeMap<SegmentId, u64> {
+    let indexes = Indexes::new(64, 1 << 20);
+    let mut named = BTreeMap::new();
+    for run in runs {
+        match run {
+            Run::Segment(segment) => drop(named.insert(segment.id, segment.bytes)),
+            Run::Merged(run) => {
+                let head = indexes.head(store, &Lineage::of(volume()), run).now_or_never().unwrap().unwrap();
+                named.extend(head.segments().iter().map(|segment| (segment.id, segment.bytes)));
+            }
+        }
+    }
+    named
+}
+
+/// Ten times each block on average, in commits of a hundredth, and what sweeps leave. Without relocation
+/// almost every segment kept some block that nothing had overwritten: the bucket held 6 times what was live.
+/// While a merge had a place far ahead of the log, sweeps left what later merges had replaced.
+#[test]
+fn random_overwrites_give_space_back() {
+    const BLOCKS: u64 = 4_000;
+    const COMMIT: u64 = 40;
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % BLOCKS
+    };
+    let (mut written, live) = (Written::new(BLOCKS), (BLOCKS * 4096) as f64);
+    let (mut newest, mut most, mut uploaded, mut left) = (BTreeMap::new(), 0.0, 0, (0, 0));
+    let mut stored_before: BTreeSet<String> = BTreeSet::new();
+    for first in (0..11 * BLOCKS).step_by(COMMIT as usize) {
+        // Once in order, then at random.
+        let blocks: BTreeSet<u64> = if first < BLOCKS {
+            (first..first + COMMIT).collect()
+        } else {
+            (0..COMMIT).map(|_| random()).collect()
+        };
+        let number = written.log.seq().0 + 1;
+        newest.extend(blocks.iter().map(|block| (*block, number)));
+        written.commit(&blocks.into_iter().collect::<Vec<_>>());
+        let stored: BTreeSet<String> = written.store.keys().into_iter().collect();
+        let data = stored.difference(&stored_before).filter(|key| !key.contains("/log/"));
+        uploaded += data.map(|key| size(&written.store, key)).sum::<u64>();
+        stored_before = stored;
+        if first >= BLOCKS && number.is_multiple_of(16) {
+            left = written.swept();
+            most = f64::max(most, left.1 as f64 / live);
+        }
+    }
+    let (segments, all) = (left.0 as f64 / live, left.1 as f64 / live);
+    let uploaded = uploaded as f64 / (11.0 * live);
+    println!(
+        "after a sweep {all:.2} times what is live ({segments:.2} without indexes and log), before at most {most:.2}; \
+         uploaded {uploaded:.2} times"
+    );
+    assert!(all <= 2.3 && most <= 2.9 && uploaded <= 1.45, "{all:.2}, {most:.2}, {uploaded:.2}");
+    let indexes = Indexes::new(64, 1 << 20);
+    for (block, number) in newest {
+        let whole = content(&indexes, &written.store, block, written.log.runs());
+        assert!(whole[..4096] == sector(number, block), "block {block}");
+    }
+}
+
+/// A discard has few entries: its space stayed taken until half of the volume was written again.
+#[test]
+fn a_discard_gives_space_back() {
+    const BLOCKS: u64 = 10_000;
+    let mut written = Written::new(BLOCKS);
+    for first in (0..1000).step_by(100) {
+        written.commit(&(first..first + 100).collect::<Vec<_>>());
+    }
+    let (before, _) = written.swept();
+    assert!(before > 1000 * 4096);
+    // All but the last hundred blocks of what was written.
+    let mut builder = SegmentBuilder::default();
+    for block in (0..BLOCKS).filter(|block| !(900..1000).contains(block)) {
+        builder.push(Block(block), Mask::FULL, &[0; 128 << 10]);
+    }
+    let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1 << 20)), 1, [2; 10]));
+    let key = ObjectKey::Segment(volume(), segment.id).to_string();
+    let mut parts = ReadyParts::from(Bytes::from(object));
+    written.store.put_segment(&key, &mut parts).now_or_never().unwrap().unwrap();
+    written.add(&Run::Segment(Arc::new(segment)));
+    let (segments, all) = written.swept();
+    assert!(segments < 110 * 4096 && all < 120 * 4096, "{segments} and {all} bytes are left");
+    let indexes = Indexes::new(64, 1 << 20);
+    for block in [0, 899, 900, 999, 1000] {
+        let whole = content(&indexes, &written.store, block, written.log.runs());
+        assert_eq!(whole.iter().any(|byte| *byte != 0), (900..1000).contains(&block), "block {block}");
+    }
+}
+
+fn size(store: &MemoryStore, key: &str) -> u64 {
+    store.get_suffix(key, 1).now_or_never().unwrap().unwrap().size_bytes
+}
+
+/// Two runs of a level, of which the older names a segment with little left, and its key.
+fn with_sparse_segment(store: &MemoryStore) -> (Vec<Run>, String) {
+    let blocks: Vec<u64> = (0..100).collect();
+    let old = noise(store, 1, &blocks);
+    let key = ObjectKey::Segment(volume(), SegmentId(old.id())).to_string();
+    (vec![noise(store, 2, &blocks[..90]), old], key)
+}
+
+fn relocating(inputs: &[Run]) -> MergePlan {
+    MergePlan { kind: MergeKind::Base, level: 2, ..plan(inputs, true) }
+}
+
+#[test]
+fn the_rest_of_a_sparse_segment_is_relocated() {
+    let store = MemoryStore::new();
+    let (before, sparse) = with_sparse_segment(&store);
+    let kept = merge(&store, &plan(&before, true));
+    assert_eq!(named(&store, &[kept]).len(), 2, "a merge of a level does not relocate");
+    let puts = store.counts().put;
+    let after = [merge(&store, &relocating(&before))];
+    assert_eq!(store.counts().put - puts, 2, "the run, and a segment of what was left");
+    let segments = named(&store, &after);
+    assert!(segments.len() == 2 && !segments.contains_key(&SegmentId(before[1].id())), "{segments:?}");
+    let (indexes, gets) = (Indexes::new(64, 1 << 20), store.counts().get);
+    store.delete(&sparse).now_or_never().unwrap().unwrap();
+    for block in 0..100 {
+        let number = if block < 90 { 2 } else { 1 };
+        assert!(content(&indexes, &store, block, &after)[..4096] == sector(number, block), "block {block}");
+    }
+    assert!(store.counts().get - gets <= 104);
+}
+
+/// A store that is unreachable at the end of a merge does not cost everything that was moved.
+#[test]
+fn what_an_attempt_relocated_the_next_one_takes() {
+    let store = MemoryStore::new();
+    let (inputs, _) = with_sparse_segment(&store);
+    let (work, mut relocation) = (work(&store, |_wait| {}), None);
+    let mut names = Vec::new();
+    for expected_puts in [2, 1] {
+        let puts = store.counts().put;
+        let run = work.merge_once(&relocating(&inputs), &mut relocation).now_or_never().unwrap().unwrap();
+        assert_eq!(store.counts().put - puts, expected_puts);
+        names.push(named(&store, &[Run::Merged(Arc::new(run))]));
+    }
+    assert_eq!(names[0], names[1]);
+}
+
+/// A block's frames in one segment are one: those that come from several go into several.
+#[test]
+fn frames_of_one_block_are_relocated_apart() {
+    let store = MemoryStore::new();
+    let blocks: Vec<u64> = (0..50).collect();
+    let mut inputs: Vec<Run> = Vec::new();
+    for (number, mask) in [(1, 0b100), (2, 0b010)] {
+        let mut builder = SegmentBuilder::default();
+        for block in &blocks {
+            let kept = Mask(0b001 | if *block < 5 { mask } else { 0 });
+            builder.push(Block(*block), kept, &sector(number, *block).repeat(kept.count() as usize));
+        }
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(number)), number, [1; 10]));
+        let key = ObjectKey::Segment(volume(), segment.id).to_string();
+        store.put_segment(&key, &mut ReadyParts::from(Bytes::from(object))).now_or_never().unwrap().unwrap();
+        inputs.insert(0, Run::Segment(Arc::new(segment)));
+    }
+    inputs.insert(0, noise(&store, 3, &blocks));
+    let after = [merge(&store, &relocating(&inputs))];
+    assert_eq!(named(&store, &after).len(), 3, "two of what was left, and the newest");
+    let indexes = Indexes::new(64, 1 << 20);
+    for block in 0..5 {
+        let whole = content(&indexes, &store, block, &after);
+        let found = [0, 1, 2].map(|at| whole[at * 4096..(at + 1) * 4096].to_vec());
+        assert!(found == [sector(3, block), sector(2, block), sector(1, block)], "block {block}");
+    }
+}
+
+/// Believed only when it was found twice.
+#[test]
+fn a_damaged_segment_is_merged_without_relocation() {
+    let store = MemoryStore::new();
+    let (inputs, sparse) = with_sparse_segment(&store);
+    // The last frames are what is left.
+    store.corrupt(&sparse, |bytes| bytes[95 * 4096] ^= 1);
+    let work = work(&store, |_wait| {});
+    let merged = work.merge(&relocating(&inputs)).now_or_never().expect("waits take no time").unwrap();
+    assert_eq!(work.time.waits.lock().len(), 1);
+    let after = [Run::Merged(Arc::new(merged))];
+    assert!(named(&store, &after).contains_key(&SegmentId(inputs[1].id())));
+}
+
+/// Two groups of sparse segments, of which some of the second are damaged, newest first, and the keys of
+/// those.
+fn with_damaged_segments(store: &MemoryStore, damaged: usize) -> (Vec<Run>, Vec<String>) {
+    let blocks = |number: u64| (number * 10..number * 10 + 10).collect::<Vec<u64>>();
+    let old: Vec<Run> = (0..128).map(|number| noise(store, number + 1, &blocks(number))).collect();
+    let keys: Vec<String> = old[128 - damaged..]
+        .iter()
+        .map(|run| ObjectKey::Segment(volume(), SegmentId(run.id())).to_string())
+        .collect();
+    // The last frame is what is left of each.
+    let newest: Vec<u64> = (0..128).flat_map(|number| blocks(number)[..9].to_vec()).collect();
+    let mut runs = vec![noise(store, 1000, &newest)];
+    runs.extend(old.into_iter().rev());
+    (runs, keys)
+}
+
+/// Objects of an archive class are refused, and what a bucket lost is not found: each such segment made the
+/// merge relocate everything before it again, and leave in the bucket what it had relocated.
+#[test]
+fn damaged_segments_do_not_relocate_the_others_again() {
+    let puts = |damaged| {
+        let store = MemoryStore::new();
+        let (inputs, keys) = with_damaged_segments(&store, damaged);
+        for key in &keys {
+            store.corrupt(key, |bytes| bytes[9 * 4096] ^= 1);
+        }
+        let before = store.counts().put;
+        let merged = merge(&store, &relocating(&inputs));
+        assert_eq!(named(&store, &[merged]).len(), 3 + damaged);
+        store.counts().put - before
+    };
+    assert_eq!(puts(0), 3, "a segment for each group, and the run");
+    let found = [1, 2, 4, 8].map(puts);
+    assert!(found.iter().all(|puts| *puts <= 6), "{found:?} PUTs");
+}
+
+/// Written in sectors at random, and then in sequence, again and again: an entry of a whole block hides 32,
+/// and merges of levels keep one of each block. So the entries above never are half of the base's: the base,
+/// of which no frame is read any more, stays in the bucket without end.
+#[test]
+fn sequential_overwrites_give_space_back() {
+    const BLOCKS: u64 = 64;
+    let mut written = Written::new(BLOCKS);
+    for number in 0..64 {
+        let mut builder = SegmentBuilder::default();
+        for block in (0..BLOCKS).filter(|block| block % 2 == number % 2) {
+            builder.push(Block(block), Mask(1 << (number / 2)), &sector(number + 1, block));
+        }
+        let seq = written.log.seq().0 + 1;
+        written.add(&finished(&written.store, builder, seq));
+    }
+    let base = written.log.runs().last().unwrap().clone();
+    assert_eq!((written.log.runs().len(), base.shape().sectors), (1, 32 * BLOCKS));
+    let live = (BLOCKS * (128 << 10)) as f64;
+    let mut stored = Vec::new();
+    for round in 0..24 {
+        for block in 0..BLOCKS {
+            let mut builder = SegmentBuilder::default();
+            let bytes: Vec<u8> = (0..32).flat_map(|at| sector(1000 + round * 32 + at, block)).collect();
+            builder.push(Block(block), Mask::FULL, &bytes);
+            let seq = written.log.seq().0 + 1;
+            written.add(&finished(&written.store, builder, seq));
+        }
+        stored.push(format!("{:.1}", written.swept().0 as f64 / live));
+    }
+    let is_there = written.log.runs().iter().any(|run| run.id() == base.id());
+    assert!(
+        !is_there,
+        "nothing of the oldest run is read since round 1; stored for what is live: {stored:?}"
+    );
+}
+
+/// The run of level 0 that a builder holds, stored.
+fn finished(store: &MemoryStore, builder: SegmentBuilder, number: u64) -> Run {
+    let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(number)), number, [1; 10]));
+    let key = ObjectKey::Segment(volume(), segment.id).to_string();
+    store.put_segment(&key, &mut ReadyParts::from(Bytes::from(object))).now_or_never().unwrap().unwrap();
+    Run::Segment(Arc::new(segment))
+}
+
+/// A store that denies reads of one object: it was moved to an archive class (`InvalidObjectState`), or its
+/// key for encryption is gone. A server that lost its parts answers 503 to each request.
+#[derive(Debug)]
+struct OneDenied {
+    store: MemoryStore,
+    key: String,
+    /// Keys of which one read is refused.
+    refused_once: parking_lot::Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl ObjectStore for OneDenied {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.store.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        if key == self.key {
+            return Err(StoreError::Denied {
+                code: "InvalidObjectState".to_owned(),
+                source: "archived".into(),
+            });
+        }
+        let once = {
+            let mut keys = self.refused_once.lock();
+            keys.iter().position(|other| other == key).map(|at| keys.remove(at))
+        };
+        if once.is_some() {
+            return Err(StoreError::Refused { code: "InternalProxyError".to_owned(), source: "once".into() });
+        }
+        self.store.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<holdfast_objects::Suffix, StoreError> {
+        self.store.get_suffix(key, len).await
+    }
+
+    async fn create(
+        &self,
+        key: &str,
+        body: Bytes,
+    ) -> Result<holdfast_objects::Created, holdfast_objects::CreateError> {
+        self.store.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        self.store.put_segment(key, parts).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<holdfast_objects::Page, StoreError> {
+        self.store.list(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.store.delete(key).await
+    }
+}
+
+/// A merge reads no data but to relocate it. One segment that the store does not hand out, where all other
+/// requests are answered, made each merge into the base begin again without end.
+#[test]
+fn a_segment_that_the_store_denies_is_merged_without_relocation() {
+    let store = MemoryStore::new();
+    let old: Vec<u64> = (0..100).collect();
+    let inputs = [noise(&store, 2, &old[..90]), noise(&store, 1, &old)];
+    // Of level 1 each: the merge into the base reads pages, and no index of the segment.
+    let inputs = [
+        merge(&store, &plan(&[noise(&store, 3, &[1]), inputs[0].clone()], false)),
+        merge(&store, &plan(&[noise(&store, 4, &[200]), inputs[1].clone()], true)),
+    ];
+    let key = ObjectKey::Segment(volume(), SegmentId::new(Place::until(Seq(1)), 1, [1; 10])).to_string();
+    assert!(store.keys().contains(&key));
+    let denied = OneDenied { store: store.clone(), key, refused_once: parking_lot::Mutex::default() };
+    let objects = (StoreKey(0), Arc::new(denied) as Arc<dyn ObjectStore>);
+    let time = ScriptedTime::new(|wait| assert!(wait < 1000, "the merge began {wait} times"));
+    let work = Background::new(volume(), objects, NoSides, time, pools());
+    let merged = work.merge(&relocating(&inputs)).now_or_never().expect("waits take no time");
+    assert!(merged.is_ok());
+}
+
+/// The turn goes to the one that waits at the lowest number, and a number that is free is used again: while
+/// others come, a volume may wait without end.
+#[tokio::test]
+async fn merges_into_the_base_take_turns() {
+    use tokio::sync::oneshot;
+    let local = tokio::task::LocalSet::new();
+    local
+        .run_until(async {
+            let (turns, order) =
+                (std::rc::Rc::new(MergeTurns::default()), std::rc::Rc::new(Mutex::new(vec![])));
+            let begin = |name: u32| {
+                let (end, ended) = oneshot::channel::<()>();
+                let (turns, order) = (std::rc::Rc::clone(&turns), std::rc::Rc::clone(&order));
+                tokio::task::spawn_local(async move {
+                    let _turn = turns.of(MergeKind::Base).lock().await;
+                    order.lock().await.push(name);
+                    let _ = ended.await;
+                });
+                end
+            };
+            let settle = || async {
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let mut running = begin(0);
+            settle().await;
+            let mut next = begin(1);
+            settle().await;
+            let _waits = begin(2);
+            settle().await;
+            // Each that ends is followed by another: there is always one that waits beside volume 2.
+            for name in 3..20 {
+                drop(std::mem::replace(&mut running, next));
+                settle().await;
+                next = begin(name);
+                settle().await;
+            }
+            let order = order.lock().await.clone();
+            assert!(order.contains(&2), "volume 2 has no turn: {order:?}");
+        })
+        .await;
+}
+
+/// A refusal names no object: that of one segment, and then once of another, counted as found twice.
+#[test]
+fn a_segment_that_is_refused_once_is_relocated() {
+    let store = MemoryStore::new();
+    let blocks: Vec<u64> = (0..200).collect();
+    let newest: Vec<u64> = blocks.iter().copied().filter(|block| block % 100 < 90).collect();
+    let (a, b) = (noise(&store, 1, &blocks[..100]), noise(&store, 2, &blocks[100..]));
+    let key_of = |run: &Run| ObjectKey::Segment(volume(), SegmentId(run.id())).to_string();
+    // Of level 1, so that no index of theirs is read.
+    let older = merge(&store, &plan(&[b.clone(), a.clone()], true));
+    let inputs = [noise(&store, 3, &newest), older];
+    let refused_once = parking_lot::Mutex::new(vec![key_of(&a), key_of(&b)]);
+    let denied = OneDenied { store: store.clone(), key: String::new(), refused_once };
+    let objects = (StoreKey(0), Arc::new(denied) as Arc<dyn ObjectStore>);
+    let work = Background::new(volume(), objects, NoSides, ScriptedTime::new(|_wait| {}), pools());
+    let merged = work.merge(&relocating(&inputs)).now_or_never().expect("waits take no time").unwrap();
+    let named = named(&store, &[Run::Merged(Arc::new(merged))]);
+    let stay = [&a, &b].map(|run| named.contains_key(&SegmentId(run.id())));
+    assert_eq!(stay, [false, false], "each was refused once");
 }

@@ -9,6 +9,7 @@ use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
 use holdfast_service::tasks::Tasks;
+use holdfast_types::SnapshotName;
 use tokio::sync::oneshot;
 use tonic::Status;
 
@@ -71,7 +72,9 @@ pub(super) async fn run<V: Volumes>(
 }
 
 fn response(store: String, report: SweepReport) -> wire::SweepResponse {
-    let SweepReport { volumes, kept, garbage, deleted, oldest, skipped } = report;
+    let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots, skipped } = report;
+    let space =
+        |(name, bytes): &(SnapshotName, u64)| wire::SnapshotSpace { name: name.to_string(), bytes: *bytes };
     let amount = |Amount { objects, bytes }| Some(wire::Amount { objects, bytes });
     wire::SweepResponse {
         store,
@@ -81,6 +84,7 @@ fn response(store: String, report: SweepReport) -> wire::SweepResponse {
         deleted: amount(deleted),
         oldest: oldest.map(Into::into),
         skipped: skipped.iter().map(skip).collect(),
+        snapshots: snapshots.iter().map(space).collect(),
     }
 }
 

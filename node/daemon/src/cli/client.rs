@@ -4,15 +4,14 @@ use std::path::Path;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AttachRequest, CapabilitiesRequest, CreateRequest, CreateResponse, DetachRequest, Durability,
-    ListRequest, StatsRequest,
+    AttachRequest, CapabilitiesRequest, DetachRequest, Durability, ListRequest, StatsRequest,
 };
 use holdfast_service::chain;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::{self, Render};
-use super::{Attach, Class, Command, Target, exit, gc, scrub, snapshot};
+use super::{Attach, Class, Command, Target, create, exit, gc, scrub, snapshot};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
@@ -25,21 +24,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
         Command::Run { .. } | Command::Fenced(_) | Command::FlushDevice { .. } => {
             Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
         }
-        Command::Create { volume, size, from, store, target } => {
-            let request = CreateRequest {
-                volume_id: volume,
-                store,
-                size_bytes: size.map_or(0, |size| size.0),
-                snapshot: from.map(|snapshot| snapshot.to_string()),
-            };
-            let mut client = connect(&target).await?;
-            let (volume, is_restored) = (request.volume_id.clone(), request.snapshot.is_some());
-            let answer = client.create(request).await;
-            if is_restored && let Ok(answer) = &answer {
-                check_restored(&volume, answer.get_ref())?;
-            }
-            finish(answer, &target, out)
-        }
+        Command::Create(create) => create::run(create, out).await,
         Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, durability, target }) => {
             let request = AttachRequest {
                 volume_id: volume,
@@ -84,21 +69,6 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
     }
 }
 
-/// Checks that the daemon has made a volume with the content of a snapshot. One that is older than `--from`
-/// does not know it, and answers no size.
-fn check_restored(volume: &str, made: &CreateResponse) -> Result<(), Failure> {
-    if made.size_bytes > 0 {
-        return Ok(());
-    }
-    Err(Failure {
-        kind: FailureKind::Unavailable,
-        message: format!(
-            "--from: the daemon is older than this command and does not restore snapshots; volume {volume} may have been \
-             created empty. Upgrade the daemon, and restore the snapshot with another volume id"
-        ),
-    })
-}
-
 pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
     let unreachable = |error: &dyn std::error::Error| Failure {
         kind: FailureKind::Unavailable,
@@ -127,23 +97,11 @@ pub(super) fn finish<T: Render>(
     target: &Target,
     out: &mut String,
 ) -> Result<(), Failure> {
-    let answer = answer.map_err(refused)?;
-    let answer = answer.into_inner();
-    out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
+    show(answer.map_err(refused)?.get_ref(), target, out);
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The field is younger than the answer: an older daemon ignored `--from`, and created an empty volume.
-    #[test]
-    fn an_answer_without_a_size_is_no_restored_volume() {
-        let refused = check_restored("copy", &CreateResponse { size_bytes: 0 }).unwrap_err();
-        assert_eq!(refused.kind, FailureKind::Unavailable);
-        assert!(refused.message.starts_with("--from: the daemon is older"), "{}", refused.message);
-        assert!(refused.message.contains("volume copy may have been created empty"), "{}", refused.message);
-        assert!(check_restored("copy", &CreateResponse { size_bytes: 4096 }).is_ok());
-    }
+/// Puts an answer in the wanted format into `out`.
+pub(super) fn show<T: Render>(answer: &T, target: &Target, out: &mut String) {
+    out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
 }

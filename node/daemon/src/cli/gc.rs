@@ -2,11 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use holdfast_proto::node::v1::{Amount, SkipCause, SkippedVolume, SweepRequest, SweepResponse};
+use holdfast_proto::node::v1::{
+    Amount, SkipCause, SkippedVolume, SnapshotSpace, SweepRequest, SweepResponse,
+};
 use serde_json::{Value, json};
 
 use super::Gc;
-use super::client::{connect, refused};
+use super::client::{connect, refused, show};
 use super::output::{Render, table};
 use crate::failure::Failure;
 use crate::node::FailureKind;
@@ -24,7 +26,7 @@ pub(super) async fn run(gc: Gc, out: &mut String) -> Result<(), Failure> {
     })?;
     let request = SweepRequest { store, dry_run, grace: Some(grace), most };
     let answer = connect(&target).await?.sweep(request).await.map_err(refused)?.into_inner();
-    out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
+    show(&answer, &target, out);
     verdict(&answer)
 }
 
@@ -44,7 +46,7 @@ fn verdict(answer: &SweepResponse) -> Result<(), Failure> {
 
 impl Render for SweepResponse {
     fn text(&self) -> String {
-        let Self { store, volumes, kept, garbage, deleted, oldest, skipped } = self;
+        let Self { store, volumes, kept, garbage, deleted, oldest, skipped, snapshots } = self;
         let rows =
             [("kept", *kept), ("garbage", *garbage), ("deleted", *deleted), ("left", Some(left(self)))];
         let row = |(what, amount): (&str, Option<Amount>)| {
@@ -58,6 +60,10 @@ impl Render for SweepResponse {
             let age = SystemTime::now().duration_since(stored).unwrap_or_default();
             text.push_str(&format!("the oldest that is left is {} old\n", hours(age)));
         }
+        if !snapshots.is_empty() {
+            let row = |space: &SnapshotSpace| [space.name.clone(), space.bytes.to_string()];
+            text.push_str(&table(["SNAPSHOT", "BYTES OF IT ALONE"], snapshots.iter().map(row)));
+        }
         for skipped in skipped {
             let SkippedVolume { volume_id, error, cause: _ } = skipped;
             text.push_str(&format!("volume {volume_id} was skipped: {error}\n{}", remedy(skipped, store)));
@@ -66,7 +72,7 @@ impl Render for SweepResponse {
     }
 
     fn json(&self) -> Value {
-        let Self { store, volumes, kept, garbage, deleted, oldest, skipped } = self;
+        let Self { store, volumes, kept, garbage, deleted, oldest, skipped, snapshots } = self;
         let amount = |amount: &Option<Amount>| {
             let Amount { objects, bytes } = amount.unwrap_or_default();
             json!({ "objects": objects, "bytes": bytes })
@@ -75,6 +81,7 @@ impl Render for SweepResponse {
             let SkippedVolume { volume_id, error, cause: _ } = skipped;
             json!({ "volume_id": volume_id, "error": error, "cause": cause_name(skipped.cause()) })
         };
+        let space = |space: &SnapshotSpace| json!({ "name": space.name, "bytes": space.bytes });
         json!({
             "store": store,
             "volumes": volumes,
@@ -83,6 +90,7 @@ impl Render for SweepResponse {
             "deleted": amount(deleted),
             "left": amount(&Some(left(self))),
             "oldest": oldest.map(|time| time.to_string()),
+            "snapshots": snapshots.iter().map(space).collect::<Vec<_>>(),
             "skipped": skipped.iter().map(one).collect::<Vec<_>>(),
         })
     }

@@ -42,7 +42,7 @@ enum SnapshotVerb {
         #[command(flatten)]
         place: Place,
     },
-    /// Delete a snapshot; its space is not freed yet
+    /// Delete a snapshot; `gc` frees what only it needs
     Delete {
         /// The snapshot, as `create` and `list` show it: VOLUME@SEQ
         snapshot: SnapshotName,

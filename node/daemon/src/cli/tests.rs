@@ -94,13 +94,27 @@ async fn a_volume_is_created_from_a_snapshot_by_its_name() {
     assert_eq!((gone.kind, gone.message.contains("v@999")), (FailureKind::NotFound, true));
     for (bad, says) in [
         ("create x --store main", "--size <SIZE>"),
-        ("create x --store main --from v", "`v` names no snapshot"),
+        ("create x --store main --from V", "volume id"),
         ("create x --store main --from v@x", "`v@x` names no snapshot"),
     ] {
         let words = ["holdfast-node"].into_iter().chain(bad.split(' '));
         let refused = Cli::try_parse_from(words).unwrap_err().to_string();
         assert!(refused.contains(says), "{refused}");
     }
+}
+
+/// The snapshot that a clone needs is gone at its end, also when the clone is refused.
+#[tokio::test]
+async fn a_volume_is_created_from_a_volume_as_it_is_now() {
+    let world = World::start().await;
+    world.ask("snapshot create v --store main").await.unwrap();
+    assert_eq!(world.ask("create copy --from v --size 2Gi --store main").await.unwrap(), "");
+    let from = "v@4".parse().unwrap();
+    assert_eq!(world.fake.created("copy"), Some(Content::Snapshot { snapshot: from, bytes: Some(2 << 30) }));
+    let again = world.ask("create copy --from v --size 4Gi --store main").await.unwrap_err();
+    assert_eq!(again.kind, FailureKind::Invalid);
+    let left = world.ask("snapshot list v").await.unwrap();
+    assert_eq!(left.matches("v@").count(), 1, "{left}");
 }
 
 #[tokio::test]
@@ -271,6 +285,7 @@ async fn a_sweep_shows_what_it_found_and_deleted() {
         garbage: Amount { objects: 5, bytes: 9000 },
         deleted: Amount { objects: 4, bytes: 8000 },
         oldest: Some(SystemTime::now() - Duration::from_secs(2 * 3600 + 330)),
+        snapshots: vec![("disk@17".parse().unwrap(), 12288)],
         skipped: Vec::new(),
     };
     world.fake.report(report);
@@ -278,7 +293,8 @@ async fn a_sweep_shows_what_it_found_and_deleted() {
     assert_eq!(
         text,
         "store main, volumes: 3\n         OBJECTS  BYTES\nkept     12       40960\ngarbage  5        9000\n\
-         deleted  4        8000\nleft     1        1000\nthe oldest that is left is 2h5m old\n"
+         deleted  4        8000\nleft     1        1000\nthe oldest that is left is 2h5m old\n\
+         SNAPSHOT  BYTES OF IT ALONE\ndisk@17   12288\n"
     );
     world.ask("gc --store main --dry-run --grace 1h30m").await.unwrap();
     let asked: Vec<_> =

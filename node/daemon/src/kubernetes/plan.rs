@@ -25,9 +25,9 @@ use crate::node::{self, VolumeState};
 use holdfast_engine::volume::Durability;
 
 /// Interval at which figures that always change (dirty bytes, commits) are written.
-pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
-/// Interval at which the age of dirty data is written while nothing else changes.
-const AGE_EVERY: Duration = Duration::from_secs(60);
+const FIGURES_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which a volume that is served is examined.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Reason: an attach failed half way, and no device serves the volume.
 const UNSERVED: &str = "Unserved";
 /// Time until a volume is examined again while an operation is in progress or has failed.
@@ -167,7 +167,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
 fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     let is_moving =
         facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(conditions::is_near);
-    let again = if is_moving { SOON } else { FIGURES_EVERY };
+    let again = if is_moving { SOON } else { LOOK_EVERY };
     let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
     if !ours {
         return NodePlan::of(Vec::new(), again);
@@ -175,10 +175,7 @@ fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     let new = status(facts, reason, now);
     let old = daemons_part(&facts.status);
     let recent = |time| facts.since_report.is_some_and(|since| since < time);
-    if new == old
-        || (recent(FIGURES_EVERY) && without_figures(&new) == without_figures(&old))
-        || (recent(AGE_EVERY) && without_age(&new) == without_age(&old))
-    {
+    if new == old || (recent(FIGURES_EVERY) && without_figures(&new) == without_figures(&old)) {
         return NodePlan::of(Vec::new(), again);
     }
     NodePlan::of(vec![NodeStep::Report(Box::new(new))], again)
@@ -313,8 +310,9 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
 
 /// A status less what always moves.
 fn without_figures(status: &VolumeStatus) -> VolumeStatus {
-    let mut rest = without_age(status);
-    (rest.committed_seq, rest.dirty_bytes, rest.durable_through) = (None, None, None);
+    let mut rest = status.clone();
+    (rest.committed_seq, rest.dirty_bytes, rest.oldest_dirty_seconds) = (None, None, None);
+    rest.durable_through = None;
     for condition in &mut rest.conditions {
         // The others' messages have figures in them.
         if condition.type_ != ATTACHED {
@@ -322,11 +320,6 @@ fn without_figures(status: &VolumeStatus) -> VolumeStatus {
         }
     }
     rest
-}
-
-/// A status less what moves with the clock alone.
-fn without_age(status: &VolumeStatus) -> VolumeStatus {
-    VolumeStatus { oldest_dirty_seconds: None, ..status.clone() }
 }
 
 #[cfg(test)]

@@ -145,6 +145,7 @@ mod tests {
             ca_bundle_ref: None,
             credentials: Credentials::Environment(EnvironmentCredentials {}),
             sweep: Sweep::default(),
+            keep_deleted: "24h".to_owned(),
         };
         let mut store = ObjectStore::new("main", spec);
         store.metadata.generation = Some(generation);

@@ -16,10 +16,10 @@ use holdfast_types::{Backoff, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
-use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::event::changes;
@@ -27,6 +27,7 @@ use super::facts::NodeFacts;
 use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
 use super::orphan;
+use super::own_volumes;
 use super::plan::{NodeStep, daemons_part, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
@@ -36,6 +37,9 @@ use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
 const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
+
+/// Volumes that were seen and wait to be reconciled; with more of them the watch waits.
+const SEEN: usize = 64;
 
 /// Context of every reconciliation.
 struct Context<V> {
@@ -61,9 +65,11 @@ pub(crate) async fn run<V: Volumes>(
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
     let context =
         Context { client: client.clone(), me, volumes, operations, recorder, object_stores, permissions };
-    // All Volumes: one that must be served elsewhere now may still be here.
-    let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
+    let (known, writer) = reflector::store();
+    let (sender, seen) = mpsc::channel(SEEN);
+    let controller = Controller::for_stream(ReceiverStream::new(seen).map(Ok), known);
     let Context { client, me, volumes, recorder, .. } = &context;
+    let watch = own_volumes::run(client.clone(), me.clone(), volumes.clone(), writer, sender);
     let detaches = orphan::Detaches::new(tasks);
     let orphans = orphan::run(
         client.clone(),
@@ -81,7 +87,7 @@ pub(crate) async fn run<V: Volumes>(
                 tracing::debug!(%error, "volume controller");
             }
         });
-    tokio::join!(served, orphans);
+    tokio::join!(watch, served, orphans);
 }
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]

@@ -221,6 +221,10 @@ impl Volumes for Fake {
         false
     }
 
+    fn kept(&self) -> Vec<VolumeId> {
+        Vec::new()
+    }
+
     async fn clear_outdated(
         &self,
         _volume: &VolumeId,

@@ -38,7 +38,7 @@ pub struct SegmentObject {
 
 impl From<&SegmentRef> for SegmentObject {
     fn from(segment: &SegmentRef) -> Self {
-        let SegmentRef { id, bytes, index_offset, index_bytes, chunks: _ } = segment;
+        let SegmentRef { id, bytes, index_offset, index_bytes, sectors: _, chunks: _ } = segment;
         Self { id: *id, bytes: *bytes, index_offset: *index_offset, index_bytes: *index_bytes }
     }
 }

@@ -2,19 +2,26 @@
 //!
 //! Owns: the order of entries, what of them is kept, the bytes of the output. Does not own: the reading of
 //! inputs and the storing of the output; the caller feeds pages where they are asked for.
-//! Memory: the pages fed and not used, a page of output, the indexes of level 0, the heads of the others.
+//! Memory: the pages fed and not used, a page of output, the indexes of level 0, the heads of the others, and
+//! the frames to move.
 //! Invariant: a block composed of a list has the same bytes and the same content key when neighbours of the
 //! list are replaced by their merge.
+//!
+//! Frames that are read no more are left out of the output, and stay in their segments. Where little of a
+//! segment is left, the merge *relocates* the rest: the frames go into new segments, as they are stored, and
+//! the output names these. The old segment is then named no more, and a sweep deletes it. What is left is
+//! found by a *survey*: a merge without output ([`Merge::survey`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use holdfast_types::{Mask, RunId};
+use holdfast_types::{Mask, RunId, SegmentId};
 
 use super::RunRef;
 use super::entry::Entry;
 use super::head::{RunHead, SegmentObject};
 use super::page::RunPage;
+use super::relocate::{MAX_RELOCATED, MovedFrames, Relocation, SPARSE_PERCENT};
 use super::writer::RunWriter;
 use crate::segment::FrameIndex;
 
@@ -28,7 +35,7 @@ pub enum Input {
 }
 
 /// Outcome of a step of a merge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MergeStep {
     /// It continues once this page was fed; it asks for the pages of an input in order.
     NeedsPage {
@@ -39,6 +46,8 @@ pub enum MergeStep {
     },
     /// A page of output was added.
     Wrote,
+    /// It continues once these frames are stored in a segment of their own ([`Merge::moved`]).
+    Move(MovedFrames),
     /// All inputs were read: `close` it.
     Ended,
 }
@@ -52,6 +61,9 @@ pub struct Merge {
     writer: RunWriter,
     /// The entries of the block that is merged.
     group: Vec<Entry>,
+    /// Of a survey: bytes of each segment's frames, and of those that the output would name.
+    live: Option<BTreeMap<SegmentId, (u64, u64)>>,
+    relocation: Relocation,
 }
 
 impl Merge {
@@ -59,18 +71,60 @@ impl Merge {
     /// list, zeros are left out: they hide nothing.
     pub fn new(inputs: impl IntoIterator<Item = Input>, is_oldest: bool) -> Self {
         let cursors = inputs.into_iter().map(Cursor::new).collect();
-        Self { cursors, drops_zeros: is_oldest, writer: RunWriter::default(), group: Vec::new() }
+        let (writer, group, relocation) = (RunWriter::default(), Vec::new(), Relocation::default());
+        Self { cursors, drops_zeros: is_oldest, writer, group, live: None, relocation }
+    }
+
+    /// The same without output: it finds the segments of which little is left.
+    pub fn survey(inputs: impl IntoIterator<Item = Input>) -> Self {
+        Self { live: Some(BTreeMap::new()), ..Self::new(inputs, true) }
+    }
+
+    /// After the survey: the volume's own segments to relocate. The sparsest first, and only so many.
+    pub fn sparse(&self) -> Vec<SegmentId> {
+        let live = self.live.iter().flatten().map(|(id, (bytes, live))| (*id, *bytes, *live));
+        let is_sparse = |(id, bytes, live): &(SegmentId, u64, u64)| {
+            let is_own = id.0.owner == 0;
+            is_own && live.saturating_mul(100) < bytes.saturating_mul(SPARSE_PERCENT)
+        };
+        let mut sparse: Vec<_> = live.filter(is_sparse).collect();
+        sparse.sort_by(|(_, bytes, live), (_, other_bytes, other_live)| {
+            (u128::from(*live) * u128::from(*other_bytes))
+                .cmp(&(u128::from(*other_live) * u128::from(*bytes)))
+        });
+        sparse.truncate(MAX_RELOCATED);
+        sparse.into_iter().map(|(id, ..)| id).collect()
+    }
+
+    /// Relocates these segments, each with its group ([`groups`]).
+    ///
+    /// [`groups`]: super::relocate::groups
+    #[must_use]
+    pub fn relocating(mut self, groups: HashMap<SegmentId, u32>) -> Self {
+        self.relocation.groups = groups;
+        self
+    }
+
+    /// The frames that were to be moved are stored there.
+    pub fn moved(&mut self, ordinal: u32, segment: SegmentObject) {
+        self.writer.set_segment(ordinal, segment);
     }
 
     /// Merges until a page is full or one is needed.
     pub fn advance(&mut self) -> MergeStep {
         let before = self.writer.ready();
         loop {
+            if let Some(full) = self.relocation.full.pop_front() {
+                return MergeStep::Move(full);
+            }
             let mut lacking = self.cursors.iter().enumerate();
             if let Some((input, page)) = lacking.find_map(|(at, cursor)| Some((at, cursor.lacks_page()?))) {
                 return MergeStep::NeedsPage { input, page };
             }
             let Some(block) = self.cursors.iter().filter_map(|cursor| Some(cursor.next()?.0)).min() else {
+                if self.relocation.close() {
+                    continue;
+                }
                 return MergeStep::Ended;
             };
             self.merge_at(block);
@@ -113,13 +167,24 @@ impl Merge {
                 }
                 if entry.is_zero() {
                     zero = zero.union(visible);
+                } else if let Some(live) = &mut self.live {
+                    let object = cursor.object(entry.segment);
+                    live.entry(object.id).or_insert((object.index_offset, 0)).1 +=
+                        u64::from(entry.frame.stored);
+                } else if let Some(moved) = self.relocation.take(
+                    cursor.object(entry.segment).id,
+                    &entry.frame,
+                    visible,
+                    &mut self.writer,
+                ) {
+                    self.group.push(moved);
                 } else {
                     let segment = cursor.ordinal(entry.segment, &mut self.writer);
                     self.group.push(Entry { visible, segment, ..entry });
                 }
             }
         }
-        if !zero.is_empty() && !self.drops_zeros {
+        if !zero.is_empty() && !self.drops_zeros && self.live.is_none() {
             // Fewer sectors than all are those of one block.
             self.group.push(Entry::zero(block, blocks, zero));
         }
@@ -207,11 +272,16 @@ impl Cursor {
 
     /// Ordinal in the output of the segment that has this one here.
     fn ordinal(&mut self, segment: u32, writer: &mut RunWriter) -> u32 {
-        let object = match &self.input {
+        let object = self.object(segment);
+        *self.ordinals[segment as usize].get_or_insert_with(|| writer.add_segment(Some(object)))
+    }
+
+    /// The segment with this ordinal here.
+    fn object(&self, segment: u32) -> SegmentObject {
+        match &self.input {
             Input::Segment(object, _) => *object,
             Input::Merged(head) => head.segments()[segment as usize],
-        };
-        *self.ordinals[segment as usize].get_or_insert_with(|| writer.add_segment(object))
+        }
     }
 
     /// Moves `blocks` blocks on, at most as many as are like the next one.

@@ -2,9 +2,14 @@
 //!
 //! Invariant: levels rise from the newest run of a list to the oldest. Eight runs of a level become one of
 //! the next; of a backlog up to sixteen. The oldest run, once it is of level 2 or above, is the *base*: all
-//! runs of those levels above it are merged into it when they have half as many entries as it has. So each
+//! runs of those levels above it are merged into it when they show half as many sectors as it does. So each
 //! entry is written about once a level, and a list is at most seven runs for each level below the base's, and
 //! the base.
+//!
+//! Space is given back by merges into the base. So the whole list is merged when what is above the oldest run
+//! shows half as many sectors as it does, and 64 MiB or more: large commits, sequential ones and discards
+//! have few entries, and a small volume has few commits. Sectors are counted, not entries: one entry of a
+//! block hides up to 32 older ones.
 
 use std::ops::Range;
 
@@ -13,15 +18,13 @@ use std::cell::Cell;
 
 /// Runs of one level that become one of the next.
 const FAN_OUT: usize = 8;
-/// Commits that may come while a merge waits for its turn and is made, beside those that its size allows: a
-/// hundred a second for some hours. What a merge leaves behind is known to be garbage only so many commits
-/// later.
-const PLACES_AHEAD: u64 = 1 << 20;
 /// Runs above which a record is made for merges alone.
 const MAX_RUNS: usize = 48;
 /// The lowest level of a base, and of what is merged into it.
 const BASE_LEVEL: u8 = 2;
-/// A base is merged when the runs above it have one entry for this many of its own.
+/// Fewest sectors above the oldest run for which the whole list is merged: 64 MiB.
+const LEAST_SECTORS: u64 = 1 << 14;
+/// A base is merged when the runs above it show one sector for this many of its own.
 const BASE_TIMES: u64 = 2;
 
 #[cfg(feature = "simulation")]
@@ -47,19 +50,6 @@ pub const fn fan_out() -> usize {
     FAN_OUT
 }
 
-/// Commits that may come while a merge waits and is made, beside those that its size allows: 2^20. Where runs
-/// are merged in smaller numbers, one.
-#[cfg(feature = "simulation")]
-pub fn places_ahead() -> u64 {
-    if fan_out() < FAN_OUT { 1 } else { PLACES_AHEAD }
-}
-
-/// Commits that may come while a merge waits and is made, beside those that its size allows: 2^20.
-#[cfg(not(feature = "simulation"))]
-pub const fn places_ahead() -> u64 {
-    PLACES_AHEAD
-}
-
 /// Runs above which a record is made for merges alone: 48. Where runs are merged in smaller numbers, three.
 #[cfg(feature = "simulation")]
 pub fn most_runs() -> usize {
@@ -72,12 +62,25 @@ pub const fn most_runs() -> usize {
     MAX_RUNS
 }
 
+/// Fewest sectors above the oldest run for which the whole list is merged: 2^14. Where runs are merged in
+/// smaller numbers, 2^12.
+#[cfg(feature = "simulation")]
+fn least_sectors() -> u64 {
+    if fan_out() < FAN_OUT { 1 << 12 } else { LEAST_SECTORS }
+}
+
+/// Fewest sectors above the oldest run for which the whole list is merged: 2^14.
+#[cfg(not(feature = "simulation"))]
+const fn least_sectors() -> u64 {
+    LEAST_SECTORS
+}
+
 /// Kind of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergeKind {
     /// Of runs of one level.
     Level,
-    /// Into the base.
+    /// Of the oldest run with those above it.
     Base,
 }
 
@@ -86,8 +89,8 @@ pub enum MergeKind {
 pub struct Shape {
     /// 0 for a segment's own index.
     pub level: u8,
-    /// Number of entries.
-    pub entries: u64,
+    /// Sectors that its entries show, zeros too.
+    pub sectors: u64,
 }
 
 /// The runs of a list to merge.
@@ -107,7 +110,8 @@ pub fn next_merges(runs: &[Option<Shape>]) -> Vec<Choice> {
     let (mut start, mut due) = (0, Vec::new());
     for stretch in runs.split(Option::is_none) {
         let shapes: Vec<Shape> = stretch.iter().flatten().copied().collect();
-        if let Some(Choice { kind, inputs, level }) = next_merge(&shapes) {
+        let has_oldest = start + stretch.len() == runs.len();
+        if let Some(Choice { kind, inputs, level }) = next_merge(&shapes, has_oldest) {
             due.push(Choice { kind, inputs: start + inputs.start..start + inputs.end, level });
         }
         start += stretch.len() + 1;
@@ -115,11 +119,36 @@ pub fn next_merges(runs: &[Option<Shape>]) -> Vec<Choice> {
     due
 }
 
-/// The next merge for a list of runs, newest first, if one is due.
-pub fn next_merge(runs: &[Shape]) -> Option<Choice> {
+/// The next merge for neighbours of a list, newest first, if one is due. `has_oldest`: the last of them is
+/// the oldest run of the list.
+pub fn next_merge(runs: &[Shape], has_oldest: bool) -> Option<Choice> {
     let base = runs.len().checked_sub(1).filter(|last| runs[*last].level >= BASE_LEVEL);
     let above = &runs[..base.unwrap_or(runs.len())];
-    level_merge(above).or_else(|| base_merge(above, runs.last().filter(|_| base.is_some())?))
+    whole_merge(runs)
+        .filter(|_| has_oldest)
+        .or_else(|| level_merge(above))
+        .or_else(|| base_merge(above, runs.last().filter(|_| base.is_some())?))
+}
+
+/// Merges all if what is above the oldest run may hide much of it.
+fn whole_merge(runs: &[Shape]) -> Option<Choice> {
+    let level = runs.iter().map(|run| run.level).fold(BASE_LEVEL, u8::max);
+    is_due_whole(runs).then_some(Choice { kind: MergeKind::Base, inputs: 0..runs.len(), level })
+}
+
+/// Returns true if this whole list, newest first, is to become one run.
+pub fn is_due_whole(runs: &[Shape]) -> bool {
+    let Some((oldest, above)) = runs.split_last() else { return false };
+    !above.is_empty() && sectors(above) >= least_sectors() && shows_half(above, oldest)
+}
+
+fn sectors(runs: &[Shape]) -> u64 {
+    runs.iter().fold(0, |sectors, run| sectors.saturating_add(run.sectors))
+}
+
+/// Returns true if the runs above show half as many sectors as the oldest one.
+fn shows_half(above: &[Shape], oldest: &Shape) -> bool {
+    sectors(above).saturating_mul(BASE_TIMES) >= oldest.sectors
 }
 
 fn level_merge(above: &[Shape]) -> Option<Choice> {
@@ -138,9 +167,8 @@ fn level_merge(above: &[Shape]) -> Option<Choice> {
 
 fn base_merge(above: &[Shape], base: &Shape) -> Option<Choice> {
     let start = above.iter().position(|run| run.level >= BASE_LEVEL)?;
-    let entries: u64 = above[start..].iter().map(|run| run.entries).sum();
     let level = above[start..].iter().map(|run| run.level).fold(base.level, u8::max);
-    let is_due = entries.saturating_mul(BASE_TIMES) >= base.entries;
+    let is_due = shows_half(&above[start..], base);
     is_due.then_some(Choice { kind: MergeKind::Base, inputs: start..above.len() + 1, level })
 }
 
@@ -149,7 +177,7 @@ mod tests {
     use super::*;
 
     fn shapes(runs: &[(u8, u64)]) -> Vec<Shape> {
-        runs.iter().map(|(level, entries)| Shape { level: *level, entries: *entries }).collect()
+        runs.iter().map(|(level, sectors)| Shape { level: *level, sectors: *sectors }).collect()
     }
 
     fn level_of(inputs: Range<usize>, level: u8) -> Choice {
@@ -158,27 +186,30 @@ mod tests {
 
     #[test]
     fn eight_runs_of_a_level_become_one_of_the_next() {
-        assert_eq!(next_merge(&[]), None);
-        assert_eq!(next_merge(&shapes(&[(0, 1); 7])), None);
-        assert_eq!(next_merge(&shapes(&[(0, 1); 8])), Some(level_of(0..8, 1)));
+        assert_eq!(next_merge(&[], true), None);
+        assert_eq!(next_merge(&shapes(&[(0, 1); 7]), true), None);
+        assert_eq!(next_merge(&shapes(&[(0, 1); 8]), true), Some(level_of(0..8, 1)));
         let older = [vec![(0, 1); 3], vec![(1, 8); 8], vec![(2, 64)]].concat();
-        assert_eq!(next_merge(&shapes(&older)), Some(level_of(3..11, 2)));
+        assert_eq!(next_merge(&shapes(&older), true), Some(level_of(3..11, 2)));
     }
 
     /// A writer whose merges failed for long has more than eight of a level.
     #[test]
     fn a_backlog_is_merged_from_its_oldest_end() {
-        assert_eq!(next_merge(&shapes(&[(0, 1); 12])), Some(level_of(0..12, 1)));
-        assert_eq!(next_merge(&shapes(&[(0, 1); 40])), Some(level_of(24..40, 1)));
+        assert_eq!(next_merge(&shapes(&[(0, 1); 12]), true), Some(level_of(0..12, 1)));
+        assert_eq!(next_merge(&shapes(&[(0, 1); 40]), true), Some(level_of(24..40, 1)));
     }
 
     #[test]
     fn the_base_takes_in_half_of_its_entries() {
         let list = |above| shapes(&[(0, 1), (1, 8), (2, above), (2, 100)]);
-        assert_eq!(next_merge(&list(49)), None);
-        assert_eq!(next_merge(&list(50)), Some(Choice { kind: MergeKind::Base, inputs: 2..4, level: 2 }));
+        assert_eq!(next_merge(&list(49), true), None);
+        assert_eq!(
+            next_merge(&list(50), true),
+            Some(Choice { kind: MergeKind::Base, inputs: 2..4, level: 2 })
+        );
         let higher = shapes(&[(2, 10), (3, 40), (2, 100)]);
-        assert_eq!(next_merge(&higher), Some(Choice { kind: MergeKind::Base, inputs: 0..3, level: 3 }));
+        assert_eq!(next_merge(&higher, true), Some(Choice { kind: MergeKind::Base, inputs: 0..3, level: 3 }));
     }
 
     /// A damaged run, or one that is being merged.
@@ -196,16 +227,41 @@ mod tests {
         assert_eq!(next_merges(&[]), []);
     }
 
+    /// A discard has few entries, and so has what is written in sequence: what it hid stayed in the bucket
+    /// until half as many entries were written. And a volume of 1 GiB that is committed in 64 MiB stayed
+    /// without a base for 64 commits.
+    #[test]
+    fn a_list_is_merged_whole_when_half_of_it_may_be_hidden() {
+        let list = |above: u64, oldest: u64| {
+            let list = shapes(&[(0, above / 4), (0, above - above / 4), (1, oldest)]);
+            list.into_iter().map(Some).collect::<Vec<_>>()
+        };
+        let all = vec![Choice { kind: MergeKind::Base, inputs: 0..3, level: BASE_LEVEL }];
+        assert_eq!(next_merges(&list(LEAST_SECTORS, 1)), all);
+        assert_eq!(next_merges(&list(LEAST_SECTORS, 2 * LEAST_SECTORS)), all);
+        assert_eq!(next_merges(&list(LEAST_SECTORS, 2 * LEAST_SECTORS + 1)), [], "less than half");
+        assert_eq!(next_merges(&list(LEAST_SECTORS - 1, 2)), [], "less than 64 MiB");
+        // It comes before a merge of the level, which would hide the run that makes it due.
+        let eight = shapes(&[(0, LEAST_SECTORS); 8]);
+        assert_eq!(next_merge(&eight, true).unwrap().kind, MergeKind::Base);
+        assert_eq!(next_merge(&eight, false).unwrap().kind, MergeKind::Level);
+        // What is below is being merged, or damaged.
+        let partly_taken = [list(LEAST_SECTORS, 2), vec![None]].concat();
+        assert_eq!(next_merges(&partly_taken), []);
+        // The oldest run hides nothing.
+        assert_eq!(next_merges(&list(LEAST_SECTORS, LEAST_SECTORS)[2..]), []);
+    }
+
     /// Each choice keeps neighbours together and the order of levels, and it comes to rest.
     #[test]
     fn a_list_stays_in_order_and_short() {
         let mut runs: Vec<Shape> = Vec::new();
         for _ in 0..100_000 {
-            runs.insert(0, Shape { level: 0, entries: 10 });
-            while let Some(Choice { inputs, level, .. }) = next_merge(&runs) {
+            runs.insert(0, Shape { level: 0, sectors: 10 });
+            while let Some(Choice { inputs, level, .. }) = next_merge(&runs, true) {
                 assert!(inputs.len() >= 2 && inputs.len() <= 2 * FAN_OUT + 24);
-                let entries = runs[inputs.clone()].iter().map(|run| run.entries).sum();
-                runs.splice(inputs, [Shape { level, entries }]);
+                let sectors = runs[inputs.clone()].iter().map(|run| run.sectors).sum();
+                runs.splice(inputs, [Shape { level, sectors }]);
             }
             let (base, above) = runs.split_last().unwrap();
             assert!(above.is_sorted_by_key(|run| run.level) && above.len() <= 40, "{above:?} on {base:?}");

@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
-use holdfast_types::{Block, Mask, RunId, SegmentId, Seq};
+use holdfast_types::{Block, Epoch, Mask, Place, RunId, SegmentId, Seq};
 use proptest::prelude::*;
 
 use super::merge::{Input, Merge, MergeStep};
 use super::page::PAGE_ENTRIES;
+use super::relocate::{MAX_RELOCATED, MovedFrames, groups};
 use super::*;
 use crate::compose::{Composition, Layer, compose};
 use crate::segment::{Codec, Frame, FrameIndex};
@@ -21,7 +22,7 @@ enum Stored {
 impl Stored {
     /// The segment number `n` with these frames.
     fn segment(n: u64, frames: Vec<Frame>) -> Self {
-        let id = SegmentId::new(Seq(n), n, [0; 10]);
+        let id = SegmentId::new(Place::until(Seq(n)), n, [0; 10]);
         let object = SegmentObject { id, bytes: 1 << 20, index_offset: 1 << 19, index_bytes: 1 << 10 };
         Self::Segment(object, Arc::new(FrameIndex::of(frames)))
     }
@@ -42,16 +43,37 @@ impl Stored {
 
 /// The merge of `inputs`, taken in small pieces.
 fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
-    let mut merge = Merge::new(inputs.iter().map(Stored::input), is_oldest);
-    let mut object = Vec::new();
+    merge_relocating(inputs, is_oldest, vec![])
+}
+
+/// The place of what is relocated.
+const MOVED: Place = Place::first_merge(Epoch(1));
+
+/// The same, with these segments relocated.
+fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) -> Stored {
+    let mut merge =
+        Merge::new(inputs.iter().map(Stored::input), is_oldest).relocating(groups(sparse.clone()));
+    let (mut object, mut all_moved) = (Vec::new(), Vec::new());
     loop {
         match merge.advance() {
             MergeStep::NeedsPage { input, page } => merge.feed(input, inputs[input].page(page)),
             MergeStep::Wrote => object.extend(merge.take(1000)),
+            MergeStep::Move(MovedFrames { ordinal, frames, bytes }) => {
+                assert!(frames.is_sorted_by(|a, b| a.frame.block < b.frame.block));
+                let mut ends = frames.iter().scan(0, |end, moved| {
+                    let start = std::mem::replace(end, *end + u64::from(moved.frame.stored));
+                    Some(start == moved.offset)
+                });
+                assert!(ends.all(|is_behind| is_behind), "{frames:?}");
+                assert!(frames.iter().all(|moved| sparse.contains(&moved.from)));
+                let id = SegmentId::new(MOVED, u64::from(ordinal), [0; 10]);
+                merge.moved(ordinal, SegmentObject { id, bytes, index_offset: bytes, index_bytes: 0 });
+                all_moved.extend(frames.into_iter().map(|moved| (ordinal, moved.offset, moved.frame.hash)));
+            }
             MergeStep::Ended => break,
         }
     }
-    let (run, head) = merge.close(RunId::new(Seq(1), 1, [1; 10]), 1);
+    let (run, head) = merge.close(RunId::new(Place::until(Seq(1)), 1, [1; 10]), 1);
     while merge.ready() > 0 {
         object.extend(merge.take(5000));
     }
@@ -60,7 +82,21 @@ fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
     let stored = &object[at..at + run.head_bytes as usize];
     assert_eq!(RunHead::decode(&run, stored).as_ref(), Ok(&head));
     assert_eq!(object[at + run.head_bytes as usize..], trailer(&run));
-    Stored::Merged(run, Arc::new(head), object)
+    assert!(head.segments().iter().all(|segment| !sparse.contains(&segment.id)), "it is named still");
+    let merged = Stored::Merged(run, Arc::new(head), object);
+    let Stored::Merged(_, head, _) = &merged else { unreachable!() };
+    let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
+    let entries = pages.iter().flat_map(RunPage::entries).filter(|entry| !entry.is_zero());
+    let mut named: Vec<_> = entries
+        .filter(|entry| head.segments()[entry.segment as usize].id.place() == MOVED)
+        .map(|entry| (entry.segment, entry.frame.offset, entry.frame.hash))
+        .collect();
+    named.sort_unstable();
+    all_moved.sort_unstable();
+    if inputs.iter().all(|input| matches!(input, Stored::Segment(..))) {
+        assert_eq!(named, all_moved, "each frame is named where it was moved to");
+    }
+    merged
 }
 
 fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
@@ -79,14 +115,17 @@ fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
     compose(block, wanted, layers)
 }
 
-/// Returns true if every block reads the same of both lists, by its pieces (hence its bytes) and its content
-/// key.
+/// Returns true if every block reads the same of both lists, by its frames (hence its bytes), wherever they
+/// are stored, and by its content key.
 fn says_the_same(one: &[Stored], other: &[Stored]) -> bool {
     let masks = [Mask::FULL, Mask(0b1), Mask(0b1110), Mask(0x8001_0000)];
     let mut cases = (0..BLOCKS).flat_map(|block| masks.map(|mask| (block, mask)));
     cases.all(|(block, wanted)| {
         let (one, other) = (read(one, block, wanted), read(other, block, wanted));
-        one.pieces == other.pieces && one.key == other.key
+        let frames = |it: &Composition| -> Vec<(Frame, Mask)> {
+            it.pieces.iter().map(|piece| (Frame { offset: 0, ..piece.frame }, piece.visible)).collect()
+        };
+        frames(&one) == frames(&other) && one.key == other.key
     })
 }
 
@@ -131,17 +170,20 @@ proptest! {
     #[test]
     fn merges_say_what_their_inputs_said(
         before in list(),
-        ranges in proptest::collection::vec((any::<prop::sample::Index>(), 1..5usize), 1..6),
+        ranges in proptest::collection::vec((any::<prop::sample::Index>(), 1..5usize, any::<u8>()), 1..6),
     ) {
         let mut after = before.clone();
-        for (start, length) in ranges {
+        for (start, length, relocated) in ranges {
             let start = start.index(after.len());
             let end = (start + length).min(after.len());
-            let merged = merge(&after[start..end], end == after.len());
+            let sparse = (0..8).filter(|bit| relocated >> bit & 1 == 1);
+            let sparse = sparse.map(|n| SegmentId::new(Place::until(Seq(n + 1)), n + 1, [0; 10])).collect();
+            let merged = merge_relocating(&after[start..end], end == after.len(), sparse);
             let Stored::Merged(run, head, _) = &merged else { unreachable!() };
             let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
             let entries: Vec<Entry> = pages.iter().flat_map(RunPage::entries).copied().collect();
-            prop_assert_eq!(run.entries, entries.len() as u64);
+            let sectors = |entry: &Entry| u64::from(entry.frame.run) * u64::from(entry.visible.count());
+            prop_assert_eq!(run.sectors, entries.iter().map(sectors).sum::<u64>());
             for entry in &entries {
                 for block in [u64::from(entry.frame.block), entry.end() - 1] {
                     prop_assert!(run.chunks.may_hold(Block(block).chunk()));
@@ -199,7 +241,7 @@ fn pages_are_full_and_a_block_stands_in_one() {
     let merged = merge(&layers, true);
     let Stored::Merged(run, head, object) = &merged else { unreachable!() };
     let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
-    assert_eq!((run.entries, pages.len()), (9000, 9000_usize.div_ceil(PAGE_ENTRIES)));
+    assert_eq!((run.sectors, pages.len()), (9000, 9000_usize.div_ceil(PAGE_ENTRIES)));
     let (_last, full) = pages.split_last().unwrap();
     assert!(full.iter().all(|page| page.entries().len() > PAGE_ENTRIES - 3));
     for block in [0, 545, 546, 2999] {
@@ -207,7 +249,7 @@ fn pages_are_full_and_a_block_stands_in_one() {
         assert_eq!(pages[page].find(Block(block)).len(), 3, "block {block}");
     }
     assert_eq!(pages[head.page_of(Block(5000)).unwrap()].find(Block(5000)), []);
-    assert!(object.len() as u64 <= run.entries * 40 + 4096);
+    assert!(object.len() as u64 <= 9000 * 40 + 4096);
     let other = head.page_range(1);
     let bytes = &object[other.start as usize..other.end as usize];
     assert!(head.page(1, bytes).is_ok() && head.page(0, bytes).is_err(), "a page is mistaken for another");
@@ -217,6 +259,50 @@ fn pages_are_full_and_a_block_stands_in_one() {
 fn a_merge_of_zeros_alone_is_empty() {
     let merged = merge(&[Stored::segment(1, vec![zeros(0, u32::MAX, u32::MAX)])], true);
     let Stored::Merged(run, head, _) = &merged else { unreachable!() };
-    assert_eq!((run.entries, head.pages(), run.chunks.runs()), (0, 0, &[][..]));
+    assert_eq!((run.sectors, head.pages(), run.chunks.runs()), (0, 0, &[][..]));
     assert_eq!(head.page_of(Block(0)), None);
+}
+
+/// The segments of which a merge of `inputs` leaves little.
+fn sparse(inputs: &[Stored]) -> Vec<SegmentId> {
+    let mut survey = Merge::survey(inputs.iter().map(Stored::input));
+    loop {
+        match survey.advance() {
+            MergeStep::NeedsPage { input, page } => survey.feed(input, inputs[input].page(page)),
+            MergeStep::Ended => return survey.sparse(),
+            MergeStep::Wrote | MergeStep::Move(_) => panic!("a survey has no output"),
+        }
+    }
+}
+
+#[test]
+fn the_sparsest_own_segments_are_relocated() {
+    let of_bytes = |n: u64, owner: u8, bytes, frames: &[Frame]| {
+        let Stored::Segment(object, index) = Stored::segment(n, frames.to_vec()) else { unreachable!() };
+        let id = SegmentId(holdfast_types::PlacedId { owner, ..object.id.0 });
+        // What its index takes does not count: of data that compresses well it is most of the object.
+        let (index_offset, bytes) = (bytes, 10 * bytes);
+        Stored::Segment(SegmentObject { id, bytes, index_offset, ..object }, index)
+    };
+    let ids = |sparse: Vec<SegmentId>| sparse.iter().map(|id| id.place().stored()).collect::<Vec<u64>>();
+    // Each frame has 9 bytes.
+    let frames: Vec<Frame> = (0..10).map(|block| data(block, 1, 1)).collect();
+    let newest = of_bytes(9, 0, 90, &frames[..7]);
+    let list = [
+        newest.clone(),
+        of_bytes(1, 0, 67, &frames),
+        of_bytes(2, 0, 90, &(10..17).map(|block| data(block, 1, 1)).collect::<Vec<_>>()),
+        of_bytes(3, 1, 1000, &[data(20, 1, 1)]),
+        of_bytes(4, 0, 1000, &[data(21, 1, 1)]),
+        of_bytes(5, 0, 100, &frames),
+    ];
+    assert_eq!(
+        ids(sparse(&list)),
+        [4],
+        "27 of 67 bytes are too many, one is a fork's, nothing is left of one"
+    );
+    assert_eq!(ids(sparse(&[newest, of_bytes(1, 0, 68, &frames)])), [1]);
+    let many = (1..=MAX_RELOCATED as u64 + 10).map(|n| of_bytes(n, 0, 900 + n, &[data(n as u32, 1, 1)]));
+    let relocated = ids(sparse(&many.collect::<Vec<_>>()));
+    assert_eq!((relocated.len(), relocated[0]), (MAX_RELOCATED, MAX_RELOCATED as u64 + 10));
 }

@@ -20,17 +20,24 @@ pub(super) struct RunWriter {
     page: Vec<Entry>,
     /// First block and bytes of each page before.
     pages: Vec<(u32, u32)>,
-    entries: u64,
-    segments: Vec<SegmentObject>,
+    /// Sectors that the entries show.
+    sectors: u64,
+    /// None where the segment is not stored yet.
+    segments: Vec<Option<SegmentObject>>,
     /// Chunks as runs, exact.
     chunks: Vec<(u32, u32)>,
 }
 
 impl RunWriter {
-    /// Adds a segment that entries can name. Returns its ordinal.
-    pub(super) fn add_segment(&mut self, segment: SegmentObject) -> u32 {
+    /// Adds a segment that entries can name, or one that is made meanwhile. Returns its ordinal.
+    pub(super) fn add_segment(&mut self, segment: Option<SegmentObject>) -> u32 {
         self.segments.push(segment);
         u32::try_from(self.segments.len() - 1).expect("a log has fewer than 2^32 segments in use")
+    }
+
+    /// The segment that was made meanwhile.
+    pub(super) fn set_segment(&mut self, ordinal: u32, segment: SegmentObject) {
+        self.segments[ordinal as usize] = Some(segment);
     }
 
     /// Adds all entries of a block, newest first, its zero entry last, or a zero entry of many blocks. Blocks
@@ -39,6 +46,8 @@ impl RunWriter {
         let Some(first) = group.first() else { return };
         let (block, run) = (first.frame.block, first.frame.run);
         self.include_chunks(block, run);
+        let of_entry = |entry: &Entry| u64::from(entry.frame.run) * u64::from(entry.visible.count());
+        self.sectors += group.iter().map(of_entry).sum::<u64>();
         if let ([zero], Some(last)) = (group, self.page.last_mut())
             && [&*last, zero].iter().all(|entry| entry.is_zero() && entry.visible == Mask::FULL)
             && last.end() == u64::from(block)
@@ -51,7 +60,6 @@ impl RunWriter {
             self.end_page();
         }
         self.page.extend_from_slice(group);
-        self.entries += group.len() as u64;
     }
 
     fn include_chunks(&mut self, block: u32, run: u32) {
@@ -90,12 +98,15 @@ impl RunWriter {
     /// Adds the head and the trailer, the last bytes to take. Nothing may be pushed afterwards.
     pub(super) fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
         self.end_page();
-        let head = RunHead::new(std::mem::take(&mut self.pages), std::mem::take(&mut self.segments));
+        let segments = std::mem::take(&mut self.segments);
+        let segments = segments.into_iter().map(|segment| segment.expect("what was moved is stored first"));
+        let head = RunHead::new(std::mem::take(&mut self.pages), segments.collect());
         let head_offset = self.taken + self.body.len() as u64;
         let head_bytes = head.encode_at_end(&mut self.body);
         let bytes = head_offset + u64::from(head_bytes) + TRAILER_BYTES;
         let chunks = Fence::around(self.chunks.iter().copied());
-        let run = RunRef { id, level, bytes, head_offset, head_bytes, entries: self.entries, chunks };
+        let sectors = self.sectors;
+        let run = RunRef { id, level, bytes, head_offset, head_bytes, sectors, chunks };
         self.body.extend_from_slice(&trailer(&run));
         (run, head)
     }

@@ -1,4 +1,4 @@
-use holdfast_types::{RunId, SegmentId};
+use holdfast_types::{Place, RunId, SegmentId};
 
 use super::*;
 use crate::fence::Fence;
@@ -15,11 +15,18 @@ fn record(seq: u64, epoch: u64, body: Body) -> Record {
 }
 
 fn id(name: u8) -> SegmentId {
-    SegmentId::new(Seq(100), 1, [name; 10])
+    SegmentId::new(Place::until(Seq(100)), 1, [name; 10])
 }
 
 fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
-    SegmentRef { id: id(name), bytes: 10, index_offset: 0, index_bytes: 10, chunks: Fence::around(chunks) }
+    SegmentRef {
+        id: id(name),
+        bytes: 10,
+        index_offset: 0,
+        index_bytes: 10,
+        sectors: 5,
+        chunks: Fence::around(chunks),
+    }
 }
 
 fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
@@ -30,6 +37,7 @@ fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
         invalidated: SideSet::NONE,
         generation: u64::from(name),
         merges: vec![],
+        closed: Place::default(),
         snapshots: SnapshotChange::default(),
     }
 }
@@ -153,8 +161,8 @@ fn an_object_is_not_added_behind_its_place() {
     let mut manifest = attached();
     let named_for = |place| {
         let chunks = Fence::around([(0, 1)]);
-        let id = SegmentId::new(Seq(place), 1, [1; 10]);
-        let segment = SegmentRef { id, bytes: 10, index_offset: 0, index_bytes: 10, chunks };
+        let id = SegmentId::new(Place::until(Seq(place)), 1, [1; 10]);
+        let segment = SegmentRef { id, bytes: 10, index_offset: 0, index_bytes: 10, sectors: 5, chunks };
         record(
             3,
             1,
@@ -164,6 +172,7 @@ fn an_object_is_not_added_behind_its_place() {
                 invalidated: SideSet::NONE,
                 generation: 1,
                 merges: vec![],
+                closed: Place::default(),
                 snapshots: SnapshotChange::default(),
             },
         )
@@ -195,6 +204,7 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
         invalidated: SideSet::NONE,
         generation: 1,
         merges: vec![],
+        closed: Place::default(),
         snapshots: SnapshotChange::default(),
     };
     assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
@@ -206,21 +216,25 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
         invalidated: SideSet::NONE,
         generation: 1,
         merges: vec![],
+        closed: Place::default(),
         snapshots: SnapshotChange::default(),
     };
     manifest.apply(&record(3, 1, body)).unwrap();
     assert_eq!(manifest.runs().len(), 2);
 }
 
+/// The place of the first merge of the writer of [`attached`].
+const OPEN: Place = Place::first_merge(Epoch(1));
+
 /// A merge of the segments from `newest` to `oldest`, both by name.
-fn merge(place: u64, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
+fn merge(place: Place, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
     let output = RunRef {
-        id: RunId::new(Seq(place), 1, [99; 10]),
+        id: RunId::new(place, 1, [99; 10]),
         level: 1,
         bytes: 100,
         head_offset: 0,
         head_bytes: 50,
-        entries: 5,
+        sectors: 5,
         chunks: Fence::around([chunks]),
     };
     Merge { newest: id(newest).0, oldest: id(oldest).0, output }
@@ -235,6 +249,7 @@ fn merging(name: u8, merges: Vec<Merge>) -> Body {
         invalidated: SideSet::NONE,
         generation: 1,
         merges,
+        closed: Place::default(),
         snapshots: SnapshotChange::default(),
     }
 }
@@ -246,13 +261,48 @@ fn a_merge_takes_the_place_of_its_inputs() {
         manifest.apply(&record(u64::from(name) + 2, 1, commit(name, vec![(0, 1)]))).unwrap();
     }
     let data_seq = manifest.data_seq();
-    manifest.apply(&record(7, 1, merging(5, vec![merge(7, 3, 2, (0, 1))]))).unwrap();
+    manifest.apply(&record(7, 1, merging(5, vec![merge(OPEN, 3, 2, (0, 1))]))).unwrap();
     let ids: Vec<PlacedId> = manifest.runs().iter().map(Run::id).collect();
-    let merged = RunId::new(Seq(7), 1, [99; 10]).0;
+    let merged = RunId::new(OPEN, 1, [99; 10]).0;
     assert_eq!(ids, [id(5).0, id(4).0, merged, id(1).0]);
     assert!(manifest.data_seq() > data_seq);
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
     assert_eq!(read.runs(), manifest.runs());
+}
+
+/// The output of a merge that a later one replaced was known as garbage only months later.
+#[test]
+fn a_record_closes_merges_for_all_later_ones() {
+    let mut manifest = attached();
+    for name in 1..=4 {
+        manifest.apply(&record(u64::from(name) + 2, 1, commit(name, vec![(0, 1)]))).unwrap();
+    }
+    let closing = |until: Place, merges| {
+        let mut body = merging(5, merges);
+        let Body::Change { closed, .. } = &mut body else { unreachable!() };
+        *closed = until;
+        body
+    };
+    let [second, third] = [OPEN.next(), OPEN.next().next()];
+    assert!(!manifest.is_passed(OPEN));
+    // The record may still carry what it closes.
+    manifest.apply(&record(7, 1, closing(third, vec![merge(second, 2, 1, (0, 1))]))).unwrap();
+    assert!(manifest.is_passed(OPEN) && manifest.is_passed(second) && !manifest.is_passed(third));
+    let late = record(8, 1, closing(OPEN, vec![merge(second, 4, 3, (0, 1))]));
+    assert!(matches!(manifest.apply(&late), Err(LogError::Place { .. })));
+    // No record opens them again.
+    manifest.apply(&record(8, 1, closing(OPEN, vec![]))).unwrap();
+    let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert!(read.is_passed(second) && !read.is_passed(third));
+    let far = Place::from_stored(OPEN.stored() + 1_000_000);
+    assert!(!read.is_passed(far));
+    // No other writer carries them.
+    let mut replaced = manifest.clone();
+    replaced.apply(&attach(9, 2)).unwrap();
+    manifest.apply(&record(9, 1, Body::Detach)).unwrap();
+    for manifest in [replaced, manifest] {
+        assert!(manifest.is_passed(far) && !manifest.is_passed(Place::first_merge(Epoch(2))));
+    }
 }
 
 #[test]
@@ -263,11 +313,12 @@ fn a_merge_that_does_not_fit_the_list_changes_nothing() {
     }
     let before = manifest.clone();
     for (altered, refused) in [
-        (merge(6, 1, 2, (0, 1)), "log record 6 merges runs into"),
-        (merge(6, 2, 2, (0, 1)), "log record 6 merges runs into"),
-        (merge(6, 9, 1, (0, 1)), "log record 6 merges runs into"),
-        (merge(5, 2, 1, (0, 1)), "log record 6 adds 00000000000000000005-"),
-        (merge(6, 2, 1, (31, 2)), "log record 6 commits chunks from 31 on"),
+        (merge(OPEN, 1, 2, (0, 1)), "log record 6 merges runs into"),
+        (merge(OPEN, 2, 2, (0, 1)), "log record 6 merges runs into"),
+        (merge(OPEN, 9, 1, (0, 1)), "log record 6 merges runs into"),
+        (merge(Place::first_merge(Epoch(0)), 2, 1, (0, 1)), "log record 6 adds 09223372036854775808-"),
+        (merge(Place::until(Seq(100)), 2, 1, (0, 1)), "log record 6 adds 00000000000000000100-"),
+        (merge(OPEN, 2, 1, (31, 2)), "log record 6 commits chunks from 31 on"),
     ] {
         let error = manifest.apply(&record(6, 1, merging(4, vec![altered]))).unwrap_err().to_string();
         assert!(error.starts_with(refused), "{error}");
@@ -289,6 +340,7 @@ fn chunks_that_a_fence_names_besides_hold_nothing() {
             invalidated,
             generation,
             merges: vec![],
+            closed: Place::default(),
             snapshots: SnapshotChange::default(),
         }
     };

@@ -105,6 +105,18 @@ impl LogWriter {
         self.last_log_contact = now;
     }
 
+    /// Returns true if a record that merges runs is in flight, or may be in the log already.
+    pub(super) fn carries_merges(&self) -> bool {
+        match &self.commit {
+            Commit::Left(record, _)
+            | Commit::Storing(record)
+            | Commit::Rooting(record, _)
+            | Commit::Creating(record, _)
+            | Commit::Reading(record, _) => record.body.has_merges(),
+            Commit::Idle | Commit::Probing(_) => false,
+        }
+    }
+
     /// Returns true if no commit may be made before a checkpoint is stored.
     pub(super) fn is_full(&self, manifest: &Manifest) -> bool {
         self.records_after_checkpoint(manifest) >= max_records_after_checkpoint()

@@ -7,7 +7,7 @@
 //! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1,
 //! 16).
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange, Seq};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
@@ -15,8 +15,9 @@ use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
+use crate::limit::UPLOAD_PLACE_AHEAD;
 use crate::manifest::Manifest;
-use crate::record::{Body, Record};
+use crate::record::Record;
 use crate::safeguard::{
     Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
     safeguard,
@@ -128,18 +129,15 @@ impl<M: Memory> Core<M> {
         if let Err(error) = manifest.apply(record) {
             unreachable!("a record made from the manifest follows it: {error}")
         }
-        if let Body::Change { merges, .. } = &record.body
-            && !merges.is_empty()
-        {
-            self.merges += 1;
-        }
+        self.merges += u64::from(record.body.has_merges());
         self.map.set_seq(record.seq);
     }
 
-    /// The place of an object that the record `ahead` behind the next one may still add (invariant 27).
-    pub(super) fn place_ahead(&self, ahead: u64) -> Seq {
+    /// The place of what is uploaded next: the record behind it, and some more, may add it (invariant 27).
+    pub(super) fn upload_place(&self) -> Place {
         let known = self.known_seq();
-        if safeguard(PlaceBeyondRecord) { Seq(known.next().0 + ahead) } else { known }
+        let last = if safeguard(PlaceBeyondRecord) { known.next().0 + UPLOAD_PLACE_AHEAD } else { known.0 };
+        Place::until(Seq(last))
     }
 
     /// False if every sector reads as zeros, and none was ever lost with a writer; none while the manifest is
@@ -277,6 +275,7 @@ pub(super) mod tests {
 
     use super::super::Durability;
     use super::*;
+    use crate::record::Body;
     use crate::sector_map::map_bytes;
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);

@@ -172,11 +172,13 @@ impl DataPath {
         commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
     }
 
-    /// All parts of a read ended.
+    /// All parts of a read ended. `is_in_doubt`: the log may have a record with which runs were merged and
+    /// that this writer does not know yet.
     pub(super) fn read_ended<M: Memory>(
         &mut self,
         id: RequestId,
         request: Request,
+        is_in_doubt: bool,
         core: &mut Core<M>,
         out: &mut Vec<Action>,
     ) {
@@ -186,6 +188,10 @@ impl DataPath {
         let Some(errno) = request.failed.or(request.unreadable) else {
             return self.requests.complete(id, Ok(()), out);
         };
+        // A sweep may have deleted what that record replaced.
+        if core.lifecycle == Lifecycle::Serving && request.failed.is_some() && is_in_doubt {
+            return self.requests.park(id, core.now);
+        }
         if core.lifecycle != Lifecycle::Serving || !self.may_read_again(id, request, core, out) {
             return self.requests.complete(id, Err(errno), out);
         }
@@ -476,7 +482,7 @@ mod tests {
         for ended in [1, 2] {
             let mut out = Vec::new();
             let request = data.requests.io_completed(ID, Err(Errno::EIO)).unwrap();
-            data.read_ended(ID, request, &mut core, &mut out);
+            data.read_ended(ID, request, false, &mut core, &mut out);
             let is_completed = out.contains(&Action::Complete { id: ID, result: Err(Errno::EIO) });
             assert_eq!(is_completed, ended == 2, "{out:?}");
         }

@@ -4,7 +4,8 @@
 //!    merge (`index/policy.rs`);
 //! 2. their merge is made and stored in the background (`MergeStored`);
 //! 3. the next commit carries it (`MergeCarried`): its run stands in the place of its inputs from then on.
-//!    Where the list is long and no commit comes, a record is made for merges alone.
+//!    Where no commit comes a record is made for merges alone: of a merge into the base, which gives space
+//!    back, and where the list is long.
 //!
 //! Owns: the merges in progress, one of each kind: a merge into the base takes hours, and the levels above it
 //! are merged meanwhile. Does not own: the list, which is the manifest's.
@@ -15,15 +16,14 @@
 //! in no merge of this process again; those above and below it do. A merge that its process did not carry is
 //! dropped, and its object is garbage: nothing waits for one at the detach.
 
-use holdfast_types::PlacedId;
+use holdfast_types::{Place, PlacedId};
 
 use super::core::{Core, Memory};
 use super::lifecycle::Lifecycle;
 use crate::action::Action;
 use crate::crash_point::{CrashPoint, reach};
-use crate::index::policy::{Choice, MergeKind, Shape, most_runs, next_merges, places_ahead};
+use crate::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
 use crate::index::{MergePlan, Run, RunRef, Runs};
-use crate::limit::MERGED_ENTRIES_A_PLACE;
 use crate::manifest::{LogError, Manifest};
 use crate::record::{Body, Merge, Record};
 use crate::safeguard::{
@@ -37,8 +37,8 @@ use crate::safeguard::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Merging {
     Idle,
-    /// These inputs, newest first, are being merged.
-    Running(Vec<PlacedId>),
+    /// These inputs, newest first, are being merged into a run of this place.
+    Running(Vec<PlacedId>, Place),
     /// The next record is to carry their merge.
     Stored(Vec<PlacedId>, Box<RunRef>),
 }
@@ -46,8 +46,8 @@ enum Merging {
 /// An event that advances a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MergeEvent {
-    /// These inputs are to be merged.
-    Chosen(Vec<PlacedId>),
+    /// These inputs are to be merged into a run of this place.
+    Chosen(Vec<PlacedId>, Place),
     /// Their merge is stored.
     Stored(Box<RunRef>),
     /// It was not made.
@@ -62,8 +62,8 @@ impl Merging {
     fn next(self, event: MergeEvent) -> Self {
         use MergeEvent as E;
         match (self, event) {
-            (Self::Idle, E::Chosen(inputs)) => Self::Running(inputs),
-            (Self::Running(inputs), E::Stored(output)) => Self::Stored(inputs, output),
+            (Self::Idle, E::Chosen(inputs, place)) => Self::Running(inputs, place),
+            (Self::Running(inputs, _), E::Stored(output)) => Self::Stored(inputs, output),
             (Self::Running(..), E::Failed) | (Self::Stored(..), E::Taken) => Self::Idle,
             (state, event) => unreachable!("{event:?} in {state:?}"),
         }
@@ -76,7 +76,16 @@ impl Merging {
     fn inputs(&self) -> &[PlacedId] {
         match self {
             Self::Idle => &[],
-            Self::Running(inputs) | Self::Stored(inputs, _) => inputs,
+            Self::Running(inputs, _) | Self::Stored(inputs, _) => inputs,
+        }
+    }
+
+    /// The place of the output that a record may still add.
+    fn place(&self) -> Option<Place> {
+        match self {
+            Self::Idle => None,
+            Self::Running(_, place) => Some(*place),
+            Self::Stored(_, output) => Some(output.id.place()),
         }
     }
 }
@@ -85,6 +94,9 @@ impl Merging {
 pub(super) struct Merger {
     levels: Merging,
     base: Merging,
+    /// The place of the next merge, once it is known. A process begins beyond what the one before it
+    /// may have left: so the next record closes that.
+    next_place: Option<Place>,
     /// A record came into the log since the policy was asked, or it was not asked yet.
     is_due: bool,
     /// Runs that take part in no merge of this process.
@@ -102,6 +114,7 @@ impl Merger {
         Self {
             levels: Merging::Idle,
             base: Merging::Idle,
+            next_place: None,
             is_due: safeguard(MergeWhenDue),
             barred: Vec::new(),
             carried: 0,
@@ -139,8 +152,10 @@ impl Merger {
         self.barred.retain(|id| runs.iter().any(|run| run.id() == *id));
         while let Some(choice) = self.next_choice(runs) {
             let inputs = runs[choice.inputs.clone()].iter().map(Run::id).collect();
-            self.of(choice.kind).advance(MergeEvent::Chosen(inputs));
-            out.push(Action::Merge(Box::new(plan(core, runs, choice))));
+            let place = self.next_place(manifest);
+            self.next_place = Some(place.next());
+            self.of(choice.kind).advance(MergeEvent::Chosen(inputs, place));
+            out.push(Action::Merge(Box::new(plan(runs, choice, place))));
         }
     }
 
@@ -182,11 +197,13 @@ impl Merger {
     /// Returns true if a record is to be made for merges alone.
     pub(super) fn wants_record(&self, runs: &Runs) -> bool {
         let is_stored = |merging: &Merging| matches!(merging, Merging::Stored(..));
-        runs.len() > most_runs() && (is_stored(&self.levels) || is_stored(&self.base))
+        // What a level takes in may make the whole list due: its record says so.
+        let is_awaited = || runs.len() > most_runs() || is_due_whole(&shapes(runs));
+        is_stored(&self.base) || (is_stored(&self.levels) && is_awaited())
     }
 
     /// Takes the merges that the next record is to carry. One is dropped where the list does not have exactly
-    /// its inputs any more, or the log has passed its place.
+    /// its inputs any more.
     pub(super) fn take(&mut self, manifest: &Manifest) -> Vec<Merge> {
         let mut merges = Vec::new();
         for kind in [MergeKind::Level, MergeKind::Base] {
@@ -206,6 +223,22 @@ impl Merger {
         }
         merges
     }
+
+    /// The place before which the next record closes all merges, once it has taken its own: nothing that is
+    /// being made now, or later, has such a place. What was made and is not named is known as garbage by it.
+    pub(super) fn closed(&mut self, manifest: &Manifest) -> Place {
+        let next = self.next_place(manifest);
+        let open = [&self.levels, &self.base].into_iter().filter_map(Merging::place).min();
+        open.filter(|_| safeguard(CheckMergePlace)).unwrap_or(next)
+    }
+
+    fn next_place(&mut self, manifest: &Manifest) -> Place {
+        *self.next_place.get_or_insert_with(|| manifest.first_place_of_process())
+    }
+}
+
+fn shapes(runs: &Runs) -> Vec<Shape> {
+    runs.iter().map(Run::shape).collect()
 }
 
 /// Returns true if no record can carry `merges` next.
@@ -217,13 +250,11 @@ fn refuses(manifest: &Manifest, merges: &[Merge]) -> bool {
     }
 }
 
-/// The plan of a chosen merge. Its place is so far ahead that commits continue while it waits and is made.
-fn plan<M: Memory>(core: &Core<M>, runs: &Runs, choice: Choice) -> MergePlan {
+/// The plan of a chosen merge.
+fn plan(runs: &Runs, choice: Choice, place: Place) -> MergePlan {
     let Choice { kind, inputs, level } = choice;
     let is_oldest = inputs.end == runs.len() || !safeguard(MergeKeepsZeros);
     let chosen = &runs[inputs];
-    let entries: u64 = chosen.iter().map(|run| run.shape().entries).sum();
-    let place = core.place_ahead(places_ahead() + entries / MERGED_ENTRIES_A_PLACE);
     let is_input = |at: &usize| safeguard(MergeNeighbours) || *at != 1;
     let mut inputs: Vec<Run> = (0..chosen.len()).filter(is_input).map(|at| chosen[at].clone()).collect();
     if !safeguard(MergeInOrder) {

@@ -25,7 +25,6 @@ use super::durability::Seals;
 use crate::action::{Action, DirtyBlock};
 use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
-use crate::limit::UPLOAD_PLACE_AHEAD;
 use crate::round_size::map_write_pages;
 use crate::safeguard::{Safeguard::ClearOlderFirst, safeguard};
 use crate::sector_map::{Side, SideSet};
@@ -202,7 +201,7 @@ impl Sealer {
         self.seal = self.seal.next(SealEvent::Listed);
         let blocks = std::mem::take(&mut self.listed.blocks);
         blocks.iter().for_each(|dirty| self.listed.chunks.add(dirty.block.chunk()));
-        out.push(Action::Upload { place: core.place_ahead(UPLOAD_PLACE_AHEAD), blocks });
+        out.push(Action::Upload { place: core.upload_place(), blocks });
     }
 
     fn list_page<M: Memory>(&mut self, page: u64, sides: SideSet, core: &Core<M>) {

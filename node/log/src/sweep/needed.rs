@@ -1,6 +1,6 @@
 //! Objects that the volumes of a store need, their own and each other's.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use holdfast_engine::safeguard::{
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, VolumeId};
+use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, SnapshotName, VolumeId};
 
 use super::{Known, Skipped, or_damage};
 use crate::read::read_record;
@@ -34,14 +34,25 @@ pub struct Heads {
 /// Objects of one volume that are needed.
 #[derive(Debug, Default)]
 struct Own {
-    segments: HashSet<PlacedId>,
-    runs: HashSet<PlacedId>,
+    segments: HashMap<PlacedId, Holder>,
+    runs: HashMap<PlacedId, Holder>,
+}
+
+/// Volumes and snapshots that need an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    /// Nothing but this snapshot: its number in [`Needed::snapshots`].
+    Snapshot(usize),
+    /// A volume, or several.
+    Others,
 }
 
 /// Everything that is needed.
 #[derive(Debug, Default)]
 pub(crate) struct Needed {
     by_owner: BTreeMap<VolumeId, Own>,
+    /// The snapshots that count, ascending.
+    pub(super) snapshots: Vec<SnapshotName>,
     /// Volumes of which nothing may be deleted: others that cannot be read may read them.
     kept_whole: BTreeSet<VolumeId>,
     /// The volumes behind a volume that cannot be read are unknown.
@@ -72,7 +83,8 @@ impl Needed {
         let mut reader = HeadReader { before: Heads::default(), now: Heads::default() };
         for run in manifest.runs().iter() {
             let (Ok(()) | Err(_)) =
-                or_damage(needed.add_run(objects, &mut reader, manifest.lineage(), run)).await?;
+                or_damage(needed.add_run(objects, &mut reader, manifest.lineage(), run, Holder::Others))
+                    .await?;
         }
         Ok(needed)
     }
@@ -116,11 +128,31 @@ impl Needed {
     }
 
     pub(super) fn has_segment(&self, owner: &VolumeId, id: SegmentId) -> bool {
-        self.by_owner.get(owner).is_some_and(|own| own.segments.contains(&id.0))
+        self.by_owner.get(owner).is_some_and(|own| own.segments.contains_key(&id.0))
     }
 
     pub(super) fn has_run(&self, owner: &VolumeId, id: RunId) -> bool {
-        self.by_owner.get(owner).is_some_and(|own| own.runs.contains(&id.0))
+        self.by_owner.get(owner).is_some_and(|own| own.runs.contains_key(&id.0))
+    }
+
+    /// The snapshot without which nothing would need the object of this key, by its number.
+    pub(super) fn only_snapshot(&self, key: &ObjectKey) -> Option<usize> {
+        let held = match key {
+            ObjectKey::Segment(owner, id) => self.by_owner.get(owner)?.segments.get(&id.0),
+            ObjectKey::Run(owner, id) => self.by_owner.get(owner)?.runs.get(&id.0),
+            ObjectKey::Snapshot(volume, seq) => {
+                let name = SnapshotName { volume: volume.clone(), seq: *seq };
+                return self.snapshots.binary_search(&name).ok();
+            }
+            ObjectKey::Log(..)
+            | ObjectKey::Checkpoint(..)
+            | ObjectKey::TruncationMarker(..)
+            | ObjectKey::Forgotten(..) => None,
+        };
+        match held? {
+            Holder::Snapshot(number) => Some(*number),
+            Holder::Others => None,
+        }
     }
 
     async fn add_volume(
@@ -129,16 +161,19 @@ impl Needed {
         reader: &mut HeadReader,
         known: &Known,
     ) -> Result<(), LogFailure> {
-        self.add(objects, reader, &known.manifest).await?;
+        self.add(objects, reader, &known.manifest, Holder::Others).await?;
         for snapshot in known.manifest.snapshots() {
             if !known.forgotten.contains(&snapshot.seq) && safeguard(SweepKeepsSnapshots) {
                 let root = reader.root(objects, known.manifest.volume(), *snapshot).await?;
-                self.add(objects, reader, &root).await?;
+                let (volume, seq) = (known.manifest.volume().clone(), snapshot.seq);
+                self.snapshots.push(SnapshotName { volume, seq });
+                let holder = Holder::Snapshot(self.snapshots.len() - 1);
+                self.add(objects, reader, &root, holder).await?;
             }
         }
         for seq in &known.held {
             match read_snapshot(objects, known.manifest.volume(), *seq).await {
-                Ok(root) => self.add(objects, reader, &root).await?,
+                Ok(root) => self.add(objects, reader, &root, Holder::Others).await?,
                 // Another sweep was faster.
                 Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
                 Err(error) => return Err(error),
@@ -153,9 +188,10 @@ impl Needed {
         objects: &dyn ObjectStore,
         reader: &mut HeadReader,
         manifest: &Manifest,
+        holder: Holder,
     ) -> Result<(), LogFailure> {
         for run in manifest.runs().iter() {
-            self.add_run(objects, reader, manifest.lineage(), run).await?;
+            self.add_run(objects, reader, manifest.lineage(), run, holder).await?;
         }
         Ok(())
     }
@@ -166,17 +202,18 @@ impl Needed {
         reader: &mut HeadReader,
         lineage: &Lineage,
         run: &Run,
+        holder: Holder,
     ) -> Result<(), LogFailure> {
         match run {
             Run::Segment(segment) => {
-                self.insert(lineage, segment.id.0.owner, segment.id.0, |own| &mut own.segments);
+                self.insert(lineage, segment.id.0.owner, segment.id.0, holder, |own| &mut own.segments);
             }
             Run::Merged(run) => {
                 let forks = run.id.0.owner;
-                self.insert(lineage, forks, run.id.0, |own| &mut own.runs);
+                self.insert(lineage, forks, run.id.0, holder, |own| &mut own.runs);
                 for segment in &*reader.segments(objects, lineage, run).await? {
                     let generation = forks.saturating_add(segment.0.owner);
-                    self.insert(lineage, generation, segment.0, |own| &mut own.segments);
+                    self.insert(lineage, generation, segment.0, holder, |own| &mut own.segments);
                 }
             }
         }
@@ -188,13 +225,17 @@ impl Needed {
         lineage: &Lineage,
         generation: u8,
         id: PlacedId,
-        kind: impl Fn(&mut Own) -> &mut HashSet<PlacedId>,
+        holder: Holder,
+        kind: impl Fn(&mut Own) -> &mut HashMap<PlacedId, Holder>,
     ) {
         if generation > 0 && !safeguard(ForksKeepObjects) {
             return;
         }
         let own = self.by_owner.entry(lineage.owner(generation).clone()).or_default();
-        kind(own).insert(PlacedId { owner: 0, ..id });
+        let known = kind(own).entry(PlacedId { owner: 0, ..id }).or_insert(holder);
+        if *known != holder {
+            *known = Holder::Others;
+        }
     }
 
     fn keep(&mut self, lineage: &Lineage) {

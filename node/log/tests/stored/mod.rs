@@ -13,7 +13,7 @@ use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest};
 use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SegmentId, Seq, VolumeId};
+use holdfast_types::{Block, Epoch, Mask, Nonce, Place, RunId, SegmentId, Seq, VolumeId};
 
 pub(crate) const NONCE: Nonce = Nonce([3; 16]);
 
@@ -74,7 +74,7 @@ impl Stored {
             };
             builder.push(Block(*block), Mask((*mask).max(1)), &bytes);
         }
-        let (segment, object) = builder.finish(SegmentId::new(Seq(seq), seq, [0; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(seq)), seq, [0; 10]));
         let at = segment.index_offset as usize;
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         let key = ObjectKey::Segment(self.volume.clone(), segment.id).to_string();
@@ -87,6 +87,7 @@ impl Stored {
                 invalidated: SideSet::NONE,
                 generation: 1,
                 merges: vec![],
+                closed: Place::default(),
                 snapshots: SnapshotChange::default(),
             },
         )
@@ -96,7 +97,12 @@ impl Stored {
 
     /// Merges so many runs of the list, but for the newest ones, with the record at `seq`.
     pub(crate) async fn merge(&self, seq: u64, newest: usize, count: usize) -> RunRef {
-        let list = read_manifest(&self.store, &self.volume).await.unwrap().runs().clone();
+        let manifest = read_manifest(&self.store, &self.volume).await.unwrap();
+        let mut place = Place::first_merge(manifest.epoch());
+        while manifest.is_passed(place) {
+            place = place.next();
+        }
+        let list = manifest.runs();
         let inputs = &list[newest..newest + count];
         let input = |run: &Run| {
             let Run::Segment(segment) = run else { panic!("it is of level 0") };
@@ -106,7 +112,7 @@ impl Stored {
         };
         let mut merge = index::merge::Merge::new(inputs.iter().map(input), newest + count == list.len());
         while merge.advance() != MergeStep::Ended {}
-        let (output, _head) = merge.close(RunId::new(Seq(seq), seq, [0; 10]), 1);
+        let (output, _head) = merge.close(RunId::new(place, seq, [0; 10]), 1);
         let key = ObjectKey::Run(self.volume.clone(), output.id).to_string();
         let object = merge.take(usize::MAX);
         self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
@@ -118,6 +124,7 @@ impl Stored {
             invalidated: SideSet::NONE,
             generation: 1,
             merges,
+            closed: place.next(),
             snapshots: SnapshotChange::default(),
         };
         self.record(seq, body).await;

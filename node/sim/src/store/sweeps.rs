@@ -4,7 +4,7 @@ use holdfast_background::ColdError;
 use holdfast_engine::manifest::Manifest;
 use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{PlacedId, Seq, VolumeId};
+use holdfast_types::{Place, PlacedId, Seq, VolumeId};
 
 use super::Store;
 use crate::invariant::Invariant;
@@ -35,7 +35,8 @@ impl Store {
             Some(ObjectKey::Segment(owner, id)) => self.is_data_needed(&owner, id.0, false),
             Some(ObjectKey::Run(owner, id)) => self.is_data_needed(&owner, id.0, true),
             Some(ObjectKey::Snapshot(owner, seq)) => {
-                owner == self.volume && (self.is_ahead(seq) || self.live().contains(&seq))
+                owner == self.volume
+                    && (!self.truth.is_passed(Place::until(seq)) || self.live().contains(&seq))
             }
             Some(ObjectKey::Checkpoint(..)) => !self.truth.is_deleted(),
             // Truncation has its own rules, and so has the end of a log.
@@ -46,18 +47,13 @@ impl Store {
     }
 
     fn is_data_needed(&self, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
-        if *owner == self.volume && self.is_ahead(id.place) {
+        if *owner == self.volume && !self.truth.is_passed(id.place) {
             return true;
         }
         let names = |state: &Manifest| self.indexes.names(state.runs(), owner, id, is_run);
         let live = self.live();
         let of_snapshots = live.into_iter().filter_map(|seq| self.root(seq));
         (self.truth.exists() && names(&self.truth)) || of_snapshots.into_iter().any(|root| names(&root))
-    }
-
-    /// Returns true if a record to come may stand there.
-    fn is_ahead(&self, place: Seq) -> bool {
-        !self.truth.is_deleted() && place > self.truth.seq()
     }
 
     /// The snapshots that count.

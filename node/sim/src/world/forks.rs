@@ -35,7 +35,8 @@ const BEHIND: &str = "a volume behind a fork";
 
 impl World {
     /// A snapshot is restored while it is deleted, its volume is removed and the store is swept, in a copy of
-    /// the bucket. Either the fork holds what the snapshot held, or there is none.
+    /// the bucket. Either the fork holds what the snapshot held, or there is none; also if its creator dies
+    /// and another one comes later.
     pub(crate) fn check_fork_beside_removal(&mut self, rng: &mut Rng) {
         let (source, cut) = self.snapshot_to_fork(rng);
         let whole = self.store.clone();
@@ -44,7 +45,8 @@ impl World {
         let calls = [Calls::default(), Calls::default(), Calls::default()];
         let (mut forks, mut removals, mut sweeps) = (Tasks::default(), Tasks::default(), Tasks::default());
         let (objects, named) = (SimObjects(calls[0].clone()), fork.clone());
-        forks.start(async move { provision(&objects, &named, creation).await });
+        let first = creation.clone();
+        forks.start(async move { provision(&objects, &named, first).await });
         let objects = SimObjects(calls[1].clone());
         removals.start(async move { forget_and_remove(&objects, &volume).await });
         let objects = SimObjects(calls[2].clone());
@@ -52,20 +54,30 @@ impl World {
         let (mut made, mut removed, mut swept) = (None, None, None);
         // One of them works for a while, then another one.
         let (turns, mut who) = (*rng.pick(&[1, 4, 12]), 2);
-        while made.is_none() || removed.is_none() || swept.is_none() {
+        let mut lives_for = if rng.once_in(3) { rng.below(10) } else { usize::MAX };
+        while (made.is_none() && lives_for > 0) || removed.is_none() || swept.is_none() {
             made = made.or_else(|| forks.next_ended());
             removed = removed.or_else(|| removals.next_ended());
             swept = swept.or_else(|| sweeps.next_ended());
             if rng.once_in(turns) {
                 who = rng.below(calls.len());
             }
+            if who == 0 && lives_for == 0 {
+                continue;
+            }
             if let Some(call) = calls[who].take() {
                 self.answer_soundly(call);
+                lives_for -= usize::from(who == 0);
             }
         }
+        drop(forks);
+        let made = made.unwrap_or_else(|| {
+            let (named, creation) = (fork.clone(), Creation { nonce: Nonce(rng.bytes()), ..creation });
+            self.ask_soundly(|objects| async move { provision(&objects, &named, creation).await })
+        });
         let swept = swept.expect("it ended");
         Invariant::ForkIsItsSnapshot.check(swept.is_ok(), || format!("the sweep beside a fork: {swept:?}"));
-        self.check_made(&fork, &cut, &made.expect("it ended"));
+        self.check_made(&fork, &cut, &made);
         let removed = removed.expect("it ended");
         Invariant::ForkIsItsSnapshot
             .check(removed.is_ok(), || format!("the removal beside a fork: {removed:?}"));
@@ -85,6 +97,8 @@ impl World {
                 self.store.check_content(cut);
             }
             Err(LogFailure::NoSuchSource { .. }) if !exists => {}
+            // Its creator died, and the sweep ended it.
+            Err(LogFailure::WasDeleted(_)) if !exists => {}
             Ok(_) | Err(_) => Invariant::ForkIsItsSnapshot
                 .broken(&format!("a fork is said to be {made:?}, and exists: {exists}")),
         }

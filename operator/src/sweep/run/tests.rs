@@ -3,13 +3,15 @@
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
 use holdfast_log::Creation;
+use holdfast_log::trash::{Terms, discard};
 use holdfast_objects::{MemoryStore, ReadyParts};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Nonce, SegmentId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotName, SnapshotUid, VolumeId};
 use kube::runtime::events::{Event, EventType};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use super::super::cluster::VolumeHere;
 use super::*;
 use crate::object_store::connect::ConnectError;
 
@@ -26,6 +28,9 @@ struct Inner {
     bucket: Arc<MemoryStore>,
     opened: Vec<String>,
     reports: Vec<SweepStatus>,
+    held: Vec<(SnapshotName, u64)>,
+    /// Volumes by their identity.
+    volumes: HashMap<String, VolumeHere>,
     events: Vec<Event>,
     begun: (Instant, Timestamp),
 }
@@ -34,7 +39,17 @@ impl Fake {
     fn new(stores: Vec<ObjectStore>, bucket: MemoryStore) -> Self {
         let (opened, reports, events) = (Vec::new(), Vec::new(), Vec::new());
         let begun = (Instant::now(), Timestamp::now());
-        Self(Arc::new(Mutex::new(Inner { stores, bucket: Arc::new(bucket), opened, reports, events, begun })))
+        let held = Vec::new();
+        Self(Arc::new(Mutex::new(Inner {
+            stores,
+            bucket: Arc::new(bucket),
+            opened,
+            reports,
+            held,
+            volumes: HashMap::new(),
+            events,
+            begun,
+        })))
     }
 
     /// Sweeps until the result is dropped.
@@ -56,6 +71,10 @@ impl Fake {
         self.0.lock().reports.clone()
     }
 
+    fn held(&self) -> Vec<(SnapshotName, u64)> {
+        self.0.lock().held.clone()
+    }
+
     fn event(&self) -> Option<Event> {
         self.0.lock().events.pop()
     }
@@ -64,6 +83,10 @@ impl Fake {
 impl Cluster for Fake {
     async fn object_stores(&self) -> Result<Vec<ObjectStore>, ApiError> {
         Ok(self.0.lock().stores.clone())
+    }
+
+    async fn volumes(&self) -> Result<HashMap<String, VolumeHere>, ApiError> {
+        Ok(self.0.lock().volumes.clone())
     }
 
     async fn open(&self, name: &str) -> Result<Arc<dyn Bucket>, ConnectError> {
@@ -77,6 +100,15 @@ impl Cluster for Fake {
         inner.reports.push(status.clone());
         let known = inner.stores.iter_mut().find(|known| known.metadata.uid == store.metadata.uid);
         known.expect("it is there").status.get_or_insert_default().sweep = Some(status.clone());
+        Ok(())
+    }
+
+    async fn report_snapshots(
+        &self,
+        _store: &ObjectStore,
+        bytes: &[(SnapshotName, u64)],
+    ) -> Result<(), ApiError> {
+        self.0.lock().held = bytes.to_vec();
         Ok(())
     }
 
@@ -111,7 +143,7 @@ async fn bucket() -> (MemoryStore, String) {
     let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
     holdfast_log::provision(&bucket, &volume(), Creation::plain(64, nonce, 0)).await.expect("created");
     holdfast_log::snapshot_detached(&bucket, &volume(), SnapshotUid([7; 16]), nonce, 0).await.expect("taken");
-    let key = ObjectKey::Segment(volume(), SegmentId::new(Seq(1), 7, [9; 10])).to_string();
+    let key = ObjectKey::Segment(volume(), SegmentId::new(Place::until(Seq(1)), 7, [9; 10])).to_string();
     bucket.put_segment(&key, &mut ReadyParts::new([b"left".to_vec().into()])).await.expect("stored");
     (bucket, key)
 }
@@ -128,6 +160,8 @@ async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
     sleep(4 * MINUTE).await;
     let reports = fake.reports();
     assert_eq!((reports.len(), reports[0].volumes, reports[0].garbage_bytes), (1, 1, 4));
+    let held = fake.held();
+    assert!(held.len() == 1 && held[0].0.to_string() == "v@2" && held[0].1 > 0, "{held:?}");
     assert!(reports[0].deleted_objects == 0 && reports[0].oldest_garbage.is_some(), "{reports:?}");
     assert_eq!(fake.bucket().keys(), before);
 
@@ -142,6 +176,84 @@ async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
     let text = metrics.render().expect("renders");
     assert!(text.contains(r#"holdfast_sweep_deleted_bytes_total{object_store="main"} 4"#), "{text}");
     assert!(text.contains(r#"holdfast_sweep_garbage_bytes{object_store="main"} 0"#), "{text}");
+}
+
+/// Provisions volumes, and puts them into the trash for ObjectStore `main`.
+async fn trash(ids: &[&str], keep: Duration) -> MemoryStore {
+    let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
+    let terms = Terms { keep, owner: "uid-main".to_owned() };
+    for id in ids {
+        let id = id.parse().expect("an id");
+        holdfast_log::provision(&bucket, &id, Creation::plain(64, nonce, 0)).await.expect("created");
+        assert!(discard(&bucket, &id, nonce, &terms).await.expect("deleted"));
+    }
+    bucket
+}
+
+/// An ObjectStore that is swept every hour.
+fn hourly(name: &str, keep: &str) -> ObjectStore {
+    let mut store = store(name, serde_json::json!({ "interval": "1h" }));
+    store.spec.keep_deleted = keep.to_owned();
+    store
+}
+
+fn has_tombstone(bucket: &MemoryStore, volume: &str) -> bool {
+    bucket.keys().contains(&format!("volumes/{volume}/log/00000000000000000002"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_volume_is_removed_once_it_was_long_enough_in_the_trash() {
+    let bucket = trash(&["gone", "refused", "back"], 2 * DAY).await;
+    let fake = Fake::new(vec![hourly("main", "48h")], bucket);
+    let here = |is_provisioned| VolumeHere { object_store: Some("main".to_owned()), is_provisioned };
+    fake.0.lock().volumes.insert("refused".to_owned(), here(false));
+    let metrics = Arc::new(Metrics::new());
+    let _running = fake.start(&metrics);
+    let left = || fake.reports().last().map(|report| report.trashed_volumes);
+    sleep(46 * HOUR).await;
+    assert_eq!((left(), fake.bucket().keys().len()), (Some(3), 6));
+    // A cluster that was set back has the Volume again, and does not provision it once more.
+    fake.0.lock().volumes.insert("back".to_owned(), here(true));
+    sleep(HOUR).await;
+    assert_eq!(left(), Some(2));
+    sleep(4 * HOUR).await;
+    assert_eq!(left(), Some(1));
+    let bucket = fake.bucket();
+    assert!(has_tombstone(&bucket, "gone") && !has_tombstone(&bucket, "back"));
+    assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/") || key.starts_with("trash/refused/")));
+    let text = metrics.render().expect("renders");
+    assert!(text.contains(r#"holdfast_sweep_trashed_volumes{object_store="main"} 1"#), "{text}");
+}
+
+/// Found by reading: the shortest time of all who share a bucket counted.
+#[tokio::test(start_paused = true)]
+async fn who_shares_a_bucket_keeps_what_others_deleted() {
+    let bucket = trash(&["gone"], 2 * DAY).await;
+    let fake = Fake::new(vec![hourly("other", "0s")], bucket);
+    let metrics = Arc::new(Metrics::new());
+    let _running = fake.start(&metrics);
+    sleep(47 * HOUR).await;
+    assert!(!has_tombstone(&fake.bucket(), "gone"));
+    sleep(3 * HOUR).await;
+    assert!(has_tombstone(&fake.bucket(), "gone"));
+}
+
+/// Found by reading: an object that says nothing stopped all sweeps of its bucket.
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
+    let bucket = trash(&["damaged", "strange", "gone"], DAY).await;
+    bucket.corrupt("volumes/damaged/log/00000000000000000001", |bytes| bytes.truncate(9));
+    let keys = bucket.keys();
+    let strange = keys.iter().find(|key| key.starts_with("trash/strange/")).expect("its entry");
+    bucket.corrupt(strange, |bytes| bytes.clear());
+    let fake = Fake::new(vec![hourly("main", "24h")], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(27 * HOUR).await;
+    assert_eq!(fake.reports().last().map(|report| report.trashed_volumes), Some(2));
+    assert!(has_tombstone(&fake.bucket(), "gone"));
+    let notes: Vec<String> = std::iter::from_fn(|| fake.event()).filter_map(|event| event.note).collect();
+    let told = |part: &str| notes.iter().any(|note| note.contains("time is over (2)") && note.contains(part));
+    assert!(told("damaged: ") && told("strange: object trash/strange/"), "{notes:?}");
 }
 
 /// Else a leader that changes often would sweep everything each time.

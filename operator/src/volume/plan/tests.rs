@@ -11,6 +11,8 @@ use super::super::adoption::LastWriter;
 use super::super::facts::AttachedWriter;
 use super::super::source_snapshot::{SnapshotFact, SourceSnapshot, TakenSnapshot};
 use super::super::source_volume::SourceFact;
+use std::time::Duration;
+
 use super::*;
 
 fn now() -> Time {
@@ -41,11 +43,16 @@ fn new_volume() -> ClusterFacts {
         lost: None,
         acknowledged: None,
         store: StoreFact::Ready,
+        trash: Some(terms()),
         snapshot: SnapshotFact::NotLooked,
         is_clone_name_taken: false,
         source: SourceFact::NotLooked,
         node_known: true,
     }
+}
+
+fn terms() -> Terms {
+    Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
 }
 
 /// A volume that exists in its store and is wanted on `desired`, granted to `assigned`, served by `serving`.
@@ -74,6 +81,7 @@ fn names(steps: &[OperatorStep]) -> Vec<&'static str> {
             OperatorStep::Provision { .. } => "provision",
             OperatorStep::TakeSource { .. } => "take",
             OperatorStep::DropSource => "drop",
+            OperatorStep::TakeBack => "back",
             OperatorStep::RemoveObjects { .. } => "remove",
             OperatorStep::RemoveFinalizer => "finalizer-",
         })
@@ -567,7 +575,7 @@ fn an_existing_volume_is_adopted_with_its_size() {
         let mut facts = adopted(Some(size), there());
         assert!(facts.needs_found());
         let steps = plan(&facts, &now());
-        assert_eq!(names(&steps), ["report", "report"], "nothing is provisioned");
+        assert_eq!(names(&steps), ["report", "back", "report"], "nothing is provisioned");
         let status = last_report(&steps).clone();
         assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Ready), Some("uid-1")));
         assert_eq!(reason_of(&status, PROVISIONED), ("True", "Adopted"));
@@ -771,15 +779,50 @@ fn an_identity_of_another_volume_is_not_provisioned() {
 #[test]
 fn deletion_of_an_unprovisioned_volume_removes_only_its_own() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
-    assert!(plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: false }));
+    let removes = |facts: &ClusterFacts, if_own, is_kept: bool| {
+        let keep = is_kept.then(terms);
+        plan(facts, &now()).contains(&OperatorStep::RemoveObjects { if_own, keep })
+    };
+    assert!(removes(&facts, false, true));
     facts.rival = Some("first".to_owned());
-    assert!(
-        plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: true }),
-        "of one of the two"
-    );
+    assert!(removes(&facts, true, true), "of one of the two");
     facts.rival = None;
     facts.status.conditions[0].status = "False".to_owned();
-    assert!(plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: true }));
+    assert!(removes(&facts, true, false), "it holds nothing");
+}
+
+#[test]
+fn a_deleted_volume_goes_into_the_trash_of_its_store() {
+    for (keep, part) in
+        [(Some(terms()), "into the trash of ObjectStore store"), (None, "removing the volume's objects")]
+    {
+        let facts = ClusterFacts { deleting: true, trash: keep.clone(), ..existing("", "", "") };
+        let steps = plan(&facts, &now());
+        assert!(steps.contains(&OperatorStep::RemoveObjects { if_own: false, keep }));
+        let message = &last_report(&steps).conditions[0].message;
+        assert!(message.contains(part), "{message}");
+    }
+    let mut retained = ClusterFacts { deleting: true, ..existing("", "", "") };
+    retained.spec.deletion_policy = DeletionPolicy::Retain;
+    assert_eq!(names(&plan(&retained, &now())), ["finalizer-"], "it stays where it is");
+}
+
+/// Found by reading: the entry was there, the finalizer was not removed yet, and the volume was removed a day
+/// after its user had set `Retain`.
+#[test]
+fn a_volume_that_is_retained_at_last_leaves_the_trash() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    facts.status = last_report(&plan(&facts, &now())).clone();
+    facts.store = StoreFact::Unprobed;
+    let waits = plan(&facts, &now());
+    assert_eq!(reason_of(last_report(&waits), PROVISIONED), ("True", "DeletionInterrupted"));
+    facts.status = last_report(&waits).clone();
+    facts.spec.deletion_policy = DeletionPolicy::Retain;
+    assert_eq!(names(&plan(&facts, &now())), ["report"], "it may be in the trash");
+    facts.store = StoreFact::Ready;
+    assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
+    facts.trash = None;
+    assert_eq!(names(&plan(&facts, &now())), ["finalizer-"], "a store without a trash, or none at all");
 }
 
 /// To delete a Volume that had adopted by mistake removed the data below a writer of another cluster.

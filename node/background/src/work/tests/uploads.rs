@@ -7,7 +7,7 @@ use holdfast_engine::compose::Composition;
 use holdfast_engine::index::{Run, Runs};
 use holdfast_engine::sector_map::Side;
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
-use holdfast_types::{Block, Lineage, Mask, SectorRange};
+use holdfast_types::{Block, Lineage, Mask, Place, SectorRange};
 
 use super::super::*;
 use crate::SideReader;
@@ -70,7 +70,7 @@ fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Backgro
 
 fn upload() -> Work {
     let blocks = vec![DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY }];
-    Work::Upload { place: Seq(9), blocks }
+    Work::Upload { place: Place::until(Seq(9)), blocks }
 }
 
 /// Two volumes of a store that failed held the permits of all uploads of the node, also while they waited to

@@ -151,6 +151,7 @@ impl Writer {
                 bytes: 100,
                 index_offset: 0,
                 index_bytes: 100,
+                sectors: 5,
                 chunks: Fence::around([(0, 1)]),
             }),
             Action::StorePending { .. } => Event::PendingStored { result: done },

@@ -8,10 +8,11 @@ use holdfast_engine::attach::{Foreign, LocalData, worth};
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
+use holdfast_service::chain;
 use holdfast_types::VolumeId;
 
 use crate::node::NodeError;
-use crate::node::local::volume_files::LocalDirs;
+use crate::node::local::volume_files::{LocalDirs, state_volumes, volumes_under};
 use crate::node::store::change::NodeStores;
 use crate::node::volume::table::NodeVolumes;
 
@@ -29,6 +30,16 @@ impl OutdatedFiles<'_> {
         let local = self.dirs.of(volume);
         let attached = self.volumes.contains(volume) || local.live_map_path().exists();
         !attached && local.map_path().exists()
+    }
+
+    /// The volumes that [`keeps`](Self::keeps) is true for; none while the state directory cannot be read.
+    pub(crate) fn kept(&self) -> Vec<VolumeId> {
+        let dir = state_volumes(&self.dirs.state);
+        let volumes = volumes_under(&dir).unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "files of volumes were not looked for");
+            Vec::new()
+        });
+        volumes.into_iter().filter(|volume| self.keeps(volume)).collect()
     }
 
     /// Clears the local files of a volume that another writer holds: what was not uploaded is preserved. An

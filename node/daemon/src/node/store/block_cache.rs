@@ -87,14 +87,14 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use holdfast_engine::compose::{Layer, compose};
-    use holdfast_types::{Block, Mask, SegmentId, Seq};
+    use holdfast_types::{Block, Mask, Place, SegmentId, Seq};
 
     use super::*;
 
     fn key(fill: u8) -> ContentKey {
         let mut builder = holdfast_engine::segment::SegmentBuilder::default();
         builder.push(Block(0), Mask(1), &[fill; 4096]);
-        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [fill; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [fill; 10]));
         let at = segment.index_offset as usize;
         let index = &object[at..at + segment.index_bytes as usize];
         let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
-use holdfast_types::SegmentId;
 use holdfast_types::key::ObjectKey;
+use holdfast_types::{Place, SegmentId};
 use tokio::runtime::Runtime;
 
 use super::bucket::key;
@@ -442,7 +442,7 @@ fn a_sweep_deletes_what_no_volume_needs_one_at_a_time() {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         let before = bucket.objects.keys();
-        let key = ObjectKey::Segment(volume(), SegmentId::new(Seq(1), 7, [9; 10])).to_string();
+        let key = ObjectKey::Segment(volume(), SegmentId::new(Place::until(Seq(1)), 7, [9; 10])).to_string();
         bucket.objects.put_segment(&key, &mut ReadyParts::from(Bytes::from_static(b"left"))).await.unwrap();
         let request = SweepRequest {
             name: "main".to_owned(),
@@ -456,7 +456,14 @@ fn a_sweep_deletes_what_no_volume_needs_one_at_a_time() {
         assert!(seen.oldest.is_some() && bucket.objects.keys().contains(&key));
         let request = SweepRequest { dry_run: false, ..request };
         let sweeps = node.sweeps();
-        let (one, other) = tokio::join!(sweeps.sweep(request.clone()), sweeps.sweep(request.clone()));
+        bucket.close("volumes");
+        let other = async {
+            bucket.arrival().await;
+            let other = sweeps.sweep(request.clone()).await;
+            bucket.open();
+            other
+        };
+        let (one, other) = tokio::join!(sweeps.sweep(request.clone()), other);
         assert_eq!(one.unwrap().deleted.objects, 1);
         let busy = other.unwrap_err();
         assert!(matches!(busy, NodeError::Sweeping { .. }) && busy.kind() == FailureKind::Busy, "{busy}");

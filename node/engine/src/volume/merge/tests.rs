@@ -1,6 +1,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use holdfast_types::{Epoch, RunId, SectorRange, SegmentId, Seq};
+use holdfast_types::{Epoch, Place, RunId, SectorRange, SegmentId, Seq};
 
 use super::super::core::tests::{NONCE, core};
 use super::super::data_path::{DataPath, Gate};
@@ -14,17 +14,20 @@ use crate::segment::SegmentRef;
 use crate::snapshot::SnapshotChange;
 
 fn id(name: u8) -> SegmentId {
-    SegmentId::new(Seq(100), 1, [name; 10])
+    SegmentId::new(Place::until(Seq(100)), 1, [name; 10])
 }
 
-fn output(place: u64) -> RunRef {
+/// The place of the first merge of the writer.
+const FIRST: Place = Place::from_stored(Place::first_merge(Epoch(1)).stored() + 1024);
+
+fn output(place: Place) -> RunRef {
     RunRef {
-        id: RunId::new(Seq(place), 1, [200; 10]),
+        id: RunId::new(place, 1, [200; 10]),
         level: 1,
         bytes: 100,
         head_offset: 0,
         head_bytes: 50,
-        entries: 5,
+        sectors: 5,
         chunks: Fence::around([(0, 1)]),
     }
 }
@@ -36,13 +39,13 @@ fn ids(names: &[u8]) -> Vec<PlacedId> {
 #[test]
 fn every_event_in_every_state() {
     use {MergeEvent as E, Merging as S};
-    let running = S::Running(ids(&[2, 1]));
-    let stored = S::Stored(ids(&[2, 1]), Box::new(output(9)));
+    let running = S::Running(ids(&[2, 1]), FIRST);
+    let stored = S::Stored(ids(&[2, 1]), Box::new(output(FIRST)));
     let states = [S::Idle, running.clone(), stored.clone()];
     // The state after it, from each of `states`; none where the event cannot happen.
     let table = [
-        (E::Chosen(ids(&[2, 1])), [Some(running), None, None]),
-        (E::Stored(Box::new(output(9))), [None, Some(stored), None]),
+        (E::Chosen(ids(&[2, 1]), FIRST), [Some(running), None, None]),
+        (E::Stored(Box::new(output(FIRST))), [None, Some(stored), None]),
         (E::Failed, [None, Some(S::Idle), None]),
         (E::Taken, [None, None, Some(S::Idle)]),
     ];
@@ -58,12 +61,12 @@ fn record(manifest: &Manifest, segments: &[u8], merges: Vec<Merge>) -> Record {
     let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
     let segment = |name: &u8| {
         let chunks = Fence::around([(0, 1)]);
-        SegmentRef { id: id(*name), bytes: 900, index_offset: 100, index_bytes: 500, chunks }
+        SegmentRef { id: id(*name), bytes: 900, index_offset: 100, index_bytes: 500, sectors: 5, chunks }
     };
     let segments = segments.iter().map(segment).collect();
     let (chunks, invalidated, generation) = (ChunkSet::default(), SideSet::NONE, 1);
-    let snapshots = SnapshotChange::default();
-    let body = Body::Change { segments, chunks, invalidated, generation, merges, snapshots };
+    let (closed, snapshots) = (Place::default(), SnapshotChange::default());
+    let body = Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots };
     Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body }
 }
 
@@ -101,7 +104,7 @@ fn a_level_is_merged_once_at_a_time() {
     let mut merger = Merger::idle();
     let plans = asked(&mut merger, &core);
     let [plan] = &plans[..] else { panic!("{plans:?}") };
-    assert_eq!(plan.place, Seq(10 + 1 + (1 << 20)));
+    assert_eq!(plan.place, FIRST);
     assert_eq!((plan.kind, plan.inputs.len(), plan.level, plan.is_oldest), (MergeKind::Level, 8, 1, true));
     assert_eq!((plan.inputs[0].id(), plan.inputs[7].id()), (id(8).0, id(1).0));
     for name in 9..30 {
@@ -115,9 +118,9 @@ fn a_level_is_merged_once_at_a_time() {
 fn levels_are_merged_while_the_base_is() {
     let mut core = with_segments(4);
     let mut merger = Merger::idle();
-    let run = |level, entries, name| {
-        let id = RunId::new(Seq(100), 1, [name; 10]);
-        RunRef { id, level, entries, ..output(100) }
+    let run = |level, sectors, name| {
+        let id = RunId::new(FIRST, 1, [name; 10]);
+        RunRef { id, level, sectors, ..output(FIRST) }
     };
     // The base, and half as much above it.
     for (names, output) in [([2, 1], run(2, 100, 201)), ([4, 3], run(2, 50, 202))] {
@@ -180,25 +183,48 @@ fn a_damaged_run_takes_part_in_no_other_merge() {
     assert_eq!(asked(&mut merger, &core), []);
 }
 
-/// A merger with a stored merge of eight segments into a run for this place.
-fn stored(core: &Core<Vec<u8>>, place: u64) -> Merger {
+/// A merger with a stored merge of eight segments.
+fn stored(core: &Core<Vec<u8>>) -> Merger {
     let mut merger = Merger::idle();
     assert_eq!(asked(&mut merger, core).len(), 1);
-    merger.merged(MergeKind::Level, Box::new(output(place)));
+    merger.merged(MergeKind::Level, Box::new(output(FIRST)));
     merger
 }
 
 #[test]
-fn a_merge_is_carried_up_to_its_place_and_once() {
+fn a_merge_is_carried_once() {
     let core = with_segments(8);
-    // The next record is 11.
-    for (place, is_carried) in [(12, true), (11, true), (10, false)] {
-        let mut merger = stored(&core, place);
-        let manifest = core.manifest.as_ref().unwrap();
-        assert_eq!(merger.take(manifest).len(), usize::from(is_carried), "for place {place}");
-        assert_eq!(merger.take(manifest), []);
-        assert_eq!((merger.carried(), merger.dropped()), (0, u64::from(!is_carried)));
+    let manifest = core.manifest.as_ref().unwrap();
+    let mut merger = stored(&core);
+    assert_eq!(merger.closed(manifest), FIRST);
+    assert_eq!((merger.take(manifest).len(), merger.take(manifest)), (1, vec![]));
+    assert_eq!((merger.closed(manifest), merger.dropped()), (FIRST.next(), 0));
+}
+
+/// A sweep takes what is closed: the place of a merge stays open until a record carries it, or it failed.
+#[test]
+fn a_merge_in_progress_keeps_its_place_open() {
+    let mut core = with_segments(20);
+    let mut merger = Merger::idle();
+    let closed = |merger: &mut Merger, core: &Core<Vec<u8>>| merger.closed(core.manifest.as_ref().unwrap());
+    assert_eq!(closed(&mut merger, &core), FIRST);
+    for place in [FIRST, FIRST.next()] {
+        assert_eq!(asked(&mut merger, &core)[0].place, place);
+        assert_eq!(closed(&mut merger, &core), place);
+        merger.failed(MergeKind::Level, id(1).0);
+        assert_eq!(closed(&mut merger, &core), place.next());
     }
+    // The process died. Its successor continues where the log says.
+    let mut merger = Merger::idle();
+    let mut body = record(core.manifest.as_ref().unwrap(), &[21], vec![]);
+    let Body::Change { closed: until, .. } = &mut body.body else { unreachable!() };
+    *until = FIRST.next().next();
+    core.manifest.as_mut().unwrap().apply(&body).unwrap();
+    // The one that died may have begun some more since its last record.
+    let first = Place::from_stored(FIRST.next().next().stored() + 1024);
+    assert_eq!(closed(&mut merger, &core), first);
+    assert_eq!(asked(&mut merger, &core)[0].place, first);
+    assert_eq!(closed(&mut merger, &core), first);
 }
 
 /// A record cannot carry it: that would end the process when the log took the record.
@@ -207,8 +233,8 @@ fn a_merge_of_runs_that_the_list_lost_is_dropped() {
     let core = with_segments(8);
     for (newest, oldest) in [(8, 1), (5, 3), (2, 1), (8, 7)] {
         let mut manifest = core.manifest.clone().unwrap();
-        let mut merger = stored(&core, 100);
-        let other = RunRef { id: RunId::new(Seq(100), 1, [199; 10]), ..output(100) };
+        let mut merger = stored(&core);
+        let other = RunRef { id: RunId::new(FIRST, 1, [199; 10]), ..output(FIRST) };
         let merge = Merge { newest: id(newest).0, oldest: id(oldest).0, output: other };
         manifest.apply(&record(&manifest, &[9], vec![merge])).unwrap();
         assert_eq!((merger.take(&manifest), merger.dropped()), (vec![], 1), "{newest} to {oldest}");
@@ -218,7 +244,7 @@ fn a_merge_of_runs_that_the_list_lost_is_dropped() {
 #[test]
 fn merges_count_as_carried_once_their_record_is_in_the_log() {
     let mut core = with_segments(8);
-    let mut merger = stored(&core, 100);
+    let mut merger = stored(&core);
     let merges = merger.take(core.manifest.as_ref().unwrap());
     assert_eq!(merger.carried(), 0);
     commit(&mut merger, &mut core, &[9], merges);
@@ -235,7 +261,7 @@ fn a_read_planned_before_a_merge_is_planned_again() {
     let failed = |data: &mut DataPath, core: &mut Core<Vec<u8>>| {
         let (mut out, result) = (Vec::new(), Err(Errno::EIO));
         let request = data.requests.cold_read_completed(id, result).unwrap();
-        data.read_ended(id, request, core, &mut out);
+        data.read_ended(id, request, false, core, &mut out);
         let runs = |action: &Action| {
             let Action::ReadCold { runs, .. } = action else { return None };
             Some(runs.len())
@@ -247,11 +273,143 @@ fn a_read_planned_before_a_merge_is_planned_again() {
     data.requests.begin(id, Op::Read, range, Side::A);
     data.plan(id, &mut core, gate, &mut out);
     assert!(matches!(&out[..], [Action::ReadCold { runs, .. }] if runs.len() == 2), "{out:?}");
-    let merge = Merge { newest: ids(&[2])[0], oldest: ids(&[1])[0], output: output(9) };
+    let merge = Merge { newest: ids(&[2])[0], oldest: ids(&[1])[0], output: output(FIRST) };
     let merging = record(core.manifest.as_ref().unwrap(), &[], vec![merge]);
     core.follow(&merging);
     assert_eq!(failed(&mut data, &mut core), Some(1), "it reads what the runs were merged into");
     let commit = record(core.manifest.as_ref().unwrap(), &[3], vec![]);
     core.follow(&commit);
     assert_eq!(failed(&mut data, &mut core), None, "nothing it names was merged since");
+}
+
+/// Applies the record that the merger would be carried by, with the place that it closes.
+fn carry(merger: &mut Merger, core: &mut Core<Vec<u8>>) {
+    let merges = merger.take(core.manifest.as_ref().unwrap());
+    assert!(!merges.is_empty());
+    commit_closing(merger, core, &[], merges);
+}
+
+fn commit_closing(merger: &mut Merger, core: &mut Core<Vec<u8>>, names: &[u8], merges: Vec<Merge>) {
+    let manifest = core.manifest.as_mut().unwrap();
+    let mut record = record(manifest, names, merges);
+    let Body::Change { closed, .. } = &mut record.body else { unreachable!() };
+    *closed = merger.closed(manifest);
+    manifest.apply(&record).unwrap();
+    merger.won(&record);
+}
+
+/// A discard whose commit is the eighth of a level is hidden in the merge of that level. That waits for the
+/// next commit, which an idle volume does not make: the list is not merged, and the space stays taken.
+#[test]
+fn a_discard_that_fills_a_level_is_merged_without_another_commit() {
+    let mut core = with_segments(7);
+    let mut merger = Merger::idle();
+    let manifest = core.manifest.as_mut().unwrap();
+    let mut discard = record(manifest, &[8], vec![]);
+    let Body::Change { segments, .. } = &mut discard.body else { unreachable!() };
+    segments[0].sectors = 1 << 20;
+    manifest.apply(&discard).unwrap();
+    merger.won(&discard);
+    let plans = asked(&mut merger, &core);
+    let [plan] = &plans[..] else { panic!("{plans:?}") };
+    let zeros = if plan.is_oldest { 0 } else { 1 << 20 };
+    let run = RunRef { sectors: zeros, ..output(plan.place) };
+    merger.merged(plan.kind, Box::new(run));
+    assert!(
+        merger.wants_record(core.manifest.as_ref().unwrap().runs()),
+        "the volume is idle: {:?} is never carried",
+        plan.kind
+    );
+}
+
+/// The same with an older run below the level: 4 GiB were discarded that hide all of it.
+#[test]
+fn a_discard_above_an_older_run_is_merged_without_another_commit() {
+    let mut core = with_segments(2);
+    let mut merger = Merger::idle();
+    let id_of = |name| RunId::new(FIRST, 1, [name; 10]);
+    let base = RunRef { id: id_of(201), level: 2, sectors: 1000, ..output(FIRST) };
+    commit(&mut merger, &mut core, &[], vec![Merge { newest: id(2).0, oldest: id(1).0, output: base }]);
+    for name in 3..=9 {
+        commit(&mut merger, &mut core, &[name], vec![]);
+    }
+    assert_eq!(asked(&mut merger, &core), []);
+    let manifest = core.manifest.as_mut().unwrap();
+    let mut discard = record(manifest, &[10], vec![]);
+    let Body::Change { segments, .. } = &mut discard.body else { unreachable!() };
+    segments[0].sectors = 1 << 20;
+    manifest.apply(&discard).unwrap();
+    merger.won(&discard);
+    // The volume is idle from here on: no commit comes.
+    for _ in 0..4 {
+        for plan in asked(&mut merger, &core) {
+            let id = RunId::new(plan.place, 1, [210; 10]);
+            let zeros = if plan.is_oldest { 0 } else { 1 << 20 };
+            merger.merged(
+                plan.kind,
+                Box::new(RunRef { id, level: plan.level, sectors: zeros, ..output(plan.place) }),
+            );
+        }
+        if merger.wants_record(core.manifest.as_ref().unwrap().runs()) {
+            carry(&mut merger, &mut core);
+        }
+    }
+    assert_eq!(core.manifest.unwrap().runs().len(), 1, "what the discard hides is still named");
+}
+
+/// ADR 10: what a process did not live to carry has a place that the next record closes. The next process
+/// gives its first merge the same place, so each process that does not live to the end of a merge adds what
+/// it relocated, and no sweep deletes any of it.
+#[test]
+fn the_next_record_closes_what_an_ended_process_left() {
+    let mut core = with_segments(8);
+    let mut ended = Merger::idle();
+    let left = asked(&mut ended, &core)[0].place;
+    for name in 9..12 {
+        let mut next = Merger::idle();
+        asked(&mut next, &core);
+        commit_closing(&mut next, &mut core, &[name], vec![]);
+    }
+    assert!(core.manifest.unwrap().is_passed(left));
+}
+
+/// A restart while the base is merged: the next process counts from the place of the base again, behind what
+/// records carried since. What those merges replaced stays until as many merges were made again, on a volume
+/// that is idle without end.
+#[test]
+fn what_merges_replaced_goes_after_a_restart() {
+    let mut core = with_segments(4);
+    let mut merger = Merger::idle();
+    let run = |place, level, sectors, name| {
+        let id = RunId::new(place, 1, [name; 10]);
+        RunRef { id, level, sectors, ..output(place) }
+    };
+    for (names, output) in [([2, 1], run(FIRST, 2, 100_000, 201)), ([4, 3], run(FIRST, 2, 50_000, 202))] {
+        let merge = Merge { newest: id(names[0]).0, oldest: id(names[1]).0, output };
+        commit(&mut merger, &mut core, &[], vec![merge]);
+    }
+    assert_eq!(asked(&mut merger, &core)[0].kind, MergeKind::Base);
+    // Hours pass: eight merges of level 1 become one of level 2.
+    let (mut name, mut replaced) = (10u8, Vec::new());
+    while replaced.len() < 9 {
+        name += 1;
+        commit_closing(&mut merger, &mut core, &[name], vec![]);
+        for plan in asked(&mut merger, &core) {
+            merger.merged(MergeKind::Level, Box::new(run(plan.place, plan.level, 10, 100 + name)));
+            replaced.push(plan.place);
+            carry(&mut merger, &mut core);
+        }
+    }
+    let last = replaced.pop().unwrap();
+    assert!(core.manifest.as_ref().unwrap().runs().iter().any(|run| run.id().place == last));
+    // The daemon is restarted. The next one merges the base, and the volume is idle.
+    let mut merger = Merger::idle();
+    while let [plan] = &asked(&mut merger, &core)[..] {
+        merger.merged(plan.kind, Box::new(run(plan.place, plan.level, 150_000, 250)));
+        assert!(merger.wants_record(core.manifest.as_ref().unwrap().runs()));
+        carry(&mut merger, &mut core);
+    }
+    let manifest = core.manifest.unwrap();
+    let left: Vec<Place> = replaced.into_iter().filter(|place| !manifest.is_passed(*place)).collect();
+    assert_eq!(left, [], "of {} runs in the list", manifest.runs().len());
 }

@@ -1,0 +1,265 @@
+//! Figures of the formats: what indexes cost, what snapshots and forks cost, and what the bucket holds.
+//!
+//! The policy of large volumes is played without data (`holdfast-sim tiers`). Everything else is done by a
+//! daemon with real volumes, and counted by the S3 server and by the machine's network card: HTTP and what
+//! the agent of the machine says included.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::command::output;
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::{S3Request, S3Server};
+use holdfast_lab::setup::Profile;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wait::until;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+use serde_json::Value;
+
+use super::proof::Simulation;
+use super::{Bar, Figure};
+
+mod copies;
+mod space;
+
+const BUCKET: &str = "index";
+const STATE_DIR: &str = "/var/lib/holdfast";
+/// Seals are made by a command's end, a FLUSH or 1 MiB.
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"1Mi\"\nmax_dirty_age = \"1h\"";
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+const FIO_LIMIT: Duration = Duration::from_secs(900);
+const SETTLE_LIMIT: Duration = Duration::from_secs(300);
+/// A merge that is due begins sooner, and has no longer pauses between its requests.
+const MERGE_PAUSE: Duration = Duration::from_secs(3);
+const MIB: f64 = 1_048_576.0;
+/// Commits of the volume that is attached on an empty node.
+const COMMITS: u32 = 3_000;
+
+/// The daemon and what surrounds it.
+struct Bench {
+    vm: Arc<Vm>,
+    s3: Arc<S3Server>,
+    control: Control,
+    node: Node,
+}
+
+/// Cost of a step.
+struct Cost {
+    requests: Vec<S3Request>,
+    /// That the machine received and sent.
+    received_bytes: f64,
+    sent_bytes: f64,
+}
+
+impl Cost {
+    fn of(&self, operation: &str) -> f64 {
+        self.requests.iter().filter(|request| request.operation == operation).count() as f64
+    }
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    let mut figures = tiers(world)?;
+    figures.extend(counts(world)?);
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let vm = world.vm_with("index", Options::node)?;
+    let control = Control::standalone(&s3, BUCKET);
+    let node = Node::start(Arc::clone(&vm), &control, "zero-copy", DATA)?;
+    let mut bench = Bench { vm: Arc::clone(&vm), s3, control, node };
+    report::step(format_args!("{COMMITS} commits of a scattered sector, attached on an empty node"));
+    figures.extend(many_commits(&mut bench)?);
+    report::step("snapshots and forks");
+    figures.extend(copies::measure(&mut bench)?);
+    report::step("space after overwrites");
+    figures.extend(space::measure(&bench)?);
+    vm.power_off()?;
+    Ok(figures)
+}
+
+fn figure(name: &str, value: f64, unit: &'static str, bar: Bar, against: impl Into<String>) -> Figure {
+    Figure { name: name.to_owned(), value, unit, against: against.into(), bar: Some(bar) }
+}
+
+/// The policy over the life of a volume of 10 TiB.
+fn tiers(world: &World) -> Result<Vec<Figure>> {
+    let played = Simulation::build(world.toolbox())?.run(&["tiers"])?;
+    let random = &played.0["10tib_random"];
+    let of = |key: &str| random[key].as_f64().with_context(|| format!("no {key} in {random}"));
+    let life = "10 TiB filled with random 4 KiB in seals of 64 MiB";
+    Ok(vec![
+        figure("root_bytes_10tib_random", of("root_bytes")?, "bytes", Bar::AtMost(65_536.0), life),
+        figure("log_record_bytes_max", of("record_bytes_max")?, "bytes", Bar::AtMost(4096.0), life),
+        figure("runs_max_10tib", of("runs_max")?, "count", Bar::AtMost(48.0), life),
+        figure(
+            "index_percent_of_written",
+            of("index_percent_of_written")?,
+            "percent",
+            Bar::AtMost(10.0),
+            life,
+        ),
+    ])
+}
+
+/// Figures that tests print: accesses to the live map for the commit of 16,384 scattered sectors, requests of
+/// sweeps.
+fn counts(world: &World) -> Result<Vec<Figure>> {
+    let sweeps = printed(world, "sweep", "a_later_sweep")?;
+    let of = |key: &str| sweeps[key].as_f64().with_context(|| format!("no {key} in {sweeps}"));
+    let (one, many) = (of("first_of_one")?, of("second_of_thousand")?);
+    let counted = printed(world, "rounds", "no_event_of_a_commit")?;
+    let ratio = |key: &str| -> Result<f64> {
+        let of = |size: &str| counted[size][key].as_f64().with_context(|| format!("no {key} in {counted}"));
+        Ok(of("1tib")? / of("10gib")?)
+    };
+    Ok(vec![
+        figure(
+            "sweep_second_pass_vs_1",
+            many / one,
+            "ratio",
+            Bar::AtMost(1.1),
+            format!("{many} requests of a second sweep with 1,025 snapshots, {one} of a first with one"),
+        ),
+        figure(
+            "ring_steps_per_turn_1tib_vs_10gib",
+            ratio("longest")?,
+            "ratio",
+            Bar::AtMost(1.5),
+            "the longest turn of the commit of 16,384 scattered sectors",
+        ),
+        Figure {
+            name: "ring_steps_per_commit_1tib_vs_10gib".to_owned(),
+            value: ratio("all")?,
+            unit: "ratio",
+            against: "all turns of it; 16,384 pages of the map in place of 1,639".to_owned(),
+            bar: None,
+        },
+    ])
+}
+
+/// The JSON that a test prints.
+fn printed(world: &World, program: &str, test: &str) -> Result<Value> {
+    let program = world.toolbox().test_program(program, Profile::Dev)?;
+    let output = output(Command::new(program).args([test, "--nocapture", "--test-threads=1"]))?;
+    // The name of the test may stand before it.
+    let json = |line: &str| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok();
+    let printed = output.lines().find_map(json);
+    printed.with_context(|| format!("no figures in {output}"))
+}
+
+impl Bench {
+    /// Does `work`; returns its result and its cost.
+    fn costs<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, Cost)> {
+        let (requests, [received, sent]) = (self.s3.requests()?.len(), self.network()?);
+        let result = work()?;
+        let [received_after, sent_after] = self.network()?;
+        let requests = self.s3.requests()?.split_off(requests);
+        Ok((
+            result,
+            Cost { requests, received_bytes: received_after - received, sent_bytes: sent_after - sent },
+        ))
+    }
+
+    /// Bytes that the machine received and sent since it was started.
+    fn network(&self) -> Result<[f64; 2]> {
+        let counters = self.vm.exec("cat /sys/class/net/e*/statistics/{rx,tx}_bytes")?;
+        let mut counters = counters.lines().map(str::parse::<f64>);
+        let mut next = || Ok::<_, anyhow::Error>(counters.next().context("a network card")??);
+        Ok([next()?, next()?])
+    }
+
+    /// Restarts the daemon with nothing of any volume left on the node. No volume may be attached.
+    fn restart_empty(&mut self) -> Result<()> {
+        self.node.terminate()?;
+        self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
+        self.node = Node::start(Arc::clone(&self.vm), &self.control, "zero-copy", DATA)?;
+        // A daemon probes a bucket before its first use: no request of a volume.
+        self.node.cli(&["snapshot", "list", "nothing", "--store", "store"]).err().context("a refusal")?;
+        Ok(())
+    }
+
+    fn create(&self, volume: &str, size: &str) -> Result<()> {
+        self.node.cli(&["create", volume, "--size", size, "--store", "store"]).map(drop)
+    }
+
+    fn attach(&self, volume: &str, more: &[&str]) -> Result<String> {
+        let device = self.node.cli(&[&["attach", volume, "--store", "store"], more].concat())?;
+        let device = device.trim().to_owned();
+        self.vm.wait_block_device(&device, DEVICE_LIMIT)?;
+        Ok(device)
+    }
+
+    fn detach(&self, volume: &str) -> Result<()> {
+        self.node.cli(&["detach", volume]).map(drop)
+    }
+
+    /// Random writes of 4 KiB noise; each is followed by an fdatasync where `is_synced`.
+    fn write_random(&self, device: &str, requests: u32, is_synced: bool) -> Result<()> {
+        let how =
+            if is_synced { "--ioengine=psync --fdatasync=1" } else { "--ioengine=io_uring --iodepth=16" };
+        let bytes = u64::from(requests) * 4096;
+        let script = format!(
+            "fio --name=job --filename={device} --direct=1 {how} --rw=randwrite --bs=4k --io_size={bytes} \
+             --norandommap --refill_buffers --buffer_compress_percentage=0 --output-format=terse"
+        );
+        let done = self.vm.run(&bash(&script), FIO_LIMIT)?;
+        ensure!(done.exit == Exit::Code(0), "{script}: {:?}\n{}{}", done.exit, done.stdout, done.stderr);
+        Ok(())
+    }
+
+    /// Waits until no merge of index runs is in progress.
+    fn let_merges_end(&self) -> Result<()> {
+        until("merges to end", SETTLE_LIMIT, || {
+            let before = self.s3.requests()?.len();
+            std::thread::sleep(MERGE_PAUSE);
+            Ok((self.s3.requests()?.len() == before).then_some(()))
+        })
+    }
+
+    /// Reads a sector of the device's second chunk: the kernel looks for partitions in the first.
+    fn read_cold(&self, device: &str, sector: u32) -> Result<()> {
+        let at = (128 << 8) + sector;
+        self.vm
+            .exec(&format!("dd if={device} of=/dev/null bs=4k count=1 skip={at} iflag=direct status=none"))
+            .map(drop)
+    }
+}
+
+/// A volume of 8 GiB with many small commits, on a node that has nothing of it.
+fn many_commits(bench: &mut Bench) -> Result<Vec<Figure>> {
+    const VOLUME: &str = "scattered";
+    bench.create(VOLUME, "8Gi")?;
+    let device = bench.attach(VOLUME, &["--durability", "object"])?;
+    bench.write_random(&device, COMMITS, true)?;
+    let commits = bench.node.metric("holdfast_volume_committed_seq", VOLUME)?;
+    ensure!(commits >= Some(f64::from(COMMITS)), "{commits:?} records are no {COMMITS} commits");
+    bench.let_merges_end()?;
+    bench.detach(VOLUME)?;
+    bench.restart_empty()?;
+    let (device, attach) = bench.costs(|| bench.attach(VOLUME, &[]))?;
+    let ((), read) = bench.costs(|| bench.read_cold(&device, 77))?;
+    bench.detach(VOLUME)?;
+    let what = format!("8 GiB, {COMMITS} commits of a scattered 4 KiB, a node that has nothing");
+    Ok(vec![
+        figure(
+            "attach_requests_3000",
+            attach.requests.len() as f64,
+            "requests",
+            Bar::AtMost(66.0),
+            what.clone(),
+        ),
+        figure("attach_mib_3000", attach.received_bytes / MIB, "MiB", Bar::AtMost(1.0), what.clone()),
+        figure(
+            "cold_first_read_gets",
+            read.of("GetObject"),
+            "requests",
+            Bar::AtMost(100.0),
+            format!("the first 4 KiB of a chunk; {what}"),
+        ),
+        figure("cold_first_read_mib", read.received_bytes / MIB, "MiB", Bar::AtMost(8.0), what),
+    ])
+}

@@ -1,0 +1,129 @@
+//! Snapshots and forks: their requests, and what many of them cost others.
+
+use anyhow::Result;
+
+use super::{Bench, Cost, figure};
+use crate::{Bar, Figure};
+
+const VOLUME: &str = "origin";
+/// Forks of forks.
+const DEPTH: u32 = 99;
+/// With the four records of two attaches and two detaches, as many records behind the newest checkpoint as
+/// without them: one is stored for each 32.
+const SNAPSHOTS: u32 = 32 * 32 - 4;
+/// Snapshots of one script.
+const SCRIPT: u32 = 102;
+
+pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
+    let mut figures = one_of_each(bench)?;
+    figures.extend(deep_forks(bench)?);
+    figures.push(many_snapshots(bench)?);
+    Ok(figures)
+}
+
+fn puts(cost: &Cost) -> f64 {
+    cost.of("PutObject")
+}
+
+fn snapshot(bench: &Bench, volume: &str) -> Result<String> {
+    Ok(bench.node.cli(&["snapshot", "create", volume, "--store", "store"])?.trim().to_owned())
+}
+
+fn write_sector(bench: &Bench, device: &str, sector: u32) -> Result<()> {
+    let at = (128 << 8) + sector;
+    let script =
+        format!("dd if=/dev/urandom of={device} bs=4k count=1 seek={at} oflag=direct conv=fsync status=none");
+    bench.vm.exec(&script).map(drop)
+}
+
+/// Requests of one snapshot and of one fork.
+fn one_of_each(bench: &Bench) -> Result<Vec<Figure>> {
+    bench.create(VOLUME, "512Mi")?;
+    let device = bench.attach(VOLUME, &[])?;
+    write_sector(bench, &device, 1)?;
+    let (first, dirty) = bench.costs(|| snapshot(bench, VOLUME))?;
+    let (_, clean) = bench.costs(|| snapshot(bench, VOLUME))?;
+    bench.detach(VOLUME)?;
+    let create = || bench.node.cli(&["create", "fork", "--from", &first, "--store", "store"]);
+    let (_, fork) = bench.costs(create)?;
+    Ok(vec![
+        figure(
+            "snapshot_puts_clean",
+            puts(&clean),
+            "requests",
+            Bar::AtMost(2.0),
+            "a root and a record: nothing is dirty",
+        ),
+        figure(
+            "snapshot_puts_dirty",
+            puts(&dirty),
+            "requests",
+            Bar::AtMost(3.0),
+            "a segment, a root and a record",
+        ),
+        figure("fork_puts", puts(&fork), "requests", Bar::AtMost(2.0), "1 was wanted (docs/design.md)"),
+        figure(
+            "fork_gets",
+            fork.of("GetObject"),
+            "requests",
+            Bar::AtMost(6.0),
+            "1 was wanted (docs/design.md)",
+        ),
+    ])
+}
+
+/// A chain of forks, of which each wrote a sector, and a volume that made the same writes alone.
+fn deep_forks(bench: &mut Bench) -> Result<Vec<Figure>> {
+    bench.create("alone", "512Mi")?;
+    // A write that is synced is a commit: the forks below make as many segments.
+    let alone = bench.attach("alone", &["--durability", "object"])?;
+    bench.create("chain-0", "512Mi")?;
+    for nth in 0..=DEPTH {
+        let chain = format!("chain-{nth}");
+        if nth > 0 {
+            let behind = format!("chain-{}", nth - 1);
+            bench.node.cli(&["create", &chain, "--from", &behind, "--store", "store"])?;
+        }
+        write_sector(bench, &alone, nth * 32)?;
+        let device = bench.attach(&chain, &[])?;
+        write_sector(bench, &device, nth * 32)?;
+        bench.detach(&chain)?;
+    }
+    bench.detach("alone")?;
+    bench.restart_empty()?;
+    let mut gets = Vec::new();
+    for volume in ["alone", &format!("chain-{DEPTH}")] {
+        let device = bench.attach(volume, &[])?;
+        let ((), read) = bench.costs(|| bench.read_cold(&device, 32))?;
+        gets.push(read.of("GetObject"));
+        bench.detach(volume)?;
+    }
+    let against = format!("GETs of the first 4 KiB: {} and {}", gets[1], gets[0]);
+    Ok(vec![figure("fork_100_deep_gets_vs_1", gets[1] / gets[0], "ratio", Bar::AtMost(1.3), against)])
+}
+
+/// An attach of a volume with one snapshot, and with a thousand.
+fn many_snapshots(bench: &mut Bench) -> Result<Figure> {
+    let mut attaches = Vec::new();
+    for more in [0, SNAPSHOTS] {
+        if more > 0 {
+            bench.attach(VOLUME, &[])?;
+            for _ in 0..more / SCRIPT {
+                let one = format!("holdfast-node snapshot create {VOLUME} > /dev/null");
+                bench.vm.exec(&format!("for _ in $(seq {SCRIPT}); do {one}; done"))?;
+            }
+            bench.detach(VOLUME)?;
+        }
+        bench.restart_empty()?;
+        let (_device, attach) = bench.costs(|| bench.attach(VOLUME, &[]))?;
+        attaches.push(attach.requests.len() as f64);
+        bench.detach(VOLUME)?;
+    }
+    Ok(figure(
+        "snapshots_1000_attach_requests_vs_1",
+        attaches[1] / attaches[0],
+        "ratio",
+        Bar::AtMost(1.1),
+        format!("{} and {} requests, with {} and 2 snapshots", attaches[1], attaches[0], SNAPSHOTS + 2),
+    ))
+}

@@ -1,0 +1,69 @@
+//! Space in the bucket of a volume that is overwritten at random, and the uploads for it.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use super::{BUCKET, Bench, MIB, figure};
+use crate::{Bar, Figure};
+
+const VOLUME: &str = "overwritten";
+const SIZE_MIB: u32 = 64;
+/// 4 KiB sectors of the volume.
+const SECTORS: u32 = SIZE_MIB << 8;
+/// Times that all of it is overwritten, on average.
+const TIMES: u32 = 10;
+
+pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
+    bench.create(VOLUME, &format!("{SIZE_MIB}Mi"))?;
+    let device = bench.attach(VOLUME, &[])?;
+    let live = f64::from(SIZE_MIB) * MIB;
+    let fill = format!("dd if=/dev/urandom of={device} bs=1M oflag=direct conv=fsync status=none");
+    bench.vm.exec(&fill)?;
+    let overwrite = || {
+        bench.write_random(&device, SECTORS, false)?;
+        bench.let_merges_end()
+    };
+    let ((), once) = bench.costs(overwrite)?;
+    let mut sent = 0.0;
+    for _ in 1..TIMES {
+        let ((), more) = bench.costs(overwrite)?;
+        sent += more.sent_bytes;
+    }
+    bench.detach(VOLUME)?;
+    bench.node.cli(&["gc", "--store", "store", "--grace", "0s"])?;
+    let stored = stored_bytes(bench)?;
+    Ok(vec![
+        figure(
+            "upload_amplification_once",
+            once.sent_bytes / live,
+            "ratio",
+            Bar::AtMost(1.10),
+            format!("bytes sent for {SIZE_MIB} MiB of random 4 KiB, over a volume that was filled in order"),
+        ),
+        figure(
+            "upload_amplification_steady",
+            sent / (f64::from(TIMES - 1) * live),
+            "ratio",
+            Bar::AtMost(1.45),
+            format!("bytes sent for each byte of the {} passes after it", TIMES - 1),
+        ),
+        figure(
+            "stored_over_live_steady",
+            stored / live,
+            "ratio",
+            Bar::AtMost(2.3),
+            format!("all objects of the volume after {TIMES} passes and a sweep"),
+        ),
+    ])
+}
+
+/// Bytes of all objects of the volume.
+fn stored_bytes(bench: &Bench) -> Result<f64> {
+    let mut bytes = 0;
+    for key in bench.s3.keys(BUCKET, &format!("volumes/{VOLUME}/"))? {
+        let path = bench.s3.object_path(BUCKET, &key);
+        bytes += fs::metadata(&path).with_context(|| format!("read {}", path.display()))?.len();
+    }
+    Ok(bytes as f64)
+}

@@ -1,0 +1,142 @@
+//! `holdfast-node create`: creates a volume, empty or with the content of another.
+
+use std::str::FromStr;
+
+use clap::Args;
+use holdfast_crds::ByteSize;
+use holdfast_proto::node::v1::node_client::NodeClient;
+use holdfast_proto::node::v1::{CreateRequest, CreateResponse, CreateSnapshotRequest, DeleteSnapshotRequest};
+use holdfast_types::{InvalidSnapshotName, InvalidVolumeId, SnapshotName, SnapshotUid, VolumeId};
+use tonic::transport::Channel;
+
+use super::client::{connect, refused, show};
+use super::{Target, note};
+use crate::failure::Failure;
+use crate::node::{FailureKind, random};
+
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+pub(super) struct Create {
+    /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
+    volume: String,
+    /// Its size: bytes, or with a suffix such as Mi or G; with --from at least that of the source, and the
+    /// same if it is left out
+    #[arg(long, required_unless_present = "from")]
+    size: Option<ByteSize>,
+    /// Begin with the content of this snapshot in the same store, as `snapshot list` shows it, or of this
+    /// volume as it is now; nothing is copied
+    #[arg(long, value_name = "VOLUME@SEQ|VOLUME")]
+    from: Option<Source>,
+    /// Name of a store of the daemon's configuration
+    #[arg(long)]
+    store: String,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Content of a new volume.
+#[derive(Debug, Clone)]
+enum Source {
+    Snapshot(SnapshotName),
+    Volume(VolumeId),
+}
+
+/// A text that names neither a snapshot nor a volume.
+#[derive(Debug, thiserror::Error)]
+enum InvalidSource {
+    #[error(transparent)]
+    Snapshot(#[from] InvalidSnapshotName),
+    #[error(transparent)]
+    Volume(#[from] InvalidVolumeId),
+}
+
+impl FromStr for Source {
+    type Err = InvalidSource;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(if text.contains('@') { Self::Snapshot(text.parse()?) } else { Self::Volume(text.parse()?) })
+    }
+}
+
+/// Creates the volume; the answer goes to `out`.
+///
+/// # Errors
+/// The daemon's refusal, or why it was not reached.
+pub(super) async fn run(create: Create, out: &mut String) -> Result<(), Failure> {
+    let Create { volume, size, from, store, target } = create;
+    let mut client = connect(&target).await?;
+    let size_bytes = size.map_or(0, |size| size.0);
+    let request = CreateRequest { volume_id: volume, store, size_bytes, snapshot: None };
+    let made = match from {
+        None => client.create(request).await.map_err(refused)?.into_inner(),
+        Some(Source::Snapshot(snapshot)) => restore(&mut client, request, snapshot.to_string()).await?,
+        Some(Source::Volume(volume)) => clone(&mut client, request, volume).await?,
+    };
+    show(&made, &target, out);
+    Ok(())
+}
+
+async fn restore(
+    client: &mut NodeClient<Channel>,
+    request: CreateRequest,
+    snapshot: String,
+) -> Result<CreateResponse, Failure> {
+    let volume = request.volume_id.clone();
+    let request = CreateRequest { snapshot: Some(snapshot), ..request };
+    let made = client.create(request).await.map_err(refused)?.into_inner();
+    check_restored(&volume, &made)?;
+    Ok(made)
+}
+
+/// Creates a volume from a snapshot of `volume` that is taken for it and deleted at the end.
+async fn clone(
+    client: &mut NodeClient<Channel>,
+    request: CreateRequest,
+    volume: VolumeId,
+) -> Result<CreateResponse, Failure> {
+    let store = Some(request.store.clone());
+    let uid = SnapshotUid(random()).to_string();
+    let take = CreateSnapshotRequest { volume_id: volume.to_string(), store: store.clone(), uid };
+    let taken = client.create_snapshot(take).await.map_err(refused)?.into_inner().snapshot;
+    let seq = taken.map(|snapshot| snapshot.seq).unwrap_or_default();
+    let name = format!("{volume}@{seq}");
+    let made = restore(client, request, name.clone()).await;
+    let delete = DeleteSnapshotRequest { volume_id: volume.to_string(), store, seq };
+    if let Err(status) = client.delete_snapshot(delete).await {
+        let cause = status.message();
+        note(&format!(
+            "snapshot {name}, which this command took, is not deleted: {cause}; delete it with `snapshot delete {name}`"
+        ));
+    }
+    made
+}
+
+/// Checks that the daemon has made a volume with the content of a snapshot. One that is older than `--from`
+/// does not know it, and answers no size.
+fn check_restored(volume: &str, made: &CreateResponse) -> Result<(), Failure> {
+    if made.size_bytes > 0 {
+        return Ok(());
+    }
+    Err(Failure {
+        kind: FailureKind::Unavailable,
+        message: format!(
+            "--from: the daemon is older than this command and does not restore snapshots; volume {volume} may have been \
+             created empty. Upgrade the daemon, and restore the snapshot with another volume id"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The field is younger than the answer: an older daemon ignored `--from`, and created an empty volume.
+    #[test]
+    fn an_answer_without_a_size_is_no_restored_volume() {
+        let refused = check_restored("copy", &CreateResponse { size_bytes: 0 }).unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Unavailable);
+        assert!(refused.message.starts_with("--from: the daemon is older"), "{}", refused.message);
+        assert!(refused.message.contains("volume copy may have been created empty"), "{}", refused.message);
+        assert!(check_restored("copy", &CreateResponse { size_bytes: 4096 }).is_ok());
+    }
+}

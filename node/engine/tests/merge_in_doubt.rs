@@ -1,0 +1,112 @@
+//! Reads while a record that carries a merge is in flight.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use holdfast_engine::action::Action;
+use holdfast_engine::chunk_set::ChunkSet;
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
+use holdfast_engine::fence::Fence;
+use holdfast_engine::index::RunRef;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::segment::SegmentRef;
+use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_types::{Epoch, Nonce, Place, RunId, SectorRange, SegmentId, Seq};
+
+const NONCE: Nonce = Nonce([7; 16]);
+const SECTORS: u64 = 8192;
+
+fn applied(log: &mut Manifest, epoch: u64, body: Body) {
+    let (volume, seq) = (log.volume().clone(), log.seq().next());
+    log.apply(&Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body }).unwrap();
+}
+
+/// A volume that was attached after `segments` commits of few entries, and one of a large discard. Returns
+/// what it asks for, too.
+fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
+    let mut log = Manifest::empty("v".parse().unwrap());
+    applied(&mut log, 0, Body::create(SECTORS));
+    let attach = || Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
+    applied(&mut log, 1, attach());
+    for (name, sectors) in [(1, 5), (2, 1 << 20)] {
+        let id = SegmentId::new(Place::until(Seq(100)), 1, [name; 10]);
+        let chunks = Fence::around([(0, 1)]);
+        let segment = SegmentRef { id, bytes: 900, index_offset: 100, index_bytes: 500, sectors, chunks };
+        let change = Body::Change {
+            segments: vec![segment],
+            chunks: ChunkSet::default(),
+            invalidated: SideSet::NONE,
+            generation: 1,
+            merges: vec![],
+            closed: Place::default(),
+            snapshots: SnapshotChange::default(),
+        };
+        applied(&mut log, 1, change);
+    }
+    let header = Header {
+        volume: log.volume().clone(),
+        identity: log.identity(),
+        sectors: SECTORS,
+        epoch: Epoch(1),
+        writer: NONCE,
+        nonces: vec![NONCE],
+        active: Side::A,
+        closed_clean: false,
+        invalidated: SideSet::NONE,
+        seq: Seq(0),
+        synced_generation: 0,
+    };
+    let limits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: 60_000 };
+    let durability = Durability::Local;
+    let setup = Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability };
+    let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
+    let mut out = Vec::new();
+    let volume = Volume::attach(setup, memory, AttachState::in_log(log), 0, &mut out);
+    (volume, out)
+}
+
+fn tell(volume: &mut Volume<Vec<u8>>, event: Event) -> Vec<Action> {
+    let mut actions = Vec::new();
+    volume.handle(1000, event, &mut actions);
+    actions
+}
+
+/// The store took the record of a merge, and its answer was lost with the network. A sweep from elsewhere
+/// deleted what was merged. When the network is back, the read of a client is answered before the writer has
+/// read its record back: it failed for an object that its record had replaced (invariant 7).
+#[test]
+fn a_read_planned_before_a_merge_in_doubt_does_not_fail() {
+    let (mut volume, out) = attached();
+    let plan = out.iter().find_map(|action| {
+        let Action::Merge(plan) = action else { return None };
+        Some(plan)
+    });
+    let plan = plan.expect("the discard may hide all");
+    let run = RunRef {
+        id: RunId::new(plan.place, 1, [9; 10]),
+        level: plan.level,
+        bytes: 100,
+        head_offset: 0,
+        head_bytes: 50,
+        sectors: 5,
+        chunks: Fence::around([(0, 1)]),
+    };
+    let stored = tell(&mut volume, Event::Merged { kind: plan.kind, output: Box::new(run) });
+    assert!(matches!(stored[..], [Action::StorePending { .. }]), "{stored:?}");
+    let created = tell(&mut volume, Event::PendingStored { result: Ok(()) });
+    let [Action::CreateRecord { bytes, seq }] = &created[..] else { panic!("{created:?}") };
+    let id = RequestId(0);
+    let read = tell(&mut volume, Event::Request { id, op: Op::Read, range: SectorRange::new(0, 1) });
+    let [Action::ReadCold { runs, .. }] = &read[..] else { panic!("{read:?}") };
+    assert_eq!(runs.len(), 2);
+    // The record is in the log. Elsewhere a sweep deletes the two segments.
+    let asked = tell(&mut volume, Event::CreateAnswered(CreateAnswer::Ambiguous));
+    assert_eq!(asked, [Action::ReadRecord { seq: *seq }]);
+    let failed = tell(&mut volume, Event::ColdReadCompleted { id, result: Err(Errno::EIO) });
+    assert!(!failed.contains(&Action::Complete { id, result: Err(Errno::EIO) }), "{failed:?}");
+    let found = Event::RecordRead { seq: *seq, bytes: Some(bytes.clone()) };
+    let again = tell(&mut volume, found);
+    assert!(again.iter().any(|action| matches!(action, Action::ReadCold { runs, .. } if runs.len() == 1)));
+}

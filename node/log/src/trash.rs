@@ -1,0 +1,334 @@
+//! Trash: deleted volumes whose objects are kept for some time.
+//!
+//! A volume comes into the trash by an *entry*, an object that says for how long; its log does not change.
+//! Its *stay* ends in one of two ways, by the object `end`, which is created once and says which:
+//! - it is taken back: the volume is what it was;
+//! - it is removed ([`crate::remove()`]).
+//!
+//! Then the entry is deleted, and after it `end`. So a caller that has created `end` and still finds the
+//! entry knows that the stay was not ended before; one that does not find it has come too late. Each call
+//! that puts a volume into the trash makes a stay with a name of its own: a request that lands late ends no
+//! other stay. Of several stays the last one counts.
+//!
+//! Users that do not know of the trash, as another cluster whose Volume has the same id, do not create `end`.
+//! The tombstone is only appended to the log that the volume had when it came into the trash: another epoch
+//! means that a node has attached it since.
+//!
+//! Owns: the objects under `trash/`. Costs: an entry is one PUT and the reads of the log; taking back is one
+//! LIST, and a PUT, a GET and two DELETEs if the volume is there. On failure: each function may be called
+//! again, and continues where the last call ended.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use holdfast_engine::manifest::Manifest;
+use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_types::key::{TRASH_PREFIX, TrashKey, TrashStay, trash_prefix};
+use holdfast_types::{Nonce, Seq, VolumeId};
+
+use crate::fork::confirm_fork;
+use crate::read::{read_manifest_to_end, records_after};
+use crate::remove::{refuse_with_snapshots, remove_if};
+use crate::{LogFailure, store};
+
+/// Bytes of the longest object, and some more: a page that a proxy sends is longer.
+const MAX_BYTES: u64 = 256;
+
+/// The time for which a volume stays in the trash, and its owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// Time that it is kept.
+    pub keep: Duration,
+    /// Name of the owner, without spaces. Others that share the bucket keep the volume at least as long.
+    pub owner: String,
+}
+
+impl Terms {
+    fn text(&self) -> String {
+        format!("{} {}", self.keep.as_secs(), self.owner)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let (keep, owner) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+        Some(Self { keep: Duration::from_secs(keep.parse().ok()?), owner: owner.to_owned() })
+    }
+}
+
+/// Objects of the trash.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Trash {
+    /// The stays of volumes, in the order of their ids.
+    pub stays: Vec<Trashed>,
+    /// Stays that are over, of which an object is left, with its age.
+    left: Vec<(TrashStay, SystemTime)>,
+}
+
+/// A volume in the trash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trashed {
+    /// Its stay.
+    pub stay: TrashStay,
+    /// Time at which it came there, by the store's clock.
+    pub since: SystemTime,
+    /// True if it was decided how the stay ends, and that may not be done yet.
+    pub is_ending: bool,
+}
+
+/// A request that failed.
+const WHAT_END: &str = "end the time in the trash of the objects";
+
+/// Ways in which a stay in the trash ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    TakenBack,
+    Removed,
+}
+
+impl End {
+    fn text(self) -> &'static str {
+        match self {
+            Self::TakenBack => "taken back",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+/// Outcomes of [`empty`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Emptied {
+    /// Its time is not over.
+    NotDue,
+    /// The volume was removed. Where others read its objects, these are left to later sweeps.
+    Removed,
+    /// It was taken back before.
+    TakenBack,
+    /// A node has attached it since: it has left the trash, and nothing of it was removed.
+    Used,
+}
+
+/// Puts a volume into the trash, also one whose log is damaged. Returns false for a volume that has no data:
+/// it was never created, or is removed; nothing was changed. `nonce` is random.
+///
+/// # Errors
+/// [`LogFailure::HasSnapshots`]: nothing was changed. Another [`LogFailure`]: the log cannot be read, or the
+/// store did not answer.
+pub async fn discard(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    nonce: Nonce,
+    terms: &Terms,
+) -> Result<bool, LogFailure> {
+    let manifest = match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) if manifest.is_unconfirmed() => {
+            confirm_fork(objects, volume).await?;
+            Some(read_manifest_to_end(objects, volume).await?)
+        }
+        Ok(manifest) => Some(manifest),
+        Err(failure) if failure.is_damage() => None,
+        Err(failure) => return Err(failure),
+    };
+    if manifest.as_ref().is_some_and(|manifest| !manifest.exists() || manifest.is_deleted()) {
+        return Ok(false);
+    }
+    let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else { return Ok(false) };
+    let read = refuse_with_snapshots(objects, volume, last).await?;
+    let epoch = read.map_or(TrashStay::UNREADABLE, |manifest| manifest.epoch());
+    let stay = TrashStay { volume: volume.clone(), epoch, nonce };
+    match objects.create(&TrashKey::Entry(stay).to_string(), terms.text().into()).await {
+        // Exists: an answer was lost.
+        Ok(_) | Err(CreateError::Exists { .. }) => Ok(true),
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            Err(store("put into the trash the objects", volume)(source))
+        }
+    }
+}
+
+/// The trash of a store.
+///
+/// # Errors
+/// The store did not answer.
+pub async fn read_trash(objects: &dyn ObjectStore) -> Result<Trash, StoreError> {
+    under(objects, TRASH_PREFIX).await
+}
+
+/// Takes a volume out of the trash. Returns false if it was not there.
+///
+/// # Errors
+/// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
+pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<bool, LogFailure> {
+    let prefix = trash_prefix(volume);
+    let there =
+        under(objects, &prefix).await.map_err(store("look into the trash for the objects", volume))?;
+    for Trashed { stay, .. } in &there.stays {
+        let decided = decide(objects, stay, End::TakenBack).await?;
+        // Without the entry another has ended the stay before; the log says how.
+        let is_removed = match read_entry(objects, stay).await? {
+            Some(_) => decided == End::Removed,
+            None => read_manifest_to_end(objects, volume).await?.is_deleted(),
+        };
+        if decided == End::TakenBack {
+            clear(objects, stay).await?;
+        }
+        if is_removed {
+            return Err(LogFailure::WasDeleted(volume.clone()));
+        }
+    }
+    Ok(!there.stays.is_empty())
+}
+
+/// Ends a stay whose time is over at `now`, or whose end was decided: removes the volume, unless it was taken
+/// back or used since. `terms` are those of the caller, and count for what it put there itself; else the
+/// longer time does.
+///
+/// # Errors
+/// [`LogFailure::HasSnapshots`], and the damage of a log that could be read before: the volume stays in the
+/// trash. Another [`LogFailure`]: what is left is done by the next call.
+pub async fn empty(
+    objects: &dyn ObjectStore,
+    there: &Trashed,
+    terms: &Terms,
+    now: SystemTime,
+) -> Result<Emptied, LogFailure> {
+    let Trashed { stay, since, is_ending } = there;
+    let decided = if *is_ending {
+        let Some(decided) = read_end(objects, stay).await? else { return Ok(Emptied::TakenBack) };
+        decided
+    } else {
+        // A time in the future is that of a clock which was wrong.
+        let age = now.duration_since(*since).unwrap_or_default();
+        if age < terms.keep {
+            return Ok(Emptied::NotDue);
+        }
+        let Some(entry) = read_entry(objects, stay).await? else { return Ok(Emptied::TakenBack) };
+        if entry.owner != terms.owner && age < entry.keep {
+            return Ok(Emptied::NotDue);
+        }
+        let manifest = match read_manifest_to_end(objects, &stay.volume).await {
+            Ok(manifest) => Some(manifest),
+            Err(failure) if failure.is_damage() && stay.epoch == TrashStay::UNREADABLE => None,
+            Err(failure) => return Err(failure),
+        };
+        if !is_unused(stay, manifest.as_ref()) {
+            decide(objects, stay, End::TakenBack).await?;
+            clear(objects, stay).await?;
+            return Ok(Emptied::Used);
+        }
+        // Before it is decided: the volume may still be taken back.
+        if let Some(last) = records_after(objects, &stay.volume, Seq(0)).await?.last() {
+            refuse_with_snapshots(objects, &stay.volume, *last).await?;
+        }
+        decide(objects, stay, End::Removed).await?
+    };
+    // Without the entry another has ended the stay, and deleted both objects before this one created `end`.
+    if decided == End::TakenBack || read_entry(objects, stay).await?.is_none() {
+        clear(objects, stay).await?;
+        return Ok(Emptied::TakenBack);
+    }
+    // The same for each call, so that a tombstone is found again.
+    let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    let is_unused = |manifest: Option<&Manifest>| is_unused(stay, manifest);
+    let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, is_unused).await {
+        Ok(_readers) => Emptied::Removed,
+        Err(LogFailure::UsedSince(_)) => Emptied::Used,
+        Err(failure) => return Err(failure),
+    };
+    clear(objects, stay).await?;
+    Ok(emptied)
+}
+
+/// Deletes the objects of a stay of which a later one says all that is to be known.
+///
+/// # Errors
+/// [`LogFailure::Store`]: call again.
+pub async fn replaced(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
+    clear(objects, stay).await
+}
+
+impl Trash {
+    /// Deletes what is left of stays that ended before a time.
+    ///
+    /// # Errors
+    /// [`LogFailure::Store`]: call again.
+    pub async fn clear_left(&self, objects: &dyn ObjectStore, before: SystemTime) -> Result<(), LogFailure> {
+        for (stay, _) in self.left.iter().filter(|(_, since)| *since < before) {
+            clear(objects, stay).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns true if no node has attached the volume since. `manifest` is nothing where the log cannot be read.
+/// Of a log that could not be read then, the epoch is not known: one that was repaired since is used.
+fn is_unused(stay: &TrashStay, manifest: Option<&Manifest>) -> bool {
+    match manifest {
+        Some(manifest) => !manifest.exists() || manifest.is_deleted() || manifest.epoch() == stay.epoch,
+        None => stay.epoch == TrashStay::UNREADABLE,
+    }
+}
+
+/// Decides how a stay ends, or reads how that was decided.
+async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Result<End, LogFailure> {
+    let key = TrashKey::End(stay.clone()).to_string();
+    match objects.create(&key, Bytes::from_static(wanted.text().as_bytes())).await {
+        Ok(_) => return Ok(wanted),
+        Err(CreateError::Exists { .. }) => {}
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            return Err(store(WHAT_END, &stay.volume)(source));
+        }
+    }
+    let gone = || store(WHAT_END, &stay.volume)(StoreError::NotFound { key: key.clone() });
+    read_end(objects, stay).await?.ok_or_else(gone)
+}
+
+async fn read_end(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<End>, LogFailure> {
+    let key = TrashKey::End(stay.clone()).to_string();
+    let Some(text) = read(objects, &key, stay).await? else { return Ok(None) };
+    let decided = [End::TakenBack, End::Removed].into_iter().find(|end| end.text().as_bytes() == &*text);
+    decided.map(Some).ok_or(LogFailure::NotOfTrash { key })
+}
+
+async fn read_entry(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<Terms>, LogFailure> {
+    let key = TrashKey::Entry(stay.clone()).to_string();
+    let Some(text) = read(objects, &key, stay).await? else { return Ok(None) };
+    Terms::parse(&text).map(Some).ok_or(LogFailure::NotOfTrash { key })
+}
+
+async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<Option<Bytes>, LogFailure> {
+    match objects.get(key, MAX_BYTES).await {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(source) => Err(store("look into the trash for the objects", &stay.volume)(source)),
+    }
+}
+
+/// The entry first: see the module.
+async fn clear(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
+    for key in [TrashKey::Entry(stay.clone()), TrashKey::End(stay.clone())] {
+        let deleted = objects.delete(&key.to_string()).await;
+        deleted.map_err(store("take out of the trash the objects", &stay.volume))?;
+    }
+    Ok(())
+}
+
+async fn under(objects: &dyn ObjectStore, prefix: &str) -> Result<Trash, StoreError> {
+    let (mut trash, mut start_after) = (Trash::default(), None::<String>);
+    loop {
+        let page = objects.list(prefix, start_after.as_deref(), MAX_PAGE_ENTRIES).await?;
+        for object in &page.entries {
+            let since = object.last_modified;
+            match TrashKey::parse(&object.key) {
+                // Comes before the entry of its stay.
+                Some(TrashKey::End(stay)) => trash.left.push((stay, since)),
+                Some(TrashKey::Entry(stay)) => {
+                    let is_ending = trash.left.pop_if(|(ended, _)| *ended == stay).is_some();
+                    trash.stays.push(Trashed { stay, since, is_ending });
+                }
+                None => {}
+            }
+        }
+        match page.entries.last() {
+            Some(last) if page.more => start_after = Some(last.key.clone()),
+            Some(_) | None => return Ok(trash),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Volumes in the trash: kept, taken back, removed, and both at once.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod stored;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_engine::record::Body;
+use holdfast_log::trash::{self, Emptied, Terms, Trashed, empty, read_trash, replaced, take_back};
+use holdfast_log::{Creation, LogFailure, forget, provision, read_manifest_to_end, snapshot_detached};
+use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_types::key::{ObjectKey, TrashKey, TrashStay};
+use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};
+
+use stored::{NONCE, Stored};
+
+const SECTORS: u64 = 40_000;
+const STAY: Nonce = Nonce([7; 16]);
+
+fn id() -> VolumeId {
+    "a".parse().unwrap()
+}
+
+/// Volume `a` with one commit, detached by the record at 4.
+async fn detached() -> Stored {
+    let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    stored.commit(3, &[(0, 0b1)]).await;
+    stored.record(4, Body::Detach).await;
+    stored
+}
+
+fn terms() -> Terms {
+    Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
+}
+
+async fn discard(store: &MemoryStore, volume: &VolumeId, nonce: Nonce) -> Result<bool, LogFailure> {
+    trash::discard(store, volume, nonce, &terms()).await
+}
+
+async fn stays(store: &MemoryStore) -> Vec<Trashed> {
+    read_trash(store).await.unwrap().stays
+}
+
+/// The same, in the trash.
+async fn in_trash() -> (Stored, Trashed) {
+    let stored = detached().await;
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap());
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    (stored, there)
+}
+
+/// Ends the stay, whose time is over.
+async fn removed(store: &MemoryStore, there: &Trashed) -> Result<Emptied, LogFailure> {
+    empty(store, there, &terms(), there.since + terms().keep).await
+}
+
+/// Stores how the stay ends, as one does that dies after it.
+async fn end(store: &MemoryStore, there: &Trashed, text: &'static str) -> Trashed {
+    let key = TrashKey::End(there.stay.clone()).to_string();
+    let _created = store.create(&key, Bytes::from_static(text.as_bytes())).await.unwrap();
+    let [there] = stays(store).await.try_into().unwrap();
+    assert!(there.is_ending);
+    there
+}
+
+async fn exists(store: &MemoryStore) -> bool {
+    let manifest = read_manifest_to_end(store, &id()).await.unwrap();
+    manifest.exists() && !manifest.is_deleted()
+}
+
+fn keys_of_trash(store: &MemoryStore) -> usize {
+    store.keys().iter().filter(|key| key.starts_with("trash/")).count()
+}
+
+#[tokio::test]
+async fn a_volume_in_the_trash_is_whole_until_it_is_removed() {
+    let stored = detached().await;
+    let before = stored.store.keys();
+    stored.store.fail_next(Verb::Put, Fault::LostReply);
+    let _lost = discard(&stored.store, &id(), STAY).await;
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap(), "a deletion may be repeated");
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!((&there.stay.volume, there.stay.epoch.0), (&id(), 1));
+    assert_eq!(stored.store.keys().len(), before.len() + 1, "an entry, and nothing else");
+
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
+    assert!(!exists(&stored.store).await);
+    assert_eq!(keys_of_trash(&stored.store), 0);
+    assert!(stored.store.keys().iter().all(|key| !key.contains("/segments/")));
+    assert!(!discard(&stored.store, &id(), STAY).await.unwrap(), "nothing is left to keep");
+    assert!(!take_back(&stored.store, &id()).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_volume_that_is_taken_back_is_what_it_was() {
+    let (stored, there) = in_trash().await;
+    assert!(take_back(&stored.store, &id()).await.unwrap());
+    assert_eq!(keys_of_trash(&stored.store), 0);
+    assert!(!take_back(&stored.store, &id()).await.unwrap());
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::TakenBack, "a list from before");
+    assert!(exists(&stored.store).await);
+    assert_eq!(keys_of_trash(&stored.store), 0);
+
+    let again = Nonce([8; 16]);
+    assert!(discard(&stored.store, &id(), again).await.unwrap(), "deleted once more");
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::TakenBack, "of the stay before");
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!((there.stay.nonce, removed(&stored.store, &there).await.unwrap()), (again, Emptied::Removed));
+}
+
+#[tokio::test]
+async fn a_volume_is_not_removed_before_its_time() {
+    let (stored, there) = in_trash().await;
+    let empty = async |keep, owner: &str, age| {
+        let terms = Terms { keep: Duration::from_hours(keep), owner: owner.to_owned() };
+        empty(&stored.store, &there, &terms, there.since + Duration::from_hours(age)).await.unwrap()
+    };
+    assert_eq!(empty(24, "store-uid", 23).await, Emptied::NotDue);
+    assert_eq!(empty(48, "store-uid", 25).await, Emptied::NotDue, "a longer time counts for all");
+    assert_eq!(empty(0, "another", 23).await, Emptied::NotDue, "another one's time does not");
+    assert_eq!(empty(0, "store-uid", 0).await, Emptied::Removed, "its own does");
+}
+
+/// It was not taken back, but a node of another cluster has it.
+#[tokio::test]
+async fn a_volume_that_is_used_leaves_the_trash() {
+    let (mut attached, there) = in_trash().await;
+    attached.attach(5, SECTORS).await;
+    assert_eq!(removed(&attached.store, &there).await.unwrap(), Emptied::Used);
+    assert!(exists(&attached.store).await);
+    assert_eq!(keys_of_trash(&attached.store), 0);
+}
+
+/// Found by reading: what was decided before an attach removed the volume below it.
+#[tokio::test]
+async fn a_volume_that_is_attached_after_its_end_was_decided_stays() {
+    let (mut attached, there) = in_trash().await;
+    let there = end(&attached.store, &there, "removed").await;
+    attached.attach(5, SECTORS).await;
+    assert_eq!(removed(&attached.store, &there).await.unwrap(), Emptied::Used);
+    assert!(exists(&attached.store).await);
+    assert_eq!(keys_of_trash(&attached.store), 0);
+
+    let (mut attached, there) = in_trash().await;
+    // The PUT of the tombstone.
+    let gate = hold(&attached.store, Verb::Put, 1);
+    let (store, held) = (attached.store.clone(), there.clone());
+    let removal = tokio::spawn(async move { removed(&store, &held).await });
+    gate.arrival().await;
+    attached.attach(5, SECTORS).await;
+    gate.release();
+    assert_eq!(removal.await.unwrap().unwrap(), Emptied::Used);
+    assert!(exists(&attached.store).await);
+}
+
+#[tokio::test]
+async fn a_removal_that_was_interrupted_is_ended() {
+    let (stored, there) = in_trash().await;
+    let there = end(&stored.store, &there, "removed").await;
+    assert!(matches!(take_back(&stored.store, &id()).await, Err(LogFailure::WasDeleted(_))));
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
+    assert!(!exists(&stored.store).await);
+
+    let (stored, there) = in_trash().await;
+    let there = end(&stored.store, &there, "taken back").await;
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::TakenBack);
+    assert!(exists(&stored.store).await);
+
+    let (stored, there) = in_trash().await;
+    let there = end(&stored.store, &there, "sold").await;
+    let failure = removed(&stored.store, &there).await.unwrap_err();
+    assert!(matches!(failure, LogFailure::NotOfTrash { .. }) && !failure.is_transient());
+    assert!(exists(&stored.store).await);
+}
+
+/// Found by reading: the volume was out of the trash for good, and nothing removed it when the snapshot went.
+#[tokio::test]
+async fn a_volume_with_a_snapshot_waits_in_the_trash() {
+    let (stored, there) = in_trash().await;
+    let taken = snapshot_detached(&stored.store, &id(), SnapshotUid([1; 16]), NONCE, 0).await.unwrap();
+    let waits = removed(&stored.store, &there).await;
+    assert!(matches!(&waits, Err(LogFailure::HasSnapshots { seqs, .. }) if *seqs == [taken.seq]));
+    assert!(exists(&stored.store).await);
+    forget(&stored.store, &id(), taken.seq).await.unwrap();
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
+}
+
+/// Found by reading: what cannot be read counted as not used.
+#[tokio::test]
+async fn a_volume_that_cannot_be_read_any_more_is_not_removed() {
+    let (stored, there) = in_trash().await;
+    stored.store.corrupt(&ObjectKey::Log(id(), Seq(3)).to_string(), |bytes| bytes.truncate(9));
+    let damaged = removed(&stored.store, &there).await;
+    assert!(matches!(damaged, Err(LogFailure::Damaged { .. })), "{damaged:?}");
+    assert_eq!(keys_of_trash(&stored.store), 1);
+    assert!(take_back(&stored.store, &id()).await.unwrap());
+
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap(), "damaged, as it is");
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(there.stay.epoch, TrashStay::UNREADABLE);
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
+}
+
+#[tokio::test]
+async fn of_several_stays_the_last_one_counts() {
+    let (stored, first) = in_trash().await;
+    assert!(discard(&stored.store, &id(), Nonce([8; 16])).await.unwrap(), "an answer was lost");
+    assert_eq!(stays(&stored.store).await.len(), 2);
+    replaced(&stored.store, &first.stay).await.unwrap();
+    let [second] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(second.stay.nonce, Nonce([8; 16]));
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap());
+    assert!(take_back(&stored.store, &id()).await.unwrap(), "all of them end");
+    assert_eq!(keys_of_trash(&stored.store), 0);
+}
+
+/// A caller that ends a stay may die between its two deletions.
+#[tokio::test]
+async fn what_is_left_of_a_stay_is_deleted_later() {
+    let (stored, there) = in_trash().await;
+    end(&stored.store, &there, "taken back").await;
+    stored.store.delete(&TrashKey::Entry(there.stay.clone()).to_string()).await.unwrap();
+    let trash = read_trash(&stored.store).await.unwrap();
+    assert_eq!(trash.stays, []);
+    trash.clear_left(&stored.store, there.since - Duration::from_secs(1)).await.unwrap();
+    assert_eq!(keys_of_trash(&stored.store), 1, "its owner may still look for it");
+    trash.clear_left(&stored.store, there.since + Duration::from_hours(1)).await.unwrap();
+    assert_eq!(keys_of_trash(&stored.store), 0);
+    assert!(exists(&stored.store).await);
+}
+
+/// The writer of a lost node may commit after its volume was deleted: that is no use of it.
+#[tokio::test]
+async fn commits_of_the_writer_before_do_not_keep_a_volume() {
+    let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap());
+    stored.commit(3, &[(0, 0b1)]).await;
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
+    assert!(!exists(&stored.store).await);
+}
+
+#[tokio::test]
+async fn a_volume_with_snapshots_does_not_come_into_the_trash() {
+    let stored = detached().await;
+    let taken = snapshot_detached(&stored.store, &id(), SnapshotUid([1; 16]), NONCE, 0).await.unwrap();
+    let refused = discard(&stored.store, &id(), STAY).await;
+    assert!(matches!(&refused, Err(LogFailure::HasSnapshots { seqs, .. }) if *seqs == [taken.seq]));
+    assert_eq!(keys_of_trash(&stored.store), 0);
+    forget(&stored.store, &id(), taken.seq).await.unwrap();
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap());
+
+    let fork = "fork".parse().unwrap();
+    let nothing = discard(&MemoryStore::new(), &fork, STAY).await.unwrap();
+    assert!(!nothing, "a volume that was never created");
+    let source = Some("a@5".parse().unwrap());
+    let late = provision(&stored.store, &fork, Creation { source, ..Creation::plain(0, NONCE, 0) }).await;
+    assert!(late.is_err() && Seq(5) == taken.seq);
+}
+
+/// Requests of a kind that wait at gates: the one after the first `passed`.
+fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
+    for _ in 0..passed {
+        let open = Gate::new();
+        open.release();
+        store.fail_next(verb, Fault::Hold(open));
+    }
+    let gate = Gate::new();
+    store.fail_next(verb, Fault::Hold(gate.clone()));
+    gate
+}
+
+/// One of the two wins, after whichever request the other has stopped; its work is done, and nothing else.
+#[tokio::test]
+async fn a_volume_is_either_taken_back_or_removed() {
+    let (mut won, mut lost) = (0, 0);
+    for verb in [Verb::Get, Verb::Put, Verb::List, Verb::Delete] {
+        for (passed, is_removal_held) in (0..40).flat_map(|passed| [(passed, true), (passed, false)]) {
+            let (stored, there) = in_trash().await;
+            let gate = hold(&stored.store, verb, passed);
+            let (store, held) = (stored.store.clone(), there.clone());
+            let mut first = tokio::spawn(async move {
+                if is_removal_held {
+                    removed(&store, &held).await.map(|end| end == Emptied::TakenBack)
+                } else {
+                    take_back(&store, &id()).await
+                }
+            });
+            let ended = tokio::select! {
+                ended = &mut first => Some(ended.unwrap()),
+                () = gate.arrival() => None,
+            };
+            gate.release();
+            let second = if ended.is_some() {
+                // It made fewer requests of this kind.
+                continue;
+            } else if is_removal_held {
+                take_back(&stored.store, &id()).await
+            } else {
+                removed(&stored.store, &there).await.map(|end| end == Emptied::TakenBack)
+            };
+            let first = first.await.unwrap();
+            // A request that waited may find that the other has ended the stay; then it is asked again.
+            let case = format!("{verb:?} {passed} {is_removal_held}: {first:?}, {second:?}");
+            let end = removed(&stored.store, &there).await;
+            let kept = exists(&stored.store).await;
+            let taken_back = [&first, &second].into_iter().any(|answer| matches!(answer, Ok(true)));
+            assert_eq!(kept, taken_back, "{case}; {end:?}");
+            assert_eq!(keys_of_trash(&stored.store), 0, "{case}");
+            if kept { won += 1 } else { lost += 1 }
+        }
+    }
+    assert!(won > 10 && lost > 10, "{won} taken back, {lost} removed");
+}

@@ -1,0 +1,90 @@
+//! Versions of the objects that this operator wrote last: for a moment its watch still shows older ones.
+//!
+//! A plan that is made from such an old version repeats what was done, and its own write then fails.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use kube::{Resource, ResourceExt};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Time after which a write that was not seen is forgotten: of an object that is gone the watch shows no
+/// newer version.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// The resource version of each object that was written and not seen since, and when that was, by its uid.
+#[derive(Debug, Default)]
+pub(crate) struct LastWrites(Mutex<HashMap<String, (u64, Instant)>>);
+
+impl LastWrites {
+    /// Notes what the API server answered to a write.
+    pub(crate) fn note(&self, object: &impl Resource) {
+        let (Some(uid), Some(version)) = (object.uid(), version(object)) else { return };
+        let now = Instant::now();
+        let mut written = self.0.lock();
+        written.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN_AFTER);
+        written.insert(uid, (version, now));
+    }
+
+    /// Returns true if `object` is older than what was written last: the watch will show the newer one.
+    pub(crate) fn is_old(&self, object: &impl Resource) -> bool {
+        let (Some(uid), Some(seen)) = (object.uid(), version(object)) else { return false };
+        let mut written = self.0.lock();
+        let is_old = written.get(&uid).is_some_and(|(written, _)| seen < *written);
+        if !is_old {
+            written.remove(&uid);
+        }
+        is_old
+    }
+}
+
+/// An API server over etcd numbers the versions of one kind of objects in their order; of another server
+/// nothing is known.
+fn version(object: &impl Resource) -> Option<u64> {
+    object.resource_version()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::Volume;
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    fn volume(version: &str) -> Volume {
+        let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });
+        let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
+        volume.metadata.uid = Some("uid".to_owned());
+        volume.metadata.resource_version = Some(version.to_owned());
+        volume
+    }
+
+    /// A volume was created with two PUTs: the second plan did not see what the first had written.
+    #[test]
+    fn an_object_is_old_until_the_last_write_of_it_is_seen() {
+        let writes = LastWrites::default();
+        assert!(!writes.is_old(&volume("7")));
+        writes.note(&volume("9"));
+        assert!(writes.is_old(&volume("8")));
+        assert!(!writes.is_old(&volume("10")));
+        assert!(!writes.is_old(&volume("8")), "a write that was seen is forgotten: the watch began again");
+        writes.note(&volume("none"));
+        assert!(!writes.is_old(&volume("8")), "nothing is known");
+    }
+
+    /// Found by reading: the plan of a deletion was made once more from the object before its finalizer went.
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_is_gone_is_old_until_it_is_forgotten() {
+        let writes = LastWrites::default();
+        let mut gone = volume("11");
+        gone.metadata.deletion_timestamp = Some(holdfast_crds::Time(Timestamp::now()));
+        writes.note(&gone);
+        assert!(writes.is_old(&volume("10")));
+        tokio::time::advance(FORGOTTEN_AFTER).await;
+        let mut other = volume("12");
+        other.metadata.uid = Some("other".to_owned());
+        writes.note(&other);
+        assert!(!writes.is_old(&volume("10")));
+    }
+}

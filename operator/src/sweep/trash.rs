@@ -1,0 +1,101 @@
+//! Empties the trash of a bucket: removes the volumes whose time is over, and none that is used.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, SystemTime};
+
+use holdfast_crds::ObjectStore;
+use holdfast_log::LogFailure;
+use holdfast_log::trash::{Emptied, Terms, Trashed, empty, read_trash, replaced, take_back};
+use holdfast_objects::ObjectStore as Bucket;
+use holdfast_types::VolumeId;
+use kube::ResourceExt;
+
+use super::cluster::{Cluster, VolumeHere};
+use super::report::SweepFailed;
+use crate::object_store::trash_terms;
+
+/// Age of what a stay left when it ended, until it is deleted.
+const LEFT_FOR: Duration = Duration::from_hours(24);
+
+/// A trash after it was emptied.
+#[derive(Default)]
+pub(crate) struct TrashReport {
+    /// The volumes in it.
+    pub(crate) volumes: BTreeSet<VolumeId>,
+    /// Those that left it because a node has attached them, without a Volume here.
+    pub(crate) used: Vec<VolumeId>,
+    /// Those in it whose time is over, and why they stay.
+    pub(crate) stuck: Vec<(VolumeId, LogFailure)>,
+}
+
+/// Empties the trash of a bucket.
+///
+/// # Errors
+/// The store or the API server did not answer. What was removed until then was due.
+pub(super) async fn empty_trash(
+    cluster: &impl Cluster,
+    store: &ObjectStore,
+    bucket: &dyn Bucket,
+    now: SystemTime,
+) -> Result<TrashReport, SweepFailed> {
+    let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
+    trash.clear_left(bucket, now.checked_sub(LEFT_FOR).unwrap_or(SystemTime::UNIX_EPOCH)).await?;
+    let mut report = TrashReport::default();
+    if trash.stays.is_empty() {
+        return Ok(report);
+    }
+    let mut last: HashMap<&VolumeId, &Trashed> = HashMap::new();
+    for there in &trash.stays {
+        let known = last.entry(&there.stay.volume).or_insert(there);
+        if known.since < there.since {
+            *known = there;
+        }
+    }
+    let (here, name, terms) = (cluster.volumes().await?, store.name_any(), trash_terms(store));
+    for there in &trash.stays {
+        let volume = &there.stay.volume;
+        if last.get(volume).is_some_and(|last| *last != there) {
+            replaced(bucket, &there.stay).await?;
+            continue;
+        }
+        match end(bucket, there, here.get(volume.as_str()), &name, &terms, now).await {
+            Ok(Emptied::NotDue) => drop(report.volumes.insert(volume.clone())),
+            Ok(emptied) => {
+                tracing::info!(object_store = name, %volume, ?emptied, "volume left the trash");
+                if emptied == Emptied::Used {
+                    report.used.push(volume.clone());
+                }
+            }
+            Err(failure @ (LogFailure::Store { .. } | LogFailure::Volumes { .. })) => {
+                return Err(failure.into());
+            }
+            Err(failure) => {
+                report.volumes.insert(volume.clone());
+                report.stuck.push((volume.clone(), failure));
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// Ends a stay that is over. `here` is the Volume that has the identity.
+async fn end(
+    bucket: &dyn Bucket,
+    there: &Trashed,
+    here: Option<&VolumeHere>,
+    store: &str,
+    terms: &Terms,
+    now: SystemTime,
+) -> Result<Emptied, LogFailure> {
+    match here {
+        _ if there.is_ending => empty(bucket, there, terms, now).await,
+        None => empty(bucket, there, terms, now).await,
+        // It was provisioned before the stay began: the cluster was set back, or another one deleted it.
+        Some(here) if here.is_provisioned && here.object_store.as_deref() == Some(store) => {
+            take_back(bucket, &there.stay.volume).await?;
+            Ok(Emptied::TakenBack)
+        }
+        // About to take it back, refused, or of another bucket.
+        Some(_) => Ok(Emptied::NotDue),
+    }
+}
