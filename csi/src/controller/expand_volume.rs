@@ -1,16 +1,27 @@
-//! `ControllerExpandVolume`: a larger `spec.size`. The device grows at the volume's next attach.
+//! `ControllerExpandVolume`: a larger `spec.size`, and where a node serves the volume the wait for its device.
 
-use holdfast_crds::Volume;
+use holdfast_crds::{Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerExpandVolumeRequest, ControllerExpandVolumeResponse};
 use serde_json::json;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{is_object_name, volume_id};
-use super::objects::ApiFailure;
+use super::objects::{ApiFailure, TimedOut};
+use super::reason::first_unmet;
 use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
 use crate::capability::{Capability, VolumeAccess};
+use crate::deadline;
+
+/// Condition of the node daemon: its reason says too why a device does not grow.
+const ATTACHED: &str = "Attached";
+/// Its reason where all is well.
+const SERVED: &str = "Attached";
+/// Its reason where the device cannot grow while it is served.
+const REFUSED: &str = "Refused";
+/// Condition of the operator: the device has the size of the spec.
+const RESIZED: &str = "Resized";
 
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +36,7 @@ pub(super) async fn answer(
     volumes: &ClusterVolumes,
     request: Request<ControllerExpandVolumeRequest>,
 ) -> Result<ControllerExpandVolumeResponse, Status> {
+    let until = deadline::of(&request);
     let ControllerExpandVolumeRequest { volume_id: id, capacity_range, secrets: _, volume_capability } =
         request.into_inner();
     let name = volume_id(&id)?;
@@ -40,41 +52,67 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
-    let bytes = match plan(&volume, &capacity)? {
-        Plan::Done(bytes) => bytes,
+    let (volume, bytes) = match plan(&volume, &capacity)? {
+        Plan::Done(bytes) => (volume, bytes),
         Plan::Grow(bytes) => match volumes.change(&volume, json!({ "size": quantity(bytes) })).await {
-            Ok(_) => bytes,
+            Ok(changed) => (changed, bytes),
             Err(ApiFailure::Stale) => {
                 return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
             }
             Err(failure) => return Err(failure.into()),
         },
     };
-    Ok(ControllerExpandVolumeResponse { capacity_bytes: signed(bytes), node_expansion_required: !raw })
+    let answer =
+        ControllerExpandVolumeResponse { capacity_bytes: signed(bytes), node_expansion_required: !raw };
+    match volumes.wait(name, Some(volume), until, |now| progress(name, now, bytes)).await {
+        Ok(outcome) => outcome.map(|()| answer),
+        Err(TimedOut { last }) => {
+            let why = last.map(|volume| waits_for(&volume)).unwrap_or_default();
+            Err(Status::aborted(format!(
+                "the device of Volume {name} does not have {bytes} bytes yet: {why}"
+            )))
+        }
+    }
 }
 
-/// Plans an expansion. A device does not grow while it is attached, so the volume must be free.
+/// Done once no node serves the volume, or with a device of this size; `None` while the device is to grow.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: it is attached with a smaller device. `OUT_OF_RANGE`: it is too large already.
+/// `FAILED_PRECONDITION`: the device cannot grow while it is served.
+fn progress(name: &str, now: Option<&Volume>, bytes: u64) -> Option<Result<(), Status>> {
+    let Some(volume) = now else { return Some(Err(missing(name))) };
+    let serving = serving_node(volume);
+    // What a node that was cut off had reported says nothing of the next device.
+    let device = serving.and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);
+    if device.map_or(serving.is_none(), |device| device >= bytes) {
+        return Some(Ok(()));
+    }
+    let attached = find_condition(&volume.status.as_ref()?.conditions, ATTACHED)?;
+    let is_of_this_size = attached.observed_generation == volume.metadata.generation;
+    let is_refused = is_of_this_size && device.is_some() && attached.reason == REFUSED;
+    is_refused.then(|| Err(Status::failed_precondition(format!("volume_id: {}", attached.message))))
+}
+
+/// Text of what the growth of a device waits for.
+fn waits_for(volume: &Volume) -> String {
+    let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let attached = find_condition(conditions, ATTACHED).filter(|attached| attached.reason != SERVED);
+    match attached.filter(|_| is_true(conditions, ATTACHED)) {
+        Some(attached) => attached.message.clone(),
+        None => first_unmet(volume, &[RESIZED], "the node has not answered yet"),
+    }
+}
+
+/// Plans an expansion.
+///
+/// # Errors
+/// `OUT_OF_RANGE`: the volume is too large already.
 fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     let present = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let wanted = present.max(capacity.bytes);
     if !capacity.allows(wanted) {
         return Err(Status::out_of_range(format!(
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
-        )));
-    }
-    let serving = serving_node(volume);
-    // What a node that was cut off had reported says nothing of the next device.
-    let device = serving.and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);
-    let node = serving.or(volume.spec.desired_node());
-    if let Some(node) = node
-        && device.is_none_or(|bytes| bytes < wanted)
-    {
-        return Err(Status::failed_precondition(format!(
-            "volume_id: the volume is attached on node {node}, and its device grows at its next attach only. \
-             The size is not changed yet. Stop the pods that use it; the expansion continues then"
         )));
     }
     Ok(if wanted > present { Plan::Grow(wanted) } else { Plan::Done(present) })
@@ -104,21 +142,37 @@ mod tests {
         assert_eq!(smaller.code(), Code::OutOfRange);
     }
 
+    /// It was refused while the volume was attached.
     #[test]
-    fn a_volume_of_a_node_that_was_cut_off_grows() {
-        assert_eq!(plan(&cut_off(Some(3)), &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
-        plan(&cut_off(Some(2)), &capacity(2 << 30, 0)).expect_err("it attached again");
+    fn an_expansion_waits_for_the_device_of_a_volume_that_is_served() {
+        let has = |volume: &Volume| progress("v", Some(volume), 2 * GIB).map(|ended| ended.is_ok());
+        let mut served = volume(Some("a"), Some("a"));
+        assert_eq!(has(&served), None, "the node says nothing of its device yet");
+        for (bytes, expected) in [(GIB, None), (2 * GIB, Some(true)), (3 * GIB, Some(true))] {
+            served.status.as_mut().expect("a status").attached_size_bytes = Some(bytes);
+            assert_eq!(has(&served), expected, "{bytes}");
+        }
+        for free in [volume(None, None), volume(Some("a"), None), cut_off(Some(3))] {
+            assert_eq!(has(&free), Some(true), "its next device has the size");
+        }
+        assert_eq!(has(&cut_off(Some(2))), None, "it attached again");
+        let gone = progress("v", None, GIB).expect("it ended").expect_err("it is gone");
+        assert_eq!(gone.code(), Code::NotFound);
     }
 
     #[test]
-    fn an_attached_volume_says_that_it_must_be_free() {
-        for (desired, serving) in [(Some("a"), Some("a")), (None, Some("a")), (Some("a"), None)] {
-            let refused = plan(&volume(desired, serving), &capacity(2 << 30, 0)).expect_err("attached");
-            assert_eq!(refused.code(), Code::FailedPrecondition);
-            assert!(refused.message().contains("attached on node a"), "{}", refused.message());
-        }
-        let mut grown = volume(Some("a"), Some("a"));
-        grown.status.as_mut().expect("a status").attached_size_bytes = Some(GIB);
-        assert_eq!(plan(&grown, &capacity(1 << 30, 0)).ok(), Some(Plan::Done(GIB)));
+    fn a_device_that_cannot_grow_is_named_with_the_fix() {
+        let mut served = volume(Some("a"), Some("a"));
+        served.metadata.generation = Some(2);
+        let status = served.status.as_mut().expect("a status");
+        status.attached_size_bytes = Some(GIB);
+        let attached = &mut status.conditions[0];
+        (attached.reason, attached.message) = (REFUSED.to_owned(), "detach it".to_owned());
+        attached.observed_generation = Some(1);
+        assert!(progress("v", Some(&served), 2 * GIB).is_none(), "that is about an earlier size");
+        assert_eq!(waits_for(&served), "detach it");
+        served.status.as_mut().expect("a status").conditions[0].observed_generation = Some(2);
+        let refused = progress("v", Some(&served), 2 * GIB).expect("it ended").expect_err("it is refused");
+        assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "volume_id: detach it"));
     }
 }

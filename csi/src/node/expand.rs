@@ -42,9 +42,8 @@ pub(super) async fn answer(
     let required = capacity_range.map_or(0, |range| range.required_bytes);
     let bytes = i64::try_from(device.size_bytes).unwrap_or(i64::MAX);
     if bytes < required {
-        return Err(Status::failed_precondition(format!(
-            "capacity_range.required_bytes: the device has {bytes} bytes, not {required}. It grows at its next attach: stop \
-             the pods that use the volume, and start them again"
+        return Err(Status::unavailable(format!(
+            "capacity_range.required_bytes: the device has {bytes} bytes, not {required} yet; it is tried again"
         )));
     }
     if mount.device_node().is_none() {

@@ -47,9 +47,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     withdraw(world, &controller)?;
 
     report::step("expand a free volume, and delete it");
-    let grown = granted("expand", csi.expand("pvc-1", 2 * GIB)?)?;
+    let grown = granted("expand", csi.expand("pvc-1", 3 * GIB)?)?;
     let size = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.spec.size}"])?;
-    ensure!(grown == 2 * GIB && size == "2Gi", "the volume has {grown} bytes and spec.size {size}");
+    ensure!(grown == 3 * GIB && size == "3Gi", "the volume has {grown} bytes and spec.size {size}");
     for volume in ["pvc-1", "pvc-1", "pvc-unknown", "No Name Of A Volume"] {
         granted("delete", csi.delete(volume, LIMIT)?)?;
     }
@@ -211,8 +211,11 @@ fn publish(world: &World, csi: &Csi) -> Result<()> {
     refused("a second node", elsewhere, "FailedPrecondition", "published on node n1")?;
     let deleted = csi.delete("pvc-1", LIMIT)?;
     refused("delete in use", deleted, "FailedPrecondition", "published on node n1")?;
-    let expanded = csi.expand("pvc-1", 2 * GIB)?;
-    refused("expand in use", expanded, "FailedPrecondition", "grows at its next attach")?;
+    let waiting = in_background(csi, |csi| csi.expand("pvc-1", 2 * GIB));
+    world.wait_for("volume/pvc-1", "jsonpath={.spec.size}=2Gi")?;
+    served_with(world, "n1", 2 * GIB)?;
+    let grown = granted("expand in use", waiting.join().ok().context("the request ends")??)?;
+    ensure!(grown == 2 * GIB, "grown to {grown} bytes");
     let listed = granted("list", csi.list()?)?;
     let expected = Listed { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
     ensure!(listed == [expected], "{listed:?}");
@@ -251,13 +254,18 @@ fn storage_node(name: &str) -> String {
 
 /// Writes what the daemon of `node` writes of a volume that it serves.
 fn served_by(world: &World, node: &str) -> Result<()> {
+    served_with(world, node, GIB)
+}
+
+/// The same with a device of so many bytes.
+fn served_with(world: &World, node: &str, bytes: i64) -> Result<()> {
     let attached = "{\"type\": \"Attached\", \"status\": \"True\", \"reason\": \"Attached\", \"message\": \"served\", \
                     \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";
     report_status(
         world,
         &format!(
             "{{\"status\": {{\"node\": \"{node}\", \"devicePath\": \"/dev/ublkb0\", \"epoch\": 1, \
-             \"attachedSizeBytes\": 1073741824, \"conditions\": [{attached}]}}}}"
+             \"attachedSizeBytes\": {bytes}, \"conditions\": [{attached}]}}}}"
         ),
     )
 }

@@ -10,6 +10,7 @@ use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::Node;
 use holdfast_lab::report;
+use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
@@ -32,14 +33,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     register(&on_a)?;
 
     let data = claim(&csi, "pvc-data", "a", &Use::mounted("ext4"))?;
-    ext4(&on_a, &data)?;
+    ext4(&csi, &on_a, &data)?;
     daemon_away(&a, &on_a, &data)?;
     killed(&csi, &on_a)?;
     raw(world, &csi, &on_a)?;
 
     report::step("move the claim to node b, larger than before");
     granted("withdraw", csi.unpublish(&data.volume, "a", LIMIT)?)?;
-    granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
+    granted("expand", csi.expand(&data.volume, 3 * GIB)?)?;
     let b = world.node("b", "auto", "")?;
     let on_b = CsiNode::start(world.vm("b")?)?;
     let moved = Claim { context: publish(&csi, &data.volume, "b")?, ..data };
@@ -47,9 +48,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     granted("publish", on_b.publish(&moved, "pod", false)?)?;
     let target = moved.target("pod");
     on_b.vm().exec(&format!("grep -qx kept {target}/file"))?;
-    let grown = granted("expand", on_b.expand(&moved, "pod", 2 * GIB)?)?;
+    let grown = granted("expand", on_b.expand(&moved, "pod", 3 * GIB)?)?;
     let total = granted("stats", on_b.total(&moved, "pod")?)?;
-    ensure!(grown == 2 * GIB && total > 2 * GIB * 9 / 10, "{grown} bytes, a file system of {total}");
+    ensure!(grown == 3 * GIB && total > 3 * GIB * 9 / 10, "{grown} bytes, a file system of {total}");
     release(&on_b, &moved, "pod")?;
 
     report::step("delete the claims");
@@ -103,7 +104,28 @@ fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String
     granted("publish", published)
 }
 
-fn ext4(node: &CsiNode, data: &Claim) -> Result<()> {
+/// Expands a claim under load, and its file system with it.
+fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
+    report::step("expand the claim in use");
+    let (vm, first) = (node.vm(), data.target("first"));
+    vm.spawn("load", &bash(&format!("while echo load > {first}/load && sync {first}/load; do :; done")))?;
+    let grown = granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
+    ensure!(grown == 2 * GIB, "grown to {grown} bytes");
+    for _ in 0..2 {
+        let grown = granted("expand its file system", node.expand(data, "first", 2 * GIB)?)?;
+        ensure!(grown == 2 * GIB, "a device of {grown} bytes");
+    }
+    let total = granted("stats", node.total(data, "first")?)?;
+    ensure!(total > 2 * GIB * 9 / 10 && total <= 2 * GIB, "a file system of {total} bytes");
+    vm.exec("pgrep -f 'while echo load' >/dev/null")?;
+    vm.signal("load", 15)?;
+    vm.exec(&format!(
+        "dd if=/dev/urandom of={first}/more bs=1M count=8 conv=fsync status=none; rm {first}/more"
+    ))
+    .map(drop)
+}
+
+fn ext4(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     report::step("stage, publish and use a file system, each twice");
     for _ in 0..2 {
         granted("stage", node.stage(data, LIMIT)?)?;
@@ -123,7 +145,8 @@ fn ext4(node: &CsiNode, data: &Claim) -> Result<()> {
     ensure!(total > GIB * 9 / 10 && total <= GIB, "a file system of {total} bytes");
     refused("stats of nothing", node.total(data, "none")?, "NotFound", "no volume is published")?;
     let larger = node.expand(data, "first", 2 * GIB)?;
-    refused("a device that is too small", larger, "FailedPrecondition", "grows at its next attach")?;
+    refused("a device that is too small", larger, "Unavailable", "not 2147483648 yet")?;
+    grow(csi, node, data)?;
     let other = Claim { how: Use::mounted("xfs"), ..data.clone() };
     granted("unpublish", node.unpublish(data, "second")?)?;
     granted("unpublish again", node.unpublish(data, "second")?)?;

@@ -35,10 +35,16 @@ fn run(world: &World, transport: &str) -> Result<()> {
     first.kill()?;
     held(&first, &device)?;
     load.wait_progress()?;
+    first.cli(&["grow", "disk", "2Gi"])?;
+    has_bytes(&first, &device, 2 << 30)?;
+    load.wait_progress()?;
     first.terminate()?;
     first.restart()?;
     load.wait_progress()?;
     load.stop()?;
+    has_bytes(&first, &device, 2 << 30)?;
+    let smaller = first.cli(&["grow", "disk", "1Gi"]).err().context("a volume cannot shrink")?;
+    ensure!(format!("{smaller:#}").contains("cannot shrink"), "{smaller:#}");
 
     let sums = first.vm().exec(&format!(
         "mkfs.ext4 -q -F {device}; mount {device} /mnt; cp -r /usr/share/perl* /usr/lib/modules/*/kernel/fs /mnt/; \
@@ -49,12 +55,19 @@ fn run(world: &World, transport: &str) -> Result<()> {
 
     let second = Node::start(world.vm("b")?, &control, transport, "")?;
     let device = attach(&second)?;
+    has_bytes(&second, &device, 2 << 30)?;
     let read = second.vm().exec(&format!(
         "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
          cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
     ))?;
     ensure!(read == sums, "node b reads {read}, node a wrote {sums}");
     second.cli(&["detach", "disk"])?;
+    Ok(())
+}
+
+fn has_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
+    let found = node.vm().exec(&format!("blockdev --getsize64 {device}"))?;
+    ensure!(found.trim() == bytes.to_string(), "{device} has {found} bytes, not {bytes}");
     Ok(())
 }
 

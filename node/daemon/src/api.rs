@@ -21,9 +21,9 @@ use std::sync::Arc;
 use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest,
     CapabilitiesResponse, CreateRequest, CreateResponse, CreateSnapshotRequest, CreateSnapshotResponse,
-    DeleteSnapshotRequest, DeleteSnapshotResponse, DetachRequest, DetachResponse, ListRequest, ListResponse,
-    ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, SweepRequest,
-    SweepResponse, node_server,
+    DeleteSnapshotRequest, DeleteSnapshotResponse, DetachRequest, DetachResponse, GrowRequest, GrowResponse,
+    ListRequest, ListResponse, ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest,
+    StatsResponse, SweepRequest, SweepResponse, node_server,
 };
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
@@ -151,6 +151,15 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let volumes = self.volumes.clone();
         let attached = self.to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
         Ok(Response::new(attached.into()))
+    }
+
+    async fn grow(&self, request: Request<GrowRequest>) -> Result<Response<GrowResponse>, Status> {
+        let GrowRequest { volume_id, size_bytes } = request.into_inner();
+        let volume = convert::volume_id(volume_id)?;
+        self.stores_or("change spec.size of the Volume object instead")?;
+        let volumes = self.volumes.clone();
+        let attached = self.to_the_end(async move { volumes.grow(&volume, size_bytes).await }).await?;
+        Ok(Response::new(GrowResponse { device: Some(attached.into()) }))
     }
 
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {

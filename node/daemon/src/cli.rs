@@ -42,6 +42,15 @@ enum Command {
     Create(create::Create),
     /// Serve a volume as a block device of this node
     Attach(Attach),
+    /// Grow a volume that is attached on this node, and its device
+    Grow {
+        /// Name of the volume
+        volume: String,
+        /// New size
+        size: ByteSize,
+        #[command(flatten)]
+        target: Target,
+    },
     /// Upload pending data and detach a volume
     Detach {
         /// Name of the volume
@@ -189,6 +198,7 @@ impl Cli {
             },
             command @ (Command::Create(_)
             | Command::Attach(_)
+            | Command::Grow { .. }
             | Command::Detach { .. }
             | Command::List { .. }
             | Command::Stats { .. }

@@ -29,6 +29,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Serves a volume as a block device; refused as busy while it is attached here already.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
+    /// Grows a volume that is served here to this size in bytes; waits while the store is unreachable.
+    fn grow(&self, volume: &VolumeId, bytes: u64) -> impl Future<Output = Result<Attached, Failure>> + Send;
+
     /// Detaches a volume after its final commit; waits while the store is unreachable.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
@@ -109,6 +112,10 @@ impl Volumes for Node {
 
     async fn attach(&self, request: AttachRequest) -> Result<Attached, Failure> {
         Self::attach(self, request).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, Failure> {
+        Self::grow(self, volume, bytes).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {

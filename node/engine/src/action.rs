@@ -73,6 +73,11 @@ pub enum Report {
         /// The reason.
         why: SnapshotRefused,
     },
+    /// Requests to this many sectors may come.
+    Grown {
+        /// Logical size.
+        sectors: u64,
+    },
     /// The data with which this node repairs the object store is stored and committed.
     Repaired,
 }

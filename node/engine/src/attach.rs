@@ -404,6 +404,7 @@ mod tests {
                 merges: vec![],
                 closed: Place::default(),
                 snapshots: SnapshotChange::default(),
+                sectors: None,
             },
         )
     }

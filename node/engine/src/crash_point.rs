@@ -116,6 +116,8 @@ crash_points! {
     DirtyCleared,
     /// The data that the loss of the host left dirty is committed: the volume is about to serve.
     Recovered,
+    /// The live map says a size that the log says already, and the header does not.
+    MapGrown,
     /// A checkpoint is made, and not stored.
     CheckpointMade,
     /// It is stored.

@@ -199,11 +199,11 @@ pub const fn page_offset(page: u64, slot: u8) -> u64 {
     2 * SLOT_BYTES as u64 + (page * 2 + slot as u64) * SLOT_BYTES as u64
 }
 
-/// The bytes of the file for the pages of `chunk`: `(offset, length)`.
-pub fn chunk_extent(sectors: u64, chunk: Chunk) -> (u64, u64) {
+/// The bytes of the file for the pages of `chunk`: `(offset, length)`. Those of a whole chunk also where the
+/// volume ends within it: it may grow.
+pub fn chunk_extent(chunk: Chunk) -> (u64, u64) {
     let pages = chunk_pages(chunk);
-    let end = pages.end.min(sectors.div_ceil(PAGE_SECTORS));
-    (page_offset(pages.start, 0), page_offset(end, 0) - page_offset(pages.start, 0))
+    (page_offset(pages.start, 0), page_offset(pages.end, 0) - page_offset(pages.start, 0))
 }
 
 /// Length of the file for a map of `pages` pages.

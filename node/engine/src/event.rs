@@ -198,6 +198,13 @@ pub enum Event {
     /// writer commits nothing, but its durable map is brought up to date
     /// ([`crate::action::Report::Preserved`]). A detach that comes again gets the same report again.
     Detach,
+    /// The volume is to have this many sectors. Its files and the memory of its live map are long enough.
+    /// Answer: [`crate::action::Report::Grown`] once the log says so; none where the volume is fenced or
+    /// released before.
+    Grow {
+        /// Logical size.
+        sectors: u64,
+    },
     /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at
     /// once where the volume is fenced.
     Repair {

@@ -441,7 +441,11 @@ impl Manifest {
         let current = self.epoch();
         let wrong_epoch = LogError::Epoch { seq, found: record.epoch, current };
         match &record.body {
-            Body::Create { sectors, .. } | Body::Attach { sectors, .. } if *sectors > MAX_SECTORS => {
+            Body::Create { sectors, .. }
+            | Body::Attach { sectors, .. }
+            | Body::Change { sectors: Some(sectors), .. }
+                if *sectors > MAX_SECTORS =>
+            {
                 return Err(LogError::TooLarge { seq, sectors: *sectors });
             }
             Body::Create { sectors, source, labels: _ } => {
@@ -456,9 +460,7 @@ impl Manifest {
                 if record.epoch <= current {
                     return Err(wrong_epoch);
                 }
-                if *sectors < self.sectors {
-                    return Err(LogError::Shrunk { seq, from: self.sectors, to: *sectors });
-                }
+                self.check_size(seq, *sectors)?;
                 self.sectors = *sectors;
                 // An attach has moved away what was invalidated.
                 self.invalidated = SideSet::NONE;
@@ -469,16 +471,28 @@ impl Manifest {
                 if record.body != Body::of_snapshots(snapshots.clone()) {
                     return Err(LogError::Control(seq));
                 }
-                self.snapshots = self.with_snapshots(record, snapshots)?;
+                self.snapshots = self.with_snapshots(record, self.sectors, snapshots)?;
                 self.had_snapshots |= snapshots.taken.is_some();
             }
             Body::Change { .. } | Body::Detach if record.epoch != current || !self.writers.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots } => {
-                self.check_segments(seq, segments, chunks)?;
-                let listed = self.with_snapshots(record, snapshots)?;
+            Body::Change {
+                segments,
+                chunks,
+                invalidated,
+                generation,
+                merges,
+                closed,
+                snapshots,
+                sectors,
+            } => {
+                let sectors = sectors.unwrap_or(self.sectors);
+                self.check_size(seq, sectors)?;
+                self.check_segments(seq, sectors, segments, chunks)?;
+                let listed = self.with_snapshots(record, sectors, snapshots)?;
                 self.runs = self.with_merges(seq, merges)?;
+                self.sectors = sectors;
                 self.closed = self.closed.max(*closed);
                 let carried = merges.iter().map(|merge| merge.output.id.place());
                 self.newest_merge = carried.fold(self.newest_merge, Place::max);
@@ -519,9 +533,25 @@ impl Manifest {
     }
 
     /// # Errors
-    /// [`LogError`] when the record at `seq` cannot add one of `segments`, or the chunks `held`.
-    fn check_segments(&self, seq: Seq, segments: &[SegmentRef], held: &ChunkSet) -> Result<(), LogError> {
-        let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
+    /// [`LogError::Shrunk`] when the volume is larger than the record at `seq` says.
+    fn check_size(&self, seq: Seq, sectors: u64) -> Result<(), LogError> {
+        if sectors < self.sectors {
+            return Err(LogError::Shrunk { seq, from: self.sectors, to: sectors });
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`LogError`] when the record at `seq`, with which the volume has `sectors`, cannot add one of
+    /// `segments`, or the chunks `held`.
+    fn check_segments(
+        &self,
+        seq: Seq,
+        sectors: u64,
+        segments: &[SegmentRef],
+        held: &ChunkSet,
+    ) -> Result<(), LogError> {
+        let chunks = sectors.div_ceil(CHUNK_SECTORS);
         if held.end() > chunks {
             let first = u32::try_from(held.end() - 1).expect("a set has at most 2^22 chunks");
             return Err(LogError::BeyondEnd { seq, first, chunks });
@@ -543,10 +573,15 @@ impl Manifest {
         self.with_merges(self.seq.next(), merges).map(drop)
     }
 
-    /// The list of snapshots after `record`, which changes it so.
-    fn with_snapshots(&self, record: &Record, change: &SnapshotChange) -> Result<Vec<Snapshot>, LogError> {
+    /// The list of snapshots after `record`, with which the volume has `sectors` and which changes it so.
+    fn with_snapshots(
+        &self,
+        record: &Record,
+        sectors: u64,
+        change: &SnapshotChange,
+    ) -> Result<Vec<Snapshot>, LogError> {
         let Record { seq, unix_ms, .. } = *record;
-        let own = Snapshot { seq, uid: SnapshotUid([0; 16]), unix_ms, sectors: self.sectors };
+        let own = Snapshot { seq, uid: SnapshotUid([0; 16]), unix_ms, sectors };
         change.applied(&self.snapshots, own).ok_or(LogError::Snapshots(seq))
     }
 

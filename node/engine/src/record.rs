@@ -97,6 +97,8 @@ pub enum Body {
         closed: Place,
         /// Changes of the list of snapshots. A snapshot that is taken holds all that the record adds.
         snapshots: SnapshotChange,
+        /// Logical size from now on; never smaller than before. Nothing where it does not change.
+        sectors: Option<u64>,
     },
     /// The writer released the volume after its last commit.
     Detach,
@@ -115,6 +117,7 @@ impl Body {
             merges: Vec::new(),
             closed: Place::default(),
             snapshots,
+            sectors: None,
         }
     }
 
@@ -231,7 +234,16 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots } => {
+            Body::Change {
+                segments,
+                chunks,
+                invalidated,
+                generation,
+                merges,
+                closed,
+                snapshots,
+                sectors,
+            } => {
                 out.push(3);
                 out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
@@ -248,6 +260,7 @@ impl Record {
                 }
                 out.extend_from_slice(&closed.stored().to_le_bytes());
                 snapshots.put(&mut out);
+                out.extend_from_slice(&sectors.unwrap_or(0).to_le_bytes());
             }
             Body::Detach => out.push(4),
             Body::Delete => out.push(5),
@@ -291,7 +304,8 @@ impl Record {
                 let merges = (0..count).map(|_| Merge::take(&mut fields)).collect::<Result<_, _>>()?;
                 let closed = Place::from_stored(fields.u64()?);
                 let snapshots = SnapshotChange::take(&mut fields)?;
-                Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots }
+                let sectors = Some(take_sectors(&mut fields)?).filter(|sectors| *sectors > 0);
+                Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -358,6 +372,7 @@ mod tests {
             merges: vec![],
             closed: Place::default(),
             snapshots: SnapshotChange::default(),
+            sectors: None,
         }
     }
 
@@ -385,6 +400,7 @@ mod tests {
                     taken: Some(SnapshotUid([5; 16])),
                     dropped: vec![Seq(2), Seq(7)],
                 },
+                sectors: Some(9),
             },
             Body::of_snapshots(SnapshotChange { taken: None, dropped: vec![Seq(3)] }),
             Body::Detach,
@@ -405,7 +421,14 @@ mod tests {
     #[test]
     fn sizes_that_no_volume_has_are_refused() {
         let sectors = MAX_SECTORS + 1;
-        for body in [Body::create(sectors), Body::Attach { sectors, node: String::new(), displaced: None }] {
+        let grows = |mut body: Body| {
+            if let Body::Change { sectors: size, .. } = &mut body {
+                *size = Some(sectors);
+            }
+            body
+        };
+        let attach = Body::Attach { sectors, node: String::new(), displaced: None };
+        for body in [Body::create(sectors), attach, grows(commit(segment()))] {
             let refused = Record::decode(&record(body).encode()).unwrap_err();
             assert_eq!(refused.to_string(), "log record: sectors cannot be 137438953473");
         }

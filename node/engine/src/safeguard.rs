@@ -154,11 +154,15 @@ pub enum Safeguard {
     RootBeforeRecord,
     /// The control plane extends a log only while no writer does.
     ControlOnlyDetached,
+    /// A volume that is served has a larger size once its log says so.
+    GrowInLogFirst,
+    /// A live map that is larger than its header says keeps its size over a restart.
+    ResumeAsGrown,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 71] = [
+    pub const ALL: [Self; 73] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -230,6 +234,8 @@ impl Safeguard {
         Self::SweepKeepsSnapshots,
         Self::SweepListsAgain,
         Self::CountFromOwner,
+        Self::GrowInLogFirst,
+        Self::ResumeAsGrown,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -289,6 +295,7 @@ impl Safeguard {
             Self::AskIfForgotten | Self::SweepListsAgain | Self::ForksKeepObjects | Self::CountFromOwner => {
                 30
             }
+            Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
         }
     }
 }

@@ -34,7 +34,7 @@ use holdfast_types::{
 };
 
 use crate::safeguard::{
-    Safeguard::{ActiveSideIsNewest, WriteEndsZeros},
+    Safeguard::{ActiveSideIsNewest, ResumeAsGrown, WriteEndsZeros},
     safeguard,
 };
 use crate::wire;
@@ -83,13 +83,15 @@ pub enum LiveMapError {
     /// It belongs to another volume.
     #[error("the live map belongs to another volume")]
     Volume,
-    /// It is for a larger volume, or shorter than the volume needs.
-    #[error("the live map is for {found} sectors, the volume has {expected}")]
+    /// It is shorter than the volume needs.
+    #[error("the live map has {found} bytes, a volume of {sectors} sectors needs {needed}")]
     Size {
-        /// Sectors it was made for.
+        /// Its bytes.
         found: u64,
         /// Sectors of the volume.
-        expected: u64,
+        sectors: u64,
+        /// Bytes that their map has.
+        needed: u64,
     },
 }
 
@@ -203,7 +205,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[..4].copy_from_slice(&MAGIC);
     }
 
-    /// The map a dead predecessor left. One of a smaller volume is from here on a map of `sectors` sectors.
+    /// The map a dead predecessor left. One of a smaller volume is from here on a map of `sectors` sectors; one
+    /// of a larger volume stays that: the predecessor died while the volume grew.
     ///
     /// # Errors
     /// [`LiveMapError`] when these bytes are not the volume's map.
@@ -220,14 +223,31 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
             return Err(LiveMapError::Volume);
         }
         let found = u64::from_le_bytes(head[8..16].try_into().expect("8 bytes"));
-        if found > sectors || (memory.as_ref().len() as u64) < map_bytes(sectors) {
-            return Err(LiveMapError::Size { found, expected: sectors });
+        let sectors = if safeguard(ResumeAsGrown) { sectors.max(found) } else { sectors };
+        let (bytes, needed) = (memory.as_ref().len() as u64, map_bytes(sectors));
+        if bytes < needed {
+            return Err(LiveMapError::Size { found: bytes, sectors, needed });
         }
         let mut map = Self::over(memory, sectors);
         if found < sectors {
             map.set_number(SECTORS_AT, sectors);
         }
         Ok(map)
+    }
+
+    /// The memory, to put a longer mapping of the same bytes in its place.
+    pub(crate) fn memory_mut(&mut self) -> &mut M {
+        &mut self.memory
+    }
+
+    /// The volume has this many sectors from here on.
+    ///
+    /// # Panics
+    /// If the memory is shorter than [`map_bytes`].
+    pub(crate) fn grow(&mut self, sectors: u64) {
+        assert!(self.memory.as_ref().len() as u64 >= map_bytes(sectors), "a longer map was mapped before");
+        self.sectors = sectors;
+        self.set_number(SECTORS_AT, sectors);
     }
 
     /// Sectors of the volume.

@@ -37,6 +37,7 @@ mod durability;
 mod evict;
 mod flush;
 mod give_back;
+mod growth;
 mod lifecycle;
 mod merge;
 mod read;
@@ -61,8 +62,8 @@ use crate::record::Body;
 use crate::safeguard::{
     Safeguard::{
         FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
-        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, SnapshotAfterSeal,
-        UploadStillSides,
+        GrowInLogFirst, LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit,
+        SnapshotAfterSeal, UploadStillSides,
     },
     safeguard,
 };
@@ -74,6 +75,7 @@ use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
 use data_path::{DataPath, Gate, StoreEnd};
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
+use growth::Growth;
 use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
 use merge::Merger;
 use repair::{RepairJob, RepairStep};
@@ -94,6 +96,7 @@ pub struct Volume<M> {
     log: LogWriter,
     merger: Merger,
     snapshots: Snapshotter,
+    growth: Growth,
     repair: RepairJob,
 }
 
@@ -110,6 +113,7 @@ enum Turn {
     Repair,
     Seal,
     Snapshot,
+    Growth,
     Merge,
     Checkpoint,
     Detach,
@@ -128,6 +132,7 @@ const AFTER_EVENT: &[Turn] = &[
     Turn::Seal,
     Turn::Round,
     Turn::Snapshot,
+    Turn::Growth,
     Turn::Merge,
     Turn::Checkpoint,
     Turn::Detach,
@@ -179,6 +184,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let map = SectorMap::open(memory, setup.header.sectors, &setup.header.volume)?;
         let own = setup.header.nonces.last().copied();
         setup.header.claim_as_of(map.epoch(), own);
+        // The first round writes the header.
+        setup.header.sectors = map.sectors();
         let mut volume = Self::over(setup, map, pending, now);
         let sealed = volume.core.map.active().other();
         match volume.core.map.commit_scope() {
@@ -207,6 +214,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             log: LogWriter::idle(nonce, pending, now),
             merger: Merger::idle(),
             snapshots: Snapshotter::default(),
+            growth: Growth::default(),
             repair: RepairJob::default(),
             core: Core::over(setup, map, now),
         }
@@ -290,6 +298,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
             Event::Detach => self.detach(out),
+            Event::Grow { sectors } => self.grow(sectors, out),
             // Nothing can be repaired any more.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
@@ -316,6 +325,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Turn::Repair => self.advance_repair(out),
                 Turn::Seal => self.advance_seal(out),
                 Turn::Snapshot => self.advance_snapshots(out),
+                Turn::Growth => self.advance_growth(out),
                 Turn::Merge => self.advance_merge(out),
                 Turn::Checkpoint => {
                     self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
@@ -575,7 +585,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let manifest = self.core.manifest.as_ref().expect("a record is made from it");
         let merges = self.merger.take(manifest);
         let closed = self.merger.closed(manifest);
-        let body = Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots };
+        let sectors = self.growth.to_record(manifest);
+        let body =
+            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors };
         self.log.create_record(body, &self.core, out);
     }
 
@@ -685,6 +697,63 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    // ---- growth ----
+
+    /// Memory of the live map, to put a longer mapping of the same bytes in its place before
+    /// [`Event::Grow`].
+    pub fn memory_mut(&mut self) -> &mut M {
+        self.core.map.memory_mut()
+    }
+
+    fn grow(&mut self, sectors: u64, out: &mut Vec<Action>) {
+        if sectors <= self.core.map.sectors() {
+            return out.push(Action::Report(Report::Grown { sectors: self.core.map.sectors() }));
+        }
+        if matches!(self.core.lifecycle, Lifecycle::Serving | Lifecycle::Recovering { detach: false }) {
+            self.growth.ask(sectors);
+            if !safeguard(GrowInLogFirst) {
+                self.take_size(sectors, out);
+            }
+        }
+    }
+
+    /// Makes a record for a growth that no commit carries, or takes the size that the log says.
+    fn advance_growth(&mut self, out: &mut Vec<Action>) {
+        if self.growth.is_idle() || self.core.lifecycle.is_recovering() {
+            return;
+        }
+        if self.core.lifecycle != Lifecycle::Serving {
+            return self.growth.forget();
+        }
+        if let Some(sectors) = self.growth.take(&self.core) {
+            return self.take_size(sectors, out);
+        }
+        let Some(manifest) = &self.core.manifest else { return };
+        let is_still = self.sealer.is_open() && self.log.is_idle() && !self.log.is_full(manifest);
+        if is_still && manifest.is_attached() {
+            self.create_change(Default::default(), SideSet::NONE, SnapshotChange::default(), out);
+        }
+    }
+
+    fn take_size(&mut self, sectors: u64, out: &mut Vec<Action>) {
+        let core = &mut self.core;
+        let last = SectorRange::new(core.map.sectors() - 1, 1).start.chunk();
+        core.map.grow(sectors);
+        reach(CrashPoint::MapGrown);
+        let pages = core.map.pages();
+        core.unflushed.grow(pages);
+        Side::BOTH.into_iter().for_each(|side| core.dirty[side].pages.grow(pages));
+        self.rounds.grow(pages);
+        self.data.evictor.grow(pages);
+        core.header.sectors = sectors;
+        core.unflushed.header_changed();
+        // More of its pages are the volume's.
+        if core.map.is_prepared(last) {
+            core.unflushed.chunk_prepared(last, pages);
+        }
+        out.push(Action::Report(Report::Grown { sectors }));
+    }
+
     // ---- eviction and repair ----
 
     fn advance_evict(&mut self, out: &mut Vec<Action>) {
@@ -740,8 +809,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
-        let snapshots = SnapshotChange::default();
-        let body = Body::Change { segments, chunks, invalidated, generation: 0, merges, closed, snapshots };
+        let (snapshots, generation, sectors) = (SnapshotChange::default(), 0, None);
+        let body =
+            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors };
         self.log.create_record(body, &self.core, out);
     }
 
@@ -852,6 +922,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             out.push(Action::Report(Report::Repaired));
         }
         self.snapshots.refuse_all(SnapshotRefused::Fenced, out);
+        self.growth.forget();
         out.push(Action::Report(Report::Fenced));
     }
 

@@ -42,6 +42,7 @@ fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
             merges: vec![],
             closed: Place::default(),
             snapshots: SnapshotChange::default(),
+            sectors: None,
         };
         applied(&mut log, 1, change);
     }

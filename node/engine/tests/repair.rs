@@ -402,7 +402,16 @@ fn change(name: u8, merges: Vec<Merge>) -> Body {
     let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, sectors: 5, chunks };
     let (segments, chunks, invalidated) = (vec![segment], ChunkSet::default(), SideSet::NONE);
     let snapshots = SnapshotChange::default();
-    Body::Change { segments, chunks, invalidated, generation: 1, merges, closed: Place::default(), snapshots }
+    Body::Change {
+        segments,
+        chunks,
+        invalidated,
+        generation: 1,
+        merges,
+        closed: Place::default(),
+        snapshots,
+        sectors: None,
+    }
 }
 
 impl Host {
@@ -516,7 +525,16 @@ fn a_left_record_with_merges_alone_commits_no_seal() {
     let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
     let snapshots = SnapshotChange::default();
     let closed = merges[0].output.id.place().next();
-    host.die_before(Body::Change { segments, chunks, invalidated, generation: 0, merges, closed, snapshots });
+    host.die_before(Body::Change {
+        segments,
+        chunks,
+        invalidated,
+        generation: 0,
+        merges,
+        closed,
+        snapshots,
+        sectors: None,
+    });
     host.uploads.clear();
     host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.log.runs().len(), 1, "the record is in the log");

@@ -51,6 +51,7 @@ fn commit(seq: u64) -> Record {
             merges: vec![],
             closed: Place::default(),
             snapshots: SnapshotChange::default(),
+            sectors: None,
         },
     )
 }

@@ -66,11 +66,13 @@ pub enum Invariant {
     SnapshotIsItsCut = 29,
     /// A fork holds what its snapshot held, as long as it exists.
     ForkIsItsSnapshot = 30,
+    /// A volume has a size once its log says so, and keeps it.
+    SizeIsKept = 31,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -100,6 +102,7 @@ impl Invariant {
         Self::MergeSaysTheSame,
         Self::SnapshotIsItsCut,
         Self::ForkIsItsSnapshot,
+        Self::SizeIsKept,
     ];
 
     /// Its number in `docs/invariants.md`.

@@ -87,6 +87,12 @@ pub(crate) struct LiveMemory {
 }
 
 impl LiveMemory {
+    /// Maps `bytes` of the file, which is that long from here on, or longer.
+    pub(crate) fn lengthen(&mut self, bytes: u64) {
+        let bytes = usize::try_from(bytes).expect("a map fits");
+        self.bytes.resize(bytes.max(self.bytes.len()), 0);
+    }
+
     fn show_holes(&mut self) {
         for hole in self.home.0.borrow_mut().holes.drain(..) {
             self.bytes[hole].fill(0);

@@ -340,6 +340,13 @@ impl Schedule {
         }
     }
 
+    /// The volume is to grow while it is served.
+    fn grow(&mut self, host: usize) {
+        let Some(sectors) = self.world.device_sectors(host) else { return };
+        let more = 1 + self.rng().below(SECTORS as usize) as u64;
+        self.world.grow(host, (sectors + more).min(SECTORS));
+    }
+
     /// Something is done about snapshots. The control plane hurries while no writer is there.
     fn snapshots(&mut self, host: usize) {
         let again = self.rng().once_in(4);
@@ -388,6 +395,7 @@ impl Schedule {
                 self.world.repair(host, ranges, checkpoint);
             }
             8 if self.rng().once_in(3) => self.snapshots(host),
+            9 if self.chance(self.deaths.grow) => self.grow(host),
             _ => self.daemon(host),
         }
         self.disaster(host);

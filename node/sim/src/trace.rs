@@ -149,6 +149,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::RootBarred => (25, [0; 4]),
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
+        Event::Grow { sectors } => (26, [*sectors, 0, 0, 0]),
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
     }
 }
@@ -291,6 +292,7 @@ fn event_words(event: &Event) -> String {
         | Event::RootStored
         | Event::RootBarred
         | Event::Detach
+        | Event::Grow { .. }
         | Event::Repair { .. }
         | Event::MergeFailed { .. }
         | Event::Tick => format!("{event:?}"),

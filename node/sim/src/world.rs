@@ -304,6 +304,16 @@ impl World {
                         "a sound disk is said to have failed".into()
                     });
             }
+            Report::Grown { sectors } => {
+                let in_log = self.store.manifest().sectors();
+                let knows = self.writers.is_last(host) && !self.writers.log_was_set_back();
+                Invariant::SizeIsKept.check(in_log >= sectors || !knows, || {
+                    format!("a device gets {sectors} sectors, and the log says {in_log}")
+                });
+                if let Some(device) = &mut here.device {
+                    device.sectors = device.sectors.max(sectors);
+                }
+            }
             Report::SnapshotTaken(taken) => self.snapshot_taken(host, taken),
             Report::SnapshotRefused { .. }
             | Report::Committed(_)

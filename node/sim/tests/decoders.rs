@@ -196,6 +196,10 @@ fn records() {
     let world = life();
     let is_commit = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Change { .. });
     renew("log-record/commit", world.log().find(is_commit).unwrap());
+    let mut growth = Record::decode(world.log().find(is_commit).unwrap()).unwrap();
+    let Body::Change { sectors, .. } = &mut growth.body else { unreachable!("it is a change") };
+    *sectors = Some(1 << 30);
+    renew("log-record/growth", &growth.encode());
     let is_attach = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Attach { .. });
     let attach = Record::decode(world.log().find(is_attach).unwrap()).unwrap();
     let Body::Attach { sectors, node, .. } = attach.body else { unreachable!("it is an attach") };

@@ -168,7 +168,7 @@ impl Device {
     ///
     /// # Errors
     /// [`ControlError::NotOurs`] for another tag; [`ControlError::Foreign`] and [`ControlError::Invalid`] for
-    /// a device that cannot be served; [`ControlError::Resized`] for another size.
+    /// a device that cannot be served; [`ControlError::Resized`] for a larger one.
     pub fn of(info: &DeviceInfo, sectors: u64, expected: &Expected) -> Result<Self, ControlError> {
         let &DeviceInfo { id, queues, depth, max_io_bytes, transport, tag, foreign, .. } = info;
         if tag != expected.tag {
@@ -179,7 +179,7 @@ impl Device {
         }
         let transport = transport
             .ok_or(ControlError::Invalid { field: "transport", rule: "must be zero copy or user copy" })?;
-        if sectors != expected.sectors {
+        if sectors > expected.sectors {
             return Err(ControlError::Resized { id, found: sectors, expected: expected.sectors });
         }
         Ok(Self { id, tag, queues, depth, max_io_bytes, transport })
@@ -406,6 +406,14 @@ impl Device {
             return Err(self.refused("UPDATE_SIZE", Errno::ENODEV));
         }
         self.send("UPDATE_SIZE", sys::UBLK_U_CMD_UPDATE_SIZE, sectors * KERNEL_SECTORS_PER_SECTOR)
+    }
+
+    /// The size of the device, in sectors of 4096 bytes.
+    ///
+    /// # Errors
+    /// [`ControlError::Command`].
+    pub fn sectors(&self) -> Result<u64, ControlError> {
+        Self::sectors_of(self.id)
     }
 
     /// Turns off what stands between the block layer and the device: no I/O scheduler, no writeback

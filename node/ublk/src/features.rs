@@ -230,6 +230,12 @@ impl Features {
         self.bits & sys::UBLK_F_SAFE_STOP_DEV as u64 != 0
     }
 
+    /// True if [`Device::resize`](crate::Device::resize) works on devices added here.
+    #[must_use]
+    pub const fn can_resize(&self) -> bool {
+        self.bits & sys::UBLK_F_UPDATE_SIZE as u64 != 0
+    }
+
     /// Checks that a transport can be used.
     ///
     /// # Errors

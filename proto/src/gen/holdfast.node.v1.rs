@@ -73,6 +73,19 @@ pub struct Device {
     pub size_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GrowRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// New logical size, a multiple of 4096; no less than before.
+    #[prost(uint64, tag = "2")]
+    pub size_bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GrowResponse {
+    #[prost(message, optional, tag = "1")]
+    pub device: ::core::option::Option<Device>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DetachRequest {
     #[prost(string, tag = "1")]
     pub volume_id: ::prost::alloc::string::String,
@@ -685,7 +698,7 @@ pub mod node_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     /// The node daemon, on its local socket: volumes are created, attached and detached by name of a configured store.
-    /// A daemon that runs under Kubernetes refuses Create, Attach and Detach: there, Volume objects say what it serves.
+    /// A daemon that runs under Kubernetes refuses Create, Attach, Grow and Detach: there, Volume objects say what it serves.
     #[derive(Debug, Clone)]
     pub struct NodeClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -808,6 +821,29 @@ pub mod node_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Attach"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Grows a volume that this node serves, and its device. Again it changes nothing. Waits while the store is unreachable.
+        /// Refused where the kernel cannot change the size of a device that is served (before Linux 6.16).
+        pub async fn grow(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GrowRequest>,
+        ) -> std::result::Result<tonic::Response<super::GrowResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/holdfast.node.v1.Node/Grow",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("holdfast.node.v1.Node", "Grow"));
             self.inner.unary(req, path, codec).await
         }
         /// Uploads what is not committed yet, removes the device and releases the volume. Waits while the store is unreachable.
@@ -1076,6 +1112,12 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::AttachRequest>,
         ) -> std::result::Result<tonic::Response<super::AttachResponse>, tonic::Status>;
+        /// Grows a volume that this node serves, and its device. Again it changes nothing. Waits while the store is unreachable.
+        /// Refused where the kernel cannot change the size of a device that is served (before Linux 6.16).
+        async fn grow(
+            &self,
+            request: tonic::Request<super::GrowRequest>,
+        ) -> std::result::Result<tonic::Response<super::GrowResponse>, tonic::Status>;
         /// Uploads what is not committed yet, removes the device and releases the volume. Waits while the store is unreachable.
         async fn detach(
             &self,
@@ -1152,7 +1194,7 @@ pub mod node_server {
         ) -> std::result::Result<tonic::Response<super::SweepResponse>, tonic::Status>;
     }
     /// The node daemon, on its local socket: volumes are created, attached and detached by name of a configured store.
-    /// A daemon that runs under Kubernetes refuses Create, Attach and Detach: there, Volume objects say what it serves.
+    /// A daemon that runs under Kubernetes refuses Create, Attach, Grow and Detach: there, Volume objects say what it serves.
     #[derive(Debug)]
     pub struct NodeServer<T> {
         inner: Arc<T>,
@@ -1300,6 +1342,49 @@ pub mod node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = AttachSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/holdfast.node.v1.Node/Grow" => {
+                    #[allow(non_camel_case_types)]
+                    struct GrowSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::GrowRequest>
+                    for GrowSvc<T> {
+                        type Response = super::GrowResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GrowRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::grow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GrowSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

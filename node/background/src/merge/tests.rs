@@ -285,7 +285,16 @@ impl Written {
     fn change(&mut self, segments: Vec<SegmentRef>, merges: Vec<IndexMerge>) {
         let (chunks, snapshots) = (ChunkSet::default(), SnapshotChange::default());
         let (invalidated, generation, closed) = (SideSet::NONE, 1, self.place);
-        let body = Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots };
+        let body = Body::Change {
+            segments,
+            chunks,
+            invalidated,
+            generation,
+            merges,
+            closed,
+            snapshots,
+            sectors: None,
+        };
         self.record(Epoch(1), body);
     }
 

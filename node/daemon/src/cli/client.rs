@@ -4,7 +4,7 @@ use std::path::Path;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AttachRequest, CapabilitiesRequest, DetachRequest, Durability, ListRequest, StatsRequest,
+    AttachRequest, CapabilitiesRequest, DetachRequest, Durability, GrowRequest, ListRequest, StatsRequest,
 };
 use holdfast_service::chain;
 use tonic::transport::{Channel, Endpoint};
@@ -46,6 +46,11 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 super::note(&output::displaced(displaced));
             }
             finish(answer, &target, out)
+        }
+        Command::Grow { volume, size, target } => {
+            let mut client = connect(&target).await?;
+            let request = GrowRequest { volume_id: volume, size_bytes: size.0 };
+            finish(client.grow(request).await, &target, out)
         }
         Command::Detach { volume, target } => {
             let mut client = connect(&target).await?;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use holdfast_crds::ByteSize;
 use holdfast_proto::node::v1::{
     AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Displaced, Durability,
-    ListResponse, StateDisk, StatsResponse, Transport, TransportCapability, Volume, VolumeState, VolumeStats,
+    GrowResponse, ListResponse, StateDisk, StatsResponse, Transport, TransportCapability, Volume,
+    VolumeState, VolumeStats,
 };
 use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
@@ -62,6 +63,17 @@ impl Render for AttachResponse {
             json!({ "epoch": epoch, "node": node, "since": since.map(|time| time.to_string()) })
         });
         json!({ "device": device.as_ref().map(device_json), "displaced": displaced })
+    }
+}
+
+impl Render for GrowResponse {
+    fn text(&self) -> String {
+        String::new()
+    }
+
+    fn json(&self) -> Value {
+        let Self { device } = self;
+        json!({ "device": device.as_ref().map(device_json) })
     }
 }
 

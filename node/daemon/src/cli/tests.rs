@@ -55,6 +55,17 @@ impl Drop for World {
 }
 
 #[tokio::test]
+async fn a_volume_that_is_attached_grows_by_name() {
+    let world = World::start().await;
+    world.ask("attach v --store main").await.unwrap();
+    assert_eq!(world.ask("grow v 2Gi").await.unwrap(), "");
+    assert!(world.ask("list").await.unwrap().contains("2Gi"));
+    assert!(world.ask("grow v 3Gi --json").await.unwrap().contains("3221225472"));
+    assert_eq!(world.ask("grow w 2Gi").await.unwrap_err().kind, FailureKind::NotFound);
+    assert!(Cli::try_parse_from(["holdfast-node", "grow", "v", "large"]).is_err());
+}
+
+#[tokio::test]
 async fn snapshots_are_taken_shown_and_deleted_by_name() {
     let world = World::start().await;
     assert_eq!(world.ask("snapshot create v --store main").await.unwrap(), "v@3\n");

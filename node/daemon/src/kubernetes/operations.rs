@@ -30,6 +30,8 @@ const MAX_ENDS: usize = 64;
 pub(crate) enum Doing {
     /// It is being attached.
     Attaching,
+    /// It is being made to grow.
+    Growing,
     /// It is being detached.
     Detaching,
     /// Its files are being cleared: another node holds it.
@@ -41,6 +43,8 @@ pub(crate) enum Doing {
 pub(crate) enum OperationOutcome {
     /// It was attached.
     Attached,
+    /// It grew, and its device.
+    Grown,
     /// It was detached, after its final commit.
     Detached,
     /// It was released without a final commit, because another writer had taken it; what was not uploaded is

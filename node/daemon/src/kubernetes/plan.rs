@@ -47,6 +47,8 @@ pub(crate) enum NodeStep {
         /// The epoch whose writer the user force-detached.
         replaces: Option<u64>,
     },
+    /// Begin to grow the volume and its device to the size of the spec.
+    Grow,
     /// Begin to detach.
     Detach,
     /// Begin to clear the files of a volume that another node holds.
@@ -76,6 +78,7 @@ impl NodePlan {
 pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
+        (Some(Doing::Growing), _) => report(facts, growing(facts), now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
@@ -86,7 +89,7 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
 fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let is_wanted = facts.requested() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
-        (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
+        (VolumeState::Attached, _) if is_wanted => plan_attached(facts, here, now),
         (VolumeState::Recovering, _) if is_wanted => report(facts, "Recovering", now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
         // The daemon retries by itself what the previous process began.
@@ -97,10 +100,12 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
             plan
         }
         // An attach or a detach of another client of the daemon.
-        (VolumeState::Attaching, None | Some(OperationOutcome::Attached)) if is_wanted => {
+        (VolumeState::Attaching, None | Some(OperationOutcome::Attached | OperationOutcome::Grown))
+            if is_wanted =>
+        {
             report(facts, "Attaching", now)
         }
-        (VolumeState::Detaching, Some(OperationOutcome::Attached)) if is_wanted => {
+        (VolumeState::Detaching, Some(OperationOutcome::Attached | OperationOutcome::Grown)) if is_wanted => {
             report(facts, "Detaching", now)
         }
         // What was not uploaded is preserved; then the log says whether the volume can be attached again.
@@ -109,6 +114,32 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
         // after that. A failed attach can leave a device that could not be removed.
         (VolumeState::Unserved, _) if is_wanted => detach(facts, UNSERVED, now),
         _ => detach(facts, "Detaching", now),
+    }
+}
+
+/// A volume that is served where it is wanted: its device gets the size of the spec.
+fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
+    let device = here.attached.as_ref().map(|device| device.bytes);
+    let is_smaller = device.zip(facts.spec.size_bytes().ok()).is_some_and(|(has, wanted)| has < wanted);
+    if !is_smaller {
+        return report(facts, ATTACHED, now);
+    }
+    let mut plan = report(facts, growing(facts), now);
+    if facts.wait.is_zero() {
+        plan.steps.push(NodeStep::Grow);
+        plan.again = Some(SOON);
+    } else {
+        plan.again = Some(facts.wait);
+    }
+    plan
+}
+
+/// Reason while the device of a volume that is served is to grow: a retry does not hide why the last try
+/// failed.
+fn growing(facts: &NodeFacts) -> &'static str {
+    match &facts.last {
+        Some(OperationOutcome::Failed(failure)) => failure.reason,
+        Some(_) | None => ATTACHED,
     }
 }
 
@@ -279,7 +310,13 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
                 "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
             )
         }
-        Some(OperationOutcome::Attached | OperationOutcome::Cleared | OperationOutcome::Failed(_)) | None => {
+        Some(
+            OperationOutcome::Attached
+            | OperationOutcome::Grown
+            | OperationOutcome::Cleared
+            | OperationOutcome::Failed(_),
+        )
+        | None => {
             format!("node {me} does not hold the volume")
         }
     };

@@ -37,6 +37,8 @@ use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
 const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
+/// The longest that a growth keeps other operations on its volume waiting.
+const GROW_WITHIN: Duration = Duration::from_secs(30);
 
 /// Volumes that were seen and wait to be reconciled; with more of them the watch waits.
 const SEEN: usize = 64;
@@ -146,6 +148,11 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
     }
 }
 
+/// Failure of a field of the spec.
+fn invalid(error: &dyn std::error::Error) -> OperationFailure {
+    OperationFailure { reason: "InvalidSpec", message: error.to_string(), retry: Retry::Rarely }
+}
+
 /// The Secret with the credentials of the ObjectStore called `name`.
 fn secret<V>(name: &str, context: &Context<V>) -> Option<String> {
     match &context.object_stores.get(&ObjectRef::new(name))?.spec.credentials {
@@ -171,6 +178,10 @@ impl<V: Volumes> Reconciliation<'_, V> {
             }
             NodeStep::Attach { grow, replaces } => {
                 self.attach(grow, replaces);
+                Ok(())
+            }
+            NodeStep::Grow => {
+                self.grow();
                 Ok(())
             }
             NodeStep::Detach => {
@@ -212,11 +223,6 @@ impl<V: Volumes> Reconciliation<'_, V> {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, spec) = (self.id.clone(), self.volume.spec.clone());
         self.begin(Doing::Attaching, async move {
-            let invalid = |error: &dyn std::error::Error| OperationFailure {
-                reason: "InvalidSpec",
-                message: error.to_string(),
-                retry: Retry::Rarely,
-            };
             let store_name = spec
                 .object_store
                 .clone()
@@ -244,6 +250,28 @@ impl<V: Volumes> Reconciliation<'_, V> {
             let device = attached.device_path.display();
             tracing::info!(volume = %id, %device, epoch = attached.epoch, "attached");
             Ok(OperationOutcome::Attached)
+        });
+    }
+
+    fn grow(&self) {
+        let (id, volumes, spec) = (self.id.clone(), self.context.volumes.clone(), self.volume.spec.clone());
+        self.begin(Doing::Growing, async move {
+            let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
+            match tokio::time::timeout(GROW_WITHIN, volumes.grow(&id, bytes)).await {
+                Ok(grown) => {
+                    grown?;
+                    Ok(OperationOutcome::Grown)
+                }
+                Err(_elapsed) => Err(OperationFailure {
+                    reason: "Unavailable",
+                    message: format!(
+                        "the volume does not have {bytes} bytes yet: its log must say so first, and the object store did not \
+                         answer within {} s; it is tried again",
+                        GROW_WITHIN.as_secs()
+                    ),
+                    retry: Retry::Later,
+                }),
+            }
         });
     }
 

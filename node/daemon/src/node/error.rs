@@ -284,6 +284,12 @@ pub(crate) enum NodeError {
         /// The state directory.
         state_dir: PathBuf,
     },
+    /// The kernel lacks `UBLK_F_UPDATE_SIZE`.
+    #[error(
+        "this kernel cannot change the size of a device that is served (Linux 6.16 and newer can). Nothing was changed. Detach \
+         volume {0}: it grows at its next attach"
+    )]
+    DeviceCannotGrow(VolumeId),
     /// A local structure is damaged.
     #[error("{} is damaged", path.display())]
     Damaged {
@@ -431,6 +437,7 @@ impl NodeError {
             | Self::RunDir(_)
             | Self::SameDir(_)
             | Self::TooLarge { .. }
+            | Self::DeviceCannotGrow(_)
             | Self::RunDirTaken { .. }
             | Self::StateInUse { .. }
             | Self::StoreNeeded(_) => FailureKind::Invalid,

@@ -4,6 +4,7 @@ pub(in crate::node) mod attach;
 pub(in crate::node) mod background;
 pub(in crate::node) mod detach;
 pub(in crate::node) mod device;
+pub(in crate::node) mod grow;
 pub(in crate::node) mod own_log;
 pub(in crate::node) mod present;
 pub(in crate::node) mod recover;

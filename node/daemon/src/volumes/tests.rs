@@ -202,6 +202,20 @@ impl Volumes for Fake {
         Ok(device)
     }
 
+    async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, Failure> {
+        let mut inner = self.inner.lock();
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        let device = inner.attached.get_mut(volume).and_then(|status| status.attached.as_mut());
+        let Some(device) = device else {
+            let message = format!("volume {volume} is not attached here");
+            return Err(Failure { kind: FailureKind::NotFound, message });
+        };
+        device.bytes = bytes;
+        Ok(device.clone())
+    }
+
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
         self.may_hang().await;
         let mut inner = self.inner.lock();

@@ -39,6 +39,7 @@ fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
         merges: vec![],
         closed: Place::default(),
         snapshots: SnapshotChange::default(),
+        sectors: None,
     }
 }
 
@@ -174,6 +175,7 @@ fn an_object_is_not_added_behind_its_place() {
                 merges: vec![],
                 closed: Place::default(),
                 snapshots: SnapshotChange::default(),
+                sectors: None,
             },
         )
     };
@@ -206,6 +208,7 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
         merges: vec![],
         closed: Place::default(),
         snapshots: SnapshotChange::default(),
+        sectors: None,
     };
     assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
     assert!(manifest.runs().is_empty() && !manifest.may_hold(Chunk(0)));
@@ -218,6 +221,7 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
         merges: vec![],
         closed: Place::default(),
         snapshots: SnapshotChange::default(),
+        sectors: None,
     };
     manifest.apply(&record(3, 1, body)).unwrap();
     assert_eq!(manifest.runs().len(), 2);
@@ -251,6 +255,7 @@ fn merging(name: u8, merges: Vec<Merge>) -> Body {
         merges,
         closed: Place::default(),
         snapshots: SnapshotChange::default(),
+        sectors: None,
     }
 }
 
@@ -326,6 +331,39 @@ fn a_merge_that_does_not_fit_the_list_changes_nothing() {
     }
 }
 
+/// The commit that carries the growth of a volume may hold data behind its former end.
+#[test]
+fn a_change_makes_the_volume_larger_and_never_smaller() {
+    let mut manifest = attached();
+    let before = manifest.clone();
+    let grown = |size: u64, chunks| {
+        let mut body = commit(1, chunks);
+        if let Body::Change { sectors, .. } = &mut body {
+            *sectors = Some(size);
+        }
+        body
+    };
+    let beyond = u32::try_from((1 << 20) / CHUNK_SECTORS).unwrap();
+    for (body, words) in [
+        (
+            grown((1 << 20) - 1, vec![(0, 1)]),
+            "log record 3 shrinks the volume from 1048576 to 1048575 sectors",
+        ),
+        (
+            grown(1 << 20, vec![(beyond, 1)]),
+            "log record 3 commits chunks from 32 on, of which the volume has 32",
+        ),
+        (grown(MAX_SECTORS + 1, vec![]), "log record 3 gives the volume 137438953473 sectors, more than the"),
+    ] {
+        let refused = manifest.apply(&record(3, 1, body)).unwrap_err().to_string();
+        assert!(refused.starts_with(words), "{refused}");
+        assert_eq!(manifest, before);
+    }
+    manifest.apply(&record(3, 1, grown((1 << 20) + 1, vec![(beyond, 1)]))).unwrap();
+    assert_eq!((manifest.sectors(), manifest.may_hold(Chunk(beyond.into()))), ((1 << 20) + 1, true));
+    manifest.apply(&record(4, 0, grown(1 << 30, vec![]))).expect_err("the control plane grows nothing");
+}
+
 #[test]
 fn chunks_that_a_fence_names_besides_hold_nothing() {
     let mut manifest = Manifest { sectors: 1000 * CHUNK_SECTORS, ..attached() };
@@ -342,6 +380,7 @@ fn chunks_that_a_fence_names_besides_hold_nothing() {
             merges: vec![],
             closed: Place::default(),
             snapshots: SnapshotChange::default(),
+            sectors: None,
         }
     };
     manifest.apply(&record(3, 1, change(vec![wide], chunks.clone()))).unwrap();

@@ -20,6 +20,15 @@ impl PageSet {
         Self { lowest: words.len(), words, count: 0 }
     }
 
+    /// Has room for `pages` pages from here on, no fewer than before.
+    pub(crate) fn grow(&mut self, pages: u64) {
+        let (before, words) = (self.words.len(), pages.div_ceil(64) as usize);
+        self.words.resize(words.max(before), 0);
+        if self.lowest == before {
+            self.lowest = self.words.len();
+        }
+    }
+
     pub(crate) fn insert(&mut self, page: u64) {
         let index = (page / 64) as usize;
         let word = &mut self.words[index];
@@ -86,6 +95,21 @@ impl PageSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_that_grew_holds_what_it_held_and_takes_more() {
+        for kept in [None, Some(3)] {
+            let mut set = PageSet::new(64);
+            kept.into_iter().for_each(|page| set.insert(page));
+            set.grow(1000);
+            set.grow(10);
+            assert_eq!(set.iter().collect::<Vec<_>>(), Vec::from_iter(kept));
+            set.insert(999);
+            assert_eq!(set.iter().last(), Some(999));
+            kept.into_iter().for_each(|page| set.remove(page));
+            assert_eq!(set.iter().collect::<Vec<_>>(), [999]);
+        }
+    }
 
     #[test]
     fn pages_come_lowest_first_whatever_went_before() {

@@ -126,9 +126,10 @@ fn a_live_map_of_another_volume_or_size_is_refused() {
         |volume: &str, sectors| SectorMap::open(memory.clone(), sectors, &volume.parse().unwrap()).err();
     assert_eq!(open("v", 100), None);
     assert_eq!(open("w", 100), Some(LiveMapError::Volume));
-    assert_eq!(open("v", 99), Some(LiveMapError::Size { found: 100, expected: 99 }));
     let short = CHUNK_SECTORS + 1;
-    assert_eq!(open("v", short), Some(LiveMapError::Size { found: 100, expected: short }), "no place for it");
+    let (found, needed) = (map_bytes(100), map_bytes(short));
+    let refused = LiveMapError::Size { found, sectors: short, needed };
+    assert_eq!(open("v", short), Some(refused), "no place for it");
     let blank = vec![0; 1 << 20];
     assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
 }
@@ -187,6 +188,25 @@ fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
     }
     assert_eq!(again.dirty_blocks(0, Side::A).count(), 1);
     assert!(!again.is_prepared(Chunk(1)) && !again.is_prepared(Chunk(GROUP_CHUNKS + 1)));
+}
+
+/// The header follows the map: a daemon that died between the two left a map that its successor refused.
+#[test]
+fn a_live_map_of_a_larger_volume_stays_one() {
+    let larger = SectorMap::open(map(100).memory, 99, &"v".parse().unwrap()).unwrap();
+    assert_eq!(larger.sectors(), 100);
+}
+
+#[test]
+fn a_map_grows_while_it_is_open() {
+    let mut small = map(100);
+    small.mark_written(SectorRange::new(99, 1), Side::A);
+    let sectors = GROUP_SECTORS + 1;
+    small.memory_mut().resize(map_bytes(sectors) as usize, 0);
+    small.grow(sectors);
+    assert_eq!((small.sectors(), small.newest(99), small.newest(100)), (sectors, Some(Side::A), None));
+    let again = SectorMap::open(small.memory, 100, &"v".parse().unwrap()).unwrap();
+    assert_eq!(again.sectors(), sectors);
 }
 
 /// No byte of the map is two things.

@@ -96,6 +96,11 @@ impl Evictor {
         }
     }
 
+    /// The map has so many pages from here on. There is nothing on those that are new.
+    pub(super) fn grow(&mut self, pages: u64) {
+        self.pages = pages;
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.step == EvictStep::Idle
     }

@@ -173,6 +173,11 @@ impl FlushRounds {
         }
     }
 
+    /// The map has so many pages from here on.
+    pub(super) fn grow(&mut self, pages: u64) {
+        self.round.pages.grow(pages);
+    }
+
     /// A generation that a header on the disk has reached, whatever happens to the host from now on.
     pub(super) fn durable_generation(&self) -> u64 {
         self.durable_generation

@@ -10,6 +10,8 @@ use crate::sector_map::{CommitScope, Side};
 /// Figures for status and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
+    /// Logical size in sectors.
+    pub sectors: u64,
     /// Bytes that were written and are in no commit: a commit would upload so many. Zeros do not count, nor
     /// what was zeroed after it was written. A sector that is written while its last bytes are being uploaded
     /// counts twice.
@@ -103,6 +105,7 @@ impl Status {
         let oldest = Side::BOTH.into_iter().filter_map(|side| core.dirty[side].since).min();
         let covers_both = core.map.commit_scope() != CommitScope::OneSide;
         Self {
+            sectors: core.map.sectors(),
             dirty_bytes: core.dirty_bytes(Side::A) + core.dirty_bytes(Side::B),
             oldest_dirty_ms: oldest.map(|since| core.now.saturating_sub(since)),
             durable_until_unix_ms: (!covers_both).then(|| core.unix_ms_at_zero + oldest.unwrap_or(core.now)),

@@ -49,6 +49,11 @@ impl Unflushed {
         self.header = true;
     }
 
+    /// The map has so many pages from here on.
+    pub(super) fn grow(&mut self, pages: u64) {
+        self.pages.grow(pages);
+    }
+
     /// The pages of `chunk` have a place in a map of `pages` pages now.
     pub(super) fn chunk_prepared(&mut self, chunk: Chunk, pages: u64) {
         for page in chunk_pages(chunk).filter(|page| *page < pages) {

@@ -89,6 +89,7 @@ impl Stored {
                 merges: vec![],
                 closed: Place::default(),
                 snapshots: SnapshotChange::default(),
+                sectors: None,
             },
         )
         .await;
@@ -126,6 +127,7 @@ impl Stored {
             merges,
             closed: place.next(),
             snapshots: SnapshotChange::default(),
+            sectors: None,
         };
         self.record(seq, body).await;
         output

@@ -5,7 +5,7 @@ use holdfast_engine::event::Op;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::safeguard::Safeguard;
 use holdfast_engine::volume::{DirtyLimits, Durability};
-use holdfast_types::SectorRange;
+use holdfast_types::{CHUNK_SECTORS, SectorRange};
 
 use super::watch::struck;
 use crate::bug::Bug;
@@ -57,6 +57,8 @@ pub enum Scenario {
     /// Snapshots: one that a commit carries, one of a volume in which nothing is dirty while a seal begins,
     /// one that the detach waits for.
     Snapshots,
+    /// The volume grows while it is served: by a record of its own, and by one that a commit makes.
+    Growth,
     /// A process that attaches stands still until the place of its record was truncated.
     Sleeper,
     /// The bucket is backed up before a commit whose round the death interrupts, and set back after it.
@@ -68,7 +70,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -85,6 +87,7 @@ impl Scenario {
         Self::Corruption,
         Self::Merges,
         Self::Snapshots,
+        Self::Growth,
         Self::Sleeper,
         Self::SetBack,
     ];
@@ -116,6 +119,7 @@ impl Scenario {
             | Self::Corruption
             | Self::Merges
             | Self::Snapshots
+            | Self::Growth
             | Self::Sleeper
             | Self::SetBack => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
@@ -145,6 +149,7 @@ impl Scenario {
             Self::Corruption
             | Self::Fua
             | Self::Groups
+            | Self::Growth
             | Self::Merges
             | Self::Race
             | Self::Repair
@@ -177,6 +182,7 @@ impl Scenario {
             Self::Corruption => corrupt(&mut stage),
             Self::Merges => merges(&mut stage),
             Self::Snapshots => snapshots(&mut stage),
+            Self::Growth => growth(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
             Self::SetBack => set_back(&mut stage),
         }
@@ -408,6 +414,23 @@ fn snapshots(stage: &mut Stage<'_>) -> Played {
     stage.detach()
 }
 
+fn growth(stage: &mut Stage<'_>) -> Played {
+    let has = |sectors| move |world: &World| world.device_sectors(0) == Some(sectors);
+    stage.ask(&[(Op::Write, 0, 1), (Op::Write, SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
+    // Another map page of the same chunk.
+    stage.grow(2 * SECTORS)?;
+    stage.until(has(2 * SECTORS))?;
+    stage.ask(&[(Op::Write, SECTORS - 1, 2), (Op::Write, 2 * SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
+    // Another chunk, while something is committed.
+    stage.issue(&[(Op::Write, 20, 12)])?;
+    stage.until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
+    stage.grow(CHUNK_SECTORS + 2)?;
+    stage.until(has(CHUNK_SECTORS + 2))?;
+    stage.ask(&[(Op::Write, CHUNK_SECTORS - 1, 2), (Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Read, CHUNK_SECTORS - 4, 6), (Op::Write, 21, 11)])?;
+    stage.detach()
+}
+
 fn sleeper(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 12)])?;
     stage.until(World::holds_a_commit)?;
@@ -492,6 +515,11 @@ impl Stage<'_> {
 
     fn snapshot(&mut self) -> Played {
         self.world.ask_snapshot(self.host, false);
+        self.makes_progress()
+    }
+
+    fn grow(&mut self, sectors: u64) -> Played {
+        self.world.grow(self.host, sectors);
         self.makes_progress()
     }
 

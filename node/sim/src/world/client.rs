@@ -1,6 +1,7 @@
 //! The clients of a volume: what they ask for, and the stamps of what they write.
 
 use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_types::SectorRange;
 
 use super::World;
@@ -35,6 +36,19 @@ impl World {
         device.issue(id, op, range, self.stamps.next(), &mut here.content.expect);
         self.tell(host, Event::Request { id, op, range });
         Some(id)
+    }
+
+    /// The volume that `host` serves is to have so many sectors.
+    pub(crate) fn grow(&mut self, host: usize, sectors: u64) {
+        let process = self.hosts[host].process.as_mut();
+        let Some(volume) = process.and_then(|process| process.volume.as_mut()) else { return };
+        volume.memory_mut().lengthen(map_bytes(sectors));
+        self.tell(host, Event::Grow { sectors });
+    }
+
+    /// Sectors of the device of `host`.
+    pub(crate) fn device_sectors(&self, host: usize) -> Option<u64> {
+        self.hosts[host].device.as_ref().map(|device| device.sectors)
     }
 
     /// A reader found what is stored for these sectors damaged.

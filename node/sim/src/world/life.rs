@@ -216,7 +216,6 @@ impl World {
             Ok(Some(found)) => found,
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
-        let sectors = header.sectors;
         let memory = here.tmpfs.map(0, here.fuse.clone());
         let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
         let now = self.clock.now();
@@ -231,6 +230,10 @@ impl World {
         self.begin_process(host);
         let here = &mut self.hosts[host];
         let ready = !volume.status().recovering;
+        let (sectors, had) = (volume.status().sectors, here.device.as_ref().map(|device| device.sectors));
+        Invariant::SizeIsKept.check(had.is_none_or(|had| had <= sectors), || {
+            format!("a device of {had:?} sectors is served by a volume of {sectors}")
+        });
         here.process.as_mut().expect("just begun").load_manifest();
         here.begin(self.clock.now(), volume, Vec::new(), &mut self.trace);
         let device = here.device.get_or_insert_with(|| Device::new(DEPTH, sectors));

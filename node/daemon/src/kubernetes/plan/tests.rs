@@ -49,7 +49,7 @@ fn reported(facts: &mut NodeFacts) {
 fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
-        NodeStep::Attach { .. } | NodeStep::Detach | NodeStep::Clear => None,
+        NodeStep::Attach { .. } | NodeStep::Grow | NodeStep::Detach | NodeStep::Clear => None,
     })
 }
 
@@ -68,6 +68,7 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
             NodeStep::Attach { replaces: Some(_), .. } => "replace",
             NodeStep::Attach { grow: true, replaces: None } => "attach",
             NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
+            NodeStep::Grow => "grow",
             NodeStep::Detach => "detach",
             NodeStep::Clear => "remove the files",
         })
@@ -123,6 +124,56 @@ fn check<const N: usize>(cases: [(&str, NodeFacts, &[&str]); N]) {
     for (name, facts, expected) in cases {
         assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
     }
+}
+
+/// It said that it waited for the node, which did nothing before the next attach.
+#[test]
+fn a_device_that_is_served_gets_the_size_of_the_spec() {
+    fn larger(facts: &mut NodeFacts) {
+        facts.spec.size = Some("2Gi".to_owned());
+    }
+    fn refused(facts: &mut NodeFacts) {
+        larger(facts);
+        (facts.last, facts.wait) = (failed("Refused"), WAIT);
+    }
+    check([
+        ("a larger spec", present(larger), &["grow"]),
+        ("the same spec", present(|_| {}), &[]),
+        (
+            "while it grows",
+            present(|f| {
+                larger(f);
+                f.doing = Some(Doing::Growing);
+            }),
+            &[],
+        ),
+        ("it was refused", present(refused), &["report"]),
+        (
+            "it is tried again",
+            present(|f| {
+                refused(f);
+                f.wait = Duration::ZERO;
+            }),
+            &["report", "grow"],
+        ),
+        (
+            "no longer wanted here",
+            present(|f| {
+                larger(f);
+                f.spec.node_name = other();
+            }),
+            &["report", "detach"],
+        ),
+    ]);
+    let failing = plan(&present(refused), &now());
+    assert_eq!(reason(&failing), ("True".to_owned(), "Refused".to_owned()), "it is served all the same");
+    assert_eq!(failing.again, Some(WAIT));
+    let again = present(|f| {
+        refused(f);
+        reported(f);
+        (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing));
+    });
+    assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
 }
 
 #[test]

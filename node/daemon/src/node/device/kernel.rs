@@ -41,6 +41,12 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn open(&self, device: Device) -> Result<OpenQueues, ControlError>;
     /// Starts a device whose queues are armed.
     fn start(&self, device: Device) -> Result<(), ControlError>;
+    /// True if the size of a device that is served can be changed.
+    fn can_resize(&self) -> bool;
+    /// The size of a device, in sectors.
+    fn sectors(&self, device: Device) -> Result<u64, ControlError>;
+    /// Changes the size of a started device, in sectors.
+    fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError>;
     /// Waits until the last server of a device has ended.
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError>;
     /// Has a process of its own flush a device that the kernel has lost, which may free it.
@@ -103,6 +109,18 @@ impl Devices for Kernel {
     fn start(&self, device: Device) -> Result<(), ControlError> {
         device.start()?;
         device.tune()
+    }
+
+    fn can_resize(&self) -> bool {
+        Features::probe().is_ok_and(|features| features.can_resize())
+    }
+
+    fn sectors(&self, device: Device) -> Result<u64, ControlError> {
+        device.sectors()
+    }
+
+    fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError> {
+        device.resize(sectors)
     }
 
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {

@@ -8,6 +8,7 @@ use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::node::local::live_map::LiveMap;
 use crate::node::ring::label::Label;
 use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
@@ -83,7 +84,13 @@ pub(in crate::node) enum Message {
         key: VolumeKey,
         done: Reply,
     },
-    /// For a volume that is gone it is dropped, as are those below.
+    /// Grows a volume, over a longer mapping of its live map. For a volume that is gone it is dropped, as are
+    /// those below.
+    Grow {
+        key: VolumeKey,
+        live_map: Box<LiveMap>,
+        sectors: u64,
+    },
     Event {
         key: VolumeKey,
         event: Event,

@@ -20,7 +20,6 @@ pub(crate) enum Start {
 
 /// A volume's planner that is not on a ring thread yet.
 pub(crate) struct Planned {
-    pub(in crate::node) sectors: u64,
     /// Most requests that it may have in flight.
     pub(in crate::node) requests: u32,
     pub(in crate::node) volume: Volume<LiveMap>,
@@ -34,7 +33,7 @@ impl Start {
     /// # Errors
     /// [`LiveMapError`] when what a predecessor left is not the volume's live map.
     pub(crate) fn make(self, setup: Setup, live_map: LiveMap) -> Result<Planned, LiveMapError> {
-        let (sectors, requests) = (setup.header.sectors, setup.requests);
+        let requests = setup.requests;
         let mut actions = Vec::with_capacity(64);
         let volume = match self {
             Self::Attach(state) => Volume::attach(setup, live_map, *state, now(), &mut actions),
@@ -46,6 +45,6 @@ impl Start {
                 volume
             }
         };
-        Ok(Planned { sectors, requests, volume, actions })
+        Ok(Planned { requests, volume, actions })
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct PublishedStatus {
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
     snapshots: broadcast::Sender<SnapshotAnswer>,
+    /// Sectors that the volume has, once it has grown.
+    sectors: watch::Sender<u64>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
     /// Bytes that the sides hold, as last measured.
@@ -70,6 +72,7 @@ impl PublishedStatus {
             state,
             repairs: watch::Sender::new(0),
             snapshots: broadcast::Sender::new(WAITING_ANSWERS),
+            sectors: watch::Sender::new(0),
             refused: watch::Sender::new(None),
             cached_bytes: AtomicU64::default(),
         }
@@ -108,6 +111,17 @@ impl PublishedStatus {
     /// Receives every answer from now on.
     pub(crate) fn snapshot_answers(&self) -> broadcast::Receiver<SnapshotAnswer> {
         self.snapshots.subscribe()
+    }
+
+    /// Publishes that requests to this many sectors may come.
+    pub(crate) fn grown(&self, sectors: u64) {
+        self.sectors.send_replace(sectors);
+    }
+
+    /// Ends once the volume has grown to this many sectors or more. Returns how many it has.
+    pub(crate) async fn reach_sectors(&self, wanted: u64) -> u64 {
+        let mut sectors = self.sectors.subscribe();
+        *sectors.wait_for(|has| *has >= wanted).await.expect("the status itself holds the sender")
     }
 
     pub(crate) fn queue_refused(&self, errno: Errno) {

@@ -100,7 +100,6 @@ pub(in crate::node) struct ServedVolume {
     key: VolumeKey,
     lines: Lines,
     volume: Volume<LiveMap>,
-    sectors: u64,
     slots: Slots,
     shared: SharedFiles,
     queues: Queues,
@@ -128,13 +127,12 @@ pub(in crate::node) struct ServedParts {
 
 impl ServedVolume {
     pub(in crate::node) fn new(planned: Planned, made: ServedParts) -> Self {
-        let Planned { sectors, requests, volume, actions } = planned;
+        let Planned { requests, volume, actions } = planned;
         let ServedParts { key, label, slots, shared, work, published, place } = made;
         Self {
             key,
             lines: Lines::new(label),
             volume,
-            sectors,
             slots,
             shared,
             queues: Queues::new(requests),
@@ -163,6 +161,13 @@ impl ServedVolume {
             self.perform(ring, action);
         }
         self.actions = actions;
+    }
+
+    /// The volume is to have this many sectors, which `live_map` has room for.
+    pub(in crate::node) fn grow(&mut self, ring: &mut Ring, live_map: LiveMap, sectors: u64, now: Millis) {
+        // The same file; the ring has it open already.
+        *self.volume.memory_mut() = live_map;
+        self.handle(ring, Event::Grow { sectors }, now);
     }
 
     /// Does what the planner asked for when the volume was made, and shows its first figures.

@@ -189,6 +189,11 @@ impl RingThread {
                 Some(true) => drop(done.send(Err(RingRefusal::Armed))),
                 None => drop(done.send(Err(RingRefusal::Gone))),
             },
+            Message::Grow { key, live_map, sectors } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.grow(ring, *live_map, sectors, now);
+                }
+            }
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
                     served.handle(ring, event, now);

@@ -257,6 +257,120 @@ async fn host_attaches(host: &Host, node: &Node) {
     host.check(node).await;
 }
 
+/// Bytes of a volume that has grown.
+const LARGER: u64 = 2 * SECTORS * SECTOR_BYTES;
+
+impl Host {
+    /// Sectors of the device that serves a volume.
+    fn sectors_of(&self, volume: &str, epoch: u64) -> u64 {
+        let info = self.device_of(self.dirs.tag(&id(volume), epoch)).unwrap();
+        let mut sectors = 0;
+        self.kernel.change(info.id, |known| sectors = known.sectors);
+        sectors
+    }
+}
+
+/// Whatever the process did before its death, the device has the old size or the new one, and gets the new
+/// one.
+#[test]
+fn a_volume_grows_over_the_death_of_its_daemon() {
+    // add, open, start, resize
+    for death in [None, Some(Death::Before(3)), Some(Death::After(3))] {
+        let host = &Host::new(&["x", "y"]);
+        host.kernel.die(death);
+        host.daemon(|node| async move {
+            host.attach(&node, "x").await;
+            let grown = node.grow(&id("x"), LARGER).await.unwrap();
+            assert_eq!(grown.bytes, LARGER);
+            node.grow(&id("x"), LARGER).await.expect("again it changes nothing");
+            host.attach(&node, "y").await;
+            assert_eq!(host.sectors_of("y", 1), SECTORS);
+        });
+        host.daemon(|node| async move {
+            host.settle(&node).await;
+            until(|| host.sectors_of("x", 1) == 2 * SECTORS).await;
+            until(|| node.list()[0].attached.as_ref().is_some_and(|device| device.bytes == LARGER)).await;
+            host.end(&node).await;
+            assert_eq!(host.attach(&node, "x").await.bytes, LARGER, "it is in the log");
+        });
+    }
+}
+
+/// The live map and the header know more than the record: the daemon died between the two.
+#[test]
+fn a_volume_that_grew_without_its_record_is_recovered() {
+    let host = &Host::new(&["x"]);
+    let local = host.dirs.local_of(&id("x"));
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        node.grow(&id("x"), LARGER).await.unwrap();
+    });
+    let record = local.read_record().unwrap().unwrap();
+    assert_eq!(record.sectors, 2 * SECTORS);
+    local.write_record(&AttachedRecord { sectors: SECTORS, ..record }).unwrap();
+    host.kernel.change(1, |known| known.sectors = SECTORS);
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        assert_eq!(host.sectors_of("x", 1), SECTORS);
+        assert_eq!(node.grow(&id("x"), LARGER).await.unwrap().bytes, LARGER);
+        assert_eq!(host.sectors_of("x", 1), 2 * SECTORS);
+    });
+}
+
+#[test]
+fn a_growth_that_is_refused_changes_nothing() {
+    let host = &Host::new(&["x"]);
+    let local = &host.dirs.local_of(&id("x"));
+    host.daemon(|node| async move {
+        let x = &id("x");
+        assert!(matches!(node.grow(x, LARGER).await, Err(NodeError::NotAttached(_))));
+        host.attach(&node, "x").await;
+        for wrong in [0, LARGER + 1] {
+            assert!(matches!(node.grow(x, wrong).await, Err(NodeError::Size(_))));
+        }
+        let shrinks = node.grow(x, SECTOR_BYTES).await.unwrap_err();
+        assert!(shrinks.to_string().starts_with("size: volume x has 64 sectors"), "{shrinks}");
+        host.kernel.refuse(&["features"]);
+        let older = node.grow(x, LARGER).await.unwrap_err();
+        assert!(older.to_string().contains("Linux 6.16"), "{older}");
+        assert_eq!(local.read_record().unwrap().unwrap().sectors, SECTORS);
+        host.kernel.refuse(&["resize"]);
+        node.grow(x, LARGER).await.unwrap_err();
+        assert_eq!(node.list()[0].attached.as_ref().unwrap().bytes, SECTORS * SECTOR_BYTES, "the device's");
+        host.kernel.refuse(&[]);
+        assert_eq!(node.grow(x, LARGER).await.unwrap().bytes, LARGER);
+        host.end(&node).await;
+    });
+}
+
+/// The log says the new size before the device has it, so a growth waits; the detach of another client ends
+/// the wait.
+#[test]
+fn a_growth_waits_for_the_store_and_ends_with_a_detach() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.attach(&node, "y").await;
+        host.bucket.close("volumes/x/");
+        let waiting = tokio::spawn({
+            let node = node.clone();
+            async move { node.grow(&id("x"), LARGER).await }
+        });
+        node.grow(&id("y"), LARGER).await.expect("no other volume waits");
+        assert!(!waiting.is_finished());
+        assert_eq!(host.sectors_of("x", 1), SECTORS);
+        let detaching = tokio::spawn({
+            let node = node.clone();
+            async move { node.detach(&id("x")).await }
+        });
+        let ended = waiting.await.unwrap().unwrap_err();
+        assert!(matches!(ended, NodeError::Busy { .. }), "{ended}");
+        host.bucket.open();
+        detaching.await.unwrap().unwrap();
+        host.end(&node).await;
+    });
+}
+
 /// A daemon that died after a takeover: the next one answered a repeated attach without a word on the
 /// replaced writer.
 #[test]

@@ -316,6 +316,23 @@ impl Devices for FakeKernel {
         })
     }
 
+    fn can_resize(&self) -> bool {
+        !self.lock().refused.contains(&"features")
+    }
+
+    fn sectors(&self, device: Device) -> Result<u64, ControlError> {
+        Ok(self.lock().of(device, "look")?.sectors)
+    }
+
+    fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError> {
+        self.command("resize", Some(device), |state| {
+            let known = state.of(device, "resize")?;
+            assert!(known.info.state == DeviceState::Live && sectors > known.sectors);
+            known.sectors = sectors;
+            Ok(())
+        })
+    }
+
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
         self.command("start_recovery", Some(device), |state| {
             let known = state.of(device, "recovery")?;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_service::chain;
 use holdfast_service::tasks::Tasks;
+use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceSpec, Transport};
 
 use crate::node::device::kernel::Devices;
@@ -56,7 +57,7 @@ impl VolumeDevices {
         let DeviceShape { transport, queues, depth, max_io_bytes } = new_device(transport);
         let spec = DeviceSpec {
             id: None,
-            sectors: present.terms.sectors,
+            sectors: present.sectors(),
             queues,
             depth,
             max_io_bytes,
@@ -74,6 +75,30 @@ impl VolumeDevices {
         let kernel = Arc::clone(&self.kernel);
         present.unless_refused(device, blocking(move || Ok(kernel.start(device)?))).await?;
         Ok(device)
+    }
+
+    /// Fails where the kernel cannot change the size of a device that is served.
+    ///
+    /// # Errors
+    /// [`NodeError::DeviceCannotGrow`].
+    pub(in crate::node) async fn check_growth(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let kernel = Arc::clone(&self.kernel);
+        if run_blocking(move || kernel.can_resize()).await {
+            Ok(())
+        } else {
+            Err(NodeError::DeviceCannotGrow(volume.clone()))
+        }
+    }
+
+    /// Makes the device as large as the volume. Again it changes nothing.
+    pub(in crate::node) async fn grow(&self, present: &Present, device: Device) -> Result<(), NodeError> {
+        let (has, sectors) = (present.device_sectors(), present.sectors());
+        if has < sectors {
+            let kernel = Arc::clone(&self.kernel);
+            blocking(move || Ok(kernel.resize(device, sectors)?)).await?;
+            present.set_device_sectors(sectors);
+        }
+        Ok(())
     }
 
     /// Offers the queues of a device to the kernel again, once its last server has ended: requests that

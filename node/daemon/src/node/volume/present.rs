@@ -1,6 +1,7 @@
 //! A volume on a ring thread, as every task of the node sees it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_engine::record::Displaced;
@@ -37,6 +38,12 @@ pub(in crate::node) struct Present {
     pub(in crate::node) published: Arc<PublishedStatus>,
     pub(in crate::node) state: Arc<StateCell>,
     pub(in crate::node) terms: WriterTerms,
+    /// The most sectors that its device may have: so many the volume has. Its record says them.
+    sectors: AtomicU64,
+    /// Those that the device has.
+    device_sectors: AtomicU64,
+    /// Held while the volume is made to grow.
+    pub(in crate::node) growing: tokio::sync::Mutex<()>,
     /// Held while the record in the tmpfs directory is written.
     remembering: Mutex<()>,
 }
@@ -46,6 +53,7 @@ pub(in crate::node) struct Present {
 pub(in crate::node) struct WriterTerms {
     /// The tag of its device.
     pub(in crate::node) tag: DeviceTag,
+    /// Sectors when it came onto its ring.
     pub(in crate::node) sectors: u64,
     pub(in crate::node) epoch: u64,
     pub(in crate::node) max_age_ms: u64,
@@ -78,8 +86,45 @@ impl Present {
     ) -> Self {
         let VolumeStore { name: store_name, objects, log } = store;
         let RingPlace { ring, key, published } = place;
-        let remembering = Mutex::default();
-        Self { local, store_name, objects, log, ring, key, published, state, terms, remembering }
+        let [sectors, device_sectors] = [(); 2].map(|()| AtomicU64::new(terms.sectors));
+        let (growing, remembering) = Default::default();
+        Self {
+            local,
+            store_name,
+            objects,
+            log,
+            ring,
+            key,
+            published,
+            state,
+            terms,
+            sectors,
+            device_sectors,
+            growing,
+            remembering,
+        }
+    }
+
+    /// Sectors of the volume.
+    pub(in crate::node) fn sectors(&self) -> u64 {
+        self.sectors.load(Ordering::Relaxed)
+    }
+
+    /// Sectors of its device.
+    pub(in crate::node) fn device_sectors(&self) -> u64 {
+        self.device_sectors.load(Ordering::Relaxed)
+    }
+
+    /// The device has so many sectors.
+    pub(in crate::node) fn set_device_sectors(&self, sectors: u64) {
+        self.device_sectors.store(sectors, Ordering::Relaxed);
+    }
+
+    /// The volume has grown: a restarted daemon may find a device of this size, or grows it to it.
+    pub(in crate::node) fn remember_sectors(&self, sectors: u64) -> Result<(), NodeError> {
+        let _one_at_a_time = self.remembering.lock();
+        self.sectors.store(sectors, Ordering::Relaxed);
+        self.write_record(&self.state.get())
     }
 
     /// Takes the volume off its ring. Again it changes nothing.
@@ -122,7 +167,7 @@ impl Present {
             device_path: device.block_path(),
             transport: device.transport(),
             epoch: self.terms.epoch,
-            bytes: self.terms.sectors * SECTOR_BYTES,
+            bytes: self.device_sectors() * SECTOR_BYTES,
             displaced: self.terms.displaced.clone(),
         }
     }
@@ -158,12 +203,12 @@ impl Present {
     }
 
     fn write_record(&self, state: &State) -> Result<(), NodeError> {
-        let WriterTerms { tag, sectors, epoch, max_age_ms, durability, displaced } = self.terms.clone();
+        let WriterTerms { tag, sectors: _, epoch, max_age_ms, durability, displaced } = self.terms.clone();
         self.local.write_record(&AttachedRecord {
             version: ATTACHED_VERSION,
             tag: tag.0,
             device_id: state.device().map(|device| device.id()),
-            sectors,
+            sectors: self.sectors(),
             epoch,
             max_age_ms,
             durability,

@@ -54,6 +54,7 @@ struct Left {
     record: AttachedRecord,
     /// Its server has ended.
     device: Option<Device>,
+    device_sectors: u64,
     header_generation: u64,
     header: Header,
     pending: Option<Pending>,
@@ -81,8 +82,10 @@ impl Left {
             return Err(NodeError::OtherInstallation(local.volume().clone()));
         }
         let device = device_of(devices, local, &mut record)?;
+        let mut device_sectors = record.sectors;
         if let Some(device) = device {
             devices.start_recovery(device, quiesce_within)?;
+            device_sectors = devices.sectors(device)?;
         }
         let Some((header_generation, header)) = local.read_header()? else {
             if device.is_some() {
@@ -96,7 +99,7 @@ impl Left {
         let pending = local.read_pending()?;
         let live_map = LiveMap::open(&local.live_map_path(), header.sectors)?;
         let files = local.open_files(record.sectors)?;
-        Ok(Some(Self { record, device, header_generation, header, pending, live_map, files }))
+        Ok(Some(Self { record, device, device_sectors, header_generation, header, pending, live_map, files }))
     }
 }
 
@@ -227,6 +230,12 @@ impl Node {
         }
         served?;
         present.state.apply(&StateEvent::Recovered);
+        if let Some(device) = device
+            && let Err(error) = self.0.devices.grow(&present, device).await
+        {
+            // It serves as it is, and grows when that is asked for again.
+            tracing::warn!(volume = %one.volume, error = chain(&error), "a device that was to grow did not");
+        }
         // Without a device nothing writes: the previous process died while it attached. The next attach
         // starts over.
         if present.is_detaching() || device.is_none() {
@@ -249,6 +258,7 @@ impl Node {
             return Ok(None);
         };
         let (device, is_detaching) = (left.device, left.record.detaching);
+        let device_sectors = left.device_sectors;
         let span = tracing::Span::current();
         span.record("epoch", left.record.epoch).record("device", device.map(|device| device.id()));
         let joining = self.joining(one, local.clone(), left)?;
@@ -264,12 +274,14 @@ impl Node {
             }
             added => added?,
         };
+        present.set_device_sectors(device_sectors);
         Ok(Some(present))
     }
 
     /// Reserves a place on a ring thread for a volume, and joins it with the state that was left.
     fn joining(&self, one: &Recovery, local: Local, left: Left) -> Result<Joining, NodeError> {
-        let Left { record, device, header_generation, header, pending, live_map, files } = left;
+        let Left { record, device, device_sectors: _, header_generation, header, pending, live_map, files } =
+            left;
         let AttachedRecord {
             version: _,
             tag,

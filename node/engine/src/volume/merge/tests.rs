@@ -66,7 +66,8 @@ fn record(manifest: &Manifest, segments: &[u8], merges: Vec<Merge>) -> Record {
     let segments = segments.iter().map(segment).collect();
     let (chunks, invalidated, generation) = (ChunkSet::default(), SideSet::NONE, 1);
     let (closed, snapshots) = (Place::default(), SnapshotChange::default());
-    let body = Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots };
+    let body =
+        Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors: None };
     Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body }
 }
 

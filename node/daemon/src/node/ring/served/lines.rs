@@ -48,7 +48,11 @@ impl Lines {
     /// Logs what the planner reports, where it is worth a line.
     pub(super) fn report(&self, report: &Report, now: Millis) {
         match report {
-            Report::Ready | Report::Detached | Report::Preserved { .. } | Report::Repaired => {}
+            Report::Ready
+            | Report::Detached
+            | Report::Preserved { .. }
+            | Report::Repaired
+            | Report::Grown { .. } => {}
             Report::SnapshotTaken(taken) => self.label.span().in_scope(|| {
                 tracing::info!(seq = %taken.seq, uid = %taken.uid, "took a snapshot");
             }),

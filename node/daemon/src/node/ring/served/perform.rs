@@ -136,7 +136,7 @@ impl ServedVolume {
     /// A chunk's pages find their place in the durable map before anything is written there: no flush fails
     /// for space.
     pub(super) fn prepare_durable(&mut self, ring: &mut Ring, chunk: Chunk) {
-        let (offset_bytes, len_bytes) = durable_map::chunk_extent(self.sectors, chunk);
+        let (offset_bytes, len_bytes) = durable_map::chunk_extent(chunk);
         let operation = self.begin_file(FileOperation::PrepareDurable(chunk));
         ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, operation);
     }

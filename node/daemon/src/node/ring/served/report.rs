@@ -21,6 +21,7 @@ impl ServedVolume {
             Report::Detached => self.published.report(WriterState::Detached),
             Report::Preserved { complete } => self.published.report(WriterState::Preserved { complete }),
             Report::Repaired => self.published.repaired(),
+            Report::Grown { sectors } => self.published.grown(sectors),
             Report::SnapshotTaken(taken) => self.published.snapshot_answered(SnapshotAnswer::Taken(taken)),
             Report::SnapshotRefused { uid, why } => {
                 self.published.snapshot_answered(SnapshotAnswer::Refused(uid, why));

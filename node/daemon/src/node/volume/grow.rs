@@ -1,0 +1,63 @@
+//! Growth of a volume that is served: its files, its log, its device, in this order.
+//!
+//! 1. the sides, the durable map and the live map are made long enough;
+//! 2. the log says the new size, then the live map (`node/engine/src/volume/growth.rs`);
+//! 3. the record in the tmpfs directory says it;
+//! 4. the kernel is told: requests to the new sectors come from then on.
+//!
+//! On failure: the volume serves as before. What was done stays, and the same request continues; a daemon
+//! that restarts after step 3 does step 4 by itself.
+
+use holdfast_engine::attach::AttachRefused;
+use holdfast_types::VolumeId;
+
+use crate::node::error::NodeError;
+use crate::node::local::live_map::LiveMap;
+use crate::node::ring::message::Message;
+use crate::node::run_blocking::blocking;
+use crate::node::volume::state::{State, WriterState};
+use crate::node::volume::table::refusal;
+use crate::node::{Attached, Node, sectors_of};
+
+impl Node {
+    /// Grows a volume that is served, and its device, to this size. Again it changes nothing. Waits while the
+    /// store is unreachable.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`], [`AttachRefused::Shrinks`], [`NodeError::DeviceCannotGrow`],
+    /// [`NodeError::TooLarge`], [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`].
+    #[tracing::instrument(name = "grow", skip_all, fields(volume = %volume, bytes))]
+    pub(crate) async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, NodeError> {
+        let sectors = sectors_of(bytes)?;
+        let present = self.0.volumes.present(volume)?;
+        let _one_at_a_time = present.growing.lock().await;
+        let device = match present.state.get() {
+            State::Serving { device, writer: WriterState::Ready } => device,
+            other => return Err(refusal(volume, &other)),
+        };
+        let from = present.sectors();
+        if sectors < from {
+            return Err(AttachRefused::Shrinks { volume: volume.clone(), from, to: sectors }.into());
+        }
+        self.0.devices.check_growth(volume).await?;
+        if sectors > from {
+            let local = present.local.clone();
+            let live_map = blocking(move || {
+                local.open_files(sectors)?;
+                LiveMap::open(&local.live_map_path(), sectors)
+            });
+            let live_map = Box::new(live_map.await?);
+            present.ring.send(Message::Grow { key: present.key, live_map, sectors }).await;
+            let grown = tokio::select! {
+                grown = present.published.reach_sectors(sectors) => grown,
+                state = present.state.reach(|state| state.has_ended() || state.is_detaching()) => {
+                    return Err(refusal(volume, &state));
+                }
+            };
+            present.remember_sectors(grown)?;
+        }
+        self.0.devices.grow(&present, device).await?;
+        tracing::info!(%volume, from, sectors, "the volume grew");
+        Ok(present.attached_by(device))
+    }
+}
