@@ -131,13 +131,13 @@ fn counts(world: &World) -> Result<Vec<Figure>> {
             Bar::AtMost(1.5),
             "the longest turn of the commit of 16,384 scattered sectors",
         ),
-        Figure {
-            name: "ring_steps_per_commit_1tib_vs_10gib".to_owned(),
-            value: ratio("all")?,
-            unit: "ratio",
-            against: "all turns of it; 16,384 pages of the map in place of 1,639".to_owned(),
-            bar: None,
-        },
+        figure(
+            "ring_steps_per_commit_1tib_vs_10gib",
+            ratio("all")?,
+            "ratio",
+            Bar::AtMost(1.5),
+            "all turns of it; 16,384 pages of the map in place of 1,639",
+        ),
     ])
 }
 

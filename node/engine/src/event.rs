@@ -202,7 +202,7 @@ pub enum Event {
     /// Answer: [`crate::action::Report::Grown`] once the log says so; none where the volume is fenced or
     /// released before.
     Grow {
-        /// Logical size.
+        /// Logical size, [`crate::limit::MAX_SECTORS`] at most.
         sectors: u64,
     },
     /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at

@@ -57,6 +57,7 @@ use crate::action::{Action, Report};
 use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Event, Op, RequestId};
+use crate::limit::MAX_SECTORS;
 use crate::manifest::Manifest;
 use crate::record::Body;
 use crate::safeguard::{
@@ -709,6 +710,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if sectors <= self.core.map.sectors() {
             return out.push(Action::Report(Report::Grown { sectors: self.core.map.sectors() }));
         }
+        // No record may say more: none that does can be read.
+        if sectors > MAX_SECTORS {
+            return;
+        }
         if matches!(self.core.lifecycle, Lifecycle::Serving | Lifecycle::Recovering { detach: false }) {
             self.growth.ask(sectors);
             if !safeguard(GrowInLogFirst) {
@@ -729,8 +734,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return self.take_size(sectors, out);
         }
         let Some(manifest) = &self.core.manifest else { return };
-        let is_still = self.sealer.is_open() && self.log.is_idle() && !self.log.is_full(manifest);
-        if is_still && manifest.is_attached() {
+        // What keeps a sealed side from being read is no reason to wait for it.
+        let is_still = matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)) && self.log.is_idle();
+        if is_still && !self.log.is_full(manifest) && manifest.is_attached() {
             self.create_change(Default::default(), SideSet::NONE, SnapshotChange::default(), out);
         }
     }

@@ -5,6 +5,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId, Unprepared};
 use holdfast_engine::fence::Fence;
+use holdfast_engine::limit::MAX_SECTORS;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
@@ -264,4 +265,20 @@ fn a_chunk_that_changed_since_the_round_keeps_its_memory() {
     tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
     let heard = drive(&mut volume, 62_000, Event::MapWritten { result: Ok(()) }, Ok(()));
     assert!(heard.evicted > 0 && heard.released.is_empty(), "{:?}", heard.released);
+}
+
+/// Found by reading: no record that says more can be read, and the volume was lost with it.
+#[test]
+fn a_growth_beyond_the_largest_size_never_reaches_the_log() {
+    let mut volume = volume();
+    let mut grow = |sectors| {
+        volume.memory_mut().resize(usize::try_from(map_bytes(2 * SECTORS)).unwrap(), 0);
+        tell(&mut volume, 1000, Event::Grow { sectors })
+    };
+    assert_eq!(grow(MAX_SECTORS + 1), []);
+    assert!(
+        matches!(grow(2 * SECTORS)[..], [Action::StorePending { .. }]),
+        "the next request is not held up"
+    );
+    assert_eq!(volume.status().sectors, SECTORS);
 }

@@ -40,22 +40,34 @@ pub async fn remove(
     nonce: Nonce,
     unix_ms: u64,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    remove_if(objects, volume, nonce, unix_ms, |_manifest| true).await
+    remove_if(objects, volume, nonce, unix_ms, |_manifest| Wanted::Removed).await
 }
 
-/// The same while `is_wanted` holds of the log up to which nothing was appended before the tombstone; it is
-/// given nothing for a log that is damaged.
+/// The fate of a volume whose log was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// It is removed.
+    Removed,
+    /// It was used since that was decided, and is kept.
+    Kept,
+    /// What cannot be read decides: it is kept until then.
+    Unknown,
+}
+
+/// The same if `wanted` says so of the log up to which nothing was appended before the tombstone; it is given
+/// nothing for a log that is damaged.
 ///
 /// # Errors
-/// [`LogFailure::UsedSince`]: it does not hold, nothing was changed; else those of [`remove`].
+/// [`LogFailure::UsedSince`]: the volume is kept, nothing was changed; the damage of a log that decides; else
+/// those of [`remove`].
 pub(crate) async fn remove_if(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-    is_wanted: impl Fn(Option<&Manifest>) -> bool,
+    wanted: impl Fn(Option<&Manifest>) -> Wanted,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    let Some(tombstone) = bury(objects, volume, nonce, unix_ms, is_wanted).await? else {
+    let Some(tombstone) = bury(objects, volume, nonce, unix_ms, wanted).await? else {
         return Ok(Vec::new());
     };
     // All snapshots are forgotten: a fork that comes now is void.
@@ -113,21 +125,23 @@ async fn bury(
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-    is_wanted: impl Fn(Option<&Manifest>) -> bool,
+    wanted: impl Fn(Option<&Manifest>) -> Wanted,
 ) -> Result<Option<Seq>, LogFailure> {
     for _ in 0..TRIES {
         let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
             return Ok(None);
         };
-        let manifest = refuse_with_snapshots(objects, volume, last).await?;
+        let read = refuse_with_snapshots(objects, volume, last).await?;
         match read_record(objects, volume, last).await {
             Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
             // A damaged record is not a tombstone, and is about to be deleted.
             Ok(_) | Err(LogFailure::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
-        if !is_wanted(manifest.as_ref()) {
-            return Err(LogFailure::UsedSince(volume.clone()));
+        match (wanted(read.as_ref().ok()), read) {
+            (Wanted::Removed, _) => {}
+            (Wanted::Unknown, Err(damage)) => return Err(damage),
+            (Wanted::Kept | Wanted::Unknown, _) => return Err(LogFailure::UsedSince(volume.clone())),
         }
         let record = Record {
             volume: volume.clone(),
@@ -147,7 +161,7 @@ async fn bury(
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// Reads the log; nothing if it is damaged. A record at `last` or before it may have registered snapshots;
+/// Reads the log, or how it is damaged. A record at `last` or before it may have registered snapshots;
 /// one that comes behind it makes the create of the tombstone lose.
 ///
 /// # Errors
@@ -156,12 +170,12 @@ pub(crate) async fn refuse_with_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     last: Seq,
-) -> Result<Option<Manifest>, LogFailure> {
+) -> Result<Result<Manifest, LogFailure>, LogFailure> {
     match read_manifest_to_end(objects, volume).await {
         Ok(manifest) => {
             let seqs: Vec<Seq> = live(objects, &manifest).await?.iter().map(|known| known.seq).collect();
             if seqs.is_empty() {
-                Ok(Some(manifest))
+                Ok(Ok(manifest))
             } else {
                 Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs })
             }
@@ -175,7 +189,7 @@ pub(crate) async fn refuse_with_snapshots(
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
             let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
             roots.retain(|seq| *seq <= last && !forgotten.contains(seq));
-            if roots.is_empty() { Ok(None) } else { Err(damage) }
+            if roots.is_empty() { Ok(Err(damage)) } else { Err(damage) }
         }
         Err(error) => Err(error),
     }

@@ -28,7 +28,7 @@ use holdfast_types::{Nonce, Seq, VolumeId};
 
 use crate::fork::confirm_fork;
 use crate::read::{read_manifest_to_end, records_after};
-use crate::remove::{refuse_with_snapshots, remove_if};
+use crate::remove::{Wanted, refuse_with_snapshots, remove_if};
 use crate::{LogFailure, store};
 
 /// Bytes of the longest object, and some more: a page that a proxy sends is longer.
@@ -130,15 +130,28 @@ pub async fn discard(
     if manifest.as_ref().is_some_and(|manifest| !manifest.exists() || manifest.is_deleted()) {
         return Ok(false);
     }
-    let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else { return Ok(false) };
-    let read = refuse_with_snapshots(objects, volume, last).await?;
-    let epoch = read.map_or(TrashStay::UNREADABLE, |manifest| manifest.epoch());
-    let stay = TrashStay { volume: volume.clone(), epoch, nonce };
-    match objects.create(&TrashKey::Entry(stay).to_string(), terms.text().into()).await {
+    let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
+        // A list that is older than the volume.
+        return if manifest.is_some() { Err(LogFailure::Contended(volume.clone())) } else { Ok(false) };
+    };
+    // What one reader found damaged may be whole.
+    let epoch = match refuse_with_snapshots(objects, volume, last).await? {
+        Ok(manifest) => manifest.epoch(),
+        Err(_damage) => match refuse_with_snapshots(objects, volume, last).await? {
+            Ok(manifest) => manifest.epoch(),
+            Err(_damage) => TrashStay::UNREADABLE,
+        },
+    };
+    begin(objects, &TrashStay { volume: volume.clone(), epoch, nonce }, terms).await.map(|()| true)
+}
+
+/// Begins a stay. Again it changes nothing.
+async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, terms: &Terms) -> Result<(), LogFailure> {
+    match objects.create(&TrashKey::Entry(stay.clone()).to_string(), terms.text().into()).await {
         // Exists: an answer was lost.
-        Ok(_) | Err(CreateError::Exists { .. }) => Ok(true),
+        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            Err(store("put into the trash the objects", volume)(source))
+            Err(store("put into the trash the objects", &stay.volume)(source))
         }
     }
 }
@@ -151,10 +164,10 @@ pub async fn read_trash(objects: &dyn ObjectStore) -> Result<Trash, StoreError> 
     under(objects, TRASH_PREFIX).await
 }
 
-/// Takes a volume out of the trash. Returns false if it was not there.
+/// Takes a volume out of the trash. Returns false if it was not there; a damaged one is as it was.
 ///
 /// # Errors
-/// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
+/// [`LogFailure::WasDeleted`]: it is being removed, or was. [`LogFailure::Store`]: call again.
 pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<bool, LogFailure> {
     let prefix = trash_prefix(volume);
     let there =
@@ -173,7 +186,16 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
             return Err(LogFailure::WasDeleted(volume.clone()));
         }
     }
-    Ok(!there.stays.is_empty())
+    if !there.stays.is_empty() {
+        return Ok(true);
+    }
+    // Its stay may have ended since the caller read the log.
+    match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) if manifest.is_deleted() => Err(LogFailure::WasDeleted(volume.clone())),
+        Ok(_) => Ok(false),
+        Err(failure) if failure.is_damage() => Ok(false),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Ends a stay whose time is over at `now`, or whose end was decided: removes the volume, unless it was taken
@@ -208,6 +230,16 @@ pub async fn empty(
             Err(failure) if failure.is_damage() && stay.epoch == TrashStay::UNREADABLE => None,
             Err(failure) => return Err(failure),
         };
+        if let Some(manifest) =
+            manifest.as_ref().filter(|manifest| manifest.exists() && !manifest.is_deleted())
+            && stay.epoch == TrashStay::UNREADABLE
+        {
+            // It was repaired since, and may be used: a stay that knows its epoch begins.
+            begin(objects, &TrashStay { epoch: manifest.epoch(), ..stay.clone() }, &entry).await?;
+            decide(objects, stay, End::TakenBack).await?;
+            clear(objects, stay).await?;
+            return Ok(Emptied::NotDue);
+        }
         if !is_unused(stay, manifest.as_ref()) {
             decide(objects, stay, End::TakenBack).await?;
             clear(objects, stay).await?;
@@ -215,7 +247,7 @@ pub async fn empty(
         }
         // Before it is decided: the volume may still be taken back.
         if let Some(last) = records_after(objects, &stay.volume, Seq(0)).await?.last() {
-            refuse_with_snapshots(objects, &stay.volume, *last).await?;
+            let (Ok(_) | Err(_)) = refuse_with_snapshots(objects, &stay.volume, *last).await?;
         }
         decide(objects, stay, End::Removed).await?
     };
@@ -226,8 +258,12 @@ pub async fn empty(
     }
     // The same for each call, so that a tombstone is found again.
     let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let is_unused = |manifest: Option<&Manifest>| is_unused(stay, manifest);
-    let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, is_unused).await {
+    let wanted = |manifest: Option<&Manifest>| match manifest {
+        _ if is_unused(stay, manifest) => Wanted::Removed,
+        Some(_) => Wanted::Kept,
+        None => Wanted::Unknown,
+    };
+    let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, wanted).await {
         Ok(_readers) => Emptied::Removed,
         Err(LogFailure::UsedSince(_)) => Emptied::Used,
         Err(failure) => return Err(failure),
@@ -236,12 +272,16 @@ pub async fn empty(
     Ok(emptied)
 }
 
-/// Deletes the objects of a stay of which a later one says all that is to be known.
+/// Ends a stay of which a later one says all that is to be known. Returns false if it was decided that the
+/// volume is removed: that is to be done ([`empty`]).
 ///
 /// # Errors
 /// [`LogFailure::Store`]: call again.
-pub async fn replaced(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
-    clear(objects, stay).await
+pub async fn replaced(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<bool, LogFailure> {
+    if decide(objects, stay, End::TakenBack).await? == End::Removed {
+        return Ok(false);
+    }
+    clear(objects, stay).await.map(|()| true)
 }
 
 impl Trash {
@@ -297,6 +337,7 @@ async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<
     match objects.get(key, MAX_BYTES).await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(StoreError::TooLarge { .. }) => Err(LogFailure::NotOfTrash { key: key.to_owned() }),
         Err(source) => Err(store("look into the trash for the objects", &stay.volume)(source)),
     }
 }

@@ -27,8 +27,15 @@ const FIELD_MANAGER: &str = "holdfast-operator-sweep";
 pub(crate) struct VolumeHere {
     /// `spec.objectStore`.
     pub(crate) object_store: Option<String>,
-    /// True if it exists in its object store.
+    /// True if it exists in its object store, and is not being deleted.
     pub(crate) is_provisioned: bool,
+}
+
+impl VolumeHere {
+    /// True if it has its data in the ObjectStore of this name.
+    pub(crate) fn uses(&self, object_store: &str) -> bool {
+        self.is_provisioned && self.object_store.as_deref() == Some(object_store)
+    }
 }
 
 /// The cluster.
@@ -36,7 +43,7 @@ pub(crate) trait Cluster: Send + Sync + 'static {
     /// All ObjectStores.
     fn object_stores(&self) -> impl Future<Output = Result<Vec<ObjectStore>, ApiError>> + Send;
 
-    /// The Volumes that are not being deleted, by their identity.
+    /// The Volumes, by their identity; one that is being deleted counts while it may still be retained.
     fn volumes(&self) -> impl Future<Output = Result<HashMap<String, VolumeHere>, ApiError>> + Send;
 
     /// The bucket of an ObjectStore; another one when its spec or a Secret changed.
@@ -85,9 +92,14 @@ impl Cluster for ApiServer {
         let volumes: Api<Volume> = Api::all(self.client.clone());
         let volumes = call(volumes.list(&ListParams::default())).await?.items;
         let mut here: HashMap<String, VolumeHere> = HashMap::new();
-        for volume in volumes.iter().filter(|volume| volume.metadata.deletion_timestamp.is_none()) {
+        for volume in volumes {
             let conditions = volume.status.as_ref().map(|status| status.conditions.as_slice());
-            let is_provisioned = is_true(conditions.unwrap_or_default(), PROVISIONED);
+            let exists = is_true(conditions.unwrap_or_default(), PROVISIONED);
+            let is_going = volume.metadata.deletion_timestamp.is_some();
+            if is_going && !exists {
+                continue;
+            }
+            let (volume, is_provisioned) = (&volume, exists && !is_going);
             let object_store = volume.spec.object_store.clone();
             // Of two with one identity the other is refused.
             if is_provisioned || !here.contains_key(&id_of(volume)) {

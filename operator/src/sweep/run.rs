@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::cluster::Cluster;
 use super::report::{self, SweepFailed};
 use super::schedule::Facts;
-use super::trash::{TrashReport, empty_trash};
+use super::trash::{TrashReport, empty_trash, take_back_used};
 use crate::metrics::Metrics;
 
 /// Time between two looks at the ObjectStores.
@@ -26,6 +26,9 @@ const EVERY: Duration = Duration::from_secs(60);
 struct Known {
     /// Memory of the last sweep, and the connection through which it read.
     remembered: Option<(Arc<dyn Bucket>, Heads)>,
+    /// True once this instance has looked which volumes in the trash are used here: another cluster may remove
+    /// them, whenever this one sweeps.
+    has_looked: bool,
     /// End of the last sweep of this instance.
     ended: Option<Instant>,
     /// The last failure since then, and the number of failures.
@@ -91,6 +94,9 @@ impl<C: Cluster> Sweeps<C> {
         };
         self.metrics.show_sweeps(&stores, self.cluster.now());
         self.known.retain(|uid, _| stores.iter().any(|store| store.metadata.uid.as_ref() == Some(uid)));
+        for store in &stores {
+            self.look(store).await;
+        }
         let Some(store) = self.due(stores) else { return false };
         let uid = store.metadata.uid.clone().unwrap_or_default();
         let mut known = self.known.remove(&uid).unwrap_or_default();
@@ -113,14 +119,31 @@ impl<C: Cluster> Sweeps<C> {
         true
     }
 
+    /// Takes the volumes that are used here out of the trash, once for each ObjectStore.
+    async fn look(&mut self, store: &ObjectStore) {
+        let known = known(&mut self.known, self.random, store);
+        let is_ready = store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY));
+        if known.has_looked || !is_ready || store.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let looked = async {
+            let bucket = self.cluster.open(&store.name_any()).await?;
+            take_back_used(&self.cluster, store, &*bucket).await
+        };
+        match looked.await {
+            Ok(()) => known.has_looked = true,
+            Err(error) => {
+                tracing::warn!(object_store = %store.name_any(), error = chain(&error), "trash not read");
+            }
+        }
+    }
+
     /// The ObjectStore that is due and waits longest.
     fn due(&mut self, stores: Vec<ObjectStore>) -> Option<ObjectStore> {
         let now = self.cluster.now();
         let mut due = Vec::new();
         for store in stores {
-            let random = self.random;
-            let known = self.known.entry(store.metadata.uid.clone().unwrap_or_default());
-            let known = known.or_insert_with(|| Known { random: random(), ..Known::default() });
+            let known = known(&mut self.known, self.random, &store);
             if let Some(facts) = known.facts(&store, self.led_since, now)
                 && facts.is_due()
             {
@@ -177,6 +200,12 @@ impl<C: Cluster> Sweeps<C> {
             self.cluster.publish(store, event).await;
         }
     }
+}
+
+/// What is known of an ObjectStore.
+fn known<'a>(all: &'a mut HashMap<String, Known>, random: fn() -> f64, store: &ObjectStore) -> &'a mut Known {
+    let known = all.entry(store.metadata.uid.clone().unwrap_or_default());
+    known.or_insert_with(|| Known { random: random(), ..Known::default() })
 }
 
 #[cfg(test)]

@@ -54,11 +54,16 @@ pub(super) async fn empty_trash(
     let (here, name, terms) = (cluster.volumes().await?, store.name_any(), trash_terms(store));
     for there in &trash.stays {
         let volume = &there.stay.volume;
-        if last.get(volume).is_some_and(|last| *last != there) {
-            replaced(bucket, &there.stay).await?;
-            continue;
+        let is_last = last.get(volume).is_none_or(|last| *last == there);
+        let mut there = there.clone();
+        if !is_last {
+            if !there.is_ending && replaced(bucket, &there.stay).await? {
+                continue;
+            }
+            // Its end was decided before the later one began.
+            there.is_ending = true;
         }
-        match end(bucket, there, here.get(volume.as_str()), &name, &terms, now).await {
+        match end(bucket, &there, here.get(volume.as_str()), &name, &terms, now).await {
             Ok(Emptied::NotDue) => drop(report.volumes.insert(volume.clone())),
             Ok(emptied) => {
                 tracing::info!(object_store = name, %volume, ?emptied, "volume left the trash");
@@ -78,6 +83,38 @@ pub(super) async fn empty_trash(
     Ok(report)
 }
 
+/// Takes back the volumes in the trash that Volumes of this cluster have: the cluster was set back.
+///
+/// # Errors
+/// The store or the API server did not answer.
+pub(super) async fn take_back_used(
+    cluster: &impl Cluster,
+    store: &ObjectStore,
+    bucket: &dyn Bucket,
+) -> Result<(), SweepFailed> {
+    let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
+    if trash.stays.is_empty() {
+        return Ok(());
+    }
+    let (here, name) = (cluster.volumes().await?, store.name_any());
+    let volumes: BTreeSet<_> = trash.stays.iter().map(|there| &there.stay.volume).collect();
+    for volume in volumes {
+        if here.get(volume.as_str()).is_some_and(|here| here.uses(&name)) {
+            match take_back(bucket, volume).await {
+                Ok(_) => tracing::warn!(object_store = name, %volume, "volume in use taken out of the trash"),
+                Err(failure @ (LogFailure::Store { .. } | LogFailure::Volumes { .. })) => {
+                    return Err(failure.into());
+                }
+                Err(failure) => {
+                    let error = &failure as &dyn std::error::Error;
+                    tracing::warn!(object_store = name, %volume, error, "volume in use stayed in the trash");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Ends a stay that is over. `here` is the Volume that has the identity.
 async fn end(
     bucket: &dyn Bucket,
@@ -91,7 +128,7 @@ async fn end(
         _ if there.is_ending => empty(bucket, there, terms, now).await,
         None => empty(bucket, there, terms, now).await,
         // It was provisioned before the stay began: the cluster was set back, or another one deleted it.
-        Some(here) if here.is_provisioned && here.object_store.as_deref() == Some(store) => {
+        Some(here) if here.uses(store) => {
             take_back(bucket, &there.stay.volume).await?;
             Ok(Emptied::TakenBack)
         }

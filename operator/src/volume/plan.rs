@@ -152,15 +152,19 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     }
     if let Some(node) = facts.serving() {
         let message = format!("node {node} still serves the volume: waiting for its final commit");
-        return vec![OperatorStep::Report(Box::new(deleting(facts, "WaitingForDetach", message, now)))];
+        let reason = if is_removing(facts) { INTERRUPTED } else { "WaitingForDetach" };
+        return vec![OperatorStep::Report(Box::new(deleting(facts, reason, message, now)))];
     }
     let drop_source = facts.clone_snapshot().map(|_name| OperatorStep::DropSource);
     let is_retained = facts.spec.deletion_policy == DeletionPolicy::Retain;
-    if facts.status.volume_id.is_none() || (is_retained && !may_be_in_trash(facts)) {
+    let exists = is_true(&facts.status.conditions, PROVISIONED);
+    if facts.status.volume_id.is_none() || (is_retained && !exists) {
         return drop_source.into_iter().chain([OperatorStep::RemoveFinalizer]).collect();
     }
-    if is_retained && facts.store == StoreFact::Ready {
-        let steps = [OperatorStep::TakeBack, OperatorStep::RemoveFinalizer];
+    // It may be in the trash, by an earlier attempt or from before the cluster was set back.
+    if is_retained && (facts.store == StoreFact::Ready || !is_removing(facts)) {
+        let take_back = (facts.store == StoreFact::Ready).then_some(OperatorStep::TakeBack);
+        let steps = take_back.into_iter().chain([OperatorStep::RemoveFinalizer]);
         return drop_source.into_iter().chain(steps).collect();
     }
     let (what, fix) = if is_retained {
@@ -190,7 +194,6 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
             vec![OperatorStep::Report(Box::new(deleting(facts, reason, message, now)))]
         }
         None => {
-            let exists = is_true(&facts.status.conditions, PROVISIONED);
             let (if_own, keep) = (facts.rival.is_some() || !exists, facts.trash.clone().filter(|_| exists));
             // The failure of an earlier attempt stays reported: each write of ours begins the next attempt.
             let message = match keep {
@@ -203,12 +206,6 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
             begun.into_iter().chain(drop_source).chain(removal).collect()
         }
     }
-}
-
-/// True if an attempt has begun that may have put the volume into the trash. It is taken out again before it
-/// counts as retained.
-fn may_be_in_trash(facts: &ClusterFacts) -> bool {
-    is_removing(facts) && facts.trash.is_some()
 }
 
 /// True if an attempt to remove the volume's objects has begun.

@@ -30,8 +30,11 @@ const MAX_ENDS: usize = 64;
 pub(crate) enum Doing {
     /// It is being attached.
     Attaching,
-    /// It is being made to grow.
-    Growing,
+    /// It is being made to grow to this size.
+    Growing {
+        /// Bytes.
+        bytes: u64,
+    },
     /// It is being detached.
     Detaching,
     /// Its files are being cleared: another node holds it.
@@ -41,10 +44,15 @@ pub(crate) enum Doing {
 /// Outcome of the last operation on a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum OperationOutcome {
-    /// It was attached.
+    /// It was attached, or grew.
     Attached,
-    /// It grew, and its device.
-    Grown,
+    /// It is attached, and did not grow to this size: that is no reason to do anything else with it later.
+    NotGrown {
+        /// Bytes.
+        bytes: u64,
+        /// The reason.
+        failure: OperationFailure,
+    },
     /// It was detached, after its final commit.
     Detached,
     /// It was released without a final commit, because another writer had taken it; what was not uploaded is
@@ -76,7 +84,7 @@ impl OperationEntry {
     }
 
     fn end(&mut self, ended: Result<OperationOutcome, OperationFailure>, now: Instant, random: f64) {
-        self.doing = None;
+        let done = self.doing.take();
         match ended {
             Ok(outcome) => {
                 self.failures = 0;
@@ -86,7 +94,12 @@ impl OperationEntry {
             Err(failure) => {
                 self.failures = self.failures.saturating_add(1);
                 self.not_before = Some(now + failure.retry.delay(self.failures, random));
-                self.last = Some(OperationOutcome::Failed(failure));
+                self.last = Some(match done {
+                    Some(Doing::Growing { bytes }) => OperationOutcome::NotGrown { bytes, failure },
+                    Some(Doing::Attaching | Doing::Detaching | Doing::Clearing) | None => {
+                        OperationOutcome::Failed(failure)
+                    }
+                });
             }
         }
     }

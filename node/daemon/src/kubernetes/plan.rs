@@ -20,6 +20,7 @@ use holdfast_crds::{Condition, ConditionStatus, Time, VolumeStatus, find_conditi
 use super::conditions::{self, ATTACHED};
 use super::facts::NodeFacts;
 use super::operations::{Doing, OperationOutcome};
+use super::retry::OperationFailure;
 use super::transport::transport_name;
 use crate::node::{self, VolumeState};
 use holdfast_engine::volume::Durability;
@@ -48,7 +49,10 @@ pub(crate) enum NodeStep {
         replaces: Option<u64>,
     },
     /// Begin to grow the volume and its device to the size of the spec.
-    Grow,
+    Grow {
+        /// Bytes.
+        bytes: u64,
+    },
     /// Begin to detach.
     Detach,
     /// Begin to clear the files of a volume that another node holds.
@@ -78,7 +82,7 @@ impl NodePlan {
 pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
-        (Some(Doing::Growing), _) => report(facts, growing(facts), now),
+        (Some(Doing::Growing { bytes }), _) => report(facts, growing(facts, bytes), now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
@@ -100,12 +104,13 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
             plan
         }
         // An attach or a detach of another client of the daemon.
-        (VolumeState::Attaching, None | Some(OperationOutcome::Attached | OperationOutcome::Grown))
+        (
+            VolumeState::Attaching,
+            None | Some(OperationOutcome::Attached | OperationOutcome::NotGrown { .. }),
+        ) if is_wanted => report(facts, "Attaching", now),
+        (VolumeState::Detaching, Some(OperationOutcome::Attached | OperationOutcome::NotGrown { .. }))
             if is_wanted =>
         {
-            report(facts, "Attaching", now)
-        }
-        (VolumeState::Detaching, Some(OperationOutcome::Attached | OperationOutcome::Grown)) if is_wanted => {
             report(facts, "Detaching", now)
         }
         // What was not uploaded is preserved; then the log says whether the volume can be attached again.
@@ -120,27 +125,32 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
 /// A volume that is served where it is wanted: its device gets the size of the spec.
 fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let device = here.attached.as_ref().map(|device| device.bytes);
-    let is_smaller = device.zip(facts.spec.size_bytes().ok()).is_some_and(|(has, wanted)| has < wanted);
-    if !is_smaller {
+    let Some(bytes) = facts.spec.size_bytes().ok().filter(|bytes| device.is_some_and(|has| has < *bytes))
+    else {
         return report(facts, ATTACHED, now);
-    }
-    let mut plan = report(facts, growing(facts), now);
-    if facts.wait.is_zero() {
-        plan.steps.push(NodeStep::Grow);
-        plan.again = Some(SOON);
-    } else {
+    };
+    let mut plan = report(facts, growing(facts, bytes), now);
+    if not_grown(facts, bytes).is_some() && !facts.wait.is_zero() {
         plan.again = Some(facts.wait);
+    } else {
+        plan.steps.push(NodeStep::Grow { bytes });
+        plan.again = Some(SOON);
     }
     plan
 }
 
+/// Reason that the last growth to this size failed.
+fn not_grown(facts: &NodeFacts, wanted: u64) -> Option<&OperationFailure> {
+    match &facts.last {
+        Some(OperationOutcome::NotGrown { bytes, failure }) if *bytes == wanted => Some(failure),
+        Some(_) | None => None,
+    }
+}
+
 /// Reason while the device of a volume that is served is to grow: a retry does not hide why the last try
 /// failed.
-fn growing(facts: &NodeFacts) -> &'static str {
-    match &facts.last {
-        Some(OperationOutcome::Failed(failure)) => failure.reason,
-        Some(_) | None => ATTACHED,
-    }
+fn growing(facts: &NodeFacts, bytes: u64) -> &'static str {
+    not_grown(facts, bytes).map_or(ATTACHED, |failure| failure.reason)
 }
 
 /// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about
@@ -271,7 +281,7 @@ fn durable_through(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<T
 }
 
 fn message(facts: &NodeFacts, reason: &str) -> String {
-    if let Some(OperationOutcome::Failed(failure)) = &facts.last
+    if let Some(OperationOutcome::Failed(failure) | OperationOutcome::NotGrown { failure, .. }) = &facts.last
         && failure.reason == reason
     {
         return failure.message.clone();
@@ -312,7 +322,7 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
         }
         Some(
             OperationOutcome::Attached
-            | OperationOutcome::Grown
+            | OperationOutcome::NotGrown { .. }
             | OperationOutcome::Cleared
             | OperationOutcome::Failed(_),
         )

@@ -148,11 +148,6 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
     }
 }
 
-/// Failure of a field of the spec.
-fn invalid(error: &dyn std::error::Error) -> OperationFailure {
-    OperationFailure { reason: "InvalidSpec", message: error.to_string(), retry: Retry::Rarely }
-}
-
 /// The Secret with the credentials of the ObjectStore called `name`.
 fn secret<V>(name: &str, context: &Context<V>) -> Option<String> {
     match &context.object_stores.get(&ObjectRef::new(name))?.spec.credentials {
@@ -180,8 +175,8 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 self.attach(grow, replaces);
                 Ok(())
             }
-            NodeStep::Grow => {
-                self.grow();
+            NodeStep::Grow { bytes } => {
+                self.grow(bytes);
                 Ok(())
             }
             NodeStep::Detach => {
@@ -223,6 +218,11 @@ impl<V: Volumes> Reconciliation<'_, V> {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, spec) = (self.id.clone(), self.volume.spec.clone());
         self.begin(Doing::Attaching, async move {
+            let invalid = |error: &dyn std::error::Error| OperationFailure {
+                reason: "InvalidSpec",
+                message: error.to_string(),
+                retry: Retry::Rarely,
+            };
             let store_name = spec
                 .object_store
                 .clone()
@@ -253,20 +253,19 @@ impl<V: Volumes> Reconciliation<'_, V> {
         });
     }
 
-    fn grow(&self) {
-        let (id, volumes, spec) = (self.id.clone(), self.context.volumes.clone(), self.volume.spec.clone());
-        self.begin(Doing::Growing, async move {
-            let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
+    fn grow(&self, bytes: u64) {
+        let (id, volumes) = (self.id.clone(), self.context.volumes.clone());
+        self.begin(Doing::Growing { bytes }, async move {
             match tokio::time::timeout(GROW_WITHIN, volumes.grow(&id, bytes)).await {
                 Ok(grown) => {
                     grown?;
-                    Ok(OperationOutcome::Grown)
+                    Ok(OperationOutcome::Attached)
                 }
                 Err(_elapsed) => Err(OperationFailure {
-                    reason: "Unavailable",
+                    reason: "GrowthWaits",
                     message: format!(
-                        "the volume does not have {bytes} bytes yet: its log must say so first, and the object store did not \
-                         answer within {} s; it is tried again",
+                        "the volume does not have {bytes} bytes after {} s: a record of its log says so first, and waits for the \
+                         upload in progress or for the object store; it is tried again",
                         GROW_WITHIN.as_secs()
                     ),
                     retry: Retry::Later,

@@ -123,8 +123,11 @@ impl Kept {
             Err(error) if error.kind() == io::ErrorKind::NotFound => pages,
             Err(error) => return Err(file(&live, "read")(error).into()),
         };
-        let runs = pages.iter().flat_map(|page| page.dirty_runs()).collect();
-        Ok(Contents { volume: header.volume, epoch: header.epoch, sectors: header.sectors, runs })
+        let runs: Vec<_> = pages.iter().flat_map(|page| page.dirty_runs()).collect();
+        // The header follows the pages: one of a volume that had just grown may say less.
+        let end = runs.iter().map(|(run, _)| run.end()).max().unwrap_or(0);
+        let sectors = header.sectors.max(end);
+        Ok(Contents { volume: header.volume, epoch: header.epoch, sectors, runs })
     }
 
     /// Deletes the directory.

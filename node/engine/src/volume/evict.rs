@@ -96,9 +96,11 @@ impl Evictor {
         }
     }
 
-    /// The map has so many pages from here on. There is nothing on those that are new.
+    /// The map has so many pages from here on. The counts of pages to look at run on from the cursor, around
+    /// the former end: they begin again.
     pub(super) fn grow(&mut self, pages: u64) {
         self.pages = pages;
+        Side::BOTH.into_iter().for_each(|side| self.may_hold_more(side));
     }
 
     pub(super) fn is_idle(&self) -> bool {

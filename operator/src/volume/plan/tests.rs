@@ -804,7 +804,7 @@ fn a_deleted_volume_goes_into_the_trash_of_its_store() {
     }
     let mut retained = ClusterFacts { deleting: true, ..existing("", "", "") };
     retained.spec.deletion_policy = DeletionPolicy::Retain;
-    assert_eq!(names(&plan(&retained, &now())), ["finalizer-"], "it stays where it is");
+    assert_eq!(names(&plan(&retained, &now())), ["back", "finalizer-"], "it stays where it is");
 }
 
 /// Found by reading: the entry was there, the finalizer was not removed yet, and the volume was removed a day
@@ -822,7 +822,32 @@ fn a_volume_that_is_retained_at_last_leaves_the_trash() {
     facts.store = StoreFact::Ready;
     assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
     facts.trash = None;
-    assert_eq!(names(&plan(&facts, &now())), ["finalizer-"], "a store without a trash, or none at all");
+    assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"], "whatever the store keeps now");
+    facts.store = StoreFact::Missing;
+    assert_eq!(names(&plan(&facts, &now())), ["report"], "it waits for a store that is gone");
+}
+
+/// Found by reading: a node that came back made the attempt forgotten.
+#[test]
+fn a_deletion_that_had_begun_is_known_after_a_node_came_back() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    facts.status = last_report(&plan(&facts, &now())).clone();
+    facts.status.node = Some("a".to_owned());
+    let waits = plan(&facts, &now());
+    assert_eq!(reason_of(last_report(&waits), PROVISIONED), ("True", "DeletionInterrupted"));
+    facts.status = VolumeStatus { node: None, ..last_report(&waits).clone() };
+    (facts.store, facts.spec.deletion_policy) = (StoreFact::Unprobed, DeletionPolicy::Retain);
+    assert_eq!(names(&plan(&facts, &now())), ["report"], "it may be in the trash");
+}
+
+/// Found by reading: nothing says that a volume is in the trash once the cluster was set back.
+#[test]
+fn retain_after_a_restored_cluster_takes_the_volume_back() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    facts.spec.deletion_policy = DeletionPolicy::Retain;
+    assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
+    facts.store = StoreFact::Missing;
+    assert_eq!(names(&plan(&facts, &now())), ["finalizer-"], "nothing is known to wait for");
 }
 
 /// To delete a Volume that had adopted by mistake removed the data below a writer of another cluster.
@@ -847,7 +872,7 @@ fn an_adopted_volume_is_not_removed_below_its_writer() {
     assert_eq!(names(&plan(&released, &now())), removed);
     facts.spec.deletion_policy = DeletionPolicy::Retain;
     assert!(!facts.needs_last_writer());
-    assert_eq!(names(&plan(&facts, &now())), ["finalizer-"]);
+    assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn reported(facts: &mut NodeFacts) {
 fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
-        NodeStep::Attach { .. } | NodeStep::Grow | NodeStep::Detach | NodeStep::Clear => None,
+        NodeStep::Attach { .. } | NodeStep::Grow { .. } | NodeStep::Detach | NodeStep::Clear => None,
     })
 }
 
@@ -68,7 +68,7 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
             NodeStep::Attach { replaces: Some(_), .. } => "replace",
             NodeStep::Attach { grow: true, replaces: None } => "attach",
             NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
-            NodeStep::Grow => "grow",
+            NodeStep::Grow { .. } => "grow",
             NodeStep::Detach => "detach",
             NodeStep::Clear => "remove the files",
         })
@@ -78,6 +78,12 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
 fn failed(reason: &'static str) -> Option<OperationOutcome> {
     let message = format!("because of {reason}");
     Some(OperationOutcome::Failed(OperationFailure { reason, message, retry: Retry::Later }))
+}
+
+fn not_grown(bytes: u64) -> Option<OperationOutcome> {
+    let (reason, message) = ("Refused", "because of the kernel".to_owned());
+    let failure = OperationFailure { reason, message, retry: Retry::Rarely };
+    Some(OperationOutcome::NotGrown { bytes, failure })
 }
 
 fn me() -> Option<String> {
@@ -134,7 +140,7 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
     }
     fn refused(facts: &mut NodeFacts) {
         larger(facts);
-        (facts.last, facts.wait) = (failed("Refused"), WAIT);
+        (facts.last, facts.wait) = (not_grown(2 << 30), WAIT);
     }
     check([
         ("a larger spec", present(larger), &["grow"]),
@@ -143,7 +149,7 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
             "while it grows",
             present(|f| {
                 larger(f);
-                f.doing = Some(Doing::Growing);
+                f.doing = Some(Doing::Growing { bytes: 2 << 30 });
             }),
             &[],
         ),
@@ -171,9 +177,42 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
     let again = present(|f| {
         refused(f);
         reported(f);
-        (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing));
+        (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing { bytes: 2 << 30 }));
     });
     assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
+}
+
+/// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a minute.
+#[test]
+fn a_growth_that_failed_delays_no_detach() {
+    let failed = |f: &mut NodeFacts| (f.last, f.wait) = (not_grown(2 << 30), WAIT);
+    check([
+        (
+            "no longer wanted here",
+            present(|f| {
+                failed(f);
+                f.spec.node_name = other();
+            }),
+            &["report", "detach"],
+        ),
+        ("fenced", present_as(VolumeState::Fenced, failed), &["report", "detach"]),
+        (
+            "of another size",
+            present(|f| {
+                failed(f);
+                f.spec.size = Some("3Gi".to_owned());
+            }),
+            &["grow"],
+        ),
+        (
+            "after a failed detach",
+            present(|f| {
+                (f.last, f.wait) = (super::tests::failed("Busy"), WAIT);
+                f.spec.size = Some("3Gi".to_owned());
+            }),
+            &["grow"],
+        ),
+    ]);
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub(in crate::node) trait Devices: Send + Sync {
     /// Starts a device whose queues are armed.
     fn start(&self, device: Device) -> Result<(), ControlError>;
     /// True if the size of a device that is served can be changed.
-    fn can_resize(&self) -> bool;
+    fn can_resize(&self) -> Result<bool, Unsupported>;
     /// The size of a device, in sectors.
     fn sectors(&self, device: Device) -> Result<u64, ControlError>;
     /// Changes the size of a started device, in sectors.
@@ -111,8 +111,8 @@ impl Devices for Kernel {
         device.tune()
     }
 
-    fn can_resize(&self) -> bool {
-        Features::probe().is_ok_and(|features| features.can_resize())
+    fn can_resize(&self) -> Result<bool, Unsupported> {
+        Ok(Features::probe()?.can_resize())
     }
 
     fn sectors(&self, device: Device) -> Result<u64, ControlError> {

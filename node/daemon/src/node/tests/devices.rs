@@ -11,6 +11,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::*;
 use crate::node::local::volume_files::AttachFiles;
+use holdfast_engine::limit::MAX_SECTORS;
 
 /// Time that a start waits for devices of the previous process.
 const WITHIN: Duration = Duration::from_millis(500);
@@ -325,6 +326,8 @@ fn a_growth_that_is_refused_changes_nothing() {
         let x = &id("x");
         assert!(matches!(node.grow(x, LARGER).await, Err(NodeError::NotAttached(_))));
         host.attach(&node, "x").await;
+        let too_large = node.grow(x, (MAX_SECTORS + 1) * SECTOR_BYTES).await.unwrap_err();
+        assert!(too_large.to_string().starts_with("size: "), "{too_large}");
         for wrong in [0, LARGER + 1] {
             assert!(matches!(node.grow(x, wrong).await, Err(NodeError::Size(_))));
         }
@@ -340,6 +343,54 @@ fn a_growth_that_is_refused_changes_nothing() {
         host.kernel.refuse(&[]);
         assert_eq!(node.grow(x, LARGER).await.unwrap().bytes, LARGER);
         host.end(&node).await;
+    });
+}
+
+/// Found by reading: the device became larger than its record, and the next daemon could not recover it.
+#[test]
+fn a_device_does_not_grow_beyond_a_record_that_was_not_written() {
+    let host = &Host::new(&["x"]);
+    let local = &host.dirs.local_of(&id("x"));
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        let spare = local.live_map_path().with_file_name("attached.new");
+        fs::remove_file(&spare).unwrap();
+        fs::create_dir(&spare).unwrap();
+        for _ in 0..2 {
+            node.grow(&id("x"), LARGER).await.unwrap_err();
+            assert_eq!(
+                (host.sectors_of("x", 1), local.read_record().unwrap().unwrap().sectors),
+                (SECTORS, SECTORS)
+            );
+        }
+        fs::remove_dir(&spare).unwrap();
+        node.grow(&id("x"), LARGER).await.unwrap();
+    });
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        assert_eq!(host.sectors_of("x", 1), 2 * SECTORS);
+    });
+}
+
+/// Found by reading: a caller that stopped waiting left its command behind, which came after a larger one.
+#[test]
+fn a_late_resize_never_shrinks_a_device() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.hold("resize", None);
+        let grow = |bytes| {
+            let node = node.clone();
+            tokio::spawn(async move { node.grow(&id("x"), bytes).await })
+        };
+        let first = grow(LARGER);
+        until(|| host.dirs.local_of(&id("x")).read_record().unwrap().unwrap().sectors == 2 * SECTORS).await;
+        first.abort();
+        drop(first.await);
+        let second = grow(2 * LARGER);
+        host.kernel.release();
+        assert_eq!(second.await.unwrap().unwrap().bytes, 2 * LARGER);
+        assert_eq!(host.sectors_of("x", 1), 4 * SECTORS);
     });
 }
 

@@ -316,8 +316,8 @@ impl Devices for FakeKernel {
         })
     }
 
-    fn can_resize(&self) -> bool {
-        !self.lock().refused.contains(&"features")
+    fn can_resize(&self) -> Result<bool, Unsupported> {
+        Ok(!self.lock().refused.contains(&"features"))
     }
 
     fn sectors(&self, device: Device) -> Result<u64, ControlError> {

@@ -14,6 +14,7 @@ use holdfast_service::chain;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceSpec, Transport};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::node::device::kernel::Devices;
 use crate::node::error::NodeError;
@@ -80,25 +81,35 @@ impl VolumeDevices {
     /// Fails where the kernel cannot change the size of a device that is served.
     ///
     /// # Errors
-    /// [`NodeError::DeviceCannotGrow`].
+    /// [`NodeError::DeviceCannotGrow`]; [`NodeError::Unsupported`] where that is unknown.
     pub(in crate::node) async fn check_growth(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
-        if run_blocking(move || kernel.can_resize()).await {
+        if blocking(move || Ok(kernel.can_resize()?)).await? {
             Ok(())
         } else {
             Err(NodeError::DeviceCannotGrow(volume.clone()))
         }
     }
 
-    /// Makes the device as large as the volume. Again it changes nothing.
-    pub(in crate::node) async fn grow(&self, present: &Present, device: Device) -> Result<(), NodeError> {
-        let (has, sectors) = (present.device_sectors(), present.sectors());
-        if has < sectors {
-            let kernel = Arc::clone(&self.kernel);
-            blocking(move || Ok(kernel.resize(device, sectors)?)).await?;
-            present.set_device_sectors(sectors);
-        }
-        Ok(())
+    /// Makes the device as large as the volume. Again it changes nothing. Only one caller does so at a time,
+    /// also where the one before stopped waiting: a late command would make the device smaller.
+    pub(in crate::node) async fn grow(
+        &self,
+        present: &Arc<Present>,
+        device: Device,
+        one_at_a_time: OwnedMutexGuard<()>,
+    ) -> Result<(), NodeError> {
+        let (kernel, present) = (Arc::clone(&self.kernel), Arc::clone(present));
+        let resize = move || {
+            let _one_at_a_time = one_at_a_time;
+            let sectors = present.sectors();
+            if present.device_sectors() < sectors {
+                kernel.resize(device, sectors)?;
+                present.set_device_sectors(sectors);
+            }
+            Ok(())
+        };
+        blocking(resize).await
     }
 
     /// Offers the queues of a device to the kernel again, once its last server has ended: requests that

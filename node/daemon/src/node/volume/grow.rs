@@ -8,7 +8,10 @@
 //! On failure: the volume serves as before. What was done stays, and the same request continues; a daemon
 //! that restarts after step 3 does step 4 by itself.
 
+use std::sync::Arc;
+
 use holdfast_engine::attach::AttachRefused;
+use holdfast_engine::limit::MAX_SECTORS;
 use holdfast_types::VolumeId;
 
 use crate::node::error::NodeError;
@@ -24,13 +27,17 @@ impl Node {
     /// store is unreachable.
     ///
     /// # Errors
-    /// [`NodeError::Size`], [`AttachRefused::Shrinks`], [`NodeError::DeviceCannotGrow`],
+    /// [`NodeError::Size`], [`AttachRefused::TooLarge`], [`AttachRefused::Shrinks`],
+    /// [`NodeError::DeviceCannotGrow`],
     /// [`NodeError::TooLarge`], [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`].
     #[tracing::instrument(name = "grow", skip_all, fields(volume = %volume, bytes))]
     pub(crate) async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, NodeError> {
         let sectors = sectors_of(bytes)?;
+        if sectors > MAX_SECTORS {
+            return Err(AttachRefused::TooLarge(sectors).into());
+        }
         let present = self.0.volumes.present(volume)?;
-        let _one_at_a_time = present.growing.lock().await;
+        let one_at_a_time = Arc::clone(&present.growing).lock_owned().await;
         let device = match present.state.get() {
             State::Serving { device, writer: WriterState::Ready } => device,
             other => return Err(refusal(volume, &other)),
@@ -56,7 +63,7 @@ impl Node {
             };
             present.remember_sectors(grown)?;
         }
-        self.0.devices.grow(&present, device).await?;
+        self.0.devices.grow(&present, device, one_at_a_time).await?;
         tracing::info!(%volume, from, sectors, "the volume grew");
         Ok(present.attached_by(device))
     }

@@ -43,7 +43,7 @@ pub(in crate::node) struct Present {
     /// Those that the device has.
     device_sectors: AtomicU64,
     /// Held while the volume is made to grow.
-    pub(in crate::node) growing: tokio::sync::Mutex<()>,
+    pub(in crate::node) growing: Arc<tokio::sync::Mutex<()>>,
     /// Held while the record in the tmpfs directory is written.
     remembering: Mutex<()>,
 }
@@ -123,8 +123,9 @@ impl Present {
     /// The volume has grown: a restarted daemon may find a device of this size, or grows it to it.
     pub(in crate::node) fn remember_sectors(&self, sectors: u64) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
+        self.write_record(&self.state.get(), sectors)?;
         self.sectors.store(sectors, Ordering::Relaxed);
-        self.write_record(&self.state.get())
+        Ok(())
     }
 
     /// Takes the volume off its ring. Again it changes nothing.
@@ -187,7 +188,7 @@ impl Present {
     /// Keeps in the tmpfs directory what a restarted daemon needs.
     pub(in crate::node) fn remember(&self) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
-        self.write_record(&self.state.get())
+        self.write_record(&self.state.get(), self.sectors())
     }
 
     /// Begins the deletion of the stopped device. The record loses its number before the kernel may give it
@@ -197,18 +198,18 @@ impl Present {
         let event = StateEvent::DeviceReleased(Instant::now());
         let released =
             self.state.get().next(&event).expect("only its attach or its detach releases a device");
-        self.write_record(&released)?;
+        self.write_record(&released, self.sectors())?;
         self.state.apply(&event);
         Ok(())
     }
 
-    fn write_record(&self, state: &State) -> Result<(), NodeError> {
+    fn write_record(&self, state: &State, sectors: u64) -> Result<(), NodeError> {
         let WriterTerms { tag, sectors: _, epoch, max_age_ms, durability, displaced } = self.terms.clone();
         self.local.write_record(&AttachedRecord {
             version: ATTACHED_VERSION,
             tag: tag.0,
             device_id: state.device().map(|device| device.id()),
-            sectors: self.sectors(),
+            sectors,
             epoch,
             max_age_ms,
             durability,

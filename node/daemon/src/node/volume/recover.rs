@@ -230,11 +230,12 @@ impl Node {
         }
         served?;
         present.state.apply(&StateEvent::Recovered);
-        if let Some(device) = device
-            && let Err(error) = self.0.devices.grow(&present, device).await
-        {
-            // It serves as it is, and grows when that is asked for again.
-            tracing::warn!(volume = %one.volume, error = chain(&error), "a device that was to grow did not");
+        if let Some(device) = device {
+            let one_at_a_time = Arc::clone(&present.growing).lock_owned().await;
+            if let Err(error) = self.0.devices.grow(&present, device, one_at_a_time).await {
+                // It serves as it is, and grows when that is asked for again.
+                tracing::warn!(volume = %one.volume, error = chain(&error), "a device that was to grow did not");
+            }
         }
         // Without a device nothing writes: the previous process died while it attached. The next attach
         // starts over.

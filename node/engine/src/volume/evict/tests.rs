@@ -105,3 +105,21 @@ fn room_runs_out_and_comes_back_with_a_measurement() {
     evictor.disk_has_space();
     assert!(!evictor.is_disk_full());
 }
+
+/// Found by reading: the counts ran on into the new pages, and older ones were never looked at again.
+#[test]
+fn what_was_not_looked_at_is_evicted_after_a_growth() {
+    let (mut evictor, mut core) = with_excess();
+    // One page was looked at, and the cursor is behind it.
+    (evictor.cursor, evictor.pages_to_scan) = (1, PerSide::from_fn(|_side| 1));
+    let sectors = 8 * PAGE_SECTORS;
+    core.map.memory_mut().resize(usize::try_from(crate::sector_map::map_bytes(sectors)).unwrap(), 0);
+    core.map.grow(sectors);
+    core.unflushed.grow(8);
+    evictor.grow(8);
+    let out = &mut Vec::new();
+    for _ in 0..8 {
+        evictor.advance(&mut core, true, None, out);
+    }
+    assert!(!core.is_on_a_side(sector_of(0)), "it is evicted");
+}
