@@ -52,7 +52,7 @@ enum Commit {
 pub(super) enum LogNews {
     Nothing,
     /// This record of the writer is the next one in the log.
-    Created(Record),
+    Created(Box<Record>),
     /// Another writer's record is there. The log up to this one is known.
     Fenced(Seq),
 }
@@ -252,8 +252,8 @@ impl LogWriter {
             unreachable!("no record was in flight")
         };
         match answer {
-            CreateAnswer::Created => LogNews::Created(record),
-            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => LogNews::Created(record),
+            CreateAnswer::Created => LogNews::Created(Box::new(record)),
+            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => LogNews::Created(Box::new(record)),
             CreateAnswer::Exists | CreateAnswer::Ambiguous => {
                 reach(CrashPoint::RecordInDoubt);
                 out.push(Action::ReadRecord { seq: record.seq });
@@ -280,10 +280,10 @@ impl LogWriter {
                 match Record::decode(there) {
                     // A predecessor of this very writer may have made the same record at another time.
                     Ok(found) if found.nonce == self.nonce && found.body == record.body => {
-                        LogNews::Created(found)
+                        LogNews::Created(Box::new(found))
                     }
                     Ok(_) | Err(_) if safeguard(NoticeOtherWriters) => LogNews::Fenced(Seq(seq.0 - 1)),
-                    Ok(_) | Err(_) => LogNews::Created(record),
+                    Ok(_) | Err(_) => LogNews::Created(Box::new(record)),
                 }
             }
             Commit::Probing(at) if at == seq => {

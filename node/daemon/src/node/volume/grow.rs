@@ -38,9 +38,9 @@ impl Node {
         }
         let present = self.0.volumes.present(volume)?;
         let one_at_a_time = Arc::clone(&present.growing).lock_owned().await;
-        let device = match present.state.get() {
-            State::Serving { device, writer: WriterState::Ready } => device,
-            other => return Err(refusal(volume, &other)),
+        let state = present.state.get();
+        let State::Serving { device, writer: WriterState::Ready } = state else {
+            return Err(refusal(volume, &state));
         };
         let from = present.sectors();
         if sectors < from {

@@ -133,7 +133,7 @@ fn every_event_in_every_state() {
 fn only_the_key_itself_says_who_won() {
     let own = record(NONCE);
     assert!(matches!(at(2).create_answered(CreateAnswer::Created, &mut Vec::new()), LogNews::Created(_)));
-    assert_eq!(read(&mut at(3), Some(own.clone())), LogNews::Created(own.clone()));
+    assert_eq!(read(&mut at(3), Some(own.clone())), LogNews::Created(Box::new(own.clone())));
     assert_eq!(read(&mut at(3), None), LogNews::Nothing);
     let known = Seq(own.seq.0 - 1);
     assert_eq!(read(&mut at(3), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
@@ -192,7 +192,7 @@ fn a_record_over_another_root_is_sent_without_its_snapshot() {
     out.clear();
     log.pending_stored(Ok(()), &core, out);
     assert_eq!(out[..], [Action::CreateRecord { seq, bytes }]);
-    assert_eq!(log.create_answered(CreateAnswer::Created, out), LogNews::Created(passing));
+    assert_eq!(log.create_answered(CreateAnswer::Created, out), LogNews::Created(Box::new(passing)));
 }
 
 #[test]
