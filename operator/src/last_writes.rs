@@ -75,8 +75,8 @@ mod tests {
         assert!(!writes.is_old(&volume("8")), "nothing is known");
     }
 
-    /// Found by reading: of a database that was set back the watch shows older versions without end, and nothing
-    /// else had to be written.
+    /// Found by reading: of a database that was set back the watch shows older versions without end, and
+    /// nothing else had to be written.
     #[tokio::test(start_paused = true)]
     async fn an_old_write_is_forgotten_without_another_write() {
         let writes = LastWrites::default();

@@ -1,4 +1,5 @@
-//! `ControllerExpandVolume`: a larger `spec.size`, and where a node serves the volume the wait for its device.
+//! `ControllerExpandVolume`: a larger `spec.size`, and where a node serves the volume the wait for its
+//! device.
 
 use holdfast_crds::{Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerExpandVolumeRequest, ControllerExpandVolumeResponse};

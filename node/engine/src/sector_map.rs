@@ -205,8 +205,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[..4].copy_from_slice(&MAGIC);
     }
 
-    /// The map a dead predecessor left. One of a smaller volume is from here on a map of `sectors` sectors; one
-    /// of a larger volume stays that: the predecessor died while the volume grew.
+    /// The map a dead predecessor left. One of a smaller volume is from here on a map of `sectors` sectors;
+    /// one of a larger volume stays that: the predecessor died while the volume grew.
     ///
     /// # Errors
     /// [`LiveMapError`] when these bytes are not the volume's map.

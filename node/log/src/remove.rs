@@ -50,7 +50,7 @@ pub(crate) enum Wanted {
     Removed,
     /// It was used since that was decided, and is kept.
     Kept,
-    /// What cannot be read decides: it is kept until then.
+    /// It is kept until the log can be read: only that tells.
     Unknown,
 }
 

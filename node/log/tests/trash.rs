@@ -313,8 +313,8 @@ async fn a_volume_is_either_taken_back_or_removed() {
     assert!(won > 10 && lost > 10, "{won} taken back, {lost} removed");
 }
 
-/// Found by reading: a log that could not be read counted as used; the volume left the trash, and nothing ever
-/// removed it.
+/// Found by reading: a log that could not be read counted as used; the volume left the trash, and nothing
+/// ever removed it.
 #[tokio::test]
 async fn a_log_damaged_after_its_end_was_decided_waits() {
     let (stored, there) = in_trash().await;

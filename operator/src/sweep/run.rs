@@ -26,8 +26,8 @@ const EVERY: Duration = Duration::from_secs(60);
 struct Known {
     /// Memory of the last sweep, and the connection through which it read.
     remembered: Option<(Arc<dyn Bucket>, Heads)>,
-    /// True once this instance has looked which volumes in the trash are used here: another cluster may remove
-    /// them, whenever this one sweeps.
+    /// True once this instance has looked which volumes in the trash are used here: another cluster may
+    /// remove them, whenever this one sweeps.
     has_looked: bool,
     /// End of the last sweep of this instance.
     ended: Option<Instant>,
@@ -202,7 +202,7 @@ impl<C: Cluster> Sweeps<C> {
     }
 }
 
-/// What is known of an ObjectStore.
+/// State of the sweeps of an ObjectStore; new where there is none.
 fn known<'a>(all: &'a mut HashMap<String, Known>, random: fn() -> f64, store: &ObjectStore) -> &'a mut Known {
     let known = all.entry(store.metadata.uid.clone().unwrap_or_default());
     known.or_insert_with(|| Known { random: random(), ..Known::default() })

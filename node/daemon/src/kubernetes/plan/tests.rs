@@ -182,7 +182,8 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
     assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
 }
 
-/// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a minute.
+/// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a
+/// minute.
 #[test]
 fn a_growth_that_failed_delays_no_detach() {
     let failed = |f: &mut NodeFacts| (f.last, f.wait) = (not_grown(2 << 30), WAIT);
