@@ -198,6 +198,26 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
     }
 }
 
+/// Makes void a stay of this nonce that may still begin: its request may be in flight. The volume is not in the
+/// trash ([`take_back`]). A sweep deletes what says so after a day.
+///
+/// # Errors
+/// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
+pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> Result<(), LogFailure> {
+    // One of an earlier epoch is void by itself, and one that could not read the log is replaced by one of this.
+    let epoch = match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) => manifest.epoch(),
+        Err(failure) if failure.is_damage() => TrashStay::UNREADABLE,
+        Err(failure) => return Err(failure),
+    };
+    let stay = TrashStay { volume: volume.clone(), epoch, nonce };
+    if decide(objects, &stay, End::TakenBack).await? == End::Removed {
+        return Err(LogFailure::WasDeleted(volume.clone()));
+    }
+    let entry = TrashKey::Entry(stay).to_string();
+    objects.delete(&entry).await.map_err(store("take out of the trash the objects", volume))
+}
+
 /// Ends a stay whose time is over at `now`, or whose end was decided: removes the volume, unless it was taken
 /// back or used since. `terms` are those of the caller, and count for what it put there itself; else the
 /// longer time does.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_engine::record::Body;
-use holdfast_log::trash::{self, Emptied, Terms, Trashed, empty, read_trash, replaced, take_back};
+use holdfast_log::trash::{self, Emptied, Terms, Trashed, bar, empty, read_trash, replaced, take_back};
 use holdfast_log::{Creation, LogFailure, forget, provision, read_manifest_to_end, snapshot_detached};
 use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::{ObjectKey, TrashKey, TrashStay};
@@ -377,4 +377,23 @@ async fn an_entry_that_is_too_long_is_named() {
     stored.store.corrupt(&TrashKey::Entry(there.stay.clone()).to_string(), |bytes| bytes.resize(300, b'x'));
     let failure = removed(&stored.store, &there).await.unwrap_err();
     assert!(matches!(failure, LogFailure::NotOfTrash { .. }), "{failure}");
+}
+
+/// Found by reading: the PUT of an operator that stood still landed after the volume was taken back, and a
+/// sweep removed the volume.
+#[tokio::test]
+async fn an_entry_that_lands_after_the_volume_was_taken_back_is_void() {
+    let stored = detached().await;
+    let gate = hold(&stored.store, Verb::Put, 0);
+    let store = stored.store.clone();
+    let late = tokio::spawn(async move { discard(&store, &id(), STAY).await });
+    gate.arrival().await;
+    assert!(!take_back(&stored.store, &id()).await.unwrap());
+    bar(&stored.store, &id(), STAY).await.unwrap();
+    bar(&stored.store, &id(), STAY).await.expect("it may be repeated");
+    gate.release();
+    assert!(late.await.unwrap().unwrap());
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::TakenBack);
+    assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
 }

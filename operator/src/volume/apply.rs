@@ -4,10 +4,10 @@ use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeSnapshot, VolumeStatus,
 };
-use holdfast_log::trash::{Terms, discard, take_back};
+use holdfast_log::trash::{Terms, bar, discard, take_back};
 use holdfast_log::{Creation, LogFailure};
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::{Nonce, SECTOR_BYTES, SnapshotName, VolumeId};
+use holdfast_types::{Nonce, SECTOR_BYTES, SnapshotName, SnapshotUid, VolumeId};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
@@ -62,7 +62,15 @@ impl VolumeApplier<'_> {
             OperatorStep::TakeBack => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let is_going = self.volume.metadata.deletion_timestamp.is_some();
-                match take_back(store.as_ref(), &volume_id(&self.volume)).await {
+                let id = volume_id(&self.volume);
+                let taken = match take_back(store.as_ref(), &id).await {
+                    // The operator before this one may have sent what this one did not find.
+                    Ok(taken) if is_going => {
+                        bar(store.as_ref(), &id, stay(&self.volume)).await.map(|()| taken)
+                    }
+                    taken => taken,
+                };
+                match taken {
                     Ok(true) => {
                         tracing::info!(volume = %self.volume.name_any(), "volume taken out of the trash");
                     }
@@ -194,11 +202,21 @@ impl VolumeApplier<'_> {
 
 /// Puts the volume of a Volume into the trash. Returns false if it has no data.
 async fn keep_in_trash(store: &dyn ObjectStore, volume: &Volume, terms: &Terms) -> Result<bool, LogFailure> {
-    let is_kept = discard(store, &volume_id(volume), random_nonce(), terms).await?;
+    let is_kept = discard(store, &volume_id(volume), stay(volume), terms).await?;
     if is_kept {
         tracing::info!(volume = %volume.name_any(), "volume put into the trash; a sweep removes it later");
     }
     Ok(is_kept)
+}
+
+/// The name of the stay in the trash that the deletion of this object begins: the same for each attempt.
+fn stay(volume: &Volume) -> Nonce {
+    let deleted = unix_ms(volume.metadata.deletion_timestamp.as_ref());
+    let uid = volume.uid().and_then(|uid| uid.parse::<SnapshotUid>().ok());
+    // An API server gives every object a UUID.
+    uid.map_or_else(random_nonce, |uid| {
+        Nonce((u128::from_be_bytes(uid.0) ^ u128::from(deleted)).to_be_bytes())
+    })
 }
 
 /// The id under which a Volume is stored.
@@ -326,11 +344,9 @@ fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {
 mod tests {
     use std::time::Duration;
 
+    use super::*;
     use holdfast_log::trash::{Emptied, empty, read_trash};
     use holdfast_objects::{Fault, MemoryStore, Verb};
-    use holdfast_types::SnapshotUid;
-
-    use super::*;
 
     const CLUSTER: &str = "2f6a7c1e-0000-4000-8000-000000000001";
 
@@ -399,6 +415,20 @@ mod tests {
             provision(&store, &volume(), CLUSTER, Some(wanted), None).await.expect("it is there");
             assert_eq!(stays(&store).await, 0);
             assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("deleted again"));
+        }
+    }
+
+    /// Found by reading: a retried deletion made a second stay, and one that was late could not be made void.
+    #[tokio::test]
+    async fn the_attempts_of_a_deletion_are_one_stay() {
+        let store = MemoryStore::new();
+        provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
+        let mut deleted = volume();
+        for (second, expected) in [("00", 1), ("00", 1), ("01", 2)] {
+            let time = format!("2026-01-01T00:00:{second}Z").parse().expect("a time");
+            deleted.metadata.deletion_timestamp = Some(holdfast_crds::Time(time));
+            assert!(keep_in_trash(&store, &deleted, &terms()).await.expect("kept"));
+            assert_eq!(stays(&store).await, expected);
         }
     }
 
