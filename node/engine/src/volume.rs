@@ -742,21 +742,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn take_size(&mut self, sectors: u64, out: &mut Vec<Action>) {
-        let core = &mut self.core;
-        let last = SectorRange::new(core.map.sectors() - 1, 1).start.chunk();
-        core.map.grow(sectors);
-        reach(CrashPoint::MapGrown);
-        let pages = core.map.pages();
-        core.unflushed.grow(pages);
-        Side::BOTH.into_iter().for_each(|side| core.dirty[side].pages.grow(pages));
+        let pages = self.core.grow(sectors);
         self.rounds.grow(pages);
         self.data.evictor.grow(pages);
-        core.header.sectors = sectors;
-        core.unflushed.header_changed();
-        // More of its pages are the volume's.
-        if core.map.is_prepared(last) {
-            core.unflushed.chunk_prepared(last, pages);
-        }
         out.push(Action::Report(Report::Grown { sectors }));
     }
 
