@@ -5,17 +5,34 @@ use holdfast_proto::csi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, PluginCapability,
 };
 
-/// Of the driver as a whole, from either of its processes. A volume grows while no node serves it.
+/// Of the driver as a whole, from either of its processes. A volume grows also while a node serves it.
 pub(super) fn answer(
     GetPluginCapabilitiesRequest {}: GetPluginCapabilitiesRequest,
 ) -> GetPluginCapabilitiesResponse {
     let service = |one: service::Type| plugin_capability::Type::Service(Service { r#type: one.into() });
-    let offline = VolumeExpansion { r#type: volume_expansion::Type::Offline.into() };
+    let online = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
     let capabilities = [
         service(service::Type::ControllerService),
         service(service::Type::VolumeAccessibilityConstraints),
-        plugin_capability::Type::VolumeExpansion(offline),
+        plugin_capability::Type::VolumeExpansion(online),
     ];
     let capabilities = capabilities.map(|one| PluginCapability { r#type: Some(one) });
     GetPluginCapabilitiesResponse { capabilities: capabilities.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It said offline: no claim in use was to be expanded.
+    #[test]
+    fn claims_in_use_may_be_expanded() {
+        let answer = answer(GetPluginCapabilitiesRequest {});
+        let kinds = answer.capabilities.into_iter().filter_map(|capability| capability.r#type);
+        let grows = kinds.filter_map(|kind| match kind {
+            plugin_capability::Type::VolumeExpansion(how) => Some(how.r#type()),
+            plugin_capability::Type::Service(_) => None,
+        });
+        assert_eq!(grows.collect::<Vec<_>>(), [volume_expansion::Type::Online]);
+    }
 }
