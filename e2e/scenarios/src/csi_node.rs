@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
-use holdfast_lab::node::Node;
+use holdfast_lab::node::{Node, SIGKILL};
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
@@ -108,7 +108,16 @@ fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String
 fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     report::step("expand the claim in use");
     let (vm, first) = (node.vm(), data.target("first"));
-    vm.spawn("load", &bash(&format!("while echo load > {first}/load && sync {first}/load; do :; done")))?;
+    let load = format!(
+        "n=0; while n=$((n + 1)) && echo $n > {first}/load.new && sync {first}/load.new && mv {first}/load.new {first}/load; \
+         do :; done"
+    );
+    vm.spawn("load", &bash(&load))?;
+    let rounds = || -> Result<u64> {
+        let rounds = vm.exec(&format!("cat {first}/load 2>/dev/null || echo 0"))?;
+        rounds.trim().parse().context("the load counts")
+    };
+    until("the load to begin", LIMIT, || Ok((rounds()? > 0).then_some(())))?;
     let grown = granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
     ensure!(grown == 2 * GIB, "grown to {grown} bytes");
     for _ in 0..2 {
@@ -117,12 +126,11 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     }
     let total = granted("stats", node.total(data, "first")?)?;
     ensure!(total > 2 * GIB * 9 / 10 && total <= 2 * GIB, "a file system of {total} bytes");
-    vm.exec("pgrep -f 'while echo load' >/dev/null")?;
-    vm.signal("load", 15)?;
-    vm.exec(&format!(
-        "dd if=/dev/urandom of={first}/more bs=1M count=8 conv=fsync status=none; rm {first}/more"
-    ))
-    .map(drop)
+    let before = rounds()?;
+    until("the load to continue", LIMIT, || Ok((rounds()? > before).then_some(())))?;
+    vm.signal("load", SIGKILL)?;
+    vm.wait("load", LIMIT)?;
+    vm.exec(&format!("rm -f {first}/load*")).map(drop)
 }
 
 fn ext4(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
