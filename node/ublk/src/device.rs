@@ -95,7 +95,7 @@ pub struct DeviceInfo {
 pub struct Expected {
     /// The tag that it was added with.
     pub tag: u64,
-    /// Its size in sectors of 4096 bytes.
+    /// The most sectors of 4096 bytes that it has: one that is about to grow has fewer.
     pub sectors: u64,
 }
 
@@ -315,7 +315,15 @@ impl Device {
     /// kernel refused one of its tags. It may be called again.
     pub fn end_recovery(&self) -> Result<(), ControlError> {
         let code = sys::UBLK_U_CMD_END_USER_RECOVERY;
-        self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named)
+        match self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named) {
+            // An earlier command, whose caller stopped waiting, has ended the recovery.
+            Err(ControlError::Command { source: Errno::EBUSY, .. })
+                if self.info()?.state == DeviceState::Live =>
+            {
+                Ok(())
+            }
+            ended => ended,
+        }
     }
 
     /// Asks the kernel to take idle tags back so that the server can release the device, waiting at

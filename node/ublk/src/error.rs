@@ -51,8 +51,8 @@ pub enum ControlError {
         /// The unknown features.
         foreign: ForeignFeatures,
     },
-    /// The device has another size than the caller knows.
-    #[error("ublk device {id} has {found} sectors, not {expected}")]
+    /// The device is larger than the caller knows.
+    #[error("ublk device {id} has {found} sectors, more than {expected}")]
     Resized {
         /// The device.
         id: u32,

@@ -528,8 +528,10 @@ fn a_device_with_another_tag_is_neither_found_nor_deleted() {
     let id = fixture.device.id();
     let other = Device::find(id, &Expected { tag: TAG + 1, ..OURS }).unwrap_err();
     assert!(matches!(other, ControlError::NotOurs { found: TAG, .. }), "{other}");
-    let larger = Device::find(id, &Expected { sectors: SECTORS + 1, ..OURS }).unwrap_err();
+    let larger = Device::find(id, &Expected { sectors: SECTORS - 1, ..OURS }).unwrap_err();
     assert!(matches!(larger, ControlError::Resized { found: SECTORS, .. }), "{larger}");
+    let is_about_to_grow = Device::find(id, &Expected { sectors: SECTORS + 1, ..OURS }).unwrap();
+    assert_eq!(is_about_to_grow.sectors().unwrap(), SECTORS);
 
     // Its number goes to another device, as the kernel hands out the lowest.
     let gone = fixture.device;
