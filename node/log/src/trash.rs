@@ -198,13 +198,14 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
     }
 }
 
-/// Makes void a stay of this nonce that may still begin: its request may be in flight. The volume is not in the
-/// trash ([`take_back`]). A sweep deletes what says so after a day.
+/// Makes void a stay of this nonce that may still begin: its request may be in flight. The volume is not in
+/// the trash ([`take_back`]). A sweep deletes what says so after a day.
 ///
 /// # Errors
 /// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
 pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> Result<(), LogFailure> {
-    // One of an earlier epoch is void by itself, and one that could not read the log is replaced by one of this.
+    // One of an earlier epoch is void by itself, and one that could not read the log is replaced by one of
+    // this.
     let epoch = match read_manifest_to_end(objects, volume).await {
         Ok(manifest) => manifest.epoch(),
         Err(failure) if failure.is_damage() => TrashStay::UNREADABLE,
