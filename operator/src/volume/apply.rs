@@ -59,13 +59,13 @@ impl VolumeApplier<'_> {
             }
             OperatorStep::TakeSource { source, volume_id } => self.take_source(source, volume_id).await,
             OperatorStep::DropSource => self.drop_source().await,
-            OperatorStep::TakeBack => {
+            OperatorStep::TakeBack { is_begun } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let is_going = self.volume.metadata.deletion_timestamp.is_some();
                 let id = volume_id(&self.volume);
                 let taken = match take_back(store.as_ref(), &id).await {
                     // The operator before this one may have sent what this one did not find.
-                    Ok(taken) if is_going => {
+                    Ok(taken) if *is_begun => {
                         bar(store.as_ref(), &id, stay(&self.volume)).await.map(|()| taken)
                     }
                     taken => taken,

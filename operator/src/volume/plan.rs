@@ -64,7 +64,10 @@ pub(crate) enum OperatorStep {
     /// Delete the VolumeSnapshot that was created for the clone, if it is there.
     DropSource,
     /// Take the volume out of the trash, if it is there.
-    TakeBack,
+    TakeBack {
+        /// True if it may still come there: a request of an attempt to delete it may be in flight.
+        is_begun: bool,
+    },
     /// Put the volume into the trash, or leave a tombstone and remove its other objects.
     RemoveObjects {
         /// True if the objects may be those of another Volume or cluster: then they stay.
@@ -110,7 +113,7 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
         Home::Restored { size_bytes, snapshot } => {
             OperatorStep::Provision { size_bytes, snapshot: Some(snapshot) }
         }
-        Home::Existing { .. } => OperatorStep::TakeBack,
+        Home::Existing { .. } => OperatorStep::TakeBack { is_begun: false },
     };
     let mut recorded = facts.clone();
     recorded.status.volume_id = Some(facts.id.clone());
@@ -163,7 +166,8 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     }
     // It may be in the trash, by an earlier attempt or from before the cluster was set back.
     if is_retained && (facts.store == StoreFact::Ready || !is_removing(facts)) {
-        let take_back = (facts.store == StoreFact::Ready).then_some(OperatorStep::TakeBack);
+        let take_back = OperatorStep::TakeBack { is_begun: is_removing(facts) };
+        let take_back = (facts.store == StoreFact::Ready).then_some(take_back);
         let steps = take_back.into_iter().chain([OperatorStep::RemoveFinalizer]);
         return drop_source.into_iter().chain(steps).collect();
     }

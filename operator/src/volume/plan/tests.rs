@@ -81,7 +81,7 @@ fn names(steps: &[OperatorStep]) -> Vec<&'static str> {
             OperatorStep::Provision { .. } => "provision",
             OperatorStep::TakeSource { .. } => "take",
             OperatorStep::DropSource => "drop",
-            OperatorStep::TakeBack => "back",
+            OperatorStep::TakeBack { .. } => "back",
             OperatorStep::RemoveObjects { .. } => "remove",
             OperatorStep::RemoveFinalizer => "finalizer-",
         })
@@ -821,6 +821,10 @@ fn a_volume_that_is_retained_at_last_leaves_the_trash() {
     assert_eq!(names(&plan(&facts, &now())), ["report"], "it may be in the trash");
     facts.store = StoreFact::Ready;
     assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
+    assert!(
+        plan(&facts, &now()).contains(&OperatorStep::TakeBack { is_begun: true }),
+        "its entry may be late"
+    );
     facts.trash = None;
     assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"], "whatever the store keeps now");
     facts.store = StoreFact::Missing;
@@ -845,7 +849,9 @@ fn a_deletion_that_had_begun_is_known_after_a_node_came_back() {
 fn retain_after_a_restored_cluster_takes_the_volume_back() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.spec.deletion_policy = DeletionPolicy::Retain;
-    assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
+    let steps = plan(&facts, &now());
+    assert_eq!(names(&steps), ["back", "finalizer-"]);
+    assert!(steps.contains(&OperatorStep::TakeBack { is_begun: false }), "nothing is stored for it");
     facts.store = StoreFact::Missing;
     assert_eq!(names(&plan(&facts, &now())), ["finalizer-"], "nothing is known to wait for");
 }
