@@ -35,7 +35,8 @@ pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
 struct Seen {
     /// Version of each Lease by its name, and the time at which it was first seen.
     leases: HashMap<String, (Option<String>, Instant)>,
-    first_look: Instant,
+    /// Time at which a daemon without a Lease was first asked about: it may have just started.
+    awaited: HashMap<String, Instant>,
     last_look: Instant,
 }
 
@@ -43,14 +44,17 @@ impl Heartbeats {
     /// No daemon is silent before it was listened to.
     pub(crate) fn new() -> Self {
         let now = Instant::now();
-        Self(Arc::new(Mutex::new(Seen { leases: HashMap::new(), first_look: now, last_look: now })))
+        let (leases, awaited) = (HashMap::new(), HashMap::new());
+        Self(Arc::new(Mutex::new(Seen { leases, awaited, last_look: now })))
     }
 
     /// Returns true if the daemon of that node renewed no Lease for longer than it should.
     pub(crate) fn is_silent(&self, node: &str) -> bool {
-        let seen = self.0.lock();
-        let renewed = seen.leases.get(&heartbeat_lease(node)).map_or(seen.first_look, |(_, at)| *at);
-        seen.last_look.duration_since(renewed) > HEARTBEAT_LIMIT
+        let (mut seen, lease) = (self.0.lock(), heartbeat_lease(node));
+        let known = seen.leases.get(&lease).map(|(_, at)| *at);
+        let last_look = seen.last_look;
+        let renewed = known.unwrap_or_else(|| *seen.awaited.entry(lease).or_insert(last_look));
+        last_look.duration_since(renewed) > HEARTBEAT_LIMIT
     }
 
     /// Notes the Leases that there are, each with its version.
@@ -65,6 +69,8 @@ impl Heartbeats {
                 (name, (version, at))
             })
             .collect();
+        let Seen { leases, awaited, .. } = &mut *seen;
+        awaited.retain(|name, _| !leases.contains_key(name));
         seen.last_look = now;
     }
 }
@@ -136,12 +142,29 @@ mod tests {
         (heartbeat_lease(node), Some(version.to_string()))
     }
 
+    /// A node that joined between two looks counted as silent since the operator's start: its volume was deleted
+    /// below its device.
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_has_just_started_is_not_silent() {
+        let heartbeats = Heartbeats::new();
+        tokio::time::advance(10 * HEARTBEAT_LIMIT).await;
+        heartbeats.look([lease("a", 1)], Instant::now());
+        assert!(!heartbeats.is_silent("new"));
+        tokio::time::advance(EVERY).await;
+        heartbeats.look([lease("a", 2), lease("new", 1)], Instant::now());
+        assert!(!heartbeats.is_silent("new") && !heartbeats.is_silent("never"));
+        tokio::time::advance(2 * HEARTBEAT_LIMIT).await;
+        heartbeats.look([lease("a", 3), lease("new", 2)], Instant::now());
+        assert!(!heartbeats.is_silent("new") && heartbeats.is_silent("never"));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn only_a_daemon_that_stops_renewing_is_silent() {
         let (heartbeats, begun) = (Heartbeats::new(), Instant::now());
         let after = |seconds| begun + Duration::from_secs(seconds);
         for (seconds, version) in [(0, 1), (10, 2), (20, 3)] {
             heartbeats.look([lease("a", version), lease("b", 7)], after(seconds));
+            assert!(!heartbeats.is_silent("c"), "it is awaited from now on");
         }
         assert!(!heartbeats.is_silent("a") && !heartbeats.is_silent("b") && !heartbeats.is_silent("c"));
         // A time without answers of the API server is no silence of the nodes.
