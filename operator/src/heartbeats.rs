@@ -142,8 +142,8 @@ mod tests {
         (heartbeat_lease(node), Some(version.to_string()))
     }
 
-    /// A node that joined between two looks counted as silent since the operator's start: its volume was deleted
-    /// below its device.
+    /// A node that joined between two looks counted as silent since the operator's start: its volume was
+    /// deleted below its device.
     #[tokio::test(start_paused = true)]
     async fn a_daemon_that_has_just_started_is_not_silent() {
         let heartbeats = Heartbeats::new();
