@@ -62,6 +62,7 @@ const BELOW_ENGINE: &[&str] = &[
     "thiserror",
     "thiserror-impl",
     "unicode-ident",
+    "xxhash-rust",
     "zstd",
     "zstd-safe",
     "zstd-sys",

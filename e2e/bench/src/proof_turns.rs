@@ -28,11 +28,17 @@ struct Turns {
     memory_bytes: u64,
 }
 
-pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+/// Output of these tests of `rounds`: an instruction is a nanosecond there.
+pub(super) fn output_of(world: &World, tests: &str) -> Result<String> {
     world.share(&world.toolbox().test_program("rounds", Profile::Release)?, "bin/rounds")?;
     let vm = world.vm_with("bench", Options::benchmark)?;
-    let output = vm.exec("rounds no_turn_of --nocapture --test-threads=1")?;
+    let output = vm.exec(&format!("rounds {tests} --nocapture --test-threads=1"))?;
     vm.power_off()?;
+    Ok(output)
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    let output = output_of(world, "no_turn_of")?;
     let mut figures = Vec::new();
     for (of, about) in [("flush", "a FLUSH after a restart"), ("seal", "a seal and its commit")] {
         let turns = output
@@ -48,7 +54,6 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
             bar: Some(Bar::AtMost(most)),
         };
         figures.extend([
-            // The clock of the machine: an instruction is a nanosecond.
             figure("longest_ring_turn_instructions", turns.longest_ns, "instructions", MAX_INSTRUCTIONS),
             figure("longest_ring_turn_pages", turns.max_pages, "count", MAX_PAGES),
             figure("memory_bytes", turns.memory_bytes, "bytes", MAX_MEMORY_BYTES),

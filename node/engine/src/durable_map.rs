@@ -234,13 +234,13 @@ fn is_blank(unit: &[u8]) -> bool {
 pub(crate) fn encode_page(page: u64, generation: u64, seq: Seq, first: bool, nibbles: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(SLOT_BYTES);
     for (unit, part) in (0u8..).zip(nibbles.as_chunks::<UNIT_NIBBLES>().0) {
-        let mut payload = Vec::with_capacity(UNIT_USED - ENVELOPE_BYTES);
-        payload.extend_from_slice(&page.to_le_bytes());
-        payload.extend_from_slice(&generation.to_le_bytes());
-        payload.extend_from_slice(&seq.0.to_le_bytes());
-        payload.extend_from_slice(&[unit, u8::from(first)]);
-        payload.extend_from_slice(part);
-        out.extend_from_slice(&wire::enclose(Kind::MapPage, &payload));
+        wire::enclose_at_end(&mut out, Kind::MapPage, UNIT_USED - ENVELOPE_BYTES, |out| {
+            out.extend_from_slice(&page.to_le_bytes());
+            out.extend_from_slice(&generation.to_le_bytes());
+            out.extend_from_slice(&seq.0.to_le_bytes());
+            out.extend_from_slice(&[unit, u8::from(first)]);
+            out.extend_from_slice(part);
+        });
         out.resize((usize::from(unit) + 1) * UNIT_BYTES, 0);
     }
     assert!(out.len() == SLOT_BYTES, "a page fills a slot");

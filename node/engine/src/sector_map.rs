@@ -30,7 +30,7 @@ mod side;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use holdfast_types::{
-    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, SectorRange, Seq, VolumeId,
+    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, Sector, SectorRange, Seq, VolumeId,
 };
 
 use crate::safeguard::{
@@ -461,11 +461,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     pub(crate) fn newest(&self, sector: u64) -> Newest {
-        if self.is_prepared(holdfast_types::Sector(sector).chunk()) {
-            self.nibble(sector).newest()
-        } else {
-            None
-        }
+        if self.is_prepared(Sector(sector).chunk()) { self.nibble(sector).newest() } else { None }
     }
 
     /// The first run of sectors of `range` with one `newest`, cut at chunk borders.
@@ -544,21 +540,24 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// The sectors of `page` dirty in `side`, block by block.
     pub(crate) fn dirty_blocks(&self, page: u64, side: Side) -> impl Iterator<Item = (Block, Mask)> + '_ {
         let first = page * PAGE_SECTORS;
-        let end = (first + PAGE_SECTORS).min(self.sectors);
-        SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS).filter_map(move |piece| {
-            let at = index(nibble_at(piece.start.0));
-            let nibbles = self.memory.as_ref()[at..].first_chunk::<16>().expect("a chunk has whole blocks");
-            if u128::from_ne_bytes(*nibbles) & in_each(side.dirty_bit()) == 0 {
-                return None;
-            }
-            let mut mask = 0u32;
-            for sector in piece.start.0..piece.end() {
-                if self.nibble(sector).is_dirty(side) {
-                    mask |= 1 << (sector % BLOCK_SECTORS);
+        let at = index(nibble_at(first));
+        let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
+        let dirty = in_each(side.dirty_bit());
+        let end = self.sectors;
+        (first..).step_by(BLOCK_SECTORS as usize).zip(whole.as_chunks::<16>().0).filter_map(
+            move |(start, nibbles)| {
+                let mut left = u128::from_le_bytes(*nibbles) & dirty;
+                let mut mask = 0u32;
+                while left != 0 {
+                    let sector = left.trailing_zeros() / 4;
+                    if start + u64::from(sector) < end {
+                        mask |= 1 << sector;
+                    }
+                    left &= left - 1;
                 }
-            }
-            (mask != 0).then(|| (piece.start.block(), Mask(mask)))
-        })
+                (mask != 0).then_some((Sector(start).block(), Mask(mask)))
+            },
+        )
     }
 
     /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there. Appends

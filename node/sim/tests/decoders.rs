@@ -145,8 +145,13 @@ fn forge(rng: &mut Rng, whole: &[u8], slot: usize) -> Vec<u8> {
     let mut out = whole[..8].to_vec();
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     out.extend_from_slice(&[0; 4]);
-    let sum = blake3::Hasher::new().update(&out).update(&payload).finalize();
-    out.extend_from_slice(&sum.as_bytes()[..16]);
+    let summed = [&out[..], &payload].concat();
+    let is_map_page = u16::from_le_bytes([out[6], out[7]]) == 5;
+    if is_map_page {
+        out.extend_from_slice(&xxhash_rust::xxh3::xxh3_128(&summed).to_le_bytes());
+    } else {
+        out.extend_from_slice(&blake3::hash(&summed).as_bytes()[..16]);
+    }
     out.extend_from_slice(&payload);
     out.resize(out.len().max(slot), 0);
     out

@@ -7,7 +7,7 @@
 //! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1,
 //! 16).
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, Place, SECTOR_BYTES, Sector, SectorRange, Seq};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
@@ -249,7 +249,6 @@ impl<M: Memory> Core<M> {
 
     /// The volume has so many sectors from here on. Returns the pages of its map.
     pub(super) fn grow(&mut self, sectors: u64) -> u64 {
-        let last = Sector(self.map.sectors() - 1).chunk();
         self.map.grow(sectors);
         reach(CrashPoint::MapGrown);
         let pages = self.map.pages();
@@ -257,10 +256,6 @@ impl<M: Memory> Core<M> {
         Side::BOTH.into_iter().for_each(|side| self.dirty[side].pages.grow(pages));
         self.header.sectors = sectors;
         self.unflushed.header_changed();
-        // More of its pages are the volume's.
-        if self.map.is_prepared(last) {
-            self.unflushed.chunk_prepared(last, pages);
-        }
         pages
     }
 

@@ -331,7 +331,6 @@ impl DataPath {
             reach(CrashPoint::ChunkAllocated);
             core.map.set_prepared(chunk);
             reach(CrashPoint::ChunkPrepared);
-            core.unflushed.chunk_prepared(chunk, core.map.pages());
             self.unpark(core, gate, out);
         }
     }

@@ -104,7 +104,10 @@ struct Round {
     synced: SideSet,
     /// The sides that were dirty when a group was copied.
     dirty_at_copy: SideSet,
+    /// As it was when the round began.
     header: Option<Header>,
+    /// It changed, or a page is written for the first time.
+    writes_header: bool,
 }
 
 /// The group in progress: its pages, and their copies one after the other.
@@ -160,6 +163,7 @@ impl FlushRounds {
                 synced: SideSet::NONE,
                 dirty_at_copy: SideSet::NONE,
                 header: None,
+                writes_header: false,
             },
             group: Group::default(),
             waiters: Vec::new(),
@@ -263,10 +267,8 @@ impl FlushRounds {
             core.header.seq = known;
             core.unflushed.header_changed();
         }
-        if core.unflushed.take_header() {
-            core.header.synced_generation = round.generation;
-            round.header = Some(core.header.clone());
-        }
+        round.writes_header = core.unflushed.take_header();
+        round.header = Some(Header { synced_generation: round.generation, ..core.header.clone() });
         reach(CrashPoint::RoundBegun);
         self.copy_group(core, out)
     }
@@ -350,6 +352,7 @@ impl FlushRounds {
             let seq = core.known_seq();
             let bytes = encode_page(*page, self.round.generation, seq, synced.is_none(), nibbles);
             if synced.is_none() {
+                self.round.writes_header = true;
                 writes.push(MapWrite { offset: page_offset(*page, 0), bytes: bytes.clone() });
             }
             let slot = synced.map_or(1, |slot| 1 - slot);
@@ -367,7 +370,7 @@ impl FlushRounds {
         core: &mut Core<M>,
         out: &mut Vec<Action>,
     ) -> Option<RoundEnd> {
-        let Some(header) = &mut self.round.header else {
+        let Some(header) = self.round.header.as_mut().filter(|_| self.round.writes_header) else {
             return Some(self.end(Ok(pages.header_unchanged()), core, out));
         };
         if core.is_sync_failed() && header.closed_clean {
@@ -471,7 +474,7 @@ impl FlushRounds {
         self.step = RoundStep::Idle;
         self.group.clear();
         self.group.copies = Vec::new();
-        let had_header = self.round.header.take().is_some();
+        self.round.header = None;
         match &result {
             Ok(_) => {
                 self.ended = self.begun;
@@ -479,7 +482,7 @@ impl FlushRounds {
                 reach(CrashPoint::RoundEnded);
             }
             Err(errno) => {
-                core.unflushed.take_back(&mut self.round.pages, self.round.synced, had_header);
+                core.unflushed.take_back(&mut self.round.pages, self.round.synced, self.round.writes_header);
                 self.failed_at = Some(core.now);
                 reach(CrashPoint::RoundFailed);
                 out.push(Action::Report(Report::LocalDiskFailed(*errno)));

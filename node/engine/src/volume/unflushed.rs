@@ -1,24 +1,21 @@
 //! Changes since the last flush round began: the next one covers them.
 
-use holdfast_types::{Chunk, SectorRange};
+use holdfast_types::SectorRange;
 
 use crate::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
-use crate::sector_map::{PageSet, SectorMap, Side, SideSet, chunk_pages};
+use crate::sector_map::{PageSet, SectorMap, Side, SideSet};
 
 pub(super) struct Unflushed {
     pages: PageSet,
     /// Sides that were written since they were last synced.
     sides: SideSet,
     header: bool,
-    /// A page will be written for the first time: the header says since when pages are complete.
-    first_pages: bool,
 }
 
 impl Unflushed {
     /// Both sides and the whole map: what changed since the last round of the previous process is unknown.
     pub(super) fn after_takeover<M: AsRef<[u8]> + AsMut<[u8]>>(map: &SectorMap<M>) -> Self {
-        let mut all =
-            Self { pages: PageSet::new(map.pages()), sides: SideSet::NONE, header: true, first_pages: true };
+        let mut all = Self { pages: PageSet::new(map.pages()), sides: SideSet::NONE, header: true };
         if safeguard(FirstRoundIsFull) {
             all.sides = SideSet::BOTH;
             for page in map.prepared_pages() {
@@ -54,14 +51,6 @@ impl Unflushed {
         self.pages.grow(pages);
     }
 
-    /// The pages of `chunk` have a place in a map of `pages` pages now.
-    pub(super) fn chunk_prepared(&mut self, chunk: Chunk, pages: u64) {
-        for page in chunk_pages(chunk).filter(|page| *page < pages) {
-            self.pages.insert(page);
-        }
-        self.first_pages = true;
-    }
-
     /// Moves the pages to those of a round that begins.
     pub(super) fn move_pages_to(&mut self, pages: &mut PageSet) {
         pages.append(&mut self.pages);
@@ -72,9 +61,9 @@ impl Unflushed {
         std::mem::take(&mut self.sides)
     }
 
-    /// Takes the header's part. Returns true if a round that begins writes the header.
+    /// Takes the header's part. Returns true if it changed.
     pub(super) fn take_header(&mut self) -> bool {
-        std::mem::take(&mut self.header) | std::mem::take(&mut self.first_pages)
+        std::mem::take(&mut self.header)
     }
 
     /// Takes back what a round that failed was to cover.
@@ -98,7 +87,7 @@ mod tests {
     #[test]
     fn the_first_round_covers_both_sides_and_every_prepared_page() {
         let mut map = map();
-        map.set_prepared(Chunk(0));
+        map.set_prepared(holdfast_types::Chunk(0));
         let mut unflushed = Unflushed::after_takeover(&map);
         let mut pages = PageSet::new(map.pages());
         unflushed.move_pages_to(&mut pages);
