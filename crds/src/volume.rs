@@ -39,6 +39,10 @@ pub const STORAGE_CLASS: &str = "holdfast.dev/storageclass";
 /// Annotation: the file system that its pods ask for; absent for a raw device.
 pub const FS_TYPE: &str = "holdfast.dev/fstype";
 
+/// Annotation: W3C trace context (`traceparent`) of the request that last changed the Volume. The work that
+/// follows from the change continues that trace.
+pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
+
 /// A virtual disk with its durable home in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(

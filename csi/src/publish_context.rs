@@ -6,6 +6,7 @@ use tonic::Status;
 
 const VOLUME_ID: &str = "volumeID";
 const EPOCH: &str = "epoch";
+const TRACEPARENT: &str = "traceparent";
 
 /// A publication of a volume on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,12 +15,27 @@ pub(crate) struct PublishContext {
     pub(crate) volume_id: String,
     /// Least fencing number of the writer on that node.
     pub(crate) epoch: u64,
+    /// The trace of the publication (`holdfast_service::trace`).
+    pub(crate) trace: Option<String>,
+}
+
+impl PublishContext {
+    /// Makes the current span, in which nothing was done yet, a part of the publication's trace.
+    pub(crate) fn continue_trace(&self) {
+        if let Some(trace) = &self.trace {
+            holdfast_service::trace::continue_in(&tracing::Span::current(), trace);
+        }
+    }
 }
 
 /// The context as CSI passes it on.
 pub(crate) fn write(context: &PublishContext) -> HashMap<String, String> {
-    let PublishContext { volume_id, epoch } = context;
-    HashMap::from([(VOLUME_ID.to_owned(), volume_id.clone()), (EPOCH.to_owned(), epoch.to_string())])
+    let PublishContext { volume_id, epoch, trace } = context;
+    let trace = trace.iter().map(|trace| (TRACEPARENT.to_owned(), trace.clone()));
+    [(VOLUME_ID.to_owned(), volume_id.clone()), (EPOCH.to_owned(), epoch.to_string())]
+        .into_iter()
+        .chain(trace)
+        .collect()
 }
 
 /// The context that CSI passed on.
@@ -39,6 +55,7 @@ pub(crate) fn read(words: &HashMap<String, String>) -> Result<PublishContext, St
             .cloned()
             .ok_or_else(|| missing(VOLUME_ID))?,
         epoch: words.get(EPOCH).and_then(|epoch| epoch.parse().ok()).ok_or_else(|| missing(EPOCH))?,
+        trace: words.get(TRACEPARENT).cloned(),
     })
 }
 
@@ -48,8 +65,10 @@ mod tests {
 
     #[test]
     fn the_context_is_read_as_it_was_written() {
-        let context = PublishContext { volume_id: "id".to_owned(), epoch: 7 };
-        assert_eq!(read(&write(&context)).ok(), Some(context));
+        for trace in [None, Some("00-1-2-01".to_owned())] {
+            let context = PublishContext { volume_id: "id".to_owned(), epoch: 7, trace };
+            assert_eq!(read(&write(&context)).ok(), Some(context));
+        }
         assert!(read(&HashMap::new()).is_err());
         let bad = [(VOLUME_ID.to_owned(), "id".to_owned()), (EPOCH.to_owned(), "x".to_owned())];
         assert!(read(&HashMap::from(bad)).is_err());

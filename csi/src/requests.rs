@@ -8,6 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tonic::{Code, Response, Status};
+use tracing::Instrument;
 
 /// A request that the driver answers and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -90,7 +91,8 @@ impl Requests {
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let begun = Instant::now();
-        let answered = answer.await;
+        let span = tracing::info_span!("request", otel.name = ?request, volume);
+        let answered = answer.instrument(span).await;
         let took = begun.elapsed();
         let outcome = match &answered {
             Ok(_) => {

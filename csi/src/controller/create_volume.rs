@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use holdfast_crds::{
-    CLAIM, FS_TYPE, STORAGE_CLASS, Volume, VolumePhase, VolumeSnapshot, VolumeSource, is_true,
+    CLAIM, FS_TYPE, STORAGE_CLASS, TRACEPARENT, Volume, VolumePhase, VolumeSnapshot, VolumeSource, is_true,
 };
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
+use holdfast_service::trace;
 use kube::ResourceExt;
 use tonic::{Request, Status};
 
@@ -127,6 +128,7 @@ impl Wanted {
             (CLAIM, self.parameters.claim.clone()),
             (STORAGE_CLASS, storage_class),
             (FS_TYPE, self.file_system.map(|named| named.name().to_owned())),
+            (TRACEPARENT, trace::current()),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))

@@ -11,7 +11,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures::StreamExt;
-use holdfast_service::chain;
+use holdfast_crds::TRACEPARENT;
+use holdfast_service::{chain, trace};
 use k8s_openapi::serde::Serialize;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{
@@ -131,7 +132,10 @@ where
 
     /// Changes fields of the spec of an object as it was read, and returns it as it is then.
     pub(super) async fn change(&self, object: &K, spec: Value) -> Result<K, ApiFailure> {
-        let patch = json!({ "metadata": { "resourceVersion": object.resource_version() }, "spec": spec });
+        // Absent where no traces are exported: what follows is no part of an older trace.
+        let annotations = json!({ TRACEPARENT: trace::current() });
+        let metadata = json!({ "resourceVersion": object.resource_version(), "annotations": annotations });
+        let patch = json!({ "metadata": metadata, "spec": spec });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         call(self.0.patch(&object.name_any(), &params, &Patch::Merge(patch))).await
     }

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Condition, Volume, find_condition, is_true};
+use holdfast_crds::{Condition, TRACEPARENT, Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
+use holdfast_service::trace;
 use kube::ResourceExt;
 use serde_json::json;
 use tonic::{Request, Status};
+use tracing::Span;
 
 use super::object_name::volume_id;
 use super::objects::{ApiFailure, TimedOut};
@@ -55,6 +57,11 @@ pub(super) async fn answer(
         return Err(Status::invalid_argument("readonly: is not supported; publish the volume for writing"));
     }
     let mut volume = volumes.existing(name).await?;
+    if continues(&volume, &node_id)
+        && let Some(change) = volume.annotations().get(TRACEPARENT)
+    {
+        trace::continue_in(&Span::current(), change);
+    }
     if !volumes.has_node(&node_id).await? {
         return Err(Status::not_found(format!(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
@@ -77,6 +84,13 @@ pub(super) async fn answer(
             Err(Status::aborted(format!("Volume {name} is not attached on node {node_id} yet: {why}")))
         }
     }
+}
+
+/// True if the publication is a part of the trace of the last change: the volume's first use of that of its
+/// creation, a repeated request of that of the first. Each later use has a trace of its own.
+fn continues(volume: &Volume, node: &str) -> bool {
+    // The generation counts changes of the spec.
+    volume.metadata.generation == Some(1) || volume.spec.desired_node() == Some(node)
 }
 
 /// Plans a publication on `node`.
@@ -113,7 +127,7 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
         return None;
     }
     let (volume_id, epoch) = (status.volume_id.clone()?, status.epoch?);
-    Some(Ok(publish_context::write(&PublishContext { volume_id, epoch })))
+    Some(Ok(publish_context::write(&PublishContext { volume_id, epoch, trace: trace::current() })))
 }
 
 fn is_full(conditions: &[Condition]) -> bool {
@@ -151,6 +165,19 @@ pub(super) mod tests {
         let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("published on node b"), "{}", refused.message());
+    }
+
+    /// The second use of a volume was in the trace of its withdrawal.
+    #[test]
+    fn a_later_use_has_a_trace_of_its_own() {
+        let of = |generation, desired| {
+            let mut volume = volume(desired, None);
+            volume.metadata.generation = Some(generation);
+            continues(&volume, "a")
+        };
+        assert!(of(1, None), "the first use");
+        assert!(of(2, Some("a")), "it is asked for again");
+        assert!(!of(3, None) && !of(3, Some("b")));
     }
 
     #[test]

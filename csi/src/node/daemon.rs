@@ -72,7 +72,7 @@ impl Daemon {
         context: &PublishContext,
         until: Instant,
     ) -> Result<ServedDevice, Status> {
-        let PublishContext { volume_id, epoch } = context;
+        let PublishContext { volume_id, epoch, trace: _ } = context;
         let left = until.saturating_duration_since(Instant::now());
         let mut request =
             Request::new(AwaitServedRequest { volume_id: volume_id.clone(), min_epoch: *epoch });

@@ -56,6 +56,7 @@ pub(super) async fn answer(
     let target = paths::absolute("target_path", target_path)?;
     let Capability { access, users } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
+    context.continue_trace();
     let staged = match access {
         VolumeAccess::Block => None,
         VolumeAccess::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),

@@ -53,6 +53,7 @@ pub(super) async fn answer(
     let point = paths::absolute("staging_target_path", staging_target_path)?;
     let Capability { access, users: _ } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
+    context.continue_trace();
     match access {
         // A raw device has nothing to prepare: it is there, or it is not.
         VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
@@ -230,7 +231,7 @@ mod tests {
     fn a_clone_of_an_xfs_is_mounted_beside_it() {
         let wanted = |file_system, options: &[&str]| Wanted {
             volume: "v".to_owned(),
-            context: PublishContext { volume_id: "id".to_owned(), epoch: 1 },
+            context: PublishContext { volume_id: "id".to_owned(), epoch: 1, trace: None },
             file_system,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
             point: PathBuf::from("/mnt"),

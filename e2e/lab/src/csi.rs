@@ -4,7 +4,7 @@
 //! Does not own: what an answer should be.
 //! On failure: a refusal is a value ([`Refused`]); only a driver that cannot be asked is an error.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -303,18 +303,27 @@ impl Csi {
 pub struct CsiController {
     command: Mutex<Option<Process>>,
     program: PathBuf,
+    /// Further variables.
+    environment: BTreeMap<String, String>,
     dir: PathBuf,
 }
 
 impl CsiController {
-    /// Starts `program`, which reaches the API by the kubeconfig of that text.
+    /// Starts `program`, which reaches the API by the kubeconfig of that text, with `environment` besides its
+    /// usual one.
     ///
     /// # Errors
     /// If it does not answer in time.
-    pub fn start(program: &Path, kubeconfig: &str, dir: &Path) -> Result<Self> {
+    pub fn start(
+        program: &Path,
+        kubeconfig: &str,
+        environment: BTreeMap<String, String>,
+        dir: &Path,
+    ) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         fs::write(dir.join("kubeconfig"), kubeconfig).context("write the driver's kubeconfig")?;
-        let controller = Self { command: Mutex::new(None), program: program.to_owned(), dir: dir.to_owned() };
+        let controller =
+            Self { command: Mutex::new(None), program: program.to_owned(), environment, dir: dir.to_owned() };
         controller.restart()?;
         Ok(controller)
     }
@@ -341,6 +350,7 @@ impl CsiController {
         command
             .env("KUBECONFIG", self.dir.join("kubeconfig"))
             .env("RUST_LOG", "info")
+            .envs(&self.environment)
             // Several may run on the host.
             .args(["controller", &endpoint, "--metrics-address=127.0.0.1:0"]);
         let mut process = Process::spawn("csi-controller", &command, &self.dir.join("controller.log"))?;

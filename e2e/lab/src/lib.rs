@@ -11,6 +11,7 @@ pub mod cache;
 pub mod chance;
 pub mod churn;
 pub mod cluster;
+pub mod collector;
 pub mod command;
 pub mod control_plane;
 pub mod csi;

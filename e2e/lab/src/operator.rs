@@ -3,6 +3,7 @@
 //! Owns: one `holdfast-operator`, which can be killed and started again.
 //! Invariants: its log continues over restarts; its metrics port stays the same.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,21 +29,29 @@ pub struct Operator {
     program: PathBuf,
     dir: PathBuf,
     kubeconfig: PathBuf,
+    /// Further variables.
+    environment: BTreeMap<String, String>,
     port: u16,
     process: Mutex<Option<Process>>,
 }
 
 impl Operator {
-    /// Starts `program`, which reaches the API by `kubeconfig`.
+    /// Starts `program`, which reaches the API by `kubeconfig`, with `environment` besides its usual one.
     ///
     /// # Errors
     /// If it does not serve its metrics in time.
-    pub fn start(program: &Path, kubeconfig: &Path, dir: &Path) -> Result<Self> {
+    pub fn start(
+        program: &Path,
+        kubeconfig: &Path,
+        environment: BTreeMap<String, String>,
+        dir: &Path,
+    ) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         let operator = Self {
             program: program.to_owned(),
             dir: dir.to_owned(),
             kubeconfig: kubeconfig.to_owned(),
+            environment,
             port: free_port()?,
             process: Mutex::new(None),
         };
@@ -82,7 +91,7 @@ impl Operator {
         let mut running = self.lock();
         ensure!(running.is_none(), "the operator runs already");
         let mut command = Command::new(&self.program);
-        command.env("KUBECONFIG", &self.kubeconfig).env("RUST_LOG", "info").args([
+        command.env("KUBECONFIG", &self.kubeconfig).env("RUST_LOG", "info").envs(&self.environment).args([
             "--metrics-address",
             &self.metrics_address(),
             "--namespace",

@@ -7,8 +7,9 @@
 //! the machine is new after each boot. The host's loopback is [`HOST`] inside.
 //! On failure: [`Vm::logs`] says what there is to read.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,6 +47,8 @@ pub struct Vm {
     dir: PathBuf,
     boot: BootFiles,
     options: Options,
+    /// Further variables of programs that are spawned.
+    environment: OnceLock<BTreeMap<String, String>>,
     running: Mutex<Option<Running>>,
     // Dropped last: the machine above writes to it.
     recorded: Option<RecordedDisk>,
@@ -94,6 +97,7 @@ impl Vm {
             dir: dir.to_owned(),
             boot: boot.clone(),
             options,
+            environment: OnceLock::new(),
             running: Mutex::new(None),
             recorded,
         };
@@ -145,13 +149,20 @@ impl Vm {
         self.agent()?.exec(program, limit)
     }
 
+    /// Gives programs that are spawned from now on these variables. Later calls change nothing.
+    pub fn set_environment(&self, variables: BTreeMap<String, String>) {
+        self.environment.get_or_init(|| variables);
+    }
+
     /// Starts a program that stays; see [`Vm::wait`] and [`Vm::signal`]. Its output goes to a log that
     /// [`Vm::log`] reads. Returns its process id.
     ///
     /// # Errors
     /// If it cannot be started or a program of that name still runs.
     pub fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
-        let request = Request::Spawn { name: name.to_owned(), program: program.clone() };
+        let mut program = program.clone();
+        program.env.extend(self.environment.get().cloned().unwrap_or_default());
+        let request = Request::Spawn { name: name.to_owned(), program };
         match self.agent()?.ask(&request, EXEC_LIMIT)? {
             Reply::Started(pid) => Ok(pid),
             other @ (Reply::Done | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::collector::Collector;
 use crate::command::{output, strip};
 use crate::control_plane::ControlPlane;
 use crate::csi::CsiController;
@@ -47,6 +48,7 @@ struct Parts {
     operator: Option<Arc<Operator>>,
     control_plane: Option<Arc<ControlPlane>>,
     s3: Option<Arc<S3Server>>,
+    collector: Option<Arc<Collector>>,
     share: Option<PathBuf>,
 }
 
@@ -114,6 +116,25 @@ impl World {
         Ok(started)
     }
 
+    /// The collector of traces. Programs and machines that are started later export to it.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn collector(&self) -> Result<Arc<Collector>> {
+        let mut parts = self.lock();
+        if let Some(running) = &parts.collector {
+            return Ok(Arc::clone(running));
+        }
+        let started = Arc::new(Collector::start()?);
+        parts.collector = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// Variables of programs of the host, so that they export traces where there is a collector.
+    fn exporting(&self) -> BTreeMap<String, String> {
+        self.lock().collector.as_ref().map(|collector| collector.environment(false)).unwrap_or_default()
+    }
+
     /// The operator, with the kinds it works on installed.
     ///
     /// # Errors
@@ -129,7 +150,8 @@ impl World {
         let config = kubernetes.service_account_kubeconfig(NAMESPACE, "holdfast-operator", "127.0.0.1")?;
         let kubeconfig = self.dir().join("operator.kubeconfig");
         fs::write(&kubeconfig, config).context("write the operator's kubeconfig")?;
-        let started = Arc::new(Operator::start(&program, &kubeconfig, &self.dir().join("operator"))?);
+        let started =
+            Arc::new(Operator::start(&program, &kubeconfig, self.exporting(), &self.dir().join("operator"))?);
         self.lock().operator = Some(Arc::clone(&started));
         Ok(started)
     }
@@ -143,7 +165,7 @@ impl World {
         let program = self.programs()?.join("holdfast-csi");
         report::step("start the CSI controller");
         let config = self.csi_kubeconfig("127.0.0.1")?;
-        CsiController::start(&program, &config, &self.dir().join("csi"))
+        CsiController::start(&program, &config, self.exporting(), &self.dir().join("csi"))
     }
 
     /// Text of the kubeconfig of the CSI controller. `host` is how the API is reached.
@@ -180,6 +202,9 @@ impl World {
         report::step(format_args!("boot test machine {name}"));
         let dir = self.dir().join(format!("vm-{name}"));
         let vm = Arc::new(Vm::start(name, &dir, &boot, &share, options)?);
+        if let Some(collector) = &parts.collector {
+            vm.set_environment(collector.environment(true));
+        }
         parts.vms.insert(name.to_owned(), Arc::clone(&vm));
         Ok(vm)
     }

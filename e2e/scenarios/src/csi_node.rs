@@ -96,7 +96,7 @@ fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
 }
 
 /// Publishes a volume on a node, once that has described itself.
-fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String>> {
+pub(super) fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String>> {
     let published = until("the node to be known", LIMIT, || match csi.publish(volume, node, LIMIT)? {
         Err(unknown) if unknown.code == "NotFound" => Ok(None),
         answer => Ok(Some(answer)),
@@ -244,7 +244,7 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     release(node, &mounted, "pod")
 }
 
-fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
+pub(super) fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
     granted("unpublish", node.unpublish(claim, pod)?)?;
     granted("unstage", node.unstage(claim, LIMIT)?)?;
     granted("unstage again", node.unstage(claim, LIMIT)?)?;

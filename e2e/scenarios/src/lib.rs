@@ -35,6 +35,7 @@ mod smoke;
 mod snapshots;
 mod standalone;
 pub mod story;
+mod traces;
 mod truncation;
 mod ublk;
 mod volume_snapshots;
@@ -222,6 +223,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: csi_node::run,
+    },
+    Scenario {
+        name: "traces",
+        about: "one trace goes from the creation of a claim over all programs to its first write in the store",
+        expected: Duration::from_secs(50),
+        alone: false,
+        run: traces::run,
     },
     Scenario {
         name: "csi-sanity",

@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl S3Store {
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
     pub(crate) async fn create_object(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         let full = self.full_key(key).map_err(CreateError::Failed)?;
         self.availability.admit(Instant::now()).map_err(CreateError::Failed)?;

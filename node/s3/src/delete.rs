@@ -5,7 +5,7 @@ use holdfast_objects::{StoreError, Verb};
 use crate::{classify::classify, store::S3Store};
 
 impl S3Store {
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key))]
     pub(crate) async fn delete_object(&self, key: &str) -> Result<(), StoreError> {
         let full = self.full_key(key)?;
         let answer = self

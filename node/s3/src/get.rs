@@ -21,12 +21,12 @@ struct Part {
 }
 
 impl S3Store {
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key))]
     pub(crate) async fn get_object(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
         Ok(self.get_part(key, None, max_bytes).await?.bytes)
     }
 
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key, ?range))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, ?range))]
     pub(crate) async fn get_object_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         if range.is_empty() {
             return Err(nothing_asked("range", format!("{range:?}")));
@@ -49,7 +49,7 @@ impl S3Store {
         }
     }
 
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key, len))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, len))]
     pub(crate) async fn get_object_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
         if len == 0 {
             return Err(nothing_asked("suffix length", "0".to_owned()));

@@ -8,7 +8,7 @@ use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
 use crate::{classify::classify, store::S3Store};
 
 impl S3Store {
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
     pub(crate) async fn list_objects(
         &self,
         prefix: &str,

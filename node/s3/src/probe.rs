@@ -131,7 +131,7 @@ impl S3Store {
     ///
     /// # Errors
     /// The first requirement that the bucket does not meet.
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
     pub async fn probe(&self) -> Result<(), ProbeFailure> {
         self.availability.forget();
         self.list_objects("probe/", None, 1).await.map_err(|error| self.explain("list objects", error))?;

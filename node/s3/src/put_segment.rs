@@ -34,7 +34,7 @@ struct Sent {
 }
 
 impl S3Store {
-    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key))]
     pub(crate) async fn put_segment_object(
         &self,
         key: &str,

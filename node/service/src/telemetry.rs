@@ -11,10 +11,13 @@ use std::time::Duration;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use tokio::runtime::{self, Runtime};
+use tracing::Subscriber;
+use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 use crate::log_level::LogLevel;
@@ -99,9 +102,7 @@ pub fn start(
         None => None,
         Some(_) => Some(Export::start(service, attributes)?),
     };
-    let traces = export
-        .as_ref()
-        .map(|export| tracing_opentelemetry::layer().with_tracer(export.provider.tracer(service)));
+    let traces = export.as_ref().map(|export| layer(export.provider.tracer(service)));
     let (filter, level) = LogLevel::new(filter);
     let log = Log::start(io::stderr());
     tracing_subscriber::registry()
@@ -115,6 +116,15 @@ pub fn start(
         .map_err(TelemetryError::Started)?;
     logs::log_panics();
     Ok(Telemetry { level, log, export })
+}
+
+/// Makes the spans of `tracing` those of `tracer`. A span begins with the first one below it, not when it is
+/// entered: until then it may be made a part of another program's trace (`trace::continue_in`).
+pub(crate) fn layer<S>(tracer: SdkTracer) -> OpenTelemetryLayer<S, SdkTracer>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    tracing_opentelemetry::layer().with_context_activation(false).with_tracer(tracer)
 }
 
 impl Export {

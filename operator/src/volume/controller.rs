@@ -6,14 +6,15 @@ use std::time::Duration;
 use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ObjectStore, StorageNode, Time, Volume, VolumeSnapshot, is_true};
-use holdfast_service::chain;
+use holdfast_crds::{ObjectStore, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true};
+use holdfast_service::{chain, trace};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
+use tracing::Span;
 
 use super::adoption::FoundInStore;
 use super::apply::{VolumeApplier, volume_id};
@@ -147,6 +148,11 @@ fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<O
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
 async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, VolumeFailure> {
+    let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    if let (false, Some(creation)) = (is_true(conditions, PROVISIONED), volume.annotations().get(TRACEPARENT))
+    {
+        trace::continue_in(&Span::current(), creation);
+    }
     let timer = shared.context.metrics.start(ObjectKind::Volume);
     let outcome = reconcile_once(volume.as_ref().clone(), &shared).await;
     timer.finish(outcome.as_ref().err().map(VolumeFailure::retry));

@@ -7,11 +7,12 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    Credentials, FORMAT_UNKNOWN_CONTENT, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume,
-    VolumeStatus,
+    Credentials, FORMAT_UNKNOWN_CONTENT, NODE_FIELD_MANAGER, ObjectStore, SecretRef, TRACEPARENT, Time,
+    Volume, VolumeStatus,
 };
 use holdfast_engine::volume::Durability;
 use holdfast_service::tasks::Tasks;
+use holdfast_service::trace;
 use holdfast_types::{Backoff, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -21,6 +22,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tracing::Instrument;
 
 use super::event::changes;
 use super::facts::NodeFacts;
@@ -217,7 +219,11 @@ impl<V: Volumes> Reconciliation<'_, V> {
     fn attach(&self, grow: bool, replaces: Option<u64>) {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, spec) = (self.id.clone(), self.volume.spec.clone());
-        self.begin(Doing::Attaching, async move {
+        let span = tracing::info_span!("attach_volume", volume = self.volume.name_any());
+        if let Some(request) = self.volume.annotations().get(TRACEPARENT) {
+            trace::continue_in(&span, request);
+        }
+        let attach = async move {
             let invalid = |error: &dyn std::error::Error| OperationFailure {
                 reason: "InvalidSpec",
                 message: error.to_string(),
@@ -250,7 +256,8 @@ impl<V: Volumes> Reconciliation<'_, V> {
             let device = attached.device_path.display();
             tracing::info!(volume = %id, %device, epoch = attached.epoch, "attached");
             Ok(OperationOutcome::Attached)
-        });
+        };
+        self.begin(Doing::Attaching, attach.instrument(span));
     }
 
     fn grow(&self, bytes: u64) {

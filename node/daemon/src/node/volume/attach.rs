@@ -8,7 +8,7 @@ use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{AttachState, Setup};
-use holdfast_service::chain;
+use holdfast_service::{chain, trace};
 use holdfast_types::{Epoch, Nonce, VolumeId};
 use holdfast_ublk::Transport;
 use tokio::sync::mpsc;
@@ -224,6 +224,7 @@ impl Node {
             lines: WorkLines::default(),
             ring: ring.clone(),
             key,
+            trace: trace::current(),
         };
         self.0.tasks.spawn(Arc::new(work).run(receiver));
         let place = RingPlace { ring, key, published };

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_background::{
-    Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors,
+    Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors, Work,
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
+use holdfast_service::trace;
 use holdfast_types::SectorRange;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -104,12 +105,15 @@ pub(crate) struct VolumeWork {
     pub(crate) lines: WorkLines,
     pub(crate) ring: RingHandle,
     pub(crate) key: VolumeKey,
+    /// The trace of the attach. The work until the volume's first record is a part of it.
+    pub(crate) trace: Option<String>,
 }
 
 impl VolumeWork {
     /// Takes work until the volume is gone; work still in progress then is dropped.
     pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<BackgroundWork>) {
         let mut in_progress = JoinSet::new();
+        let mut trace = self.trace.as_deref();
         let mut due = interval(LINES_EVERY);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -118,6 +122,12 @@ impl VolumeWork {
                     let Some(piece) = piece else { return };
                     let this = Arc::clone(&self);
                     let span = this.label.span();
+                    if let Some(attach) = trace {
+                        trace::continue_in(&span, attach);
+                    }
+                    if let BackgroundWork::Other(Work::CreateRecord { .. }) = &piece {
+                        trace = None;
+                    }
                     let performed = async move {
                         let _unanswered = ExitOnPanic("background work of a volume");
                         this.perform(piece).await;
