@@ -169,7 +169,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "standalone-zero-copy",
-        about: "a volume of the command line lives through kills under load, also where its device is held, grows under it, and moves to another node",
+        about: "a volume of the command line lives through kills under load, also where its device is held, grows and changes its settings under it, and moves to another node",
         expected: Duration::from_secs(80),
         alone: false,
         run: standalone::zero_copy,
