@@ -437,8 +437,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.sealer.seals.begun() + u64::from(needs_next)
     }
 
-    /// The volume has these settings from here on. What an earlier age limit kept open is sealed in the same
-    /// turn.
+    /// The volume has these settings from here on. What is older than the new age limit, or was flushed before
+    /// durability became `object`, is sealed in the same turn.
     fn configure(&mut self, settings: Settings, out: &mut Vec<Action>) {
         let Settings { max_age_ms, durability } = settings;
         self.core.limits.max_age_ms = max_age_ms;
@@ -446,9 +446,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match (before, durability) {
             (Durability::Local, Durability::Object) if safeguard(FlushInRoundWaits) => {
                 let seal = self.covering_seal();
-                if self.rounds.wait_for_seal(seal) {
-                    self.sealer.seals.want(seal);
-                }
+                self.rounds.wait_for_seal(seal);
+                // For what earlier flushes left on the node, too.
+                self.sealer.seals.want(seal);
             }
             // Their seals begin all the same.
             (Durability::Object, Durability::Local) => {

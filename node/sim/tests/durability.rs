@@ -166,3 +166,15 @@ fn a_seal_in_upload_is_committed_whatever_durability_becomes() {
     drive::until(&mut world, 0, |world| world.status(0).unwrap().dirty_bytes == 0);
     assert!(world.holds_a_commit());
 }
+
+/// What a FLUSH left on the node, as `local` promised, was not in the store until its age ended, although the
+/// status said `object`.
+#[test]
+fn what_was_flushed_before_is_committed_once_durability_is_object() {
+    let mut world = world_with_a_write();
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert!(!world.holds_a_commit());
+    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
+    drive::until(&mut world, 0, |world| world.holds_a_commit());
+}

@@ -197,10 +197,11 @@ impl FlushRounds {
         self.next_waiters.push(waiter);
     }
 
-    /// The flushes in the round in progress and those for the next wait for this seal as well. Returns true if
-    /// there are any.
-    pub(super) fn wait_for_seal(&mut self, seal: u64) -> bool {
-        self.waiters.iter_mut().chain(&mut self.next_waiters).map(|waiter| waiter.seal = seal).count() > 0
+    /// The flushes in the round in progress and those for the next wait for this seal as well.
+    pub(super) fn wait_for_seal(&mut self, seal: u64) {
+        for waiter in self.waiters.iter_mut().chain(&mut self.next_waiters) {
+            waiter.seal = seal;
+        }
     }
 
     /// For planted bugs: what `waiter` covers did not complete before this round began.
