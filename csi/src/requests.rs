@@ -19,6 +19,7 @@ pub(crate) enum RequestKind {
     ValidateVolumeCapabilities,
     ListVolumes,
     ControllerExpandVolume,
+    ControllerModifyVolume,
     CreateSnapshot,
     DeleteSnapshot,
     ListSnapshots,

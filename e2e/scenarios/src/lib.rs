@@ -134,7 +134,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "csi-controller",
-        about: "the CSI controller creates, publishes, withdraws, expands and deletes volumes, over its own death and the operator's",
+        about: "the CSI controller creates, publishes, withdraws, expands, modifies and deletes volumes, over its own death and the operator's",
         expected: Duration::from_secs(40),
         alone: false,
         run: csi_controller::run,
@@ -218,7 +218,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "csi-node",
-        about: "claims are formatted, mounted, read on another node and deleted, also over kills; unknown data is never formatted",
+        about: "claims are formatted, mounted, expanded and modified in use, read on another node and deleted, also over kills; unknown data is never formatted",
         expected: Duration::from_secs(120),
         alone: false,
         run: csi_node::run,
