@@ -97,8 +97,8 @@ fn has_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a FLUSH covers is in the store once it ends with durability `object`, and is not with `local`, until
-/// its age ends.
+/// With durability `object` a FLUSH ends once the store has what it covers, and with `local` the store has it
+/// once its age ends.
 fn flushes(node: &Node, device: &str) -> Result<()> {
     let write =
         format!("dd if=/dev/urandom of={device} bs=64k count=1 oflag=direct conv=fsync,notrunc status=none");

@@ -167,8 +167,8 @@ fn a_seal_in_upload_is_committed_whatever_durability_becomes() {
     assert!(world.holds_a_commit());
 }
 
-/// What a FLUSH left on the node, as `local` promised, was not in the store until its age ended, although the
-/// status said `object`.
+/// Found by reading: data that a FLUSH left on the node, as `local` promised, was in the store only after its
+/// age ended, although the status said `object`.
 #[test]
 fn what_was_flushed_before_is_committed_once_durability_is_object() {
     let mut world = world_with_a_write();
