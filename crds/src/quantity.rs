@@ -148,6 +148,23 @@ impl TimeSpan {
     }
 }
 
+/// In the largest units that tell it exactly, such as `1m30s`.
+impl fmt::Display for TimeSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut left = self.0.as_millis();
+        if left == 0 {
+            return f.write_str("0s");
+        }
+        for (unit, ms) in [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)] {
+            if left >= ms {
+                write!(f, "{}{unit}", left / ms)?;
+                left %= ms;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl FromStr for TimeSpan {
     type Err = InvalidQuantity;
 
@@ -284,7 +301,9 @@ mod tests {
     #[test]
     fn durations_are_read() {
         for (text, ms) in DURATIONS {
-            assert_eq!(text.parse(), Ok(TimeSpan(Duration::from_millis(ms))), "{text}");
+            let span = TimeSpan(Duration::from_millis(ms));
+            assert_eq!(text.parse(), Ok(span), "{text}");
+            assert_eq!(span.to_string().parse(), Ok(span), "{span}");
         }
         for text in NOT_DURATIONS {
             let error = text.parse::<TimeSpan>().unwrap_err().to_string();

@@ -139,10 +139,10 @@ pub struct VolumeSpec {
     /// Number of nodes that may use the volume at a time.
     #[serde(default)]
     pub access_mode: AccessMode,
-    /// Point at which a FLUSH is complete. A change takes effect when the volume is attached next.
+    /// Point at which a FLUSH is complete. A change of an attached volume takes effect within seconds.
     #[serde(default)]
     pub durability: Durability,
-    /// Largest age of data that is not uploaded yet, while the object store answers: `30s` or `1m30s`.
+    /// Largest age of data that is not uploaded yet, while the object store answers: `30s` or `1m30s`. A change of an attached volume takes effect within seconds.
     #[serde(default = "default_max_dirty_age")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -347,6 +347,9 @@ pub struct VolumeStatus {
     /// Point at which a FLUSH is complete on the attached device. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
+    /// Age at which data of the attached device is uploaded, while the store answers. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_dirty_age: Option<String>,
     /// Last commit in the object store. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]

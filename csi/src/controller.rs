@@ -19,6 +19,7 @@ mod delete_volume;
 mod expand_volume;
 mod list_snapshots;
 mod list_volumes;
+mod modify_volume;
 mod object_name;
 mod objects;
 mod parameters;
@@ -209,9 +210,16 @@ impl controller_server::Controller for Controller {
 
     async fn controller_modify_volume(
         &self,
-        _: Request<ControllerModifyVolumeRequest>,
+        request: Request<ControllerModifyVolumeRequest>,
     ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
-        Err(not_built("ControllerModifyVolume"))
+        let about = request.get_ref().volume_id.clone();
+        self.requests
+            .answer(
+                RequestKind::ControllerModifyVolume,
+                &about,
+                modify_volume::answer(&self.volumes, request),
+            )
+            .await
     }
 
     async fn controller_list_volume_health(

@@ -20,6 +20,7 @@ pub(crate) enum RequestKind {
     ValidateVolumeCapabilities,
     ListVolumes,
     ControllerExpandVolume,
+    ControllerModifyVolume,
     CreateSnapshot,
     DeleteSnapshot,
     ListSnapshots,

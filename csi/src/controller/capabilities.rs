@@ -7,12 +7,13 @@ use holdfast_proto::csi::v1::{
 };
 
 /// Requests that the Controller service answers.
-const CAPABILITIES: [Type; 10] = [
+const CAPABILITIES: [Type; 11] = [
     Type::CreateDeleteVolume,
     Type::PublishUnpublishVolume,
     Type::ListVolumes,
     Type::ListVolumesPublishedNodes,
     Type::ExpandVolume,
+    Type::ModifyVolume,
     Type::SingleNodeMultiWriter,
     Type::CreateDeleteSnapshot,
     Type::ListSnapshots,

@@ -14,7 +14,7 @@ use super::capacity::{Capacity, quantity, signed};
 use super::content_source;
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
-use super::parameters::Parameters;
+use super::parameters::{Parameters, Settings};
 use super::reason::first_unmet;
 use super::volume_id;
 use super::volumes::ClusterVolumes;
@@ -101,13 +101,8 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
             }
         }
         let source = content_source::read(volume_content_source)?;
-        if let Some(key) = mutable_parameters.keys().min() {
-            return Err(Status::invalid_argument(format!(
-                "mutable_parameters.{key}: is not supported by this version; create the claim without a VolumeAttributesClass"
-            )));
-        }
         topology::check(accessibility_requirements.as_ref())?;
-        let parameters = Parameters::read(parameters)?;
+        let parameters = Parameters::read(parameters, Settings::read(mutable_parameters)?)?;
         let capacity = least
             .into_iter()
             .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {

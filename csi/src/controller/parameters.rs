@@ -1,13 +1,16 @@
-//! Parameters of a StorageClass.
+//! Parameters of a StorageClass and of a VolumeAttributesClass.
 
 use std::collections::HashMap;
 
 use holdfast_crds::{Durability, FailoverPolicy, VolumeSpec};
-use serde_json::Value;
+use k8s_openapi::serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use tonic::Status;
 
-/// Keys that a StorageClass may have. The first is required.
-const KEYS: [&str; 4] = ["objectStore", "durability", "maxDirtyAge", "failoverPolicy"];
+/// The key that only a StorageClass may have, and must.
+const OBJECT_STORE: &str = "objectStore";
+/// Keys that both may have.
+const KEYS: [&str; 3] = ["durability", "maxDirtyAge", "failoverPolicy"];
 /// Keys that the provisioner adds (`--extra-create-metadata`).
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
@@ -18,58 +21,124 @@ const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
 pub(super) struct Parameters {
     /// Name of the ObjectStore.
     pub(super) object_store: String,
-    /// Point at which a FLUSH is complete.
-    pub(super) durability: Durability,
-    /// Treatment of a lost node.
-    pub(super) failover_policy: FailoverPolicy,
-    /// Largest age of data that is not uploaded yet; absent: the default of the kind.
-    pub(super) max_dirty_age: Option<String>,
+    /// Those that may change later.
+    settings: Settings,
     /// Namespace and name of the PersistentVolumeClaim.
     pub(super) claim: Option<String>,
 }
 
-impl Parameters {
-    /// Reads parameters.
+/// Parameters that may change during a volume's life; what is absent is not wanted in any way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Settings {
+    /// Point at which a FLUSH is complete.
+    pub(super) durability: Option<Durability>,
+    /// Largest age of data that is not uploaded yet.
+    pub(super) max_dirty_age: Option<String>,
+    /// Treatment of a lost node.
+    pub(super) failover_policy: Option<FailoverPolicy>,
+}
+
+impl Settings {
+    /// Reads the parameters of a VolumeAttributesClass.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the key and the valid keys or values.
-    pub(super) fn read(mut given: HashMap<String, String>) -> Result<Self, Status> {
+    pub(super) fn read(given: HashMap<String, String>) -> Result<Self, Status> {
+        const FIELD: &str = "mutable_parameters";
+        if given.contains_key(OBJECT_STORE) {
+            let why = "is immutable; leave it out, or create another volume in the other ObjectStore";
+            return Err(invalid(FIELD, OBJECT_STORE, why));
+        }
+        Self::take(FIELD, &KEYS, given)
+    }
+
+    /// Takes all that `given` has; `known` are its valid keys.
+    fn take(field: &'static str, known: &[&str], mut given: HashMap<String, String>) -> Result<Self, Status> {
+        let durability = word(field, "durability", "`local` or `object`", &mut given)?;
+        let failover_policy = word(field, "failoverPolicy", "`Automatic` or `Manual`", &mut given)?;
+        let max_dirty_age = given.remove("maxDirtyAge");
+        if let Some(key) = given.keys().min() {
+            return Err(invalid(
+                field,
+                key,
+                &format!("is not known; the parameters are {}", known.join(", ")),
+            ));
+        }
+        let settings = Self { durability, max_dirty_age, failover_policy };
+        let mut fields = settings.fields();
+        fields.insert("size".to_owned(), "4Ki".into());
+        match spec(fields)?.max_dirty_age() {
+            Ok(_age) => Ok(settings),
+            Err(error) => Err(invalid(field, "maxDirtyAge", &format!("{}; {}", error.problem, error.fix))),
+        }
+    }
+
+    /// These, and those of `other` where it has any.
+    fn overridden_by(self, other: Self) -> Self {
+        Self {
+            durability: other.durability.or(self.durability),
+            max_dirty_age: other.max_dirty_age.or(self.max_dirty_age),
+            failover_policy: other.failover_policy.or(self.failover_policy),
+        }
+    }
+
+    /// As fields of a spec.
+    fn fields(&self) -> Map<String, Value> {
+        let Self { durability, max_dirty_age, failover_policy } = self;
+        let fields = [
+            ("durability", durability.map(|word| serde_json::json!(word))),
+            ("maxDirtyAge", max_dirty_age.clone().map(Value::String)),
+            ("failoverPolicy", failover_policy.map(|word| serde_json::json!(word))),
+        ];
+        fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+
+    /// The fields to write into a spec that differs; none if it has these already.
+    pub(super) fn change_of(&self, found: &VolumeSpec) -> Option<Value> {
+        let differs = self.durability.is_some_and(|wanted| wanted != found.durability)
+            || self.max_dirty_age.as_ref().is_some_and(|wanted| *wanted != found.max_dirty_age)
+            || self.failover_policy.is_some_and(|wanted| wanted != found.failover_policy);
+        differs.then(|| Value::Object(self.fields()))
+    }
+}
+
+/// One word of a fixed list.
+fn word<T: DeserializeOwned>(
+    field: &str,
+    key: &str,
+    words: &str,
+    given: &mut HashMap<String, String>,
+) -> Result<Option<T>, Status> {
+    let Some(text) = given.remove(key) else { return Ok(None) };
+    serde_json::from_value(Value::String(text.clone()))
+        .map(Some)
+        .map_err(|_unknown| invalid(field, key, &format!("`{text}` is not known; write {words}")))
+}
+
+/// # Errors
+/// `INTERNAL`: the kind has changed under this function.
+fn spec(fields: Map<String, Value>) -> Result<VolumeSpec, Status> {
+    serde_json::from_value(Value::Object(fields))
+        .map_err(|error| Status::internal(format!("a Volume's spec: {error}")))
+}
+
+impl Parameters {
+    /// Reads the parameters of a StorageClass; those of a VolumeAttributesClass override them.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`, naming the key and the valid keys or values.
+    pub(super) fn read(mut given: HashMap<String, String>, mutable: Settings) -> Result<Self, Status> {
+        const FIELD: &str = "parameters";
         let claim = given.remove(CLAIM_NAMESPACE).zip(given.remove(CLAIM_NAME));
         let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
-        let mut unknown: Vec<&str> =
-            given.keys().map(String::as_str).filter(|key| !KEYS.contains(key)).collect();
-        unknown.sort_unstable();
-        if let Some(key) = unknown.first() {
-            return Err(invalid(key, &format!("is not known; the parameters are {}", KEYS.join(", "))));
-        }
-        let object_store = given
-            .remove("objectStore")
-            .filter(|name| !name.is_empty())
-            .ok_or_else(|| invalid("objectStore", "is missing; write the name of an ObjectStore"))?;
-        let durability = match given.remove("durability") {
-            None => Durability::default(),
-            Some(text) => serde_json::from_value(Value::String(text.clone())).map_err(|_unknown| {
-                invalid("durability", &format!("`{text}` is not known; write `local` or `object`"))
-            })?,
-        };
-        let failover_policy = match given.remove("failoverPolicy") {
-            None => FailoverPolicy::default(),
-            Some(text) => serde_json::from_value(Value::String(text.clone())).map_err(|_unknown| {
-                invalid("failoverPolicy", &format!("`{text}` is not known; write `Automatic` or `Manual`"))
-            })?,
-        };
-        let read = Self {
-            object_store,
-            durability,
-            failover_policy,
-            max_dirty_age: given.remove("maxDirtyAge"),
-            claim,
-        };
-        match read.spec("4Ki".to_owned())?.max_dirty_age() {
-            Ok(_age) => Ok(read),
-            Err(error) => Err(invalid("maxDirtyAge", &format!("{}; {}", error.problem, error.fix))),
-        }
+        let object_store = given.remove(OBJECT_STORE).filter(|name| !name.is_empty());
+        let [durability, max_dirty_age, failover_policy] = KEYS;
+        let known = [OBJECT_STORE, durability, max_dirty_age, failover_policy];
+        let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
+        let object_store = object_store
+            .ok_or_else(|| invalid(FIELD, OBJECT_STORE, "is missing; write the name of an ObjectStore"))?;
+        Ok(Self { object_store, settings, claim })
     }
 
     /// The spec of a volume of this size with these parameters; fields without one have the kind's defaults.
@@ -77,16 +146,10 @@ impl Parameters {
     /// # Errors
     /// `INTERNAL`: the kind has changed under this function.
     pub(super) fn spec(&self, size: String) -> Result<VolumeSpec, Status> {
-        let mut fields = serde_json::json!({
-            "size": size,
-            "objectStore": self.object_store,
-            "durability": self.durability,
-            "failoverPolicy": self.failover_policy,
-        });
-        if let Some(age) = &self.max_dirty_age {
-            fields["maxDirtyAge"] = Value::String(age.clone());
-        }
-        serde_json::from_value(fields).map_err(|error| Status::internal(format!("a Volume's spec: {error}")))
+        let mut fields = self.settings.fields();
+        fields.insert("size".to_owned(), Value::String(size));
+        fields.insert(OBJECT_STORE.to_owned(), Value::String(self.object_store.clone()));
+        spec(fields)
     }
 
     /// The first way in which a volume differs from these parameters; none if it is as they say.
@@ -95,28 +158,36 @@ impl Parameters {
             let found = spec.object_store.as_deref().unwrap_or_default();
             return Some(format!("objectStore `{found}`, not `{}`", self.object_store));
         }
-        if spec.durability != self.durability {
+        if spec.durability != self.settings.durability.unwrap_or_default() {
             return Some("another durability".to_owned());
         }
-        if spec.failover_policy != self.failover_policy {
+        if spec.failover_policy != self.settings.failover_policy.unwrap_or_default() {
             return Some("another failoverPolicy".to_owned());
         }
-        let wanted = self.max_dirty_age.as_ref().filter(|age| **age != spec.max_dirty_age);
+        let wanted = self.settings.max_dirty_age.as_ref().filter(|age| **age != spec.max_dirty_age);
         wanted.map(|age| format!("maxDirtyAge `{}`, not `{age}`", spec.max_dirty_age))
     }
 }
 
-fn invalid(key: &str, why: &str) -> Status {
-    Status::invalid_argument(format!("parameters.{key}: {why}"))
+fn invalid(field: &str, key: &str, why: &str) -> Status {
+    Status::invalid_argument(format!("{field}.{key}: {why}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn map(given: &[(&str, &str)]) -> HashMap<String, String> {
+        given.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
     fn read(given: &[(&str, &str)]) -> Result<Parameters, String> {
-        let given = given.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        Parameters::read(given.collect()).map_err(|status| status.message().to_owned())
+        read_with(given, &[])
+    }
+
+    fn read_with(given: &[(&str, &str)], mutable: &[(&str, &str)]) -> Result<Parameters, String> {
+        let read = Settings::read(map(mutable)).and_then(|mutable| Parameters::read(map(given), mutable));
+        read.map_err(|status| status.message().to_owned())
     }
 
     #[test]
@@ -159,6 +230,38 @@ mod tests {
             let refused = read(&given).expect_err(words);
             assert!(refused.contains(words), "{refused}");
         }
+    }
+
+    #[test]
+    fn an_attributes_class_overrides_the_storage_class() {
+        let class = [("objectStore", "main"), ("durability", "local"), ("maxDirtyAge", "5s")];
+        let mutable = [("durability", "object"), ("failoverPolicy", "Manual")];
+        let parameters = read_with(&class, &mutable).expect("parameters");
+        let spec = parameters.spec("1Gi".to_owned()).expect("a spec");
+        assert_eq!((spec.durability, spec.failover_policy), (Durability::Object, FailoverPolicy::Manual));
+        assert_eq!(spec.max_dirty_age, "5s", "it says nothing of that");
+        assert_eq!(parameters.difference(&spec), None);
+        for (mutable, words) in [
+            (("objectStore", "cold"), "mutable_parameters.objectStore: is immutable"),
+            (("replicas", "3"), "mutable_parameters.replicas: is not known; the parameters are durability,"),
+            (("durability", "none"), "mutable_parameters.durability: `none` is not known"),
+            (("maxDirtyAge", "2h"), "mutable_parameters.maxDirtyAge: "),
+        ] {
+            let refused = read_with(&class, &[mutable]).expect_err(words);
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_change_writes_the_fields_that_are_given() {
+        let found = read(&[("objectStore", "main")]).expect("parameters").spec("1Gi".to_owned());
+        let found = found.expect("a spec");
+        let change = |given: &[(&str, &str)]| Settings::read(map(given)).expect("settings").change_of(&found);
+        assert_eq!(change(&[]), None);
+        assert_eq!(change(&[("durability", "local"), ("maxDirtyAge", "30s")]), None, "it has these");
+        let given = [("durability", "object"), ("maxDirtyAge", "30s")];
+        let fields = serde_json::json!({ "durability": "object", "maxDirtyAge": "30s" });
+        assert_eq!(change(&given), Some(fields));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use holdfast_proto::csi::v1::{ValidateVolumeCapabilitiesRequest, ValidateVolumeC
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::parameters::Parameters;
+use super::parameters::{Parameters, Settings};
 use super::volumes::{ClusterVolumes, missing};
 use crate::capability::Capability;
 
@@ -35,7 +35,8 @@ pub(super) async fn answer(
         }
     }
     if !parameters.is_empty() {
-        let difference = match Parameters::read(parameters.clone()) {
+        let read = Settings::read(mutable_parameters.clone());
+        let difference = match read.and_then(|mutable| Parameters::read(parameters.clone(), mutable)) {
             Ok(wanted) => {
                 wanted.difference(&volume.spec).map(|found| format!("parameters: the volume has {found}"))
             }
@@ -45,8 +46,12 @@ pub(super) async fn answer(
             return Ok(refused(difference));
         }
     }
-    if !mutable_parameters.is_empty() {
-        return Ok(refused("mutable_parameters: are not supported by this version".to_owned()));
+    match Settings::read(mutable_parameters.clone()) {
+        Ok(wanted) if wanted.change_of(&volume.spec).is_some() => {
+            return Ok(refused("mutable_parameters: the volume has others".to_owned()));
+        }
+        Ok(_as_it_is) => {}
+        Err(status) => return Ok(refused(status.message().to_owned())),
     }
     let confirmed = Confirmed { volume_context, volume_capabilities, parameters, mutable_parameters };
     Ok(ValidateVolumeCapabilitiesResponse { confirmed: Some(confirmed), message: String::new() })

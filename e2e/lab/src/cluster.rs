@@ -27,6 +27,8 @@ use controllers::Controllers;
 mod controllers;
 mod node;
 
+/// Name of the VolumeAttributesClass: a FLUSH waits for its commit.
+pub const ATTRIBUTES: &str = "safe";
 /// Image with a shell and its tools, for pods of tests; the first container of every pod too.
 pub const TOOLS_IMAGE: &str = "docker.io/library/busybox:e2e";
 /// Name of the node.
@@ -166,6 +168,7 @@ impl Store<'_> {
         json!({
             "node": { "slabSize": "256Mi", "cacheSize": "4Gi", "maxDirty": "512Mi" },
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
+            "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
             // There is one node to run on.
             "operator": { "replicas": 1 },
             "csi": {

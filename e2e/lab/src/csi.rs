@@ -112,6 +112,13 @@ impl NewVolume {
         self
     }
 
+    /// With these parameters of its VolumeAttributesClass.
+    #[must_use]
+    pub fn attributes(mut self, parameters: &[(&str, &str)]) -> Self {
+        self.request.mutable_parameters = owned(parameters);
+        self
+    }
+
     /// Of at least the size of the snapshot of this id, and with its content.
     #[must_use]
     pub fn from_snapshot(self, id: &str) -> Self {
@@ -135,6 +142,10 @@ impl NewVolume {
         self.request.volume_capabilities = vec![how.capability.clone()];
         self
     }
+}
+
+fn owned(parameters: &[(&str, &str)]) -> HashMap<String, String> {
+    parameters.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 /// A volume as the driver lists it.
@@ -243,6 +254,21 @@ impl Csi {
         let answer: Answer<v1::ControllerExpandVolumeResponse> =
             self.ask("Controller/ControllerExpandVolume", &request, LIMIT)?;
         Ok(answer.map(|expanded| expanded.capacity_bytes))
+    }
+
+    /// `ControllerModifyVolume` with these parameters of a VolumeAttributesClass.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn modify(&self, volume: &str, parameters: &[(&str, &str)], limit: Duration) -> Result<Answer<()>> {
+        let request = v1::ControllerModifyVolumeRequest {
+            volume_id: volume.to_owned(),
+            mutable_parameters: owned(parameters),
+            ..Default::default()
+        };
+        let answer: Answer<v1::ControllerModifyVolumeResponse> =
+            self.ask("Controller/ControllerModifyVolume", &request, limit)?;
+        Ok(answer.map(drop))
     }
 
     /// `CreateSnapshot`.

@@ -15,7 +15,8 @@ const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
 /// Group of the Prometheus operator's kinds, which the API server here does not have.
 const PROMETHEUS: &str = "apiVersion: monitoring.coreos.com/";
 /// Kinds that are rendered only where the values ask for them.
-const OPTIONAL: [&str; 5] = [
+const OPTIONAL: [&str; 6] = [
+    "kind: VolumeAttributesClass",
     "kind: PodMonitor",
     "kind: PrometheusRule",
     "kind: NetworkPolicy",
@@ -43,6 +44,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
     accepted(world, "all", &all)?;
     snapshots(world)?;
+    attributes(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
     ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
@@ -65,6 +67,21 @@ fn snapshots(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// The classes of attributes are served from Kubernetes 1.34 on.
+fn attributes(world: &World) -> Result<()> {
+    let file = world.dir().join("attributes-values.json");
+    let classes = json!({ "volumeAttributesClasses": [{ "name": "safe", "durability": "object" }] });
+    fs::write(&file, classes.to_string()).context("write the values")?;
+    let template = |version| helm(world, &["template", "holdfast", "--kube-version", version], &file);
+    let refused = template("1.33.0").err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(refused.contains("comes with Kubernetes 1.34"), "classes without their kind: {refused:?}");
+    ensure!(template("1.34.0")?.contains("kind: VolumeAttributesClass"), "no class is rendered");
+    fs::write(&file, json!({ "volumeAttributesClasses": [{ "name": "none" }] }).to_string())?;
+    let empty = template("1.34.0").err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(empty.contains("volumeAttributesClasses"), "a class that says nothing is rendered: {empty:?}");
+    Ok(())
+}
+
 /// Values that ask for all that the chart can render.
 fn everything() -> serde_json::Value {
     let labels = json!({ "release": "prometheus" });
@@ -79,6 +96,7 @@ fn everything() -> serde_json::Value {
             { "name": "kept", "objectStore": "main", "reclaimPolicy": "Retain" },
             { "name": "holdfast", "objectStore": "main", "default": true, "durability": "object" },
         ],
+        "volumeAttributesClasses": [{ "name": "safe", "durability": "object", "maxDirtyAge": "5s" }],
         "imagePullSecrets": [{ "name": "registry" }],
         "secretNamespaces": ["default"],
         "otlpEndpoint": "http://collector:4317",

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::cluster::{Cluster, Store, TOOLS_IMAGE};
+use holdfast_lab::cluster::{ATTRIBUTES, Cluster, Store, TOOLS_IMAGE};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
@@ -44,6 +44,15 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     report::step("a second pod reads the same bytes");
     let read = pod(world, "reader", SUM)?;
     ensure!(read == written, "written was {written}, read {read}");
+
+    report::step("a claim gets the settings of a VolumeAttributesClass");
+    let wish = format!("{{\"spec\": {{\"volumeAttributesClassName\": \"{ATTRIBUTES}\"}}}}");
+    world.kubectl(["patch", "pvc/files", "--type=merge", "--patch", &wish])?;
+    let current = format!("--for=jsonpath={{.status.currentVolumeAttributesClassName}}={ATTRIBUTES}");
+    world.kubectl(["wait", "pvc/files", &current, "--timeout=300s"])?;
+    let settings = "--output=jsonpath={.items[*].spec.durability}";
+    let settings = world.kubectl(["get", "volumes", settings])?;
+    ensure!(settings.matches("object").count() == 1, "the Volumes say {settings:?}");
 
     report::step("helm test");
     cluster.test()?;

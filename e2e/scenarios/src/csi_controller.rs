@@ -110,6 +110,19 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     let other = csi.create(&NewVolume::new("pvc-1", GIB, "store"), LIMIT)?;
     refused("another durability", other, "AlreadyExists", "another durability")?;
 
+    let attributes = [("durability", "object"), ("maxDirtyAge", "5s")];
+    let attributed = NewVolume::new("pvc-attributes", GIB, "store").attributes(&attributes);
+    for _ in 0..2 {
+        granted("create with attributes", csi.create(&attributed, LIMIT)?)?;
+    }
+    let path = "--output=jsonpath={.spec.durability} {.spec.maxDirtyAge}";
+    let written = world.kubectl(["get", "volume/pvc-attributes", path])?;
+    ensure!(written == "object 5s", "the Volume says {written:?}");
+    granted("modify a free volume", csi.modify("pvc-attributes", &[("durability", "local")], SHORT)?)?;
+    let written = world.kubectl(["get", "volume/pvc-attributes", path])?;
+    ensure!(written == "local 5s", "the Volume says {written:?}");
+    granted("delete it", csi.delete("pvc-attributes", LIMIT)?)?;
+
     let long = granted("create", csi.create(&NewVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
     ensure!(long.volume_id.len() == 42, "a long name became {}", long.volume_id);
     granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
@@ -216,10 +229,54 @@ fn publish(world: &World, csi: &Csi) -> Result<()> {
     served_with(world, "n1", 2 * GIB)?;
     let grown = granted("expand in use", waiting.join().ok().context("the request ends")??)?;
     ensure!(grown == 2 * GIB, "grown to {grown} bytes");
+    modify(world, csi)?;
     let listed = granted("list", csi.list()?)?;
     let expected = Listed { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
     ensure!(listed == [expected], "{listed:?}");
     Ok(())
+}
+
+/// A VolumeAttributesClass of a volume that a node serves: the answer waits until the node serves with it.
+fn modify(world: &World, csi: &Csi) -> Result<()> {
+    report::step("modify a volume in use");
+    let ask = |parameters: &[(&str, &str)]| csi.modify("pvc-1", parameters, SHORT);
+    let immutable = ask(&[("objectStore", "other"), ("durability", "local")])?;
+    let words = "mutable_parameters.objectStore: is immutable";
+    refused("another store", immutable, "InvalidArgument", words)?;
+    let unknown = ask(&[("replicas", "3")])?;
+    refused("a parameter", unknown, "InvalidArgument", "mutable_parameters.replicas: is not known")?;
+    let far = ask(&[("maxDirtyAge", "2h")])?;
+    refused("an age", far, "InvalidArgument", "mutable_parameters.maxDirtyAge: ")?;
+    let none = csi.modify("pvc-none", &[("durability", "local")], SHORT)?;
+    refused("no such volume", none, "NotFound", "no Volume is named")?;
+
+    let wanted = [("durability", "local"), ("maxDirtyAge", "90s"), ("failoverPolicy", "Manual")];
+    serves_as(world, "object", "30s")?;
+    let waits = csi.modify("pvc-1", &wanted, SHORT)?;
+    refused(
+        "before it is in effect",
+        waits,
+        "Aborted",
+        "its node reports durability object and maxDirtyAge 30s",
+    )?;
+    let path = "--output=jsonpath={.spec.durability} {.spec.maxDirtyAge} {.spec.objectStore}";
+    let spec = world.kubectl(["get", "volume/pvc-1", path])?;
+    ensure!(spec == "local 90s store", "the Volume says {spec:?}");
+    let waiting = in_background(csi, move |csi| csi.modify("pvc-1", &wanted, LIMIT));
+    thread::sleep(Duration::from_millis(500));
+    serves_as(world, "local", "1m30s")?;
+    granted("modify in use", waiting.join().ok().context("the request ends")??)?;
+    granted("modify again", csi.modify("pvc-1", &wanted, SHORT)?)
+}
+
+/// Writes what the daemon of `n1` writes of a volume that it serves with these settings.
+fn serves_as(world: &World, durability: &str, age: &str) -> Result<()> {
+    served_and(
+        world,
+        "n1",
+        2 * GIB,
+        &format!("\"durability\": \"{durability}\", \"maxDirtyAge\": \"{age}\", "),
+    )
 }
 
 fn withdraw(world: &World, controller: &CsiController) -> Result<()> {
@@ -259,12 +316,17 @@ fn served_by(world: &World, node: &str) -> Result<()> {
 
 /// The same with a device of so many bytes.
 fn served_with(world: &World, node: &str, bytes: i64) -> Result<()> {
+    served_and(world, node, bytes, "")
+}
+
+/// The same with further fields.
+fn served_and(world: &World, node: &str, bytes: i64, fields: &str) -> Result<()> {
     let attached = "{\"type\": \"Attached\", \"status\": \"True\", \"reason\": \"Attached\", \"message\": \"served\", \
                     \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";
     report_status(
         world,
         &format!(
-            "{{\"status\": {{\"node\": \"{node}\", \"devicePath\": \"/dev/ublkb0\", \"epoch\": 1, \
+            "{{\"status\": {{\"node\": \"{node}\", \"devicePath\": \"/dev/ublkb0\", \"epoch\": 1, {fields}\
              \"attachedSizeBytes\": {bytes}, \"conditions\": [{attached}]}}}}"
         ),
     )

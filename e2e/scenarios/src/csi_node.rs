@@ -35,6 +35,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     let data = claim(&csi, "pvc-data", "a", &Use::mounted("ext4"))?;
     ext4(&csi, &on_a, &data)?;
     daemon_away(&a, &on_a, &data)?;
+    until("the daemon to report the settings of the claim again", LIMIT, || {
+        let path = "--output=jsonpath={.status.durability} {.status.maxDirtyAge}";
+        Ok((world.kubectl(["get", "volume/pvc-data", path])? == "object 2s").then_some(()))
+    })?;
     killed(&csi, &on_a)?;
     raw(world, &csi, &on_a)?;
 
@@ -104,9 +108,9 @@ pub(super) fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<Str
     granted("publish", published)
 }
 
-/// Expands a claim under load, and its file system with it.
+/// Expands a claim under load, and its file system with it; changes its settings.
 fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
-    report::step("expand the claim in use");
+    report::step("expand and modify the claim in use");
     let (vm, first) = (node.vm(), data.target("first"));
     let load = format!(
         "n=0; while n=$((n + 1)) && echo $n > {first}/load.new && sync {first}/load.new && mv {first}/load.new {first}/load; \
@@ -126,6 +130,9 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     }
     let total = granted("stats", node.total(data, "first")?)?;
     ensure!(total > 2 * GIB * 9 / 10 && total <= 2 * GIB, "a file system of {total} bytes");
+    let settings = [("durability", "object"), ("maxDirtyAge", "2s")];
+    granted("modify", csi.modify(&data.volume, &settings, LIMIT)?)?;
+    granted("modify again", csi.modify(&data.volume, &settings, LIMIT)?)?;
     let before = rounds()?;
     until("the load to continue", LIMIT, || Ok((rounds()? > before).then_some(())))?;
     vm.signal("load", SIGKILL)?;

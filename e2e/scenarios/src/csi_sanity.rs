@@ -15,9 +15,8 @@ const BUCKET: &str = "csi";
 const CONTROLLER: &str = "/run/csi-controller.sock";
 const KUBECONFIG: &str = "/root/csi.kubeconfig";
 /// The result of all tests. Skipped are those of capabilities that the driver does not announce: groups,
-/// attribute classes, capacity, read-only publication, health. Pending is one that the
-/// project itself leaves out.
-const RESULT: &str = "78 Passed | 0 Failed | 1 Pending | 24 Skipped";
+/// capacity, read-only publication, health. Pending is one that the project itself leaves out.
+const RESULT: &str = "86 Passed | 0 Failed | 1 Pending | 16 Skipped";
 
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
@@ -39,12 +38,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     controller.env.insert("RUST_LOG".to_owned(), "info".to_owned());
     vm.spawn("csi-controller", &controller)?;
     vm.put("/root/parameters.yaml", 0o600, b"objectStore: store\n")?;
+    vm.put("/root/attributes.yaml", 0o600, b"durability: object\n")?;
 
     let mut script = "csi-sanity --ginkgo.no-color --ginkgo.v".to_owned();
     for (name, value) in [
         ("endpoint", format!("unix://{SOCKET}")),
         ("controllerendpoint", format!("unix://{CONTROLLER}")),
         ("testvolumeparameters", "/root/parameters.yaml".to_owned()),
+        ("testvolumemutableparameters", "/root/attributes.yaml".to_owned()),
         ("testvolumesize", (1 << 30).to_string()),
         ("testvolumeexpandsize", (2 << 30).to_string()),
         ("mountdir", "/tmp/csi-mount".to_owned()),

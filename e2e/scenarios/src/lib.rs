@@ -135,7 +135,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "csi-controller",
-        about: "the CSI controller creates, publishes, withdraws, expands and deletes volumes, over its own death and the operator's",
+        about: "the CSI controller creates, publishes, withdraws, expands, modifies and deletes volumes, over its own death and the operator's",
         expected: Duration::from_secs(40),
         alone: false,
         run: csi_controller::run,
@@ -170,7 +170,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "standalone-zero-copy",
-        about: "a volume of the command line lives through kills under load, also where its device is held, grows under it, and moves to another node",
+        about: "a volume of the command line lives through kills under load, also where its device is held, grows and changes its settings under it, and moves to another node",
         expected: Duration::from_secs(80),
         alone: false,
         run: standalone::zero_copy,
@@ -219,7 +219,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "csi-node",
-        about: "claims are formatted, mounted, read on another node and deleted, also over kills; unknown data is never formatted",
+        about: "claims are formatted, mounted, expanded and modified in use, read on another node and deleted, also over kills; unknown data is never formatted",
         expected: Duration::from_secs(120),
         alone: false,
         run: csi_node::run,

@@ -41,7 +41,9 @@ fn run(world: &World, transport: &str) -> Result<()> {
     first.terminate()?;
     first.restart()?;
     load.wait_progress()?;
+    let load = configure(&first, load)?;
     load.stop()?;
+    flushes(&first, &device)?;
     has_bytes(&first, &device, 2 << 30)?;
     let smaller = first.cli(&["grow", "disk", "1Gi"]).err().context("a volume cannot shrink")?;
     ensure!(format!("{smaller:#}").contains("cannot shrink"), "{smaller:#}");
@@ -69,6 +71,49 @@ fn has_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
     let found = node.vm().exec(&format!("blockdev --getsize64 {device}"))?;
     ensure!(found.trim() == bytes.to_string(), "{device} has {found} bytes, not {bytes}");
     Ok(())
+}
+
+/// The settings change under the load, and outlive a kill.
+fn configure<'a>(node: &Node, load: Load<'a>) -> Result<Load<'a>> {
+    has_settings(node, "local", "30s")?;
+    node.cli(&["configure", "disk", "--durability", "object", "--max-dirty-age", "2s"])?;
+    has_settings(node, "object", "2s")?;
+    load.wait_progress()?;
+    node.cli(&["configure", "disk", "--max-dirty-age", "1h"])?;
+    node.kill()?;
+    node.restart()?;
+    load.wait_progress()?;
+    has_settings(node, "object", "1h")?;
+    Ok(load)
+}
+
+fn has_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
+    let list = node.cli(&["list"])?;
+    let words: Vec<&str> = list.split_whitespace().collect();
+    ensure!(
+        words.windows(2).any(|pair| pair == [durability, max_age]),
+        "not {durability}, {max_age}: {list}"
+    );
+    Ok(())
+}
+
+/// With durability `object` a FLUSH ends once the store has what it covers, and with `local` the store has it
+/// once its age ends.
+fn flushes(node: &Node, device: &str) -> Result<()> {
+    let write =
+        format!("dd if=/dev/urandom of={device} bs=64k count=1 oflag=direct conv=fsync,notrunc status=none");
+    let dirty = || {
+        let list: serde_json::Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
+        list["volumes"][0]["dirty_bytes"].as_u64().context("its dirty bytes")
+    };
+    node.vm().exec(&write)?;
+    // Nothing else would commit within the hour.
+    until("a FLUSH to be committed", LIMIT, || Ok((dirty()? == 0).then_some(())))?;
+    node.cli(&["configure", "disk", "--durability", "local"])?;
+    node.vm().exec(&write)?;
+    until("what a FLUSH left dirty", LIMIT, || Ok((dirty()? > 0).then_some(())))?;
+    node.cli(&["configure", "disk", "--max-dirty-age", "1s"])?;
+    until("old data to be committed at once", LIMIT, || Ok((dirty()? == 0).then_some(())))
 }
 
 /// A daemon that cannot recover the device says so, lets no other volume have it, and recovers it once it

@@ -20,10 +20,11 @@ use std::sync::Arc;
 
 use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest,
-    CapabilitiesResponse, CreateRequest, CreateResponse, CreateSnapshotRequest, CreateSnapshotResponse,
-    DeleteSnapshotRequest, DeleteSnapshotResponse, DetachRequest, DetachResponse, GrowRequest, GrowResponse,
-    ListRequest, ListResponse, ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest,
-    StatsResponse, SweepRequest, SweepResponse, node_server,
+    CapabilitiesResponse, ConfigureRequest, ConfigureResponse, CreateRequest, CreateResponse,
+    CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
+    DetachRequest, DetachResponse, GrowRequest, GrowResponse, ListRequest, ListResponse,
+    ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, SweepRequest,
+    SweepResponse, node_server,
 };
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
@@ -151,6 +152,17 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let volumes = self.volumes.clone();
         let attached = self.to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
         Ok(Response::new(attached.into()))
+    }
+
+    async fn configure(
+        &self,
+        request: Request<ConfigureRequest>,
+    ) -> Result<Response<ConfigureResponse>, Status> {
+        let (volume, change) = convert::configure(request.into_inner())?;
+        self.stores_or("change spec.durability and spec.maxDirtyAge of the Volume object instead")?;
+        let volumes = self.volumes.clone();
+        let settings = self.to_the_end(async move { volumes.configure(&volume, change).await }).await?;
+        Ok(Response::new(convert::settings(settings)))
     }
 
     async fn grow(&self, request: Request<GrowRequest>) -> Result<Response<GrowResponse>, Status> {

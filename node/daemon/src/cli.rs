@@ -42,6 +42,8 @@ enum Command {
     Create(create::Create),
     /// Serve a volume as a block device of this node
     Attach(Attach),
+    /// Change settings of a volume that is attached on this node, at once
+    Configure(Configure),
     /// Grow a volume that is attached on this node, and its device
     Grow {
         /// Name of the volume
@@ -112,6 +114,22 @@ struct Attach {
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
     #[arg(long, value_enum, default_value_t)]
     durability: Class,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Arguments of `configure`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("settings").required(true).multiple(true))]
+struct Configure {
+    /// Name of the volume
+    volume: String,
+    /// Upload data when it is this old, such as 30s or 1m30s
+    #[arg(long, group = "settings")]
+    max_dirty_age: Option<TimeSpan>,
+    /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
+    #[arg(long, value_enum, group = "settings")]
+    durability: Option<Class>,
     #[command(flatten)]
     target: Target,
 }
@@ -198,6 +216,7 @@ impl Cli {
             },
             command @ (Command::Create(_)
             | Command::Attach(_)
+            | Command::Configure(_)
             | Command::Grow { .. }
             | Command::Detach { .. }
             | Command::List { .. }

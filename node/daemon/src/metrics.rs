@@ -383,6 +383,7 @@ mod tests {
         let unknown = NodeVolumeStatus {
             commit: CommitStatus::default(),
             durability: None,
+            max_dirty_age: None,
             attached: None,
             ..attached("a")
         };

@@ -171,6 +171,15 @@ pub(crate) struct AttachRequest {
     pub(crate) probe: bool,
 }
 
+/// Request to change settings of a volume that is served; what it leaves out stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SettingsChange {
+    /// Age of the oldest dirty byte at which it is uploaded.
+    pub(crate) max_dirty_age: Option<Duration>,
+    /// Point at which a FLUSH is complete.
+    pub(crate) durability: Option<Durability>,
+}
+
 /// An attached volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attached {
@@ -417,6 +426,11 @@ fn zeros_file(path: &Path) -> Result<File, NodeError> {
     // As long as the largest request of any device: another version may have made it.
     zeros.set_len(DeviceSpec::MAX_IO_BYTES.into()).map_err(file(path, "resized"))?;
     Ok(zeros)
+}
+
+/// Milliseconds of a duration; what is longer than they can tell is the longest.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn sectors_of(bytes: u64) -> Result<u64, NodeError> {

@@ -4,6 +4,7 @@
 use std::future::Future;
 
 use holdfast_engine::snapshot::Snapshot;
+use holdfast_engine::volume::Settings;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
 use holdfast_s3::S3Config;
@@ -12,7 +13,7 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, Attached, Capabilities, Content, Node, NodeVolumeStatus, RingStatus, ScrubRequest,
-    Scrubbed, SweepRequest, VolumeInStore,
+    Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -31,6 +32,14 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// Grows a volume that is served here to this size in bytes; waits while the store is unreachable.
     fn grow(&self, volume: &VolumeId, bytes: u64) -> impl Future<Output = Result<Attached, Failure>> + Send;
+
+    /// Changes settings of a volume that is served here, which are in effect when this returns. Returns all of
+    /// them.
+    fn configure(
+        &self,
+        volume: &VolumeId,
+        change: SettingsChange,
+    ) -> impl Future<Output = Result<Settings, Failure>> + Send;
 
     /// Detaches a volume after its final commit; waits while the store is unreachable.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
@@ -116,6 +125,10 @@ impl Volumes for Node {
 
     async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, Failure> {
         Self::grow(self, volume, bytes).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<Settings, Failure> {
+        Self::configure(self, volume, change).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use crate::index::policy::MergeKind;
 use crate::manifest::Manifest;
 use crate::sector_map::Side;
 use crate::segment::SegmentRef;
+use crate::volume::Settings;
 
 /// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -205,6 +206,9 @@ pub enum Event {
         /// Logical size, [`crate::limit::MAX_SECTORS`] at most.
         sectors: u64,
     },
+    /// The volume has these settings from here on. Flushes that are not answered yet keep what the new ones
+    /// promise; those that were answered keep what they promised.
+    Configure(Settings),
     /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at
     /// once where the volume is fenced.
     Repair {

@@ -158,11 +158,15 @@ pub enum Safeguard {
     GrowInLogFirst,
     /// A live map that is larger than its header says keeps its size over a restart.
     ResumeAsGrown,
+    /// A flush in a round waits for a commit too if `durability` becomes `object` before its answer.
+    FlushInRoundWaits,
+    /// After a failed sync, a flush that waits for a commit does so whatever `durability` becomes.
+    CommitAfterFailedSync,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 73] = [
+    pub const ALL: [Self; 75] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -236,6 +240,8 @@ impl Safeguard {
         Self::CountFromOwner,
         Self::GrowInLogFirst,
         Self::ResumeAsGrown,
+        Self::FlushInRoundWaits,
+        Self::CommitAfterFailedSync,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -256,7 +262,8 @@ impl Safeguard {
             | Self::InvalidateUnsynced
             | Self::FuaIsDurable
             | Self::FuaInNextRound
-            | Self::SyncEachGroup => 1,
+            | Self::SyncEachGroup
+            | Self::CommitAfterFailedSync => 1,
             Self::ReadsBeforePunch | Self::ReleaseStillChunks | Self::PrepareReleased => 2,
             Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce => 3,
             Self::CleanOnlyIfClosed
@@ -277,7 +284,10 @@ impl Safeguard {
             Self::RetryFailed | Self::CheckpointBeforeDeletes | Self::SpareSlots => 12,
             Self::SyncMapBeforeAnswer => 13,
             Self::SealByAge => 14,
-            Self::FlushAfterCommit | Self::FlushInNextSeal | Self::FuaWaitsForCommit => 15,
+            Self::FlushAfterCommit
+            | Self::FlushInNextSeal
+            | Self::FuaWaitsForCommit
+            | Self::FlushInRoundWaits => 15,
             Self::WriteEndsZeros => 16,
             Self::ReadOnlyWanted => 17,
             Self::RejectOlderState | Self::RejectLostRecords | Self::PagesNameRecords => 18,

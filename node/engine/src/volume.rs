@@ -62,9 +62,9 @@ use crate::manifest::Manifest;
 use crate::record::Body;
 use crate::safeguard::{
     Safeguard::{
-        FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
-        GrowInLogFirst, LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit,
-        SnapshotAfterSeal, UploadStillSides,
+        CommitAfterFailedSync, FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits,
+        FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, LastRoundOfFenced, NameHeldChunks,
+        RememberFailedSync, RoundBeforeCommit, SnapshotAfterSeal, UploadStillSides,
     },
     safeguard,
 };
@@ -81,7 +81,7 @@ use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
 use merge::Merger;
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
-pub use setup::{AttachState, DirtyLimits, Durability, Pending, Setup};
+pub use setup::{AttachState, DirtyLimits, Durability, Pending, Settings, Setup};
 use snapshot::Snapshotter;
 pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
 use unreadable::ReadRetry;
@@ -300,6 +300,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
             Event::Detach => self.detach(out),
             Event::Grow { sectors } => self.grow(sectors, out),
+            Event::Configure(settings) => self.configure(settings, out),
             // Nothing can be repaired any more.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
@@ -434,6 +435,32 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let is_covered = self.core.dirty[active].pages.is_empty() || self.gate().holds_active;
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)
+    }
+
+    /// The volume has these settings from here on. What is older than the new age limit, or was flushed before
+    /// durability became `object`, is sealed in the same turn.
+    fn configure(&mut self, settings: Settings, out: &mut Vec<Action>) {
+        let Settings { max_age_ms, durability } = settings;
+        self.core.limits.max_age_ms = max_age_ms;
+        let before = std::mem::replace(&mut self.durability, durability);
+        match (before, durability) {
+            (Durability::Local, Durability::Object) if safeguard(FlushInRoundWaits) => {
+                let seal = self.covering_seal();
+                self.rounds.wait_for_seal(seal);
+                // For what earlier flushes left on the node, too.
+                self.sealer.seals.want(seal);
+            }
+            // Their seals begin all the same.
+            (Durability::Object, Durability::Local) => {
+                self.rounds.wait_for_seal(0);
+                if !self.core.is_sync_failed() || !safeguard(CommitAfterFailedSync) {
+                    for waiter in self.sealer.seals.take_waiting() {
+                        self.data.requests.complete(waiter.id, Ok(()), out);
+                    }
+                }
+            }
+            (Durability::Local | Durability::Object, _) => {}
+        }
     }
 
     fn begin_round(&mut self, out: &mut Vec<Action>) {
@@ -909,7 +936,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         while let Some(id) = self.data.requests.unpark() {
             self.data.requests.complete(id, Err(Errno::EIO), out);
         }
-        for waiter in self.sealer.seals.fenced().into_iter().chain(self.rounds.fenced()) {
+        for waiter in self.sealer.seals.take_waiting().into_iter().chain(self.rounds.fenced()) {
             self.data.requests.complete(waiter.id, Err(Errno::EIO), out);
         }
         if std::mem::take(&mut self.repair).is_asked() {

@@ -9,7 +9,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Settings, Setup, Volume};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 10_000;
@@ -125,6 +125,10 @@ impl Bench {
             | Action::Report(_)) => unreachable!("{other:?}"),
         };
         self.tell(event);
+    }
+
+    fn configure(&mut self, durability: Durability) {
+        self.tell(Event::Configure(Settings { max_age_ms: LIMITS.max_age_ms, durability }));
     }
 
     fn store(&mut self, id: u32) {
@@ -324,4 +328,72 @@ fn flushes_of_a_round_that_runs_at_the_fencing_fail() {
     assert_eq!(bench.completed, [failed(1), failed(2)], "the next round's fail with it");
     bench.finish();
     assert_eq!(bench.completed.len(), 2, "each is completed once");
+}
+
+/// The promise that counts is the one in effect when the write completes.
+#[test]
+fn a_fua_write_in_a_round_waits_once_durability_is_object() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    // In the round, and for the next.
+    bench.ask(1, Op::Flush, 0);
+    bench.configure(Durability::Object);
+    let in_log = |bench: &Bench| bench.volume.status().committed;
+    let before = in_log(&bench);
+    while in_log(&bench) == before {
+        assert_eq!(bench.completed, []);
+        bench.answer(|_| true, Ok(()));
+    }
+    bench.finish();
+    assert_eq!(bench.completed.len(), 2, "{:?}", bench.completed);
+}
+
+#[test]
+fn flushes_stop_waiting_for_commits_once_durability_is_local() {
+    let mut bench = Bench::new(Durability::Object);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    let is_local = |action: &Action| !matches!(action, Action::Upload { .. });
+    while bench.asked.iter().any(is_local) {
+        bench.answer(is_local, Ok(()));
+    }
+    bench.ask(1, Op::Write, 4);
+    bench.store(1);
+    bench.completed.clear();
+    // Its round is not over.
+    bench.ask(2, Op::Flush, 0);
+    bench.configure(Durability::Local);
+    assert_eq!(bench.completed, [(0, Ok(()))]);
+    bench.finish_round();
+    assert_eq!(bench.completed, [(0, Ok(())), (2, Ok(()))]);
+    bench.finish();
+    assert_eq!(bench.completed.len(), 2, "the commits answer none of them again");
+}
+
+/// Local syncs prove nothing any more, whatever is asked for.
+#[test]
+fn after_a_failed_sync_flushes_wait_whatever_durability_becomes() {
+    let mut bench = Bench::new(Durability::Object);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    bench.answer(|action| matches!(action, Action::SyncSide { .. }), Err(Errno::EIO));
+    bench.ask(1, Op::Flush, 0);
+    bench.completed.clear();
+    bench.configure(Durability::Local);
+    assert_eq!(bench.completed, []);
+    bench.finish();
+    assert_eq!(bench.completed, [(1, Ok(()))]);
+}
+
+#[test]
+fn a_fenced_writer_takes_settings_and_answers_nothing_twice() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    bench.fence();
+    bench.configure(Durability::Object);
+    bench.configure(Durability::Local);
+    bench.finish();
+    assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
 }

@@ -1,6 +1,7 @@
 //! The client's side of a volume: requests in flight, what they wrote and what they saw.
 
 use holdfast_engine::event::{Errno, Op, RequestId};
+use holdfast_engine::volume::Durability;
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
@@ -21,6 +22,8 @@ pub(crate) struct Request {
     part_failed: bool,
     /// A part of it failed in the object store.
     pub(crate) store_failed: bool,
+    /// The durability in effect when the engine completed it.
+    pub(crate) answered_as: Durability,
 }
 
 impl Request {
@@ -82,6 +85,19 @@ impl Device {
         }
     }
 
+    /// The engine completes a request, which the client has not heard yet.
+    pub(crate) fn answers(&mut self, id: RequestId, durability: Durability) {
+        self.request(id).answered_as = durability;
+    }
+
+    /// The durability changes: what the client hears of answers before that is judged by the local disk alone,
+    /// since answers after it may be heard first.
+    pub(crate) fn durability_changes(&mut self) {
+        for request in self.slots.iter_mut().flatten() {
+            request.answered_as = Durability::Local;
+        }
+    }
+
     /// A piece of a read ends: with these stamps, or without any.
     pub(crate) fn end_piece(
         &mut self,
@@ -135,6 +151,7 @@ impl Device {
             filled: Vec::new(),
             part_failed: false,
             store_failed: false,
+            answered_as: Durability::Local,
         };
         if op == Op::Read {
             request.allowed = sectors(range).map(|sector| expect.allowed(sector)).collect();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::Event;
-use holdfast_engine::volume::Volume;
+use holdfast_engine::volume::{Settings, Volume};
 use holdfast_types::{Millis, Nonce, SnapshotUid};
 
 use crate::attempt::Attempt;
@@ -51,6 +51,8 @@ pub(crate) struct Host {
     pub(crate) tmpfs: Tmpfs,
     pub(crate) process: Option<Process>,
     pub(crate) device: Option<Device>,
+    /// Settings that a process which takes over continues with.
+    pub(crate) settings: Settings,
     /// The writer this host is, or was.
     pub(crate) nonce: Option<Nonce>,
     /// Allowed content of the volume here.
@@ -76,6 +78,7 @@ impl Host {
             tmpfs: Tmpfs::default(),
             process: None,
             device: None,
+            settings: Settings::default(),
             nonce: None,
             content: Content::default(),
             fuse: Fuse::default(),
@@ -164,7 +167,11 @@ impl Host {
         let process = self.process.as_mut().expect("it is still there");
         process.sealing = sealing;
         process.seals = status.seal.begun;
+        let durability = self.settings.durability;
         for action in out {
+            if let (Action::Complete { id, .. }, Some(device)) = (&action, &mut self.device) {
+                device.answers(*id, durability);
+            }
             trace.action(self.name, &action);
             process.begin(action, now, &mut self.device, &self.disk, self.content.sealed());
         }

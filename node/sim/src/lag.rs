@@ -24,6 +24,8 @@ pub(crate) struct Lag {
     uncommitted: VecDeque<(u64, Millis)>,
     /// Time until which its process did not run, or had not reached the log.
     down_until: Millis,
+    /// Time at which its age limit was last set.
+    configured: Millis,
 }
 
 impl Lag {
@@ -46,6 +48,11 @@ impl Lag {
         self.uncommitted.retain(|(ended, _)| *ended > at);
     }
 
+    /// The age limit is set: what is older than it from now on is to be committed now.
+    pub(crate) fn configured(&mut self, now: Millis) {
+        self.configured = now;
+    }
+
     /// Nothing is to be committed.
     pub(crate) fn clear(&mut self) {
         self.uncommitted.clear();
@@ -60,7 +67,7 @@ impl Lag {
     /// `max_age_ms`. After a takeover the commit that the dead process had begun comes first.
     pub(crate) fn oldest(&self, max_age_ms: Millis) -> Option<(Millis, Millis)> {
         let (_, ended) = self.uncommitted.front()?;
-        let due = (ended + max_age_ms).max(self.down_until + COMMIT_MS);
+        let due = (ended + max_age_ms).max(self.configured).max(self.down_until + COMMIT_MS);
         Some((*ended, due + TICK_MS + JOB_MS + COMMIT_MS))
     }
 }

@@ -4,7 +4,7 @@ mod crowd;
 mod forks;
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_engine::volume::{DirtyLimits, Durability, Settings};
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 use crate::host::HostFault;
@@ -347,6 +347,17 @@ impl Schedule {
         self.world.grow(host, (sectors + more).min(SECTORS));
     }
 
+    /// The volume gets other settings while it is served, or the same again.
+    fn configure(&mut self, host: usize) {
+        if self.world.status(host).is_none() {
+            return;
+        }
+        let durability = *self.rng().pick(&[Durability::Local, Durability::Object]);
+        let usual = self.world.terms.limits.max_age_ms;
+        let max_age_ms = *self.rng().pick(&[usual / 2, usual, 2 * usual]);
+        self.world.configure(host, Settings { max_age_ms, durability });
+    }
+
     /// Something is done about snapshots. The control plane hurries while no writer is there.
     fn snapshots(&mut self, host: usize) {
         let again = self.rng().once_in(4);
@@ -396,6 +407,7 @@ impl Schedule {
             }
             8 if self.rng().once_in(3) => self.snapshots(host),
             9 if self.chance(self.deaths.grow) => self.grow(host),
+            10 if self.rng().once_in(4) => self.configure(host),
             _ => self.daemon(host),
         }
         self.disaster(host);

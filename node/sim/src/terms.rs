@@ -1,12 +1,12 @@
 //! The terms on which a world's volume is served.
 
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup};
+use holdfast_engine::volume::{DirtyLimits, Durability, Settings, Setup};
 
 /// Requests a device can have in flight.
 pub(crate) const DEPTH: u32 = 12;
 
-/// Settings of the volume. Those that the engine gets hold from the next attach or takeover on.
+/// Settings of the volume. Those that the engine gets hold from the next attach on.
 pub(crate) struct Terms {
     /// First size of the volume, in sectors.
     pub(crate) sectors: u64,
@@ -26,9 +26,21 @@ impl Terms {
         Self { sectors, limits, durability: Durability::Local, share: None, grow_to: None, timely: false }
     }
 
-    /// The setup of an engine that begins with this header.
-    pub(crate) fn setup(&self, header: Header, header_generation: u64, unix_ms_at_zero: u64) -> Setup {
-        let Self { limits, durability, .. } = *self;
+    /// The settings of a writer that attaches.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings { max_age_ms: self.limits.max_age_ms, durability: self.durability }
+    }
+
+    /// The setup of an engine that begins with these settings and this header.
+    pub(crate) fn setup(
+        &self,
+        settings: Settings,
+        header: Header,
+        header_generation: u64,
+        unix_ms_at_zero: u64,
+    ) -> Setup {
+        let Settings { max_age_ms, durability } = settings;
+        let limits = DirtyLimits { max_age_ms, ..self.limits };
         Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero }
     }
 }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Unprepared};
+use holdfast_engine::volume::{Durability, Settings};
 use holdfast_objects::{CreateError, StoreError};
 
 use crate::calls::{Answer, Ask, LocalAsk, StoreAsk};
@@ -150,6 +151,9 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
         Event::Grow { sectors } => (26, [*sectors, 0, 0, 0]),
+        Event::Configure(Settings { max_age_ms, durability }) => {
+            (27, [*max_age_ms, u64::from(*durability == Durability::Object), 0, 0])
+        }
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
     }
 }
@@ -293,6 +297,7 @@ fn event_words(event: &Event) -> String {
         | Event::RootBarred
         | Event::Detach
         | Event::Grow { .. }
+        | Event::Configure(_)
         | Event::Repair { .. }
         | Event::MergeFailed { .. }
         | Event::Tick => format!("{event:?}"),

@@ -2,7 +2,7 @@
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_engine::volume::{DirtyLimits, Durability, Settings};
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, Faults, World};
 use holdfast_types::SectorRange;
@@ -116,4 +116,65 @@ fn how_old_dirty_data_is_outlives_the_process() {
     let status = world.status(0).unwrap();
     assert_eq!(status.oldest_dirty_ms, Some(5000));
     assert_eq!(status.durable_until_unix_ms, Some(until));
+}
+
+/// An attached volume with one write that nothing commits soon.
+fn world_with_a_write() -> World {
+    let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
+    drive::until(&mut world, 0, |world| world.is_ready(0));
+    write(&mut world, 7);
+    world
+}
+
+#[test]
+fn a_shorter_age_limit_seals_old_data_at_once() {
+    let mut world = world_with_a_write();
+    world.tick(0, 5000);
+    assert!(!world.status(0).unwrap().seal.in_progress);
+    world.configure(0, Settings { max_age_ms: 6000, durability: Durability::Local });
+    assert!(!world.status(0).unwrap().seal.in_progress, "it is younger than that");
+    world.configure(0, Settings { max_age_ms: 5000, durability: Durability::Local });
+    assert!(world.status(0).unwrap().seal.in_progress);
+    assert_eq!(world.status(0).unwrap().settings.max_age_ms, 5000);
+    drive::until(&mut world, 0, |world| world.holds_a_commit());
+}
+
+#[test]
+fn a_killed_daemon_continues_with_the_newest_settings() {
+    let mut world = world_with_a_write();
+    let settings = Settings { max_age_ms: 9000, durability: Durability::Object };
+    world.configure(0, settings);
+    world.kill(0);
+    drive::until(&mut world, 0, |world| world.status(0).is_some());
+    assert_eq!(world.status(0).unwrap().settings, settings);
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert!(world.holds_a_commit());
+}
+
+/// The sealed side is being uploaded: its flush stops waiting, and its commit comes all the same.
+#[test]
+fn a_seal_in_upload_is_committed_whatever_durability_becomes() {
+    let mut world = world();
+    write(&mut world, 7);
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, creates_a_record);
+    assert_eq!(world.status(0).unwrap().parked, 1);
+    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Local });
+    assert_eq!(world.status(0).unwrap().parked, 0, "it was answered");
+    drive::until(&mut world, 0, |world| world.status(0).unwrap().dirty_bytes == 0);
+    assert!(world.holds_a_commit());
+}
+
+/// Found by reading: data that a FLUSH left on the node, as `local` promised, was in the store only after its
+/// age ended, although the status said `object`.
+#[test]
+fn what_was_flushed_before_is_committed_once_durability_is_object() {
+    let mut world = world_with_a_write();
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert!(!world.holds_a_commit());
+    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
+    drive::until(&mut world, 0, |world| world.holds_a_commit());
 }

@@ -132,7 +132,8 @@ pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now:
         .as_ref()
         .map_or_else(|| "since its last commit".to_owned(), |since| format!("after {}", since.0));
     let flushed = match durability {
-        Some(Durability::Object) => "; nothing that was flushed is among it",
+        // Its settings may have changed since the flush, or since the report.
+        Some(Durability::Object) => "; nothing that was flushed with durability object is among it",
         Some(Durability::Local) | None => "",
     };
     let read = match cause {

@@ -36,7 +36,7 @@ pub struct AttachRequest {
     /// Largest age of data that is not uploaded yet, while the store answers; absent: the daemon's setting.
     #[prost(message, optional, tag = "5")]
     pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
-    /// Point at which a FLUSH is complete, until the volume is attached next.
+    /// Point at which a FLUSH is complete, until it is configured or the volume is attached next.
     #[prost(enumeration = "Durability", tag = "6")]
     pub durability: i32,
 }
@@ -71,6 +71,25 @@ pub struct Device {
     pub epoch: u64,
     #[prost(uint64, tag = "4")]
     pub size_bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConfigureRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Largest age of data that is not uploaded yet, while the store answers; absent: as it is.
+    #[prost(message, optional, tag = "2")]
+    pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
+    /// Point at which a FLUSH is complete. It holds for those that are not answered yet. Unspecified: as it is.
+    #[prost(enumeration = "Durability", tag = "3")]
+    pub durability: i32,
+}
+/// The settings in effect, until the volume is configured or attached next.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConfigureResponse {
+    #[prost(message, optional, tag = "1")]
+    pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
+    #[prost(enumeration = "Durability", tag = "2")]
+    pub durability: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GrowRequest {
@@ -207,6 +226,9 @@ pub struct Volume {
     /// False if every byte of the volume reads as zero and nothing was lost with a replaced writer; absent while unknown.
     #[prost(bool, optional, tag = "11")]
     pub holds_data: ::core::option::Option<bool>,
+    /// Largest age of data that is not uploaded yet, while the store answers; absent while unknown.
+    #[prost(message, optional, tag = "12")]
+    pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatsRequest {
@@ -698,7 +720,7 @@ pub mod node_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     /// The node daemon, on its local socket: volumes are created, attached and detached by name of a configured store.
-    /// A daemon that runs under Kubernetes refuses Create, Attach, Grow and Detach: there, Volume objects say what it serves.
+    /// A daemon that runs under Kubernetes refuses Create, Attach, Configure, Grow and Detach: there, Volume objects say what it serves.
     #[derive(Debug, Clone)]
     pub struct NodeClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -821,6 +843,31 @@ pub mod node_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Attach"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Changes settings of a volume that this node serves, at once. Again it changes nothing. Waits for no store.
+        pub async fn configure(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ConfigureRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ConfigureResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/holdfast.node.v1.Node/Configure",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("holdfast.node.v1.Node", "Configure"));
             self.inner.unary(req, path, codec).await
         }
         /// Grows a volume that this node serves, and its device. Again it changes nothing. Waits while the store is unreachable.
@@ -1112,6 +1159,14 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::AttachRequest>,
         ) -> std::result::Result<tonic::Response<super::AttachResponse>, tonic::Status>;
+        /// Changes settings of a volume that this node serves, at once. Again it changes nothing. Waits for no store.
+        async fn configure(
+            &self,
+            request: tonic::Request<super::ConfigureRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ConfigureResponse>,
+            tonic::Status,
+        >;
         /// Grows a volume that this node serves, and its device. Again it changes nothing. Waits while the store is unreachable.
         /// Refused where the kernel cannot change the size of a device that is served (before Linux 6.16).
         async fn grow(
@@ -1194,7 +1249,7 @@ pub mod node_server {
         ) -> std::result::Result<tonic::Response<super::SweepResponse>, tonic::Status>;
     }
     /// The node daemon, on its local socket: volumes are created, attached and detached by name of a configured store.
-    /// A daemon that runs under Kubernetes refuses Create, Attach, Grow and Detach: there, Volume objects say what it serves.
+    /// A daemon that runs under Kubernetes refuses Create, Attach, Configure, Grow and Detach: there, Volume objects say what it serves.
     #[derive(Debug)]
     pub struct NodeServer<T> {
         inner: Arc<T>,
@@ -1342,6 +1397,49 @@ pub mod node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = AttachSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/holdfast.node.v1.Node/Configure" => {
+                    #[allow(non_camel_case_types)]
+                    struct ConfigureSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::ConfigureRequest>
+                    for ConfigureSvc<T> {
+                        type Response = super::ConfigureResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ConfigureRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::configure(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ConfigureSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::record::Displaced;
-use holdfast_engine::volume::Durability;
+use holdfast_engine::volume::{Durability, Settings};
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
@@ -12,8 +12,8 @@ use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, NodeVolumeStatus, ServedCounts, StateDisk,
-    VolumeState,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, NodeVolumeStatus, ServedCounts,
+    SettingsChange, StateDisk, VolumeState,
 };
 
 /// A field of a request cannot be used.
@@ -39,6 +39,9 @@ pub(crate) enum InvalidField {
     /// `durability` is no class.
     #[error("durability: {0} is not known; use DURABILITY_LOCAL or DURABILITY_OBJECT")]
     Durability(i32),
+    /// Nothing is to be changed.
+    #[error("durability, max_dirty_age: both are absent; give at least one")]
+    NoSettings,
 }
 
 impl From<InvalidField> for Status {
@@ -115,6 +118,27 @@ impl CheckedAttach {
             probe: true,
         }
     }
+}
+
+/// Checks a [`wire::ConfigureRequest`].
+pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, SettingsChange), InvalidField> {
+    let wire::ConfigureRequest { volume_id, max_dirty_age, durability } = request;
+    let durability = match wire::Durability::try_from(durability) {
+        Ok(wire::Durability::Unspecified) => None,
+        Ok(_) | Err(_) => Some(flush_class(durability)?),
+    };
+    let change = SettingsChange { max_dirty_age: max_dirty_age.map(dirty_age).transpose()?, durability };
+    if change == (SettingsChange { max_dirty_age: None, durability: None }) {
+        return Err(InvalidField::NoSettings);
+    }
+    Ok((volume_id.try_into()?, change))
+}
+
+/// The settings in effect.
+pub(crate) fn settings(settings: Settings) -> wire::ConfigureResponse {
+    let Settings { max_age_ms, durability: class } = settings;
+    let max_dirty_age = Duration::from_millis(max_age_ms).try_into().ok();
+    wire::ConfigureResponse { max_dirty_age, durability: durability(class) }
 }
 
 /// Checks a `volume_id`.
@@ -206,6 +230,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             commit: CommitStatus { seq: committed_seq, dirty_bytes, oldest_dirty, durable_through },
             holds_data,
             durability: class,
+            max_dirty_age,
             store,
             delayed: _,
             disk: _,
@@ -226,6 +251,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             durability: class.map_or(wire::Durability::Unspecified.into(), durability),
             durable_through: durable_through.map(SystemTime::into),
             holds_data,
+            max_dirty_age: max_dirty_age.and_then(|age| age.try_into().ok()),
         }
     }
 }

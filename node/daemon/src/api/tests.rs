@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use holdfast_proto::node::v1::Durability;
 use holdfast_proto::node::v1::node_server::Node as _;
 use holdfast_s3::S3Credentials;
 use tonic::Code;
@@ -106,6 +107,10 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("Volume object"));
+    let object = Durability::Object.into();
+    let change = ConfigureRequest { volume_id: "v".to_owned(), max_dirty_age: None, durability: object };
+    let status = api.configure(Request::new(change)).await.unwrap_err();
+    assert!(status.message().ends_with("spec.maxDirtyAge of the Volume object instead"), "{status}");
     let listed = api.list(Request::new(ListRequest {})).await.unwrap().into_inner();
     assert_eq!(listed.volumes.len(), 1);
 }

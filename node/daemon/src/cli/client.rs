@@ -4,14 +4,15 @@ use std::path::Path;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AttachRequest, CapabilitiesRequest, DetachRequest, Durability, GrowRequest, ListRequest, StatsRequest,
+    AttachRequest, CapabilitiesRequest, ConfigureRequest, DetachRequest, Durability, GrowRequest,
+    ListRequest, StatsRequest,
 };
 use holdfast_service::chain;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::{self, Render};
-use super::{Attach, Class, Command, Target, create, exit, gc, scrub, snapshot};
+use super::{Attach, Class, Command, Configure, Target, create, exit, gc, scrub, snapshot};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
@@ -32,11 +33,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 size_bytes: size.map(|size| size.0),
                 replaces_epoch: take_over,
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
-                durability: match durability {
-                    Class::Local => Durability::Local,
-                    Class::Object => Durability::Object,
-                }
-                .into(),
+                durability: wire(durability).into(),
             };
             let mut client = connect(&target).await?;
             let answer = client.attach(request).await;
@@ -46,6 +43,15 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 super::note(&output::displaced(displaced));
             }
             finish(answer, &target, out)
+        }
+        Command::Configure(Configure { volume, max_dirty_age, durability, target }) => {
+            let mut client = connect(&target).await?;
+            let request = ConfigureRequest {
+                volume_id: volume,
+                max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+                durability: durability.map_or(Durability::Unspecified, wire).into(),
+            };
+            finish(client.configure(request).await, &target, out)
         }
         Command::Grow { volume, size, target } => {
             let mut client = connect(&target).await?;
@@ -71,6 +77,13 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             let mut client = connect(&target).await?;
             finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
         }
+    }
+}
+
+fn wire(class: Class) -> Durability {
+    match class {
+        Class::Local => Durability::Local,
+        Class::Object => Durability::Object,
     }
 }
 

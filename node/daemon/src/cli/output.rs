@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use holdfast_crds::ByteSize;
+use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_proto::node::v1::{
-    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Displaced, Durability,
-    GrowResponse, ListResponse, StateDisk, StatsResponse, Transport, TransportCapability, Volume,
-    VolumeState, VolumeStats,
+    AttachResponse, CapabilitiesResponse, ConfigureResponse, CreateResponse, DetachResponse, Device,
+    Displaced, Durability, GrowResponse, ListResponse, StateDisk, StatsResponse, Transport,
+    TransportCapability, Volume, VolumeState, VolumeStats,
 };
 use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
@@ -66,6 +66,20 @@ impl Render for AttachResponse {
     }
 }
 
+impl Render for ConfigureResponse {
+    fn text(&self) -> String {
+        String::new()
+    }
+
+    fn json(&self) -> Value {
+        let Self { max_dirty_age, durability: _ } = self;
+        json!({
+            "max_dirty_age": max_dirty_age.map(time_span),
+            "durability": durability_name(self.durability()),
+        })
+    }
+}
+
 impl Render for GrowResponse {
     fn text(&self) -> String {
         String::new()
@@ -99,6 +113,7 @@ impl Render for ListResponse {
             "DIRTY",
             "OLDEST",
             "FLUSH",
+            "MAX-AGE",
             "STORE",
             "MESSAGE",
         ];
@@ -115,6 +130,7 @@ impl Render for ListResponse {
                 or_dash(volume.dirty_bytes.map(ByteSize)),
                 or_dash(oldest(volume).map(|age| format!("{}s", age.as_secs()))),
                 durability_name(volume.durability()).to_owned(),
+                or_dash(volume.max_dirty_age.map(time_span)),
                 volume.store.clone(),
                 or_dash(volume.message.as_ref()),
             ]
@@ -136,6 +152,7 @@ impl Render for ListResponse {
                 durability: _,
                 durable_through,
                 holds_data,
+                max_dirty_age,
             } = volume;
             json!({
                 "volume_id": volume_id,
@@ -148,11 +165,17 @@ impl Render for ListResponse {
                 "durability": durability_name(volume.durability()),
                 "durable_through": durable_through.map(|time| time.to_string()),
                 "holds_data": holds_data,
+                "max_dirty_age": max_dirty_age.map(time_span),
                 "message": message,
             })
         };
         json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
     }
+}
+
+/// A duration of the interface, as the command line and the configuration write it.
+fn time_span(span: prost_types::Duration) -> String {
+    TimeSpan(span.try_into().unwrap_or_default()).to_string()
 }
 
 fn device_json(device: &Device) -> Value {

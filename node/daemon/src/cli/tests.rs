@@ -66,6 +66,25 @@ async fn a_volume_that_is_attached_grows_by_name() {
 }
 
 #[tokio::test]
+async fn settings_of_an_attached_volume_change_by_name() {
+    let world = World::start().await;
+    world.ask("attach v --store main").await.unwrap();
+    assert_eq!(world.ask("configure v --durability local").await.unwrap(), "");
+    let changed = world.ask("configure v --max-dirty-age 90s --json").await.unwrap();
+    let changed: serde_json::Value = serde_json::from_str(&changed).unwrap();
+    assert_eq!(changed, serde_json::json!({ "max_dirty_age": "1m30s", "durability": "local" }));
+    let list = world.ask("list").await.unwrap();
+    let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
+    let column = rows[0].iter().position(|name| *name == "MAX-AGE").unwrap();
+    assert_eq!(rows[1][column - 1..=column], ["local", "1m30s"]);
+    assert!(world.ask("list --json").await.unwrap().contains("\"max_dirty_age\": \"1m30s\""));
+    assert_eq!(world.ask("configure w --durability object").await.unwrap_err().kind, FailureKind::NotFound);
+    let far = world.ask("configure v --max-dirty-age 2h").await.unwrap_err();
+    assert!(far.message.starts_with("max_dirty_age: "), "{}", far.message);
+    assert!(Cli::try_parse_from(["holdfast-node", "configure", "v"]).is_err(), "nothing to change");
+}
+
+#[tokio::test]
 async fn snapshots_are_taken_shown_and_deleted_by_name() {
     let world = World::start().await;
     assert_eq!(world.ask("snapshot create v --store main").await.unwrap(), "v@3\n");

@@ -29,6 +29,8 @@ pub(crate) struct NodeFacts {
     pub(crate) doing: Option<Doing>,
     /// Outcome of this process's last operation on the volume.
     pub(crate) last: Option<OperationOutcome>,
+    /// Reason why the last change of its settings failed.
+    pub(crate) unconfigured: Option<String>,
     /// Time until what failed may be tried again.
     pub(crate) wait: Duration,
     /// Namespace and name of the Secret with its store's credentials.

@@ -20,6 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
 use super::retry::{OperationFailure, Retry};
+use crate::failure::Failure;
 
 /// Ends that wait for the controller, at most; it only queues the volume's name. A task that
 /// finds no place waits for one: there is one task for each volume.
@@ -71,6 +72,8 @@ pub(crate) struct OperationEntry {
     pub(crate) doing: Option<Doing>,
     /// Outcome of the last operation.
     pub(crate) last: Option<OperationOutcome>,
+    /// Reason why the newest settings are not in effect.
+    pub(crate) unconfigured: Option<String>,
     /// Time at which the status was last written.
     pub(crate) reported: Option<Instant>,
     failures: u32,
@@ -128,6 +131,19 @@ impl Operations {
     /// Notes that the status was written now.
     pub(crate) fn reported(&self, volume: &VolumeId) {
         self.entries().entry(volume.clone()).or_default().reported = Some(Instant::now());
+    }
+
+    /// Notes how the last change of the volume's settings ended.
+    pub(crate) fn configured(&self, volume: &VolumeId, ended: Result<(), Failure>) {
+        let why = ended.err().map(|failure| failure.message);
+        let mut entries = self.entries();
+        let entry = entries.entry(volume.clone()).or_default();
+        if entry.unconfigured != why
+            && let Some(why) = &why
+        {
+            tracing::warn!(%volume, why, "the settings of the volume were not changed; tried again");
+        }
+        entry.unconfigured = why;
     }
 
     /// Forgets a volume whose object is gone.

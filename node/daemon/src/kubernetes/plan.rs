@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use holdfast_crds::{Condition, ConditionStatus, Time, VolumeStatus, find_condition};
+use holdfast_crds::{Condition, ConditionStatus, Time, TimeSpan, VolumeStatus, find_condition};
 
 use super::conditions::{self, ATTACHED};
 use super::facts::NodeFacts;
@@ -29,6 +29,8 @@ use holdfast_engine::volume::Durability;
 const FIGURES_EVERY: Duration = Duration::from_secs(60);
 /// Interval at which a volume that is served is examined.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Reason: a volume that is served could not be given the settings of its spec.
+const NOT_CONFIGURED: &str = "NotConfigured";
 /// Reason: an attach failed half way, and no device serves the volume.
 const UNSERVED: &str = "Unserved";
 /// Time until a volume is examined again while an operation is in progress or has failed.
@@ -47,6 +49,13 @@ pub(crate) enum NodeStep {
         grow: bool,
         /// The epoch whose writer the user force-detached.
         replaces: Option<u64>,
+    },
+    /// Give a volume that is served the settings of the spec.
+    Configure {
+        /// Point at which a FLUSH is complete.
+        durability: Durability,
+        /// Age at which data is uploaded.
+        max_dirty_age: Duration,
     },
     /// Begin to grow the volume and its device to the size of the spec.
     Grow {
@@ -82,7 +91,10 @@ impl NodePlan {
 pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
-        (Some(Doing::Growing { bytes }), _) => report(facts, growing(facts, bytes), now),
+        (Some(Doing::Growing { bytes }), here) => {
+            let settings = here.as_ref().and_then(|here| other_settings(facts, here));
+            configure(settings, report(facts, served(facts, settings, bytes), now))
+        }
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
@@ -122,21 +134,49 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
     }
 }
 
-/// A volume that is served where it is wanted: its device gets the size of the spec.
+/// A volume that is served where it is wanted: it gets the settings of the spec, and its device the size.
 fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
+    let settings = other_settings(facts, here);
     let device = here.attached.as_ref().map(|device| device.bytes);
     let Some(bytes) = facts.spec.size_bytes().ok().filter(|bytes| device.is_some_and(|has| has < *bytes))
     else {
-        return report(facts, ATTACHED, now);
+        let reason = unconfigured(facts, settings).unwrap_or(ATTACHED);
+        return configure(settings, report(facts, reason, now));
     };
-    let mut plan = report(facts, growing(facts, bytes), now);
+    let mut plan = configure(settings, report(facts, served(facts, settings, bytes), now));
     if not_grown(facts, bytes).is_some() && !facts.wait.is_zero() {
-        plan.again = Some(facts.wait);
+        plan.again = Some(if settings.is_some() { SOON.min(facts.wait) } else { facts.wait });
     } else {
         plan.steps.push(NodeStep::Grow { bytes });
         plan.again = Some(SOON);
     }
     plan
+}
+
+/// The settings of the spec, if a volume that is served where it is wanted has others.
+fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<(Durability, Duration)> {
+    let is_served = here.state == VolumeState::Attached && facts.requested() && !facts.granted_to_another();
+    let wanted = (flush_class(facts.spec.durability), facts.spec.max_dirty_age().ok()?);
+    (is_served && here.durability.zip(here.max_dirty_age) != Some(wanted)).then_some(wanted)
+}
+
+/// Adds the step to these settings, behind what is reported before.
+fn configure(settings: Option<(Durability, Duration)>, mut plan: NodePlan) -> NodePlan {
+    if let Some((durability, max_dirty_age)) = settings {
+        plan.steps.push(NodeStep::Configure { durability, max_dirty_age });
+        plan.again = Some(SOON);
+    }
+    plan
+}
+
+/// Reason if the change to these settings failed before.
+fn unconfigured(facts: &NodeFacts, settings: Option<(Durability, Duration)>) -> Option<&'static str> {
+    settings.and(facts.unconfigured.as_ref()).map(|_why| NOT_CONFIGURED)
+}
+
+/// Reason while a volume that is served is to have other settings, or its device this size.
+fn served(facts: &NodeFacts, settings: Option<(Durability, Duration)>, bytes: u64) -> &'static str {
+    unconfigured(facts, settings).unwrap_or_else(|| growing(facts, bytes))
 }
 
 /// Reason that the last growth to this size failed.
@@ -252,9 +292,18 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         dirty_bytes: here.and_then(|here| here.commit.dirty_bytes).or(mine.dirty_bytes),
         oldest_dirty_seconds: here.and_then(|here| here.commit.oldest_dirty).map(|age| age.as_secs()),
         durability: here.and_then(|here| here.durability).map(durability),
+        max_dirty_age: here.and_then(|here| here.max_dirty_age).map(|age| TimeSpan(age).to_string()),
         durable_through: known.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
         ..VolumeStatus::default()
+    }
+}
+
+/// The engine's word for a durability of the spec.
+pub(crate) fn flush_class(durability: holdfast_crds::Durability) -> Durability {
+    match durability {
+        holdfast_crds::Durability::Local => Durability::Local,
+        holdfast_crds::Durability::Object => Durability::Object,
     }
 }
 
@@ -287,6 +336,13 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
         return failure.message.clone();
     }
     let me = &facts.me;
+    if reason == NOT_CONFIGURED {
+        let why = facts.unconfigured.as_deref().unwrap_or_default();
+        return format!(
+            "served by node {me} with the settings of status.durability and status.maxDirtyAge. Those of the spec are not in \
+             effect: {why}. Node {me} tries it again"
+        );
+    }
     if reason == UNSERVED {
         return format!(
             "an attach on node {me} failed half way, and no device serves the volume. Node {me} detaches it, then \
@@ -349,6 +405,7 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
         dirty_bytes: status.dirty_bytes,
         oldest_dirty_seconds: status.oldest_dirty_seconds,
         durability: status.durability,
+        max_dirty_age: status.max_dirty_age.clone(),
         durable_through: status.durable_through.clone(),
         conditions,
         ..VolumeStatus::default()

@@ -10,7 +10,6 @@ use holdfast_crds::{
     Credentials, FORMAT_UNKNOWN_CONTENT, NODE_FIELD_MANAGER, ObjectStore, SecretRef, TRACEPARENT, Time,
     Volume, VolumeStatus,
 };
-use holdfast_engine::volume::Durability;
 use holdfast_service::tasks::Tasks;
 use holdfast_service::trace;
 use holdfast_types::{Backoff, VolumeId};
@@ -30,11 +29,11 @@ use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
 use super::orphan;
 use super::own_volumes;
-use super::plan::{NodeStep, daemons_part, plan};
+use super::plan::{NodeStep, daemons_part, flush_class, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::node::{AttachRequest, FailureKind};
+use crate::node::{AttachRequest, FailureKind, SettingsChange};
 use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
@@ -144,6 +143,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
         kept: context.volumes.keeps(id),
         doing: entry.doing,
         last: entry.last,
+        unconfigured: entry.unconfigured,
         wait,
         secret: volume.spec.object_store.as_deref().and_then(|name| secret(name, context)),
         since_report: entry.reported.map(|at| now.saturating_duration_since(at)),
@@ -175,6 +175,14 @@ impl<V: Volumes> Reconciliation<'_, V> {
             }
             NodeStep::Attach { grow, replaces } => {
                 self.attach(grow, replaces);
+                Ok(())
+            }
+            NodeStep::Configure { durability, max_dirty_age } => {
+                let change =
+                    SettingsChange { durability: Some(durability), max_dirty_age: Some(max_dirty_age) };
+                // It waits for no store.
+                let configured = self.context.volumes.configure(&self.id, change).await;
+                self.context.operations.configured(&self.id, configured.map(drop));
                 Ok(())
             }
             NodeStep::Grow { bytes } => {
@@ -245,10 +253,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     bytes: grow.then_some(bytes),
                     replaces,
                     max_dirty_age: Some(max_dirty_age),
-                    durability: match spec.durability {
-                        holdfast_crds::Durability::Local => Durability::Local,
-                        holdfast_crds::Durability::Object => Durability::Object,
-                    },
+                    durability: flush_class(spec.durability),
                     // The operator probes every ObjectStore.
                     probe: false,
                 })

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_engine::record::Displaced;
 use holdfast_engine::snapshot::Snapshot;
-use holdfast_engine::volume::{Durability, IndexStatus};
+use holdfast_engine::volume::{Durability, IndexStatus, Settings};
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
 use holdfast_objects::RequestCounts;
@@ -19,8 +19,8 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, Attached, Capabilities, CommitStatus, Content, DiskStatus, FailureKind, NodeVolumeStatus,
-    RingStatus, ScrubRequest, Scrubbed, ServedCounts, StateDisk, StoreHealth, StoreStatus, SweepRequest,
-    VolumeInStore, VolumeState,
+    RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus,
+    SweepRequest, VolumeInStore, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -130,6 +130,7 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
         },
         holds_data: Some(true),
         durability: Some(Durability::Object),
+        max_dirty_age: Some(Duration::from_secs(30)),
         store: StoreStatus {
             name: "main".to_owned(),
             health: StoreHealth::Answers,
@@ -214,6 +215,21 @@ impl Volumes for Fake {
         };
         device.bytes = bytes;
         Ok(device.clone())
+    }
+
+    async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<Settings, Failure> {
+        let mut inner = self.inner.lock();
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        let Some(status) = inner.attached.get_mut(volume) else {
+            let message = format!("volume {volume} is not attached here");
+            return Err(Failure { kind: FailureKind::NotFound, message });
+        };
+        status.durability = change.durability.or(status.durability);
+        status.max_dirty_age = change.max_dirty_age.or(status.max_dirty_age);
+        let max_age_ms = millis(status.max_dirty_age.unwrap());
+        Ok(Settings { max_age_ms, durability: status.durability.unwrap() })
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {

@@ -16,6 +16,16 @@
 //! After the fencing none succeeds, not even one whose round is in progress: what it synced is on a disk that
 //! no longer holds the volume.
 //!
+//! # When it changes
+//!
+//! `Event::Configure` changes it while flushes wait (`Volume::configure`):
+//!
+//! - `local` to `object`: the flushes in rounds wait for the seal that covers everything that has completed by
+//!   then, which is more than each of them covers. That seal begins at once: what earlier flushes left on the
+//!   node is in its commit.
+//! - `object` to `local`: the flushes in rounds wait for these alone. For those whose local part is done no
+//!   commit is needed any more; after a failed sync they still wait.
+//!
 //! # After a failed sync
 //!
 //! From the first sync of a side that fails until the next attach, local syncs prove nothing. What a failed
@@ -104,8 +114,8 @@ impl Seals {
         self.waiting.extract_if(.., |waiter| waiter.seal <= committed).collect()
     }
 
-    /// The volume was fenced: nothing more is committed. Returns the flushes to fail.
-    pub(super) fn fenced(&mut self) -> Vec<FlushWaiter> {
+    /// Returns the flushes that wait: no commit is to answer them.
+    pub(super) fn take_waiting(&mut self) -> Vec<FlushWaiter> {
         std::mem::take(&mut self.waiting)
     }
 
@@ -143,7 +153,7 @@ mod tests {
     fn a_fenced_writer_fails_what_waits_for_a_commit() {
         let mut seals = Seals::default();
         assert!(!seals.wait_for_commit(waiter(1, 1)));
-        assert_eq!(seals.fenced(), [waiter(1, 1)]);
+        assert_eq!(seals.take_waiting(), [waiter(1, 1)]);
         assert_eq!(seals.waiting(), 0);
     }
 }

@@ -201,6 +201,13 @@ impl FlushRounds {
         self.next_waiters.push(waiter);
     }
 
+    /// The flushes in the round in progress and those for the next wait for this seal as well.
+    pub(super) fn wait_for_seal(&mut self, seal: u64) {
+        for waiter in self.waiters.iter_mut().chain(&mut self.next_waiters) {
+            waiter.seal = seal;
+        }
+    }
+
     /// For planted bugs: what `waiter` covers did not complete before this round began.
     pub(super) fn join_running(&mut self, waiter: FlushWaiter) {
         self.waiters.push(waiter);

@@ -26,6 +26,15 @@ pub enum Durability {
     Object,
 }
 
+/// Settings that may change while the volume is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Settings {
+    /// Age of the oldest dirty byte at which the side is sealed.
+    pub max_age_ms: Millis,
+    /// The meaning of a successful FLUSH.
+    pub durability: Durability,
+}
+
 /// Settings and header that a volume is started with.
 #[derive(Debug, Clone)]
 pub struct Setup {

@@ -3,7 +3,7 @@
 use holdfast_types::{Millis, Seq};
 
 use super::core::Memory;
-use super::{Unreadable, Volume};
+use super::{Settings, Unreadable, Volume};
 use crate::manifest::Manifest;
 use crate::sector_map::{CommitScope, Side};
 
@@ -40,6 +40,8 @@ pub struct Status {
     pub seal: SealStatus,
     /// Its list of index runs.
     pub index: IndexStatus,
+    /// The settings in effect.
+    pub settings: Settings,
     /// No request may come before [`crate::action::Report::Ready`].
     pub recovering: bool,
     /// Damaged data in the object store is being repaired.
@@ -130,6 +132,7 @@ impl Status {
                 merges: volume.merger.carried(),
                 merges_dropped: volume.merger.dropped(),
             },
+            settings: Settings { max_age_ms: core.limits.max_age_ms, durability: volume.durability },
             recovering: core.lifecycle.is_recovering(),
             repairing: volume.repair.is_asked(),
             sync_failed: core.is_sync_failed(),

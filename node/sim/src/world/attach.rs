@@ -137,8 +137,10 @@ impl World {
         self.check_displaced(host, acquired.displaced.as_ref());
         let Acquired { manifest, header, header_generation, found: pages, trust_clean, .. } = acquired;
         let (now, sectors) = (self.clock.now(), header.sectors);
-        let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
+        let settings = self.terms.settings();
+        let setup = self.terms.setup(settings, header, header_generation, self.clock.unix_ms_at_zero());
         let here = &mut self.hosts[host];
+        here.settings = settings;
         let memory = here.tmpfs.map(map_bytes(sectors), here.fuse.clone());
         let mut out = Vec::new();
         here.content.drop_seal();

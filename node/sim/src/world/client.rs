@@ -2,6 +2,7 @@
 
 use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::volume::Settings;
 use holdfast_types::SectorRange;
 
 use super::World;
@@ -44,6 +45,17 @@ impl World {
         let Some(volume) = process.and_then(|process| process.volume.as_mut()) else { return };
         volume.memory_mut().lengthen(map_bytes(sectors));
         self.tell(host, Event::Grow { sectors });
+    }
+
+    /// The volume that `host` serves gets these settings, and so does a process that takes over.
+    pub fn configure(&mut self, host: usize, settings: Settings) {
+        let here = &mut self.hosts[host];
+        here.settings = settings;
+        if let Some(device) = &mut here.device {
+            device.durability_changes();
+        }
+        here.lag.configured(self.clock.now());
+        self.tell(host, Event::Configure(settings));
     }
 
     /// Sectors of the device of `host`.

@@ -217,7 +217,7 @@ impl World {
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
         let memory = here.tmpfs.map(0, here.fuse.clone());
-        let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
+        let setup = self.terms.setup(here.settings, header, header_generation, self.clock.unix_ms_at_zero());
         let now = self.clock.now();
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
         let Ok(volume) = resumed else {

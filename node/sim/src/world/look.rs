@@ -122,7 +122,7 @@ impl World {
         self.failures.set(faults);
     }
 
-    /// Sets the durability of a FLUSH from the next attach or takeover on.
+    /// Sets the durability of a FLUSH from the next attach on.
     pub fn set_durability(&mut self, durability: Durability) {
         self.terms.durability = durability;
     }

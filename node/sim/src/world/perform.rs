@@ -104,8 +104,9 @@ impl World {
         let op = device.request(id).op;
         let wrote = op == Op::Write;
         // What a FLUSH promises is looked up in the log while this host is its newest writer.
-        let promises =
-            self.terms.durability == Durability::Object && self.writers.is_last(host) && result.is_ok();
+        let promises = device.request(id).answered_as == Durability::Object
+            && self.writers.is_last(host)
+            && result.is_ok();
         let in_store = (promises && op == Op::Flush).then(|| self.store.last_cut());
         if promises && op == Op::WriteFua {
             let request = device.request(id);

@@ -55,7 +55,7 @@ impl World {
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
                 here.lag.clear();
             }
-            let oldest = here.lag.oldest(self.terms.limits.max_age_ms).filter(|_| !is_store_failing);
+            let oldest = here.lag.oldest(here.settings.max_age_ms).filter(|_| !is_store_failing);
             let Some((ended, due)) = oldest else { continue };
             invariant.check(self.clock.now() <= due + queue_ms, || {
                 format!(

@@ -13,7 +13,7 @@ fn now() -> Time {
 
 /// A volume that is granted to node `a`, requested there, and not here yet.
 fn granted() -> NodeFacts {
-    let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a" });
+    let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a", "durability": "object" });
     NodeFacts {
         me: "a".to_owned(),
         generation: Some(4),
@@ -24,6 +24,7 @@ fn granted() -> NodeFacts {
         kept: false,
         doing: None,
         last: None,
+        unconfigured: None,
         wait: Duration::ZERO,
         secret: Some("storage/keys".to_owned()),
         since_report: None,
@@ -49,7 +50,11 @@ fn reported(facts: &mut NodeFacts) {
 fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
-        NodeStep::Attach { .. } | NodeStep::Grow { .. } | NodeStep::Detach | NodeStep::Clear => None,
+        NodeStep::Attach { .. }
+        | NodeStep::Configure { .. }
+        | NodeStep::Grow { .. }
+        | NodeStep::Detach
+        | NodeStep::Clear => None,
     })
 }
 
@@ -68,6 +73,7 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
             NodeStep::Attach { replaces: Some(_), .. } => "replace",
             NodeStep::Attach { grow: true, replaces: None } => "attach",
             NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
+            NodeStep::Configure { .. } => "configure",
             NodeStep::Grow { .. } => "grow",
             NodeStep::Detach => "detach",
             NodeStep::Clear => "remove the files",
@@ -180,6 +186,75 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
         (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing { bytes: 2 << 30 }));
     });
     assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
+}
+
+/// They waited for the next attach.
+#[test]
+fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
+    fn other_settings(facts: &mut NodeFacts) {
+        facts.spec.durability = holdfast_crds::Durability::Local;
+        facts.spec.max_dirty_age = "1m30s".to_owned();
+    }
+    check([
+        (
+            "another durability",
+            present(|f| f.spec.durability = holdfast_crds::Durability::Local),
+            &["configure"],
+        ),
+        ("another age", present(|f| f.spec.max_dirty_age = "5s".to_owned()), &["configure"]),
+        ("the same age in other words", present(|f| f.spec.max_dirty_age = "30000ms".to_owned()), &[]),
+        (
+            "while it grows, which may wait for the store",
+            present(|f| {
+                other_settings(f);
+                f.spec.size = Some("2Gi".to_owned());
+                f.doing = Some(Doing::Growing { bytes: 2 << 30 });
+            }),
+            &["configure"],
+        ),
+        (
+            "with another size",
+            present(|f| {
+                other_settings(f);
+                f.spec.size = Some("2Gi".to_owned());
+            }),
+            &["configure", "grow"],
+        ),
+        (
+            "no longer wanted here",
+            present(|f| {
+                other_settings(f);
+                f.spec.node_name = other();
+            }),
+            &["report", "detach"],
+        ),
+        ("while it is recovered", present_as(VolumeState::Recovering, other_settings), &["report"]),
+        ("while it is detached", present_as(VolumeState::Detaching, other_settings), &["report"]),
+        ("fenced", present_as(VolumeState::Fenced, other_settings), &["report", "detach"]),
+    ]);
+    let mut facts = present(other_settings);
+    let change = plan(&facts, &now());
+    let (durability, max_dirty_age) = (Durability::Local, Duration::from_secs(90));
+    assert_eq!(change.steps, [NodeStep::Configure { durability, max_dirty_age }]);
+    assert_eq!(change.again, Some(SOON), "then it is reported");
+    let here = facts.here.as_mut().unwrap();
+    (here.durability, here.max_dirty_age) = (Some(durability), Some(max_dirty_age));
+    let status = written(&plan(&facts, &now())).expect("the settings in effect");
+    assert_eq!(status.durability, Some(holdfast_crds::Durability::Local));
+    assert_eq!(status.max_dirty_age.as_deref(), Some("1m30s"));
+}
+
+#[test]
+fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
+    let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
+    facts.unconfigured = Some("the tmpfs is full: make room".to_owned());
+    let failing = plan(&facts, &now());
+    assert_eq!(acts(&failing), ["report", "configure"]);
+    assert_eq!(reason(&failing), ("True".to_owned(), "NotConfigured".to_owned()));
+    let said = written(&failing).unwrap().conditions[0].message.clone();
+    assert!(said.contains("not in effect: the tmpfs is full: make room. Node a tries it again"), "{said}");
+    facts.spec.max_dirty_age = "30s".to_owned();
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the spec is what is in effect");
 }
 
 /// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a

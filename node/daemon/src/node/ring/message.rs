@@ -4,6 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use holdfast_engine::event::{Errno, Event};
+use holdfast_engine::volume::Settings;
 use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
@@ -82,6 +83,12 @@ pub(in crate::node) enum Message {
     /// Releases a volume whose queues are closed.
     Remove {
         key: VolumeKey,
+        done: Reply,
+    },
+    /// Changes the settings of a volume, and shows them in effect.
+    Configure {
+        key: VolumeKey,
+        settings: Settings,
         done: Reply,
     },
     /// Grows a volume, over a longer mapping of its live map. For a volume that is gone it is dropped, as are

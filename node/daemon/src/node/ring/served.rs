@@ -12,7 +12,7 @@ use holdfast_background::Rest;
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::sector_map::Side;
-use holdfast_engine::volume::Volume;
+use holdfast_engine::volume::{Settings, Volume};
 use holdfast_ring::{FileSlot, RingError};
 use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
@@ -161,6 +161,12 @@ impl ServedVolume {
             self.perform(ring, action);
         }
         self.actions = actions;
+    }
+
+    /// The volume has these settings from here on.
+    pub(in crate::node) fn configure(&mut self, ring: &mut Ring, settings: Settings, now: Millis) {
+        self.handle(ring, Event::Configure(settings), now);
+        self.show();
     }
 
     /// The volume is to have this many sectors, which `live_map` has room for.

@@ -189,6 +189,10 @@ impl RingThread {
                 Some(true) => drop(done.send(Err(RingRefusal::Armed))),
                 None => drop(done.send(Err(RingRefusal::Gone))),
             },
+            Message::Configure { key, settings, done } => {
+                let found = self.find(key).ok_or(RingRefusal::Gone);
+                drop(done.send(found.map(|(ring, served)| served.configure(ring, settings, now))));
+            }
             Message::Grow { key, live_map, sectors } => {
                 if let Some((ring, served)) = self.find(key) {
                     served.grow(ring, *live_map, sectors, now);

@@ -394,6 +394,91 @@ fn a_late_resize_never_shrinks_a_device() {
     });
 }
 
+/// Settings of a volume in the order of its status.
+fn settings_of(node: &Node) -> (Option<Durability>, Option<Duration>) {
+    let shown = node.list().remove(0);
+    (shown.durability, shown.max_dirty_age)
+}
+
+/// They were those of the attach again.
+#[test]
+fn settings_outlive_the_daemon_and_end_with_the_detach() {
+    let host = &Host::new(&["x"]);
+    let changed = (Some(Durability::Object), Some(Duration::from_secs(5)));
+    host.daemon(|node| async move {
+        let change = SettingsChange { durability: changed.0, max_dirty_age: None };
+        assert!(matches!(node.configure(&id("x"), change).await, Err(NodeError::NotAttached(_))));
+        host.attach(&node, "x").await;
+        let first = settings_of(&node);
+        assert_eq!(first.0, Some(Durability::Local));
+        for _ in 0..2 {
+            node.configure(&id("x"), change).await.unwrap();
+            assert_eq!(settings_of(&node), (changed.0, first.1), "in effect when it returns");
+        }
+        let change = SettingsChange { durability: None, max_dirty_age: changed.1 };
+        node.configure(&id("x"), change).await.unwrap();
+        assert_eq!(settings_of(&node), changed);
+    });
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        assert_eq!(settings_of(&node), changed);
+        host.end(&node).await;
+        host.attach(&node, "x").await;
+        assert_eq!(settings_of(&node).0, Some(Durability::Local), "an attach brings its own");
+    });
+}
+
+/// A daemon that restarts must not serve with less than was promised: the record comes first.
+#[test]
+fn settings_that_were_not_recorded_are_not_in_effect() {
+    let host = &Host::new(&["x"]);
+    let local = &host.dirs.local_of(&id("x"));
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        let before = settings_of(&node);
+        let spare = local.live_map_path().with_file_name("attached.new");
+        fs::remove_file(&spare).unwrap();
+        fs::create_dir(&spare).unwrap();
+        let change = SettingsChange { durability: Some(Durability::Object), max_dirty_age: None };
+        node.configure(&id("x"), change).await.unwrap_err();
+        assert_eq!(settings_of(&node), before);
+        fs::remove_dir(&spare).unwrap();
+        // What is written to the record afterwards says what is in effect.
+        node.grow(&id("x"), LARGER).await.unwrap();
+        assert_eq!(local.read_record().unwrap().unwrap().durability, Durability::Local);
+        node.configure(&id("x"), change).await.unwrap();
+        node.grow(&id("x"), 2 * LARGER).await.unwrap();
+        assert_eq!(local.read_record().unwrap().unwrap().durability, Durability::Object);
+    });
+}
+
+/// A growth waits for the store; settings do not.
+#[test]
+fn settings_change_while_a_growth_waits() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.bucket.close("volumes/x/");
+        let growing = tokio::spawn({
+            let node = node.clone();
+            async move { node.grow(&id("x"), LARGER).await }
+        });
+        let change = SettingsChange { durability: Some(Durability::Object), max_dirty_age: None };
+        node.configure(&id("x"), change).await.unwrap();
+        assert!(!growing.is_finished());
+        assert_eq!(settings_of(&node).0, Some(Durability::Object));
+        host.bucket.open();
+        growing.await.unwrap().unwrap();
+        let detaching = tokio::spawn({
+            let node = node.clone();
+            async move { node.detach(&id("x")).await }
+        });
+        until(|| node.list().first().is_none_or(|shown| shown.state != VolumeState::Attached)).await;
+        node.configure(&id("x"), change).await.unwrap_err();
+        detaching.await.unwrap().unwrap();
+    });
+}
+
 /// The log says the new size before the device has it, so a growth waits; the detach of another client ends
 /// the wait.
 #[test]

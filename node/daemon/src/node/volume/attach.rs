@@ -7,7 +7,7 @@ use std::time::Instant;
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
 use holdfast_engine::record::Displaced;
-use holdfast_engine::volume::{AttachState, Setup};
+use holdfast_engine::volume::{AttachState, Settings, Setup};
 use holdfast_service::{chain, trace};
 use holdfast_types::{Epoch, Nonce, VolumeId};
 use holdfast_ublk::Transport;
@@ -34,7 +34,7 @@ use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
 use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 use crate::node::volume::table::Reserved;
-use crate::node::{AttachRequest, Attached, Node, sectors_of, unix_ms};
+use crate::node::{AttachRequest, Attached, Node, millis, sectors_of, unix_ms};
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it
@@ -151,14 +151,13 @@ impl Node {
         let epoch = acquired.header.epoch.0;
         tracing::Span::current().record("epoch", epoch);
         let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
-        let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
+        let max_age_ms = millis(max_age);
         let log = OwnLog::of(&acquired.header, epoch, None).up_to(Some(acquired.manifest.seq()));
         let terms = WriterTerms {
             tag: self.0.installation.tag(&volume, epoch),
             sectors: acquired.header.sectors,
             epoch,
-            max_age_ms,
-            durability,
+            settings: Settings { max_age_ms, durability },
             displaced: acquired.displaced,
         };
         let setup = Setup {

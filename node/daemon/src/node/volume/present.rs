@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_engine::record::Displaced;
-use holdfast_engine::volume::Durability;
+use holdfast_engine::volume::Settings;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
@@ -42,6 +42,10 @@ pub(in crate::node) struct Present {
     sectors: AtomicU64,
     /// Those that the device has.
     device_sectors: AtomicU64,
+    /// The settings in its record: those of a restarted daemon.
+    settings: Mutex<Settings>,
+    /// Held while its settings are changed.
+    pub(in crate::node) configuring: tokio::sync::Mutex<()>,
     /// Held while the volume is made to grow.
     pub(in crate::node) growing: Arc<tokio::sync::Mutex<()>>,
     /// Held while the record in the tmpfs directory is written.
@@ -56,8 +60,8 @@ pub(in crate::node) struct WriterTerms {
     /// Sectors when it came onto its ring.
     pub(in crate::node) sectors: u64,
     pub(in crate::node) epoch: u64,
-    pub(in crate::node) max_age_ms: u64,
-    pub(in crate::node) durability: Durability,
+    /// Settings when it came onto its ring.
+    pub(in crate::node) settings: Settings,
     /// The writer that was replaced when this node took the volume.
     pub(in crate::node) displaced: Option<Displaced>,
 }
@@ -87,7 +91,8 @@ impl Present {
         let VolumeStore { name: store_name, objects, log } = store;
         let RingPlace { ring, key, published } = place;
         let [sectors, device_sectors] = [(); 2].map(|()| AtomicU64::new(terms.sectors));
-        let (growing, remembering) = Default::default();
+        let settings = Mutex::new(terms.settings);
+        let (configuring, growing, remembering) = Default::default();
         Self {
             local,
             store_name,
@@ -100,6 +105,8 @@ impl Present {
             terms,
             sectors,
             device_sectors,
+            settings,
+            configuring,
             growing,
             remembering,
         }
@@ -123,8 +130,21 @@ impl Present {
     /// The volume has grown: a restarted daemon may find a device of this size, or grows it to it.
     pub(in crate::node) fn remember_sectors(&self, sectors: u64) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
-        self.write_record(&self.state.get(), sectors)?;
+        self.write_record(&self.state.get(), sectors, self.settings())?;
         self.sectors.store(sectors, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The settings of a restarted daemon.
+    pub(in crate::node) fn settings(&self) -> Settings {
+        *self.settings.lock()
+    }
+
+    /// A restarted daemon serves the volume with these settings.
+    pub(in crate::node) fn remember_settings(&self, settings: Settings) -> Result<(), NodeError> {
+        let _one_at_a_time = self.remembering.lock();
+        self.write_record(&self.state.get(), self.sectors(), settings)?;
+        *self.settings.lock() = settings;
         Ok(())
     }
 
@@ -188,7 +208,7 @@ impl Present {
     /// Keeps in the tmpfs directory what a restarted daemon needs.
     pub(in crate::node) fn remember(&self) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
-        self.write_record(&self.state.get(), self.sectors())
+        self.write_record(&self.state.get(), self.sectors(), self.settings())
     }
 
     /// Begins the deletion of the stopped device. The record loses its number before the kernel may give it
@@ -198,13 +218,14 @@ impl Present {
         let event = StateEvent::DeviceReleased(Instant::now());
         let released =
             self.state.get().next(&event).expect("only its attach or its detach releases a device");
-        self.write_record(&released, self.sectors())?;
+        self.write_record(&released, self.sectors(), self.settings())?;
         self.state.apply(&event);
         Ok(())
     }
 
-    fn write_record(&self, state: &State, sectors: u64) -> Result<(), NodeError> {
-        let WriterTerms { tag, sectors: _, epoch, max_age_ms, durability, displaced } = self.terms.clone();
+    fn write_record(&self, state: &State, sectors: u64, settings: Settings) -> Result<(), NodeError> {
+        let WriterTerms { tag, sectors: _, epoch, settings: _, displaced } = self.terms.clone();
+        let Settings { max_age_ms, durability } = settings;
         self.local.write_record(&AttachedRecord {
             version: ATTACHED_VERSION,
             tag: tag.0,

@@ -9,7 +9,7 @@ use holdfast_background::load_manifest;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::volume::{Pending, Setup};
+use holdfast_engine::volume::{Pending, Settings, Setup};
 use holdfast_service::chain;
 use holdfast_types::{Backoff, Jitter, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
@@ -311,7 +311,13 @@ impl Node {
             state: Arc::clone(&one.state),
             local,
             store: VolumeStore { name: store_name, objects, log },
-            terms: WriterTerms { tag: DeviceTag(tag), sectors, epoch, max_age_ms, durability, displaced },
+            terms: WriterTerms {
+                tag: DeviceTag(tag),
+                sectors,
+                epoch,
+                settings: Settings { max_age_ms, durability },
+                displaced,
+            },
             files,
             live_map,
             ring,

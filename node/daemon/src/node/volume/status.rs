@@ -74,6 +74,8 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) holds_data: Option<bool>,
     /// Point at which a FLUSH is complete; none while unknown.
     pub(crate) durability: Option<Durability>,
+    /// Age at which data is uploaded; none while unknown.
+    pub(crate) max_dirty_age: Option<Duration>,
     /// Its store.
     pub(crate) store: StoreStatus,
     /// Reason why writes wait, and the time that they have waited.
@@ -167,6 +169,7 @@ impl NodeVolumeStatus {
             commit: CommitStatus::default(),
             holds_data: None,
             durability,
+            max_dirty_age: None,
             store: StoreStatus { name: store_name, ..StoreStatus::default() },
             delayed: None,
             disk: DiskStatus::default(),
@@ -199,7 +202,8 @@ impl NodeVolumeStatus {
                     .map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             },
             holds_data: status.holds_data,
-            durability: Some(present.terms.durability),
+            durability: Some(status.settings.durability),
+            max_dirty_age: Some(Duration::from_millis(status.settings.max_age_ms)),
             store: StoreStatus {
                 name: present.store_name.clone(),
                 health: present.objects.health(),

@@ -1,0 +1,133 @@
+//! `ControllerModifyVolume`: other settings in the spec, and where a node serves the volume the wait until
+//! they are in effect.
+
+use holdfast_crds::{Durability, Volume, VolumeSpec, VolumeStatus, find_condition, is_true};
+use holdfast_proto::csi::v1::{ControllerModifyVolumeRequest, ControllerModifyVolumeResponse};
+use tonic::{Request, Status};
+
+use super::object_name::{is_object_name, volume_id};
+use super::objects::{ApiFailure, TimedOut};
+use super::parameters::Settings;
+use super::reason::first_unmet;
+use super::serving_node::serving_node;
+use super::volumes::{ClusterVolumes, missing};
+use crate::deadline;
+
+/// Condition of the node daemon: its reason says too why settings are not in effect.
+const ATTACHED: &str = "Attached";
+/// Its reason where all is well.
+const SERVED: &str = "Attached";
+
+pub(super) async fn answer(
+    volumes: &ClusterVolumes,
+    request: Request<ControllerModifyVolumeRequest>,
+) -> Result<ControllerModifyVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let ControllerModifyVolumeRequest { volume_id: id, secrets: _, mutable_parameters } =
+        request.into_inner();
+    let name = volume_id(&id)?;
+    let settings = Settings::read(mutable_parameters)?;
+    if !is_object_name(name) {
+        return Err(missing(name));
+    }
+    let volume = volumes.existing(name).await?;
+    let volume = match settings.change_of(&volume.spec) {
+        None => volume,
+        Some(fields) => match volumes.change(&volume, fields).await {
+            Ok(changed) => changed,
+            Err(ApiFailure::Stale) => {
+                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
+            }
+            Err(failure) => return Err(failure.into()),
+        },
+    };
+    match volumes.wait(name, Some(volume), until, |now| progress(name, now)).await {
+        Ok(outcome) => outcome.map(|()| ControllerModifyVolumeResponse {}),
+        Err(TimedOut { last }) => {
+            let why = last.map(|volume| waits_for(&volume)).unwrap_or_default();
+            Err(Status::aborted(format!("the settings of Volume {name} are not in effect yet: {why}")))
+        }
+    }
+}
+
+/// Done once no node serves the volume, or with the settings of its spec; `None` while a node has others.
+fn progress(name: &str, now: Option<&Volume>) -> Option<Result<(), Status>> {
+    let Some(volume) = now else { return Some(Err(missing(name))) };
+    let in_effect = serving_node(volume).and(volume.status.as_ref());
+    in_effect.is_none_or(|status| are_in_effect(&volume.spec, status)).then_some(Ok(()))
+}
+
+fn are_in_effect(spec: &VolumeSpec, status: &VolumeStatus) -> bool {
+    let age = status.max_dirty_age.clone().map(|max_dirty_age| VolumeSpec { max_dirty_age, ..spec.clone() });
+    let age = age.and_then(|reported| reported.max_dirty_age().ok());
+    status.durability == Some(spec.durability) && age.is_some() && age == spec.max_dirty_age().ok()
+}
+
+/// Text of what the settings wait for.
+fn waits_for(volume: &Volume) -> String {
+    let status = volume.status.as_ref();
+    let conditions = status.map_or(&[][..], |status| &status.conditions);
+    if !is_true(conditions, ATTACHED) {
+        return first_unmet(volume, &[ATTACHED], "the node has not answered yet");
+    }
+    match find_condition(conditions, ATTACHED).filter(|attached| attached.reason != SERVED) {
+        Some(attached) => attached.message.clone(),
+        None => {
+            let durability = match status.and_then(|status| status.durability) {
+                Some(Durability::Local) => "local",
+                Some(Durability::Object) => "object",
+                None => "unknown",
+            };
+            let age = status.and_then(|status| status.max_dirty_age.as_deref()).unwrap_or("unknown");
+            format!("its node reports durability {durability} and maxDirtyAge {age}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::publish_volume::tests::volume;
+    use super::super::serving_node::tests::cut_off;
+    use super::*;
+
+    /// A volume that `a` serves with these settings.
+    fn served(durability: Durability, age: Option<&str>) -> Volume {
+        let mut served = volume(Some("a"), Some("a"));
+        served.spec.max_dirty_age = "90s".to_owned();
+        let status = served.status.as_mut().expect("a status");
+        (status.durability, status.max_dirty_age) = (Some(durability), age.map(str::to_owned));
+        served
+    }
+
+    #[test]
+    fn a_change_waits_until_its_node_serves_with_it() {
+        let ended = |volume: &Volume| progress("v", Some(volume)).map(|ended| ended.is_ok());
+        for (durability, age, expected) in [
+            (Durability::Local, Some("1m30s"), Some(true)),
+            (Durability::Object, Some("1m30s"), None),
+            (Durability::Local, Some("30s"), None),
+            // An older daemon reports none, and takes settings at an attach only.
+            (Durability::Local, None, None),
+        ] {
+            assert_eq!(ended(&served(durability, age)), expected, "{durability:?} {age:?}");
+        }
+        for free in [volume(None, None), volume(Some("a"), None), cut_off(Some(3))] {
+            assert_eq!(ended(&free), Some(true), "its next attach has them");
+        }
+        let gone = progress("v", None).expect("it ended").expect_err("it is gone");
+        assert_eq!(gone.code(), Code::NotFound);
+    }
+
+    #[test]
+    fn what_a_change_waits_for_is_named() {
+        let mut volume = served(Durability::Object, None);
+        assert_eq!(waits_for(&volume), "its node reports durability object and maxDirtyAge unknown");
+        let attached = &mut volume.status.as_mut().expect("a status").conditions[0];
+        (attached.reason, attached.message) = ("NotConfigured".to_owned(), "the tmpfs is full".to_owned());
+        assert_eq!(waits_for(&volume), "the tmpfs is full");
+        volume.status.as_mut().expect("a status").conditions[0].status = "False".to_owned();
+        assert_eq!(waits_for(&volume), "the tmpfs is full (Attached=False, NotConfigured)");
+    }
+}

@@ -1,0 +1,51 @@
+//! Settings of a volume that is served: its record, then its planner.
+//!
+//! 1. the record in the tmpfs directory says the new settings;
+//! 2. the planner on the ring thread takes them, and shows them in effect.
+//!
+//! In this order a restarted daemon never serves with less than a caller was promised. On failure: the volume
+//! serves with the settings that its status shows; the same request may be made again.
+
+use holdfast_engine::volume::Settings;
+use holdfast_types::VolumeId;
+
+use crate::node::error::NodeError;
+use crate::node::ring::message::Message;
+use crate::node::volume::state::{State, WriterState};
+use crate::node::volume::table::refusal;
+use crate::node::{Node, SettingsChange, millis};
+
+impl Node {
+    /// Changes the settings of a volume that is served, which are in effect when this returns. Again it
+    /// changes nothing. Waits for no store.
+    ///
+    /// # Errors
+    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`], [`NodeError::NotOnRing`]; that
+    /// the record could not be written.
+    #[tracing::instrument(name = "configure", skip_all, fields(volume = %volume))]
+    pub(crate) async fn configure(
+        &self,
+        volume: &VolumeId,
+        change: SettingsChange,
+    ) -> Result<Settings, NodeError> {
+        let present = self.0.volumes.present(volume)?;
+        let _one_at_a_time = present.configuring.lock().await;
+        let state = present.state.get();
+        let State::Serving { writer: WriterState::Ready, .. } = state else {
+            return Err(refusal(volume, &state));
+        };
+        let SettingsChange { max_dirty_age, durability } = change;
+        let before = present.settings();
+        let settings = Settings {
+            max_age_ms: max_dirty_age.map_or(before.max_age_ms, millis),
+            durability: durability.unwrap_or(before.durability),
+        };
+        present.remember_settings(settings)?;
+        let configured = present.ring.call(|done| Message::Configure { key: present.key, settings, done });
+        configured.await?.map_err(present.refused())?;
+        if settings != before {
+            tracing::info!(%volume, ?before, ?settings, "the settings of the volume changed");
+        }
+        Ok(settings)
+    }
+}
