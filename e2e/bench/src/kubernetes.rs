@@ -89,7 +89,7 @@ fn scenarios(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// What a node has of each image once it is unpacked.
+/// Sizes of the images once they are unpacked.
 fn image_sizes(world: &World) -> Result<Vec<Figure>> {
     let built = images::build(world.toolbox(), Profile::Release, &world.dir().join("images"))?;
     let sized = |image: &images::Built| {

@@ -38,7 +38,7 @@ pub struct Outcome {
     pub cycles: usize,
     /// Number of volumes that were created and deleted.
     pub volumes: usize,
-    /// What is left of them, and should not be.
+    /// Things that are left of them, and should not be.
     pub leaks: Vec<String>,
 }
 
