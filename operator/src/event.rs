@@ -12,7 +12,7 @@ use crate::volume::plan::{PROVISIONED, RESIZED};
 /// is a device that has its size at first.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     turned(before, after)
-        .filter(|new| !(new.status == "False" && REASONS_WITHOUT_EVENT.contains(&new.reason.as_str())))
+        .filter(|new| !REASONS_WITHOUT_EVENT.contains(&new.reason.as_str()))
         .filter(|new| {
             new.type_ != RESIZED || new.status == "False" || find_condition(before, RESIZED).is_some()
         })
@@ -72,7 +72,9 @@ mod tests {
         assert_eq!(changes(&small, &grown).len(), 1);
         let created = one(PROVISIONED, ConditionStatus::True, "Created");
         for reason in ["WaitingForDetach", "Deleting"] {
-            assert!(changes(&created, &one(PROVISIONED, ConditionStatus::False, reason)).is_empty());
+            for status in [ConditionStatus::True, ConditionStatus::False] {
+                assert!(changes(&created, &one(PROVISIONED, status, reason)).is_empty());
+            }
         }
         let blocked = changes(&created, &one(PROVISIONED, ConditionStatus::False, "DeletionBlocked"));
         assert_eq!((blocked.len(), &blocked[0].type_), (1, &EventType::Warning));
