@@ -1,31 +1,41 @@
 //! Kubernetes events: one for every condition that turned.
 
 use holdfast_cluster::event::{event, turned};
-use holdfast_crds::{Condition, READY};
+use holdfast_crds::{Condition, READY, find_condition};
 use kube::runtime::events::{Event, EventType};
 
 use crate::snapshot::plan::TAKING;
 use crate::volume::forced_detach::DATA_LOST;
-use crate::volume::plan::PROVISIONED;
+use crate::volume::plan::{PROVISIONED, RESIZED};
 
-/// The events for the conditions that changed between two lists of conditions. Waiting is not an event.
+/// The events for the conditions that changed between two lists of conditions. Waiting is not an event, nor
+/// is a device that has its size at first.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     turned(before, after)
-        .filter(|new| !(new.status == "False" && REASONS_WITHOUT_EVENT.contains(&new.reason.as_str())))
+        .filter(|new| !REASONS_WITHOUT_EVENT.contains(&new.reason.as_str()))
+        .filter(|new| {
+            new.type_ != RESIZED || new.status == "False" || find_condition(before, RESIZED).is_some()
+        })
         .map(|new| event(new, if is_fault(new) { EventType::Warning } else { EventType::Normal }))
         .collect()
 }
 
 fn is_fault(condition: &Condition) -> bool {
     condition.type_ == DATA_LOST
-        || condition.status != "True"
-            && [PROVISIONED, READY].contains(&condition.type_.as_str())
-            && !["WaitingForDetach", "Deleting"].contains(&condition.reason.as_str())
+        || condition.status != "True" && [PROVISIONED, READY].contains(&condition.type_.as_str())
 }
 
 /// Reasons of conditions that are the ordinary course of things.
-const REASONS_WITHOUT_EVENT: [&str; 6] =
-    ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed", "SnapshotNotReady", TAKING];
+const REASONS_WITHOUT_EVENT: [&str; 8] = [
+    "Provisioning",
+    "NotRequested",
+    "NotProvisioned",
+    "ObjectStoreUnprobed",
+    "SnapshotNotReady",
+    "WaitingForDetach",
+    "Deleting",
+    TAKING,
+];
 
 #[cfg(test)]
 mod tests {
@@ -51,5 +61,22 @@ mod tests {
         assert_eq!((events.len(), &events[0].type_), (1, &EventType::Normal));
         assert!(changes(&created, &created).is_empty());
         assert!(changes(&[], &one(PROVISIONED, ConditionStatus::False, "Provisioning")).is_empty());
+    }
+
+    /// A claim's life wrote five events, three of them of its ordinary course.
+    #[test]
+    fn the_ordinary_course_is_no_event() {
+        let grown = one(RESIZED, ConditionStatus::True, "Grown");
+        assert!(changes(&[], &grown).is_empty(), "it was attached with its size");
+        let small = one(RESIZED, ConditionStatus::False, "WaitingForNode");
+        assert_eq!(changes(&small, &grown).len(), 1);
+        let created = one(PROVISIONED, ConditionStatus::True, "Created");
+        for reason in ["WaitingForDetach", "Deleting"] {
+            for status in [ConditionStatus::True, ConditionStatus::False] {
+                assert!(changes(&created, &one(PROVISIONED, status, reason)).is_empty());
+            }
+        }
+        let blocked = changes(&created, &one(PROVISIONED, ConditionStatus::False, "DeletionBlocked"));
+        assert_eq!((blocked.len(), &blocked[0].type_), (1, &EventType::Warning));
     }
 }

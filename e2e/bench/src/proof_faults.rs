@@ -6,15 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
 use holdfast_lab::world::World;
 use holdfast_scenarios::{drain, kill_rounds, power_cuts, s3_outage};
 
-use super::{Bar, Figure};
+use super::{Bar, Figure, play};
 
 const POWER_CUTS: usize = 20;
-/// Lines of each log that are shown when something else fails.
-const LOG_LINES: usize = 60;
 /// Dirty data that an outage leaves, in MiB: `data.max_dirty` unless set.
 const DIRTY_MIB: u64 = 4096;
 const OUTAGE: Duration = Duration::from_secs(180);
@@ -63,15 +60,4 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         ),
         figure("fs_kill_errors", kills.errors.len() as f64, "none", 0.0),
     ])
-}
-
-/// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts
-/// here.
-fn play<T>(world: &World, name: &str, scenario: impl FnOnce(&World) -> Result<T>) -> Result<T> {
-    let own = World::new(world.toolbox(), name, Profile::Dev)?;
-    let played = scenario(&own);
-    if played.is_err() {
-        eprintln!("{}", own.logs(LOG_LINES));
-    }
-    played
 }

@@ -1,6 +1,6 @@
 //! etcd and kube-apiserver on the host's loopback.
 //!
-//! Owns: the two processes, their certificates and the kubeconfigs.
+//! Owns: the two processes, their certificates, the kubeconfigs and the audit log.
 //! Does not own: any controller: scheduler, controller manager and kubelets are a [`crate::cluster`]'s.
 //! On failure: the log of either is in the run directory.
 
@@ -17,8 +17,10 @@ use crate::setup::Toolbox;
 use crate::vm;
 use crate::vm::machine::free_port;
 use crate::wait::until;
+use audit::{ApiRequest, Audit};
 use certificates::Authority;
 
+pub mod audit;
 mod certificates;
 mod kubeconfig;
 
@@ -35,6 +37,7 @@ pub struct ControlPlane {
     dir: PathBuf,
     port: u16,
     authority: Authority,
+    audit: Audit,
     kubectl: PathBuf,
     // Dropped in this order: the API server first, then its database.
     _apiserver: Process,
@@ -62,6 +65,7 @@ impl ControlPlane {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}")]);
+        let audit = Audit::prepare(dir)?;
         let mut etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
         let mut apiserver = Command::new(toolbox.kubernetes("kube-apiserver")?);
         apiserver
@@ -71,6 +75,7 @@ impl ControlPlane {
             .arg(format!("--service-cluster-ip-range={SERVICES}"))
             .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
             .args(["--enable-admission-plugins=NodeRestriction"])
+            .args(audit.arguments())
             .arg("--kubelet-preferred-address-types=InternalIP")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
             .arg("--profiling=false");
@@ -108,7 +113,7 @@ impl ControlPlane {
             ]));
             Ok(asked.ok())
         })?;
-        Ok(Self { dir: dir.to_owned(), port, authority, kubectl, _apiserver: apiserver, _etcd: etcd })
+        Ok(Self { dir: dir.to_owned(), port, authority, audit, kubectl, _apiserver: apiserver, _etcd: etcd })
     }
 
     /// A kubectl command with administrator's rights, to add arguments to.
@@ -119,6 +124,14 @@ impl ControlPlane {
     /// The administrator's kubeconfig on the host.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
+    }
+
+    /// The requests of our programs that were answered so far, and the changes by kubectl, in their order.
+    ///
+    /// # Errors
+    /// If the audit log cannot be read.
+    pub fn requests(&self) -> Result<Vec<ApiRequest>> {
+        self.audit.requests()
     }
 
     /// Directory of its certificates and keys.

@@ -20,6 +20,8 @@ use crate::wait::until;
 /// The namespace everything of Holdfast lives in.
 pub const NAMESPACE: &str = "holdfast-system";
 
+/// Name of its pod: one that is started again is the same instance, as a container of a pod is.
+const POD: &str = "holdfast-operator-0";
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
@@ -64,7 +66,7 @@ impl Operator {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Kills it, as a lost node would.
+    /// Kills it, as the kernel would for want of memory.
     pub fn kill(&self) {
         self.lock().take();
     }
@@ -91,12 +93,12 @@ impl Operator {
         let mut running = self.lock();
         ensure!(running.is_none(), "the operator runs already");
         let mut command = Command::new(&self.program);
-        command.env("KUBECONFIG", &self.kubeconfig).env("RUST_LOG", "info").envs(&self.environment).args([
-            "--metrics-address",
-            &self.metrics_address(),
-            "--namespace",
-            NAMESPACE,
-        ]);
+        command
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env("RUST_LOG", "info")
+            .env("POD_NAME", POD)
+            .envs(&self.environment)
+            .args(["--metrics-address", &self.metrics_address(), "--namespace", NAMESPACE]);
         let mut process = Process::spawn("operator", &command, &self.dir.join("operator.log"))?;
         until("the operator to serve its metrics", START_LIMIT, || {
             process.check_running()?;

@@ -39,6 +39,8 @@ pub struct S3Server {
     program: PathBuf,
     dir: PathBuf,
     port: u16,
+    /// Key and secret of its account.
+    account: Mutex<[String; 2]>,
     process: Mutex<Option<Process>>,
 }
 
@@ -49,7 +51,7 @@ pub struct S3Request {
     pub operation: String,
     /// The bucket.
     pub bucket: String,
-    /// The key; empty for requests about a bucket.
+    /// The key, or the prefix of a LIST; empty for other requests about a bucket.
     pub key: String,
     /// The HTTP status of the answer.
     pub status: u16,
@@ -66,6 +68,7 @@ impl S3Server {
             program: toolbox.versitygw()?,
             dir: dir.to_owned(),
             port: free_port()?,
+            account: Mutex::new([ACCESS_KEY, SECRET_KEY].map(str::to_owned)),
             process: Mutex::new(None),
         };
         server.resume()?;
@@ -168,6 +171,18 @@ impl S3Server {
         self.lock().take();
     }
 
+    /// Gives the account another key and secret: requests with the former are denied from now on. Requests
+    /// in progress break.
+    ///
+    /// # Errors
+    /// If the server does not answer after that.
+    pub fn replace_key(&self, key: &str, secret: &str) -> Result<()> {
+        self.stop();
+        *self.account.lock().expect("nothing panics while it holds this lock") =
+            [key, secret].map(str::to_owned);
+        self.resume()
+    }
+
     /// Freezes the server: connections hang.
     ///
     /// # Errors
@@ -185,10 +200,11 @@ impl S3Server {
         if let Some(process) = self.lock().as_ref() {
             return process.signal(Signal::CONT);
         }
+        let [key, secret] = self.account.lock().expect("nothing panics while it holds this lock").clone();
         let mut command = Command::new(&self.program);
         command
             .args(["--port", &format!("127.0.0.1:{}", self.port)])
-            .args(["--access", ACCESS_KEY, "--secret", SECRET_KEY])
+            .args(["--access", &key, "--secret", &secret])
             .args(["--region", REGION, "--health", "/health", "--keep-alive", "--quiet"])
             .arg("--access-log")
             .arg(self.access_log())
@@ -219,13 +235,20 @@ fn parse(line: &str) -> Option<S3Request> {
     let bucket = words.nth(1)?;
     let operation = words.nth(5)?.strip_prefix("s3_")?;
     let key = words.next()?;
-    let status = words.nth(1)?.parse().ok()?;
+    let target = words.next()?;
+    let status = words.next()?.parse().ok()?;
     Some(S3Request {
         operation: operation.to_owned(),
         bucket: bucket.to_owned(),
-        key: if key == "-" { "" } else { key }.to_owned(),
+        key: if key == "-" { prefix(target) } else { key.to_owned() },
         status,
     })
+}
+
+/// The prefix in the target of a LIST; empty without one.
+fn prefix(target: &str) -> String {
+    let mut options = target.split(['?', '&']).skip(1);
+    options.find_map(|option| option.strip_prefix("prefix=")).unwrap_or_default().replace("%2F", "/")
 }
 
 fn collect(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
@@ -259,6 +282,8 @@ mod tests {
         assert_eq!(request.status, 200);
         let list = "- buck [t +0000] ::1 me 1 s3_ListObjectsV2 - /buck?list-type=2 403 AccessDenied";
         assert_eq!(parse(list).unwrap().key, "");
+        let list = list.replace("type=2", "type=2&max-keys=9&prefix=volumes%2Fa%2F");
+        assert_eq!(parse(&list).unwrap().key, "volumes/a/");
         assert_eq!(parse("log starts 2026-11-21 02:27:11.07 +0000 UTC m=+0.01"), None);
     }
 }

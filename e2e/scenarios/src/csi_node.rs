@@ -92,15 +92,21 @@ fn register(node: &CsiNode) -> Result<()> {
     Ok(())
 }
 
-/// Creates a claim and publishes it on a node.
-fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
+/// Creates a claim of 1 GiB in the ObjectStore `store`, and publishes it on a node.
+///
+/// # Errors
+/// If the driver refuses.
+pub fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
     granted("create", csi.create(&NewVolume::new(name, GIB, "store").used(how), LIMIT)?)?;
     let context = publish(csi, name, node)?;
     Ok(Claim { volume: name.to_owned(), context, how: how.clone() })
 }
 
 /// Publishes a volume on a node, once that has described itself.
-pub(super) fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String>> {
+///
+/// # Errors
+/// If the driver refuses.
+pub fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String>> {
     let published = until("the node to be known", LIMIT, || match csi.publish(volume, node, LIMIT)? {
         Err(unknown) if unknown.code == "NotFound" => Ok(None),
         answer => Ok(Some(answer)),
@@ -251,7 +257,11 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     release(node, &mounted, "pod")
 }
 
-pub(super) fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
+/// Takes a claim from the path of a pod and from its node.
+///
+/// # Errors
+/// If the driver refuses, or leaves something.
+pub fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
     granted("unpublish", node.unpublish(claim, pod)?)?;
     granted("unstage", node.unstage(claim, LIMIT)?)?;
     granted("unstage again", node.unstage(claim, LIMIT)?)?;

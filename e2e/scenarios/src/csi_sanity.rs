@@ -16,9 +16,32 @@ const CONTROLLER: &str = "/run/csi-controller.sock";
 const KUBECONFIG: &str = "/root/csi.kubeconfig";
 /// The result of all tests. Skipped are those of capabilities that the driver does not announce: groups,
 /// capacity, read-only publication, health. Pending is one that the project itself leaves out.
-const RESULT: &str = "86 Passed | 0 Failed | 1 Pending | 16 Skipped";
+const RESULT: Outcome = Outcome { passed: 86, failed: 0, pending: 1, skipped: 16 };
+
+/// Numbers of tests by their result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// The driver did as it should.
+    pub passed: u32,
+    /// It did not.
+    pub failed: u32,
+    /// Tests that the project leaves out.
+    pub pending: u32,
+    /// Tests of what the driver does not announce.
+    pub skipped: u32,
+}
 
 pub(super) fn run(world: &World) -> Result<()> {
+    let outcome = sanity(world)?;
+    ensure!(outcome == RESULT, "not {RESULT:?} but {outcome:?}");
+    Ok(())
+}
+
+/// Runs all tests; those that fail are named.
+///
+/// # Errors
+/// If they cannot be run.
+pub fn sanity(world: &World) -> Result<Outcome> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
@@ -59,14 +82,33 @@ pub(super) fn run(world: &World) -> Result<()> {
     ))?;
     std::fs::write(world.dir().join("csi-sanity.log"), &report).context("keep the report")?;
     let summary = report.lines().rev().find(|line| line.contains(" Passed | ")).unwrap_or_default();
-    ensure!(summary.contains(RESULT), "csi-sanity: {summary}\n{}", failures(&report));
     holdfast_lab::report::step(format_args!("csi-sanity: {summary}"));
+    report.lines().filter(|line| line.contains("[FAIL]")).for_each(holdfast_lab::report::step);
+    let outcome = read(summary).with_context(|| format!("csi-sanity printed no result: {summary:?}"))?;
     node.terminate()?;
-    operator.stop()
+    operator.stop()?;
+    Ok(outcome)
 }
 
-/// The lines of a report that name a failed test.
-fn failures(report: &str) -> String {
-    let lines: Vec<&str> = report.lines().filter(|line| line.contains("[FAIL]")).collect();
-    lines.join("\n")
+/// Reads a line such as `Ran 78 of 103 Specs: 78 Passed | 0 Failed | 1 Pending | 24 Skipped`.
+fn read(summary: &str) -> Option<Outcome> {
+    let count = |word: &str| summary.split(word).next()?.split_whitespace().last()?.parse().ok();
+    Some(Outcome {
+        passed: count(" Passed")?,
+        failed: count(" Failed")?,
+        pending: count(" Pending")?,
+        skipped: count(" Skipped")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_read() {
+        let line = "FAIL! -- 77 Passed | 1 Failed | 1 Pending | 24 Skipped";
+        assert_eq!(read(line), Some(Outcome { passed: 77, failed: 1, ..RESULT }));
+        assert_eq!(read("Ran out of memory"), None);
+    }
 }

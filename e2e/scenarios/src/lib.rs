@@ -8,12 +8,13 @@ use holdfast_lab::world::World;
 mod adoption;
 mod api_rules;
 mod cache_disk;
+pub mod chaos;
 mod chart;
 pub mod cluster;
 mod control_plane;
 mod csi_controller;
-mod csi_node;
-mod csi_sanity;
+pub mod csi_node;
+pub mod csi_sanity;
 mod damage;
 mod device_identity;
 pub mod drain;
@@ -23,11 +24,12 @@ mod held_requests;
 mod images;
 pub mod kill_rounds;
 mod load;
-mod node_loss;
+pub mod node_loss;
 mod pid_namespace;
 pub mod power_cuts;
-mod provisioning;
-mod restore;
+pub mod provisioning;
+pub mod restore;
+pub mod rotation;
 mod s3;
 mod s3_faults;
 pub mod s3_outage;
@@ -139,6 +141,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(40),
         alone: false,
         run: csi_controller::run,
+    },
+    Scenario {
+        name: "chaos",
+        about: "100 claims at once become volumes and go again, while operator and CSI controller are killed every 5 s; nothing is left",
+        expected: Duration::from_secs(60),
+        alone: true,
+        run: chaos::run,
     },
     Scenario {
         name: "ublk-devices",
@@ -265,6 +274,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: restore::run,
+    },
+    Scenario {
+        name: "rotation",
+        about: "the bucket's key is revoked under load; with the new one in the Secret uploads resume within 90 s, and no request fails",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: rotation::run,
     },
     Scenario {
         name: "s3-faults",

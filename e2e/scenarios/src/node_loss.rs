@@ -26,7 +26,7 @@ const MAKE_BLOCKS: &str = "awk 'BEGIN { for (i = 0; i < 700; i++) printf \"%-409
 /// Blocks of the volume whose flushes wait for the store: less than is uploaded without a flush.
 const FLUSHED: usize = 100;
 /// Changes whose events are counted.
-const CHANGES: usize = 20;
+pub const CHANGES: usize = 20;
 /// The physical blocks of node b's disk.
 const TEARING_BYTES: u32 = 512;
 const LIMIT: Duration = Duration::from_secs(300);
@@ -197,8 +197,12 @@ fn changes_of_one_node(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Changes a Volume, and returns the number of events about Volumes that the API server sent meanwhile.
-fn events_of_changes(world: &World, name: &str) -> Result<usize> {
+/// Changes a Volume [`CHANGES`] times, and returns the number of events about Volumes that the API server
+/// sent meanwhile.
+///
+/// # Errors
+/// If the API server refuses, or sends fewer than one event a change.
+pub fn events_of_changes(world: &World, name: &str) -> Result<usize> {
     let before = volume_events(world)?;
     for change in 0..CHANGES {
         world.kubectl([

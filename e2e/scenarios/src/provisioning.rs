@@ -133,13 +133,20 @@ pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<Strin
 }
 
 /// Creates in the bucket's volumes so far; the probes of a store are not among them.
-pub(super) fn creates(s3: &S3Server) -> Result<usize> {
+///
+/// # Errors
+/// If the access log cannot be read.
+pub fn creates(s3: &S3Server) -> Result<usize> {
     let requests = s3.requests()?;
     let creates = requests.iter().filter(|one| one.operation == "PutObject" && one.key.contains("volumes/"));
     Ok(creates.count())
 }
 
-pub(super) fn apply(world: &World, document: &str) -> Result<()> {
+/// Applies a document.
+///
+/// # Errors
+/// If the API server refuses it.
+pub fn apply(world: &World, document: &str) -> Result<()> {
     let file = world.dir().join("document.yaml");
     fs::write(&file, document).context("write a document")?;
     world.kubectl(["apply", "--filename", &file.display().to_string()]).map(drop)
@@ -156,7 +163,8 @@ pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &st
     )
 }
 
-pub(super) fn volume(name: &str, store: &str, size: &str) -> String {
+/// A Volume in an ObjectStore.
+pub fn volume(name: &str, store: &str, size: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\n\
          kind: Volume\n\

@@ -13,7 +13,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::adoption::existing;
-use super::provisioning::{apply, condition, volume};
+use super::provisioning::{apply, condition, creates, volume};
 use super::story::{describe_store, provision_store, serve};
 
 const BUCKET: &str = "volumes";
@@ -21,6 +21,8 @@ const BUCKET: &str = "volumes";
 /// the last stays attached when its node is lost.
 const VOLUMES: [&str; 3] = ["pvc-1", "plain", "third"];
 const BYTES: u64 = 4 << 20;
+/// The same of each of many volumes.
+const FEW_BYTES: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -66,6 +68,59 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
+/// Volumes that a new cluster found in the bucket of a lost one.
+#[derive(Debug)]
+pub struct Adopted {
+    /// Number of those that have the bytes which were written to them.
+    pub equal: usize,
+    /// PUTs into the bucket's volumes until all were attached, beyond one for each attach.
+    pub more_puts: usize,
+}
+
+/// Writes to `count` volumes, detaches them, loses the cluster, and points another one at the bucket.
+///
+/// # Errors
+/// If a volume is not served, or is not adopted.
+pub fn adopt(world: &World, count: usize) -> Result<Adopted> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    let names: Vec<String> = (0..count).map(|number| format!("disk-{number}")).collect();
+    let documents: Vec<String> = names.iter().map(|name| volume(name, "store", "16Mi")).collect();
+    apply(world, &documents.join("---\n"))?;
+    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
+    let a = world.node("a", "auto", "")?;
+    report::step(format_args!("write to {count} volumes, and detach them"));
+    let mut sums = Vec::new();
+    for name in &names {
+        let device = serve(world, &a, name)?;
+        write_noise(&a, &device, FEW_BYTES)?;
+        sums.push(sum_of(&a, &device)?);
+        withdraw(world, name)?;
+    }
+    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
+    a.terminate()?;
+    operator.kill();
+
+    report::step("another cluster is pointed at the bucket");
+    let other = world.another("adopting")?;
+    let operator = other.operator()?;
+    describe_store(&other, &s3.endpoint_everywhere(), BUCKET)?;
+    let before = creates(&s3)?;
+    apply(&other, &output(&mut restore_command(&other, "store")?)?)?;
+    other.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
+    let b = other.node("b", "auto", "")?;
+    let mut equal = 0;
+    for (name, sum) in names.iter().zip(&sums) {
+        let device = serve(&other, &b, name)?;
+        equal += usize::from(*sum == sum_of(&b, &device)?);
+    }
+    let more_puts = (creates(&s3)? - before).saturating_sub(count);
+    b.terminate()?;
+    operator.stop()?;
+    Ok(Adopted { equal, more_puts })
+}
+
 fn create(world: &World) -> Result<()> {
     report::step("a claim, and two Volumes with ids of their own");
     world.kubectl(["create", "namespace", "shop"])?;
@@ -93,20 +148,11 @@ fn write(world: &World, a: &Node) -> Result<Vec<String>> {
     let mut sums = Vec::new();
     for name in VOLUMES {
         let device = serve(world, a, name)?;
-        a.vm().exec(&format!(
-            "head -c {BYTES} /dev/urandom | dd of={device} bs=1M iflag=fullblock oflag=direct conv=fsync,notrunc status=none"
-        ))?;
+        write_noise(a, &device, BYTES)?;
         sums.push(sum_of(a, &device)?);
     }
     for name in &VOLUMES[..2] {
-        world.kubectl([
-            "patch",
-            "volume",
-            name,
-            "--type=merge",
-            "--patch",
-            "{\"spec\":{\"nodeName\":\"\"}}",
-        ])?;
+        withdraw(world, name)?;
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
     until("the last one to be uploaded", WAIT, || {
@@ -211,6 +257,17 @@ fn replace_writer(world: &World) -> Result<()> {
         Ok(reported.starts_with("HeldElsewhere").then_some(()))
     })?;
     world.kubectl(["annotate", "volume", "third", "holdfast.dev/force-detach=a"]).map(drop)
+}
+
+/// Takes the volume from its node.
+fn withdraw(world: &World, name: &str) -> Result<()> {
+    let patch = "--patch={\"spec\":{\"nodeName\":\"\"}}";
+    world.kubectl(["patch", "volume", name, "--type=merge", patch]).map(drop)
+}
+
+fn write_noise(node: &Node, device: &str, bytes: u64) -> Result<()> {
+    let dd = format!("dd of={device} bs=1M iflag=fullblock oflag=direct conv=fsync,notrunc status=none");
+    node.vm().exec(&format!("head -c {bytes} /dev/urandom | {dd}")).map(drop)
 }
 
 fn sum_of(node: &Node, device: &str) -> Result<String> {

@@ -125,7 +125,10 @@ fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
 }
 
 /// Applies the ObjectStore `store` with a new bucket of `s3`, and waits until it is Ready.
-pub(super) fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Result<()> {
+///
+/// # Errors
+/// If it does not become Ready.
+pub fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Result<()> {
     provision_store_at(world, s3, bucket, &s3.endpoint_everywhere())
 }
 
@@ -157,7 +160,10 @@ pub(super) fn describe_store(world: &World, endpoint: &str, bucket: &str) -> Res
 }
 
 /// Has `node` serve a volume and returns its device.
-pub(super) fn serve(world: &World, node: &Node, name: &str) -> Result<String> {
+///
+/// # Errors
+/// If it does not.
+pub fn serve(world: &World, node: &Node, name: &str) -> Result<String> {
     let patch = format!("{{\"spec\":{{\"nodeName\":\"{}\"}}}}", node.vm().name());
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", &patch])?;
     device_of(world, node, name)

@@ -1,6 +1,8 @@
 //! Probe of a bucket: checks that it can hold volumes, before an object store is Ready and again now and
 //! then.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, StoreError};
 
@@ -122,19 +124,25 @@ impl ProbeFailure {
     }
 }
 
+/// Age of an object of a probe that its process did not live to delete.
+const LEFT_BEHIND: Duration = Duration::from_secs(3600);
 const FIRST: &[u8] = b"holdfast probe: first";
 const SECOND: &[u8] = b"holdfast probe: second";
 
 impl S3Store {
     /// Asks the bucket for everything volumes need: list, create-once (a second create must fail), read,
-    /// delete. Costs two PUTs, one LIST, one GET and one DELETE.
+    /// delete. Costs two PUTs, one LIST, one GET and one DELETE, and another DELETE where the LIST shows what
+    /// a probe left whose process was killed.
     ///
     /// # Errors
     /// The first requirement that the bucket does not meet.
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
     pub async fn probe(&self) -> Result<(), ProbeFailure> {
         self.availability.forget();
-        self.list_objects("probe/", None, 1).await.map_err(|error| self.explain("list objects", error))?;
+        let there = self
+            .list_objects("probe/", None, 1)
+            .await
+            .map_err(|error| self.explain("list objects", error))?;
         let key = format!("probe/{:032x}", fastrand::u128(..));
         match self.create_object(&key, Bytes::from_static(FIRST)).await {
             Ok(_created) => {}
@@ -143,7 +151,14 @@ impl S3Store {
         let second = self.probe_second_create(&key).await;
         let deleted = self.delete_object(&key).await;
         second?;
-        deleted.map_err(|error| self.explain("delete objects", error))
+        deleted.map_err(|error| self.explain("delete objects", error))?;
+        for left in there.entries {
+            if left.last_modified.elapsed().is_ok_and(|age| age >= LEFT_BEHIND) {
+                let deleted = self.delete_object(&left.key).await;
+                deleted.map_err(|error| self.explain("delete objects", error))?;
+            }
+        }
+        Ok(())
     }
 
     async fn probe_second_create(&self, key: &str) -> Result<(), ProbeFailure> {

@@ -79,9 +79,11 @@ async fn report<V: Volumes>(
         "metadata": { "name": name, "ownerReferences": owners },
     });
     let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
-    let mut with_spec = object.clone();
-    with_spec["spec"] = json!({});
-    call(api.patch(name, &params, &Patch::Apply(with_spec))).await?;
+    if !is_owned {
+        let mut with_spec = object.clone();
+        with_spec["spec"] = json!({});
+        call(api.patch(name, &params, &Patch::Apply(with_spec))).await?;
+    }
     let mut with_status = object;
     with_status["status"] = json!(status);
     call(api.patch_status(name, &params, &Patch::Apply(with_status))).await.map(drop)
@@ -252,10 +254,47 @@ fn sectors_atomic(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use holdfast_ublk::Transport;
+    use kube::client::Body;
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::volumes::tests::{Fake, attached};
+
+    /// Every report was two writes.
+    #[tokio::test]
+    async fn an_object_that_is_there_is_not_written_again() {
+        let there = Arc::new(Mutex::new(None));
+        let writes = Arc::new(Mutex::new(Vec::new()));
+        let (object, written) = (Arc::clone(&there), Arc::clone(&writes));
+        let server = tower::service_fn(move |request: hyper::Request<Body>| {
+            let path = request.uri().path().to_owned();
+            if request.method() == hyper::Method::PATCH {
+                written.lock().push(path.rsplit('/').next().unwrap().to_owned());
+                *object.lock() = Some(json!({
+                    "apiVersion": StorageNode::api_version(&()),
+                    "kind": StorageNode::kind(&()),
+                    "metadata": { "name": "a" },
+                    "spec": {},
+                }));
+            }
+            let found = object.lock().clone().filter(|_object| path.contains("/storagenodes/"));
+            let (code, answer) = found.map_or_else(
+                || (404, json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 })),
+                |object| (200, object),
+            );
+            let answer =
+                hyper::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
+            async { answer }
+        });
+        let client = Client::new(server, "default");
+        for _ in 0..2 {
+            report(&client, "a", Path::new("/"), &Fake::default()).await.unwrap();
+        }
+        assert_eq!(*writes.lock(), ["a", "status", "status"]);
+    }
 
     /// Result of `make` for a node that has reported nothing.
     fn first<T>(make: impl FnOnce(&ConditionBuilder<'_>) -> T) -> T {

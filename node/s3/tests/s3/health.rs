@@ -1,6 +1,7 @@
 //! Messages of the probe for a bucket that cannot hold volumes.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
@@ -29,6 +30,21 @@ async fn a_good_bucket_is_ready_and_left_empty() {
     let counts = store.counts();
     assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 2, 1, 1));
     assert_eq!(server.backend.keys(), Vec::<String>::new());
+}
+
+/// The operator was killed between the two requests; another one may be probing now.
+#[tokio::test]
+async fn what_a_killed_probe_left_is_deleted_an_hour_later() {
+    let server = Server::start().await;
+    let minutes_ago = |minutes: u64| SystemTime::now() - Duration::from_secs(60 * minutes);
+    server.backend.put_at("cluster/store/probe/a", minutes_ago(61));
+    server.backend.put_at("cluster/store/probe/b", minutes_ago(59));
+    let store = server.store().await;
+    for _ in 0..2 {
+        store.probe().await.unwrap();
+        assert_eq!(server.backend.keys(), ["cluster/store/probe/b"]);
+    }
+    assert_eq!(store.counts().delete, 3);
 }
 
 #[tokio::test]
