@@ -105,8 +105,8 @@ fn tiers(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors, requests of
-/// sweeps.
+/// Figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors, requests
+/// of sweeps.
 fn counts(world: &World) -> Result<Vec<Figure>> {
     let sweeps = world.toolbox().test_program("sweep", Profile::Dev)?;
     let sweeps = output(Command::new(sweeps).args(["a_later_sweep", "--nocapture", "--test-threads=1"]))?;
