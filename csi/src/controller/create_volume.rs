@@ -178,8 +178,10 @@ impl Wanted {
             Some(format!("{bytes} bytes"))
         } else if found.spec.source != self.source {
             Some("another initial content".to_owned())
-        } else {
+        } else if found.status.as_ref().is_some_and(|status| is_true(&status.conditions, PROVISIONED)) {
             self.parameters.difference(&found.spec)
+        } else {
+            self.parameters.difference_of_new(&found.spec)
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) async fn answer(
             Err(failure) => return Err(failure.into()),
         },
     };
-    match volumes.wait(name, Some(volume), until, |now| progress(name, now)).await {
+    match volumes.wait(name, Some(volume), until, |now| progress(name, now, &settings)).await {
         Ok(outcome) => outcome.map(|()| ControllerModifyVolumeResponse {}),
         Err(TimedOut { last }) => {
             let why = last.map(|volume| waits_for(&volume)).unwrap_or_default();
@@ -50,17 +50,26 @@ pub(super) async fn answer(
     }
 }
 
-/// Done once no node serves the volume, or with the settings of its spec; `None` while a node has others.
-fn progress(name: &str, now: Option<&Volume>) -> Option<Result<(), Status>> {
+/// Done once no node serves the volume, or with the settings of its spec that were asked for; `None` while a
+/// node has others.
+fn progress(name: &str, now: Option<&Volume>, asked: &Settings) -> Option<Result<(), Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     let in_effect = serving_node(volume).and(volume.status.as_ref());
-    in_effect.is_none_or(|status| are_in_effect(&volume.spec, status)).then_some(Ok(()))
+    in_effect.is_none_or(|status| are_in_effect(volume, status, asked)).then_some(Ok(()))
 }
 
-fn are_in_effect(spec: &VolumeSpec, status: &VolumeStatus) -> bool {
+fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bool {
+    let spec = &volume.spec;
+    // A report on an earlier spec may show what this one has replaced since.
+    let reported =
+        find_condition(&status.conditions, ATTACHED).and_then(|attached| attached.observed_generation);
+    let is_current = reported == volume.metadata.generation;
     let age = status.max_dirty_age.clone().map(|max_dirty_age| VolumeSpec { max_dirty_age, ..spec.clone() });
     let age = age.and_then(|reported| reported.max_dirty_age().ok());
-    status.durability == Some(spec.durability) && age.is_some() && age == spec.max_dirty_age().ok()
+    let has_durability = is_current && status.durability == Some(spec.durability);
+    let has_age = is_current && age.is_some() && age == spec.max_dirty_age().ok();
+    // The operator alone acts by the failover policy.
+    (asked.durability.is_none() || has_durability) && (asked.max_dirty_age.is_none() || has_age)
 }
 
 /// Text of what the settings wait for.
@@ -96,14 +105,20 @@ mod tests {
     fn served(durability: Durability, age: Option<&str>) -> Volume {
         let mut served = volume(Some("a"), Some("a"));
         served.spec.max_dirty_age = "90s".to_owned();
+        served.metadata.generation = Some(1);
         let status = served.status.as_mut().expect("a status");
+        status.conditions[0].observed_generation = Some(1);
         (status.durability, status.max_dirty_age) = (Some(durability), age.map(str::to_owned));
         served
     }
 
     #[test]
     fn a_change_waits_until_its_node_serves_with_it() {
-        let ended = |volume: &Volume| progress("v", Some(volume)).map(|ended| ended.is_ok());
+        let asked =
+            |fields: serde_json::Value| Settings::read(serde_json::from_value(fields).expect("words"));
+        let both =
+            asked(serde_json::json!({ "durability": "local", "maxDirtyAge": "90s" })).expect("settings");
+        let ended = |volume: &Volume| progress("v", Some(volume), &both).map(|ended| ended.is_ok());
         for (durability, age, expected) in [
             (Durability::Local, Some("1m30s"), Some(true)),
             (Durability::Object, Some("1m30s"), None),
@@ -116,7 +131,17 @@ mod tests {
         for free in [volume(None, None), volume(Some("a"), None), cut_off(Some(3))] {
             assert_eq!(ended(&free), Some(true), "its next attach has them");
         }
-        let gone = progress("v", None).expect("it ended").expect_err("it is gone");
+        let mut of_before = served(Durability::Local, Some("90s"));
+        of_before.metadata.generation = Some(2);
+        assert_eq!(
+            ended(&of_before),
+            None,
+            "the report may be older than the change that it seems to confirm"
+        );
+        let policy = asked(serde_json::json!({ "failoverPolicy": "Manual" })).expect("settings");
+        let older_daemon = served(Durability::Object, None);
+        assert!(progress("v", Some(&older_daemon), &policy).is_some_and(|ended| ended.is_ok()));
+        let gone = progress("v", None, &both).expect("it ended").expect_err("it is gone");
         assert_eq!(gone.code(), Code::NotFound);
     }
 

@@ -152,11 +152,20 @@ impl Parameters {
         spec(fields)
     }
 
-    /// The first way in which a volume differs from these parameters; none if it is as they say.
+    /// The first way in which a volume that exists in its bucket differs from these parameters; none if it is
+    /// as they say. Its settings may have been changed since.
     pub(super) fn difference(&self, spec: &VolumeSpec) -> Option<String> {
         if spec.object_store.as_deref() != Some(self.object_store.as_str()) {
             let found = spec.object_store.as_deref().unwrap_or_default();
             return Some(format!("objectStore `{found}`, not `{}`", self.object_store));
+        }
+        None
+    }
+
+    /// The same of a volume that was never provisioned.
+    pub(super) fn difference_of_new(&self, spec: &VolumeSpec) -> Option<String> {
+        if let Some(difference) = self.difference(spec) {
+            return Some(difference);
         }
         if spec.durability != self.settings.durability.unwrap_or_default() {
             return Some("another durability".to_owned());
@@ -264,6 +273,17 @@ mod tests {
         assert_eq!(change(&given), Some(fields));
     }
 
+    /// The same request was refused with the advice to delete the volume.
+    #[test]
+    fn a_volume_whose_settings_were_changed_is_created_again() {
+        let wanted = [("objectStore", "main"), ("durability", "local"), ("maxDirtyAge", "5s")];
+        let changed = [("objectStore", "main"), ("durability", "object"), ("failoverPolicy", "Manual")];
+        let spec = read(&changed).expect("parameters").spec("1Gi".to_owned()).expect("a spec");
+        let parameters = read(&wanted).expect("parameters");
+        assert_eq!(parameters.difference(&spec), None);
+        assert_eq!(parameters.difference_of_new(&spec).as_deref(), Some("another durability"));
+    }
+
     #[test]
     fn a_volume_of_other_parameters_is_distinguished() {
         let parameters = read(&[("objectStore", "main")]).expect("parameters");
@@ -272,7 +292,7 @@ mod tests {
             ([("objectStore", "main"), ("durability", "object")], "another durability"),
         ] {
             let spec = read(&other).expect("parameters").spec("1Gi".to_owned()).expect("a spec");
-            assert_eq!(parameters.difference(&spec).as_deref(), Some(words));
+            assert_eq!(parameters.difference_of_new(&spec).as_deref(), Some(words));
         }
     }
 }

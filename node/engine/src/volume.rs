@@ -200,6 +200,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             CommitScope::OneSide => {}
         }
+        if volume.durability == Durability::Object {
+            // The predecessor may have died before it sealed what was flushed when durability was `local`.
+            let seal = volume.covering_seal();
+            volume.sealer.seals.want(seal);
+        }
         reach(CrashPoint::Resumed);
         Ok(volume)
     }

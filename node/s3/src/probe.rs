@@ -126,13 +126,22 @@ impl ProbeFailure {
 
 /// Age of an object of a probe that its process did not live to delete.
 const LEFT_BEHIND: Duration = Duration::from_secs(3600);
+/// The most of them that a probe deletes.
+const LEFT_AT_MOST: usize = 16;
+const PREFIX: &str = "probe/";
 const FIRST: &[u8] = b"holdfast probe: first";
 const SECOND: &[u8] = b"holdfast probe: second";
 
+/// True for the name of an object that a probe makes; other programs may use the prefix, too.
+fn is_probe_key(key: &str) -> bool {
+    let name = key.strip_prefix(PREFIX).unwrap_or_default();
+    name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 impl S3Store {
     /// Asks the bucket for everything volumes need: list, create-once (a second create must fail), read,
-    /// delete. Costs two PUTs, one LIST, one GET and one DELETE, and another DELETE where the LIST shows what
-    /// a probe left whose process was killed.
+    /// delete. Costs two PUTs, one LIST, one GET and one DELETE, and another DELETE for each object that the
+    /// LIST shows of a probe whose process was killed.
     ///
     /// # Errors
     /// The first requirement that the bucket does not meet.
@@ -140,10 +149,10 @@ impl S3Store {
     pub async fn probe(&self) -> Result<(), ProbeFailure> {
         self.availability.forget();
         let there = self
-            .list_objects("probe/", None, 1)
+            .list_objects(PREFIX, None, LEFT_AT_MOST)
             .await
             .map_err(|error| self.explain("list objects", error))?;
-        let key = format!("probe/{:032x}", fastrand::u128(..));
+        let key = format!("{PREFIX}{:032x}", fastrand::u128(..));
         match self.create_object(&key, Bytes::from_static(FIRST)).await {
             Ok(_created) => {}
             Err(error) => return Err(self.explain_create(error)),
@@ -153,9 +162,17 @@ impl S3Store {
         second?;
         deleted.map_err(|error| self.explain("delete objects", error))?;
         for left in there.entries {
-            if left.last_modified.elapsed().is_ok_and(|age| age >= LEFT_BEHIND) {
-                let deleted = self.delete_object(&left.key).await;
-                deleted.map_err(|error| self.explain("delete objects", error))?;
+            let is_old = left.last_modified.elapsed().is_ok_and(|age| age >= LEFT_BEHIND);
+            if is_old
+                && is_probe_key(&left.key)
+                && let Err(error) = self.delete_object(&left.key).await
+            {
+                // The bucket meets every requirement; a later probe tries again.
+                tracing::warn!(
+                    key = left.key,
+                    error = &error as &dyn std::error::Error,
+                    "an object of an earlier probe was not deleted"
+                );
             }
         }
         Ok(())

@@ -127,6 +127,18 @@ fn world_with_a_write() -> World {
     world
 }
 
+/// The process died between the record of the settings and the planner, and its successor waited for the age
+/// of the data.
+#[test]
+fn a_successor_commits_what_was_flushed_before_durability_was_object() {
+    let mut world = world_with_a_write();
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    world.kill(0);
+    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
+    drive::until(&mut world, 0, |world| world.holds_a_commit());
+}
+
 #[test]
 fn a_shorter_age_limit_seals_old_data_at_once() {
     let mut world = world_with_a_write();

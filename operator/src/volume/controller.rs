@@ -39,6 +39,9 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// The same for a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
 
+/// Longest time after its creation during which a Volume that is not provisioned adds to the trace of that.
+const TRACED_FOR: Duration = Duration::from_secs(600);
+
 /// Wait for the watch to show what was written last; it begins the next reconciliation itself.
 const UNSEEN: Duration = Duration::from_secs(1);
 
@@ -148,9 +151,7 @@ fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<O
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
 async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, VolumeFailure> {
-    let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    if let (false, Some(creation)) = (is_true(conditions, PROVISIONED), volume.annotations().get(TRACEPARENT))
-    {
+    if let Some(creation) = creation(&volume, Timestamp::now()) {
         trace::continue_in(&Span::current(), creation);
     }
     let timer = shared.context.metrics.start(ObjectKind::Volume);
@@ -160,6 +161,16 @@ async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, V
         shared.context.failures.end(&volume.name_any());
     }
     outcome.map(Action::requeue)
+}
+
+/// The trace of the creation, until the volume is provisioned, or was not for a while.
+fn creation(volume: &Volume, now: Timestamp) -> Option<&str> {
+    let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let created = volume.metadata.creation_timestamp.as_ref()?.0;
+    let is_new = now.duration_since(created).unsigned_abs() < TRACED_FOR;
+    let creation =
+        volume.annotations().get(TRACEPARENT).filter(|_| is_new && !is_true(conditions, PROVISIONED));
+    creation.map(String::as_str)
 }
 
 /// Plans and applies once. Returns when to look again if nothing about the volume changes.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_crds::{ConditionBuilder, DeletionPolicy, Time, VolumeSpec, VolumeStatus};
 
-use super::operations::{Doing, OperationOutcome};
+use super::operations::{Doing, OperationOutcome, Unconfigured};
 use super::retry::HELD_ELSEWHERE;
 use crate::node;
 
@@ -29,8 +29,8 @@ pub(crate) struct NodeFacts {
     pub(crate) doing: Option<Doing>,
     /// Outcome of this process's last operation on the volume.
     pub(crate) last: Option<OperationOutcome>,
-    /// Reason why the last change of its settings failed.
-    pub(crate) unconfigured: Option<String>,
+    /// The last change of its settings, if it failed.
+    pub(crate) unconfigured: Option<Unconfigured>,
     /// Time until what failed may be tried again.
     pub(crate) wait: Duration,
     /// Namespace and name of the Secret with its store's credentials.

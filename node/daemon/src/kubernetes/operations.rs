@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use holdfast_crds::Volume;
+use holdfast_engine::volume::Durability;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::VolumeId;
 use kube::runtime::reflector::ObjectRef;
@@ -65,6 +66,15 @@ pub(crate) enum OperationOutcome {
     Failed(OperationFailure),
 }
 
+/// Settings that could not be put in effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unconfigured {
+    /// Durability and age limit.
+    pub(crate) wanted: (Durability, Duration),
+    /// Text of the failure.
+    pub(crate) why: String,
+}
+
 /// State of one volume's operations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OperationEntry {
@@ -72,8 +82,8 @@ pub(crate) struct OperationEntry {
     pub(crate) doing: Option<Doing>,
     /// Outcome of the last operation.
     pub(crate) last: Option<OperationOutcome>,
-    /// Reason why the newest settings are not in effect.
-    pub(crate) unconfigured: Option<String>,
+    /// The last change of its settings, if it failed.
+    pub(crate) unconfigured: Option<Unconfigured>,
     /// Time at which the status was last written.
     pub(crate) reported: Option<Instant>,
     failures: u32,
@@ -133,17 +143,22 @@ impl Operations {
         self.entries().entry(volume.clone()).or_default().reported = Some(Instant::now());
     }
 
-    /// Notes how the last change of the volume's settings ended.
-    pub(crate) fn configured(&self, volume: &VolumeId, ended: Result<(), Failure>) {
-        let why = ended.err().map(|failure| failure.message);
+    /// Notes how the last change of the volume's settings to those that were `wanted` ended.
+    pub(crate) fn configured(
+        &self,
+        volume: &VolumeId,
+        wanted: (Durability, Duration),
+        ended: Result<(), Failure>,
+    ) {
+        let failed = ended.err().map(|failure| Unconfigured { wanted, why: failure.message });
         let mut entries = self.entries();
         let entry = entries.entry(volume.clone()).or_default();
-        if entry.unconfigured != why
-            && let Some(why) = &why
+        if entry.unconfigured != failed
+            && let Some(Unconfigured { why, .. }) = &failed
         {
             tracing::warn!(%volume, why, "the settings of the volume were not changed; tried again");
         }
-        entry.unconfigured = why;
+        entry.unconfigured = failed;
     }
 
     /// Forgets a volume whose object is gone.

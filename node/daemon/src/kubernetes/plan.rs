@@ -169,9 +169,10 @@ fn configure(settings: Option<(Durability, Duration)>, mut plan: NodePlan) -> No
     plan
 }
 
-/// Reason if the change to these settings failed before.
+/// Reason if the change to these settings failed before. What kept others out of effect says nothing of them.
 fn unconfigured(facts: &NodeFacts, settings: Option<(Durability, Duration)>) -> Option<&'static str> {
-    settings.and(facts.unconfigured.as_ref()).map(|_why| NOT_CONFIGURED)
+    let failed = facts.unconfigured.as_ref().map(|failed| failed.wanted);
+    (settings.is_some() && settings == failed).then_some(NOT_CONFIGURED)
 }
 
 /// Reason while a volume that is served is to have other settings, or its device this size.
@@ -337,7 +338,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     }
     let me = &facts.me;
     if reason == NOT_CONFIGURED {
-        let why = facts.unconfigured.as_deref().unwrap_or_default();
+        let why = facts.unconfigured.as_ref().map_or("", |failed| failed.why.as_str());
         return format!(
             "served by node {me} with the settings of status.durability and status.maxDirtyAge. Those of the spec are not in \
              effect: {why}. Node {me} tries it again"

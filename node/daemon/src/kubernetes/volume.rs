@@ -182,7 +182,8 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     SettingsChange { durability: Some(durability), max_dirty_age: Some(max_dirty_age) };
                 // It waits for no store.
                 let configured = self.context.volumes.configure(&self.id, change).await;
-                self.context.operations.configured(&self.id, configured.map(drop));
+                let wanted = (durability, max_dirty_age);
+                self.context.operations.configured(&self.id, wanted, configured.map(drop));
                 Ok(())
             }
             NodeStep::Grow { bytes } => {

@@ -32,17 +32,28 @@ async fn a_good_bucket_is_ready_and_left_empty() {
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
+/// Tools that show a bucket as a file system leave such objects. The probe failed on it.
+#[tokio::test]
+async fn an_object_of_another_program_below_the_prefix_stays() {
+    let server = Server::start().await;
+    let key = "cluster/store/probe/";
+    server.backend.put_at(key, SystemTime::now() - Duration::from_secs(7200));
+    server.store().await.probe().await.unwrap();
+    assert_eq!(server.backend.keys(), [key]);
+}
+
 /// The operator was killed between the two requests; another one may be probing now.
 #[tokio::test]
 async fn what_a_killed_probe_left_is_deleted_an_hour_later() {
     let server = Server::start().await;
+    let key = |number: u32| format!("cluster/store/probe/{number:032x}");
     let minutes_ago = |minutes: u64| SystemTime::now() - Duration::from_secs(60 * minutes);
-    server.backend.put_at("cluster/store/probe/a", minutes_ago(61));
-    server.backend.put_at("cluster/store/probe/b", minutes_ago(59));
+    server.backend.put_at(&key(1), minutes_ago(61));
+    server.backend.put_at(&key(2), minutes_ago(59));
     let store = server.store().await;
     for _ in 0..2 {
         store.probe().await.unwrap();
-        assert_eq!(server.backend.keys(), ["cluster/store/probe/b"]);
+        assert_eq!(server.backend.keys(), [key(2)]);
     }
     assert_eq!(store.counts().delete, 3);
 }

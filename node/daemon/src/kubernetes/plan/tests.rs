@@ -3,6 +3,7 @@ use holdfast_engine::volume::Delay;
 use serde_json::json;
 
 use super::*;
+use crate::kubernetes::operations::Unconfigured;
 use crate::kubernetes::retry::{OperationFailure, Retry};
 use crate::node::{StoreHealth, StoreUnreachable, VolumeState};
 use crate::volumes::tests::attached;
@@ -247,7 +248,8 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
 #[test]
 fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
     let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
-    facts.unconfigured = Some("the tmpfs is full: make room".to_owned());
+    let wanted = (Durability::Local, Duration::from_secs(5));
+    facts.unconfigured = Some(Unconfigured { wanted, why: "the tmpfs is full: make room".to_owned() });
     let failing = plan(&facts, &now());
     assert_eq!(acts(&failing), ["report", "configure"]);
     assert_eq!(reason(&failing), ("True".to_owned(), "NotConfigured".to_owned()));
@@ -255,6 +257,9 @@ fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
     assert!(said.contains("not in effect: the tmpfs is full: make room. Node a tries it again"), "{said}");
     facts.spec.max_dirty_age = "30s".to_owned();
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the spec is what is in effect");
+    facts.spec.max_dirty_age = "6s".to_owned();
+    let other = plan(&facts, &now());
+    assert_eq!(acts(&other), ["configure"], "nothing is known of these yet");
 }
 
 /// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a

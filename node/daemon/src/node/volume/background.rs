@@ -97,6 +97,16 @@ impl WorkLines {
     }
 }
 
+/// True for the steps of a commit. How often and for how long others come has no end.
+fn is_of_commit(work: &Work) -> bool {
+    match work {
+        Work::Upload { .. } | Work::StorePending(_) | Work::StoreRoot { .. } | Work::CreateRecord { .. } => {
+            true
+        }
+        Work::Merge(_) | Work::ReadRecord { .. } | Work::WriteCheckpoint { .. } => false,
+    }
+}
+
 /// Resources that the work of one volume needs.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
@@ -105,7 +115,7 @@ pub(crate) struct VolumeWork {
     pub(crate) lines: WorkLines,
     pub(crate) ring: RingHandle,
     pub(crate) key: VolumeKey,
-    /// The trace of the attach. The work until the volume's first record is a part of it.
+    /// The trace of the attach. The volume's first commit is a part of it.
     pub(crate) trace: Option<String>,
 }
 
@@ -122,11 +132,14 @@ impl VolumeWork {
                     let Some(piece) = piece else { return };
                     let this = Arc::clone(&self);
                     let span = this.label.span();
-                    if let Some(attach) = trace {
+                    if let Some(attach) = trace
+                        && let BackgroundWork::Other(work) = &piece
+                        && is_of_commit(work)
+                    {
                         trace::continue_in(&span, attach);
-                    }
-                    if let BackgroundWork::Other(Work::CreateRecord { .. }) = &piece {
-                        trace = None;
+                        if let Work::CreateRecord { .. } = work {
+                            trace = None;
+                        }
                     }
                     let performed = async move {
                         let _unanswered = ExitOnPanic("background work of a volume");
