@@ -11,7 +11,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::output;
 use holdfast_lab::node::{Control, Node};
-use holdfast_lab::report;
 use holdfast_lab::s3::{S3Request, S3Server};
 use holdfast_lab::setup::Profile;
 use holdfast_lab::vm::machine::Options;
@@ -62,21 +61,36 @@ impl Cost {
     }
 }
 
-pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+/// What is counted without a daemon.
+pub(super) fn run_policy(world: &World) -> Result<Vec<Figure>> {
     let mut figures = tiers(world)?;
     figures.extend(counts(world)?);
+    Ok(figures)
+}
+
+pub(super) fn run_commits(world: &World) -> Result<Vec<Figure>> {
+    with_daemon(world, many_commits)
+}
+
+pub(super) fn run_copies(world: &World) -> Result<Vec<Figure>> {
+    with_daemon(world, copies::measure)
+}
+
+pub(super) fn run_space(world: &World) -> Result<Vec<Figure>> {
+    with_daemon(world, |bench| space::measure(bench))
+}
+
+/// Measures in a machine with a daemon and an empty bucket.
+fn with_daemon(
+    world: &World,
+    measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>>,
+) -> Result<Vec<Figure>> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let vm = world.vm_with("index", Options::node)?;
     let control = Control::standalone(&s3, BUCKET);
     let node = Node::start(Arc::clone(&vm), &control, "zero-copy", DATA)?;
-    let mut bench = Bench { vm: Arc::clone(&vm), s3, control, node };
-    report::step(format_args!("{COMMITS} commits of a scattered sector, attached on an empty node"));
-    figures.extend(many_commits(&mut bench)?);
-    report::step("snapshots and forks");
-    figures.extend(copies::measure(&mut bench)?);
-    report::step("space after overwrites");
-    figures.extend(space::measure(&bench)?);
+    let figures = measure(&mut Bench { vm: Arc::clone(&vm), s3, control, node })?;
     vm.power_off()?;
     Ok(figures)
 }
@@ -105,8 +119,8 @@ fn tiers(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors, requests of
-/// sweeps.
+/// Figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors, requests
+/// of sweeps.
 fn counts(world: &World) -> Result<Vec<Figure>> {
     let sweeps = world.toolbox().test_program("sweep", Profile::Dev)?;
     let sweeps = output(Command::new(sweeps).args(["a_later_sweep", "--nocapture", "--test-threads=1"]))?;

@@ -84,7 +84,7 @@ impl Collector {
         .into()
     }
 
-    /// What has come so far.
+    /// The spans that have come so far.
     pub fn spans(&self) -> Vec<Span> {
         lock(&self.spans).clone()
     }

@@ -33,8 +33,8 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Grows a volume that is served here to this size in bytes; waits while the store is unreachable.
     fn grow(&self, volume: &VolumeId, bytes: u64) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
-    /// Changes settings of a volume that is served here, which are in effect when this returns. Returns all of
-    /// them.
+    /// Changes settings of a volume that is served here, which are in effect when this returns. Returns all
+    /// of them.
     fn configure(
         &self,
         volume: &VolumeId,

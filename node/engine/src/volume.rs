@@ -437,8 +437,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.sealer.seals.begun() + u64::from(needs_next)
     }
 
-    /// The volume has these settings from here on. What is older than the new age limit, or was flushed before
-    /// durability became `object`, is sealed in the same turn.
+    /// The volume has these settings from here on. What is older than the new age limit, or was flushed
+    /// before durability became `object`, is sealed in the same turn.
     fn configure(&mut self, settings: Settings, out: &mut Vec<Action>) {
         let Settings { max_age_ms, durability } = settings;
         self.core.limits.max_age_ms = max_age_ms;

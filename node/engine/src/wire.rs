@@ -103,8 +103,8 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
     short
 }
 
-/// The checksum of a structure of `kind`: pages of the map are written by each flush, so theirs is one that is
-/// quick for a few hundred bytes.
+/// The checksum of a structure of `kind`: pages of the map are written by each flush, so theirs is one that
+/// is quick for a few hundred bytes.
 fn sum(kind: u16, head_and_payload: &[u8]) -> [u8; 16] {
     if kind == Kind::MapPage as u16 {
         xxhash_rust::xxh3::xxh3_128(head_and_payload).to_le_bytes()

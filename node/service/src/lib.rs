@@ -1,7 +1,7 @@
 //! The shell of a Holdfast program: what daemon, operator and CSI driver do alike around their own work.
 //!
-//! Owns: the admin endpoint, logs and their level, traces and their export, the signals that end a process, the
-//! text of errors, the tasks that end with their owner.
+//! Owns: the admin endpoint, logs and their level, traces and their export, the signals that end a process,
+//! the text of errors, the tasks that end with their owner.
 //! Does not own: what a program does, when it is ready, its metrics.
 
 pub mod admin;

@@ -90,8 +90,8 @@ impl Device {
         self.request(id).answered_as = durability;
     }
 
-    /// The durability changes: what the client hears of answers before that is judged by the local disk alone,
-    /// since answers after it may be heard first.
+    /// The durability changes: what the client hears of answers before that is judged by the local disk
+    /// alone, since answers after it may be heard first.
     pub(crate) fn durability_changes(&mut self) {
         for request in self.slots.iter_mut().flatten() {
             request.answered_as = Durability::Local;

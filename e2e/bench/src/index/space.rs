@@ -18,7 +18,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
     bench.create(VOLUME, &format!("{SIZE_MIB}Mi"))?;
     let device = bench.attach(VOLUME, &[])?;
     let live = f64::from(SIZE_MIB) * MIB;
-    let fill = format!("dd if=/dev/urandom of={device} bs=1M oflag=direct conv=fsync status=none");
+    let fill =
+        format!("dd if=/dev/urandom of={device} bs=1M count={SIZE_MIB} oflag=direct conv=fsync status=none");
     bench.vm.exec(&fill)?;
     let overwrite = || {
         bench.write_random(&device, SECTORS, false)?;

@@ -28,8 +28,8 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Size`], [`AttachRefused::TooLarge`], [`AttachRefused::Shrinks`],
-    /// [`NodeError::DeviceCannotGrow`],
-    /// [`NodeError::TooLarge`], [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`].
+    /// [`NodeError::DeviceCannotGrow`], [`NodeError::TooLarge`], [`NodeError::NotAttached`],
+    /// [`NodeError::Busy`], [`NodeError::Fenced`].
     #[tracing::instrument(name = "grow", skip_all, fields(volume = %volume, bytes))]
     pub(crate) async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, NodeError> {
         let sectors = sectors_of(bytes)?;
