@@ -1,9 +1,8 @@
 //! Counts the volumes that nodes serve, for the guard of the chart (`templates/policies.yaml`): while there
 //! are any, nothing that serves them is deleted.
 //!
-//! Owns: `data.attached` of the ConfigMap `holdfast-in-use`. It becomes another number than 0 at once. Another
-//! change of it waits for a minute, and the change to 0 until there were none for [`NONE_FOR`]: each change of
-//! each volume wrote it.
+//! Owns: `data.attached` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another number
+//! once a minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
 //! On failure: the old number stays, and it is written again.
 
 use std::time::Duration;
