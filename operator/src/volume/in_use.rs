@@ -1,8 +1,8 @@
 //! Counts the volumes that nodes serve, for the guard of the chart (`templates/policies.yaml`): while there
 //! are any, nothing that serves them is deleted.
 //!
-//! Owns: `data.attached` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another number
-//! once a minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
+//! Owns: `data.attached` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another
+//! number once a minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
 //! On failure: the old number stays, and it is written again.
 
 use std::time::Duration;
@@ -24,8 +24,8 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// Time between two writes of the number, while it is not 0.
 const NUMBER_EVERY: Duration = Duration::from_secs(60);
-/// Time without a volume after which 0 is written: where one volume is used, a pod that is replaced by another
-/// writes nothing.
+/// Time without a volume after which 0 is written: where one volume is used, a pod that is replaced by
+/// another writes nothing.
 const NONE_FOR: Duration = Duration::from_secs(10);
 
 /// Runs until it is dropped.
