@@ -6,22 +6,30 @@ use kube::runtime::events::{Event, EventType};
 
 use crate::snapshot::plan::TAKING;
 use crate::volume::forced_detach::DATA_LOST;
-use crate::volume::plan::{PROVISIONED, RESIZED};
+use crate::volume::plan::{ASSIGNED, GRANTED, NODE_UNKNOWN, PROVISIONED, RESIZED};
 
 /// The events for the conditions that changed between two lists of conditions. Waiting is not an event, nor
-/// is a device that has its size at first.
+/// is a device that has its size at first, nor a grant that nothing delayed.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     turned(before, after)
         .filter(|new| !REASONS_WITHOUT_EVENT.contains(&new.reason.as_str()))
         .filter(|new| {
             new.type_ != RESIZED || new.status == "False" || find_condition(before, RESIZED).is_some()
         })
+        .filter(|new| !is_prompt_grant(before, new))
         .map(|new| event(new, if is_fault(new) { EventType::Warning } else { EventType::Normal }))
         .collect()
 }
 
+/// True of a grant that waited neither for another node nor for this one to join.
+fn is_prompt_grant(before: &[Condition], new: &Condition) -> bool {
+    let waited = |old: &Condition| ["WaitingForDetach", NODE_UNKNOWN].contains(&old.reason.as_str());
+    new.type_ == ASSIGNED && new.reason == GRANTED && !find_condition(before, ASSIGNED).is_some_and(waited)
+}
+
 fn is_fault(condition: &Condition) -> bool {
     condition.type_ == DATA_LOST
+        || condition.reason == NODE_UNKNOWN
         || condition.status != "True" && [PROVISIONED, READY].contains(&condition.type_.as_str())
 }
 
@@ -76,7 +84,23 @@ mod tests {
                 assert!(changes(&created, &one(PROVISIONED, status, reason)).is_empty());
             }
         }
+        let granted = one(ASSIGNED, ConditionStatus::True, GRANTED);
+        assert!(changes(&[], &granted).is_empty());
+        for reason in ["NotRequested", "NotProvisioned"] {
+            assert!(changes(&one(ASSIGNED, ConditionStatus::False, reason), &granted).is_empty());
+        }
         let blocked = changes(&created, &one(PROVISIONED, ConditionStatus::False, "DeletionBlocked"));
         assert_eq!((blocked.len(), &blocked[0].type_), (1, &EventType::Warning));
+    }
+
+    #[test]
+    fn a_grant_that_waited_is_an_event() {
+        let granted = one(ASSIGNED, ConditionStatus::True, GRANTED);
+        let unknown = one(ASSIGNED, ConditionStatus::True, NODE_UNKNOWN);
+        let moved = changes(&one(ASSIGNED, ConditionStatus::False, "WaitingForDetach"), &granted);
+        assert_eq!((moved.len(), &moved[0].type_), (1, &EventType::Normal));
+        let typo = changes(&[], &unknown);
+        assert_eq!((typo.len(), &typo[0].type_), (1, &EventType::Warning));
+        assert_eq!(changes(&unknown, &granted).len(), 1, "it has joined");
     }
 }

@@ -61,7 +61,7 @@ impl Cost {
     }
 }
 
-/// What is counted without a daemon.
+/// Figures that are counted without a daemon.
 pub(super) fn run_policy(world: &World) -> Result<Vec<Figure>> {
     let mut figures = tiers(world)?;
     figures.extend(counts(world)?);

@@ -229,7 +229,7 @@ mod tests {
             against: "kublk".to_owned(),
             bar: Some(bar),
         };
-        assert!(missed(&figure(0.84, Bar::AtLeast(0.85))).unwrap().starts_with("speed is 0.840"));
+        assert!(missed(&figure(0.84, Bar::AtLeast(0.85))).unwrap().starts_with("missed: speed is 0.840"));
         assert!(missed(&figure(f64::NAN, Bar::AtMost(2.0))).is_some());
         assert!(missed(&figure(2.0, Bar::AtMost(2.0))).is_none());
         assert!(missed(&figure(3.0, Bar::Exactly(2.0))).is_some());

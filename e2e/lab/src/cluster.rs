@@ -114,11 +114,14 @@ impl<'a> Cluster<'a> {
         self.helm(&["test".as_ref(), "holdfast".as_ref(), "--timeout".as_ref(), INSTALL_LIMIT.as_ref()])
     }
 
-    /// Removes the release.
+    /// Removes the release, once the guard of the API server says that no volume is served.
     ///
     /// # Errors
     /// If helm fails.
     pub fn uninstall(&self) -> Result<()> {
+        let none = "--for=jsonpath={.data.attached}=0";
+        let guard = ["--namespace", NAMESPACE, "wait", "configmap/holdfast-in-use", none, "--timeout=60s"];
+        self.world.kubectl(guard)?;
         self.helm(&["uninstall".as_ref(), "holdfast".as_ref(), "--wait".as_ref()])
     }
 

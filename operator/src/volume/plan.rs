@@ -32,6 +32,10 @@ const ADOPTED: &str = "Adopted";
 const INTERRUPTED: &str = "DeletionInterrupted";
 /// Condition: the request of `spec.nodeName` is granted.
 pub(crate) const ASSIGNED: &str = "Assigned";
+/// Reason: the node of the spec may serve the volume.
+pub(crate) const GRANTED: &str = "Granted";
+/// Reason: so may a node that has no StorageNode.
+pub(crate) const NODE_UNKNOWN: &str = "NodeUnknown";
 /// Condition: the attached device has the size of the spec.
 pub(crate) const RESIZED: &str = "Resized";
 
@@ -323,16 +327,17 @@ fn assignment(facts: &ClusterFacts, now: &Time) -> (Option<String>, Condition) {
             (None, facts.conditions(now).build(ASSIGNED, ConditionStatus::False, "NotRequested", message))
         }
         (_, Some(node)) => {
-            let message = if facts.node_known {
-                format!("node {node} may serve the volume")
+            let (reason, message) = if facts.node_known {
+                (GRANTED, format!("node {node} may serve the volume"))
             } else {
-                format!(
+                let message = format!(
                     "node {node} may serve the volume, but no StorageNode has that name: check spec.nodeName, or run the node daemon there"
-                )
+                );
+                (NODE_UNKNOWN, message)
             };
             (
                 Some(node.to_owned()),
-                facts.conditions(now).build(ASSIGNED, ConditionStatus::True, "Granted", &message),
+                facts.conditions(now).build(ASSIGNED, ConditionStatus::True, reason, &message),
             )
         }
     }

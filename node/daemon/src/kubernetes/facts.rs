@@ -37,12 +37,20 @@ pub(crate) struct NodeFacts {
     pub(crate) secret: Option<String>,
     /// Time since this process last wrote the status.
     pub(crate) since_report: Option<Duration>,
+    /// Time since this process first saw a change of the spec that the operator has not observed, of a volume
+    /// that is here.
+    pub(crate) unanswered: Option<Duration>,
 }
 
 impl NodeFacts {
     /// For the conditions of a report at this time.
     pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
         ConditionBuilder { previous: &self.status.conditions, observed_generation: self.generation, now }
+    }
+
+    /// True if this process wrote the status less than this time ago.
+    pub(super) fn reported_within(&self, time: Duration) -> bool {
+        self.since_report.is_some_and(|since| since < time)
     }
 
     pub(super) fn granted(&self) -> bool {

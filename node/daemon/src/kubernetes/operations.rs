@@ -86,6 +86,8 @@ pub(crate) struct OperationEntry {
     pub(crate) unconfigured: Option<Unconfigured>,
     /// Time at which the status was last written.
     pub(crate) reported: Option<Instant>,
+    /// Time at which a change of the spec was first seen that the operator has not observed.
+    unanswered: Option<Instant>,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -141,6 +143,20 @@ impl Operations {
     /// Notes that the status was written now.
     pub(crate) fn reported(&self, volume: &VolumeId) {
         self.entries().entry(volume.clone()).or_default().reported = Some(Instant::now());
+    }
+
+    /// Notes whether the operator has observed the newest spec. Returns the time since it was first seen that
+    /// it has not.
+    pub(crate) fn observed(&self, volume: &VolumeId, is_newest: bool, now: Instant) -> Option<Duration> {
+        let mut entries = self.entries();
+        if is_newest {
+            if let Some(entry) = entries.get_mut(volume) {
+                entry.unanswered = None;
+            }
+            return None;
+        }
+        let since = *entries.entry(volume.clone()).or_default().unanswered.get_or_insert(now);
+        Some(now.saturating_duration_since(since))
     }
 
     /// Notes how the last change of the volume's settings to those that were `wanted` ended.
@@ -289,6 +305,19 @@ mod tests {
             seen.push(ended.recv().await.unwrap().name);
         }
         assert!(volumes.iter().all(|name| seen.contains(name)));
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_spec_waits_until_the_operator_observed_it() {
+        let (operations, _ends) = Operations::new(Tasks::new());
+        let volume: VolumeId = "v".parse().unwrap();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(operations.observed(&volume, true, start), None);
+        assert_eq!(operations.observed(&volume, false, start), Some(Duration::ZERO));
+        assert_eq!(operations.observed(&volume, false, after(3)), Some(Duration::from_secs(3)));
+        assert_eq!(operations.observed(&volume, true, after(4)), None);
+        assert_eq!(operations.observed(&volume, false, after(5)), Some(Duration::ZERO));
     }
 
     #[test]

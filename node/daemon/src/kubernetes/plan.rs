@@ -33,8 +33,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const NOT_CONFIGURED: &str = "NotConfigured";
 /// Reason: an attach failed half way, and no device serves the volume.
 const UNSERVED: &str = "Unserved";
+/// Reason: the volume is being detached.
+const DETACHING: &str = "Detaching";
 /// Time until a volume is examined again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
+/// Time that the operator has to write its part of the status after a change of the spec.
+const OPERATOR_FIRST: Duration = Duration::from_secs(2);
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +99,7 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
             let settings = here.as_ref().and_then(|here| other_settings(facts, here));
             configure(settings, report(facts, served(facts, settings, bytes), now))
         }
-        (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
+        (Some(Doing::Detaching), _) => report_detach(facts, now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
@@ -109,7 +113,7 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
         (VolumeState::Recovering, _) if is_wanted => report(facts, "Recovering", now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
         // The daemon retries by itself what the previous process began.
-        (VolumeState::Detaching, None) => report(facts, "Detaching", now),
+        (VolumeState::Detaching, None) => report(facts, DETACHING, now),
         (_, Some(OperationOutcome::Failed(failure))) if !facts.wait.is_zero() => {
             let mut plan = report(facts, failure.reason, now);
             plan.again = Some(facts.wait);
@@ -123,15 +127,25 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
         (VolumeState::Detaching, Some(OperationOutcome::Attached | OperationOutcome::NotGrown { .. }))
             if is_wanted =>
         {
-            report(facts, "Detaching", now)
+            report(facts, DETACHING, now)
         }
         // What was not uploaded is preserved; then the log says whether the volume can be attached again.
         (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
         // What failed half way is detached, even where the volume is wanted here: the next attach begins
         // after that. A failed attach can leave a device that could not be removed.
         (VolumeState::Unserved, _) if is_wanted => detach(facts, UNSERVED, now),
-        _ => detach(facts, "Detaching", now),
+        (VolumeState::Attached, _) => operators_turn(facts)
+            .map_or_else(|| detach(facts, DETACHING, now), |left| NodePlan::of(Vec::new(), left)),
+        _ => detach(facts, DETACHING, now),
     }
+}
+
+/// Time for which a detach waits until the operator has written what it says to the change of the spec: a
+/// report of the daemon at the same time would be refused, for the Volume changed. The detach does not depend
+/// on the operator.
+fn operators_turn(facts: &NodeFacts) -> Option<Duration> {
+    let left = OPERATOR_FIRST.checked_sub(facts.unanswered.filter(|_since| facts.granted())?)?;
+    (!left.is_zero()).then_some(left)
 }
 
 /// A volume that is served where it is wanted: it gets the settings of the spec, and its device the size.
@@ -210,6 +224,15 @@ fn detach(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     plan
 }
 
+/// Writes how far a detach is, at intervals: most end before there is more to say.
+fn report_detach(facts: &NodeFacts, now: &Time) -> NodePlan {
+    let said = find_condition(&facts.status.conditions, ATTACHED);
+    if facts.reported_within(SOON) && said.is_some_and(|said| said.reason == DETACHING) {
+        return NodePlan::of(Vec::new(), SOON);
+    }
+    report(facts, DETACHING, now)
+}
+
 fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
     let wanted = facts.requested() && facts.granted();
     // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What
@@ -256,8 +279,8 @@ fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     }
     let new = status(facts, reason, now);
     let old = daemons_part(&facts.status);
-    let recent = |time| facts.since_report.is_some_and(|since| since < time);
-    if new == old || (recent(FIGURES_EVERY) && without_figures(&new) == without_figures(&old)) {
+    if new == old || (facts.reported_within(FIGURES_EVERY) && without_figures(&new) == without_figures(&old))
+    {
         return NodePlan::of(Vec::new(), again);
     }
     NodePlan::of(vec![NodeStep::Report(Box::new(new))], again)
@@ -267,7 +290,10 @@ fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
 fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let here = facts.here.as_ref();
     let device = here.and_then(|here| here.attached.as_ref());
-    let serves = device.is_some() && here.is_some_and(|here| here.state == VolumeState::Attached);
+    // A device that is about to be detached is none to use: reported before the detach begins.
+    let serves = device.is_some()
+        && here.is_some_and(|here| here.state == VolumeState::Attached)
+        && reason != DETACHING;
     let attached = facts.conditions(now).build(
         ATTACHED,
         if serves { ConditionStatus::True } else { ConditionStatus::False },
@@ -357,7 +383,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     }
     match reason {
         "Attached" => format!("served by node {me}"),
-        "Detaching" => format!("node {me} writes the final commit"),
+        DETACHING => format!("node {me} writes the final commit"),
         "Fenced" => {
             format!("another writer took the volume from node {me}; what was not uploaded is kept there")
         }

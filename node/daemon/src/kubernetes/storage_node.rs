@@ -2,7 +2,7 @@
 //! name, and goes with it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
@@ -28,29 +28,37 @@ const SECTORS_ATOMIC: &str = "SectorsAtomic";
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
 /// Interval at which the node examines itself; an unchanged report is not written again.
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
+/// Interval at which figures (free space, number of volumes) are written.
+const FIGURES_EVERY: Duration = Duration::from_secs(60);
 /// Free space is published in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
 /// Runs until it is dropped.
 pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: PathBuf, volumes: V) {
+    let mut written = None;
     loop {
-        if let Err(error) = report(&client, &name, &state_dir, &volumes).await {
-            tracing::warn!(
+        let since = written.map(|at: Instant| at.elapsed());
+        match report(&client, &name, &state_dir, &volumes, since).await {
+            Ok(true) => written = Some(Instant::now()),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(
                 error = holdfast_service::chain(&error),
                 "could not write the StorageNode; volumes stay served"
-            );
+            ),
         }
         tokio::time::sleep(EVERY.delay(1, fastrand::f64())).await;
     }
 }
 
+/// Returns true if the report was written. `since` is the time since the last one was.
 #[tracing::instrument(name = "report_storage_node", skip_all, fields(node = name))]
 async fn report<V: Volumes>(
     client: &Client,
     name: &str,
     state_dir: &Path,
     volumes: &V,
-) -> Result<(), ApiError> {
+    since: Option<Duration>,
+) -> Result<bool, ApiError> {
     let api: Api<StorageNode> = Api::all(client.clone());
     // The operator writes into it too, and it goes with its Node.
     let written = call(api.get_opt(name)).await?;
@@ -70,8 +78,8 @@ async fn report<V: Volumes>(
     let now = Time(Timestamp::now());
     let status =
         describe(facts, &ConditionBuilder { previous: &conditions, observed_generation: None, now: &now });
-    if is_owned && before.as_ref() == Some(&status) {
-        return Ok(());
+    if is_owned && before.as_ref().is_some_and(|before| !is_due(before, &status, since)) {
+        return Ok(false);
     }
     let object = json!({
         "apiVersion": StorageNode::api_version(&()),
@@ -86,7 +94,24 @@ async fn report<V: Volumes>(
     }
     let mut with_status = object;
     with_status["status"] = json!(status);
-    call(api.patch_status(name, &params, &Patch::Apply(with_status))).await.map(drop)
+    call(api.patch_status(name, &params, &Patch::Apply(with_status))).await?;
+    Ok(true)
+}
+
+/// True if the status is to be written: at once where anything but figures changed, or the disk became full
+/// or is no longer full.
+fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Duration>) -> bool {
+    let figures = |status: &StorageNodeStatus| (status.available_bytes, status.attached_volumes);
+    let is_full = |status: &StorageNodeStatus| status.available_bytes == Some(0);
+    let rest = |status: &StorageNodeStatus| StorageNodeStatus {
+        available_bytes: None,
+        attached_volumes: None,
+        ..status.clone()
+    };
+    let is_recent = since.is_some_and(|since| since < FIGURES_EVERY);
+    rest(before) != rest(now)
+        || is_full(before) != is_full(now)
+        || (figures(before) != figures(now) && !is_recent)
 }
 
 /// The Node of that name, if there is one.
@@ -291,7 +316,7 @@ mod tests {
         });
         let client = Client::new(server, "default");
         for _ in 0..2 {
-            report(&client, "a", Path::new("/"), &Fake::default()).await.unwrap();
+            report(&client, "a", Path::new("/"), &Fake::default(), None).await.unwrap();
         }
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
     }
@@ -326,6 +351,30 @@ mod tests {
         assert!(!status.transports[0].available);
         assert!(status.transports[0].refusal.as_ref().unwrap().contains("AUTO_BUF_REG"));
         assert!(status.transports[1].available && status.transports[1].refusal.is_none());
+    }
+
+    /// Each attach and each detach wrote the object.
+    #[test]
+    fn figures_of_a_node_are_written_once_a_minute() {
+        let with = |available: u64, attached| StorageNodeStatus {
+            available_bytes: Some(available * SPACE_STEP_BYTES),
+            attached_volumes: Some(attached),
+            ..StorageNodeStatus::default()
+        };
+        let newer = StorageNodeStatus { daemon_version: Some("2".to_owned()), ..with(4, 1) };
+        let recent = Some(Duration::from_secs(59));
+        for (name, now, since, is_written) in [
+            ("unchanged", with(4, 1), None, false),
+            ("a volume more", with(4, 2), recent, false),
+            ("less space", with(3, 1), recent, false),
+            ("after a minute", with(3, 2), Some(FIGURES_EVERY), true),
+            ("first report of a process", with(3, 2), None, true),
+            ("full", with(0, 1), recent, true),
+            ("another version", newer, recent, true),
+        ] {
+            assert_eq!(is_due(&with(4, 1), &now, since), is_written, "{name}");
+        }
+        assert!(is_due(&with(0, 1), &with(1, 1), recent), "no longer full");
     }
 
     #[test]

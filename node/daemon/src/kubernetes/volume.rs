@@ -133,13 +133,16 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
     let now = Instant::now();
     let entry = context.operations.of(id);
     let wait = entry.wait(now);
+    let here = context.volumes.list().into_iter().find(|here| here.volume == *id);
+    let observed = volume.status.as_ref().and_then(|status| status.observed_generation);
+    let is_newest = here.is_none() || observed >= volume.metadata.generation;
     NodeFacts {
         me: context.me.clone(),
         generation: volume.metadata.generation,
         spec: volume.spec.clone(),
         deleting: volume.metadata.deletion_timestamp.is_some(),
         status: volume.status.clone().unwrap_or_default(),
-        here: context.volumes.list().into_iter().find(|here| here.volume == *id),
+        here,
         kept: context.volumes.keeps(id),
         doing: entry.doing,
         last: entry.last,
@@ -147,6 +150,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
         wait,
         secret: volume.spec.object_store.as_deref().and_then(|name| secret(name, context)),
         since_report: entry.reported.map(|at| now.saturating_duration_since(at)),
+        unanswered: context.operations.observed(id, is_newest, now),
     }
 }
 

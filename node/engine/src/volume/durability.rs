@@ -21,8 +21,8 @@
 //! `Event::Configure` changes it while flushes wait (`Volume::configure`):
 //!
 //! - `local` to `object`: the flushes in rounds wait for the seal that covers everything that has completed
-//!   by then, which is more than each of them covers. That seal begins as soon as it can: what earlier flushes
-//!   left on the node is in its commit. A process that takes over wants it, too.
+//!   by then, which is more than each of them covers. That seal begins as soon as it can: what earlier
+//!   flushes left on the node is in its commit. A process that takes over wants it, too.
 //! - `object` to `local`: the flushes in rounds wait for these alone. For those whose local part is done no
 //!   commit is needed any more; after a failed sync they still wait.
 //!

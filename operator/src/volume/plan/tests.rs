@@ -211,6 +211,7 @@ fn an_unknown_node_is_granted_with_a_hint() {
     let facts = ClusterFacts { node_known: false, ..existing("typo", "", "") };
     let steps = plan(&facts, &now());
     let condition = find_condition(&last_report(&steps).conditions, ASSIGNED).expect("assigned");
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", NODE_UNKNOWN));
     assert!(condition.message.contains("spec.nodeName"), "{}", condition.message);
 }
 

@@ -29,6 +29,7 @@ fn granted() -> NodeFacts {
         wait: Duration::ZERO,
         secret: Some("storage/keys".to_owned()),
         since_report: None,
+        unanswered: None,
     }
 }
 
@@ -372,6 +373,75 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
             &["report", "detach"],
         ),
     ]);
+}
+
+/// Both wrote at the change of the spec, and the daemon's report was refused in most lives of a claim.
+#[test]
+fn a_detach_begins_after_the_operator_observed_the_spec() {
+    fn withdrawn(facts: &mut NodeFacts) {
+        facts.spec.node_name = None;
+        facts.unanswered = Some(Duration::from_millis(300));
+    }
+    check([
+        ("the operator is to write", present(withdrawn), &[]),
+        (
+            "the operator has written",
+            present(|f| {
+                withdrawn(f);
+                f.unanswered = None;
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "the operator does not write",
+            present(|f| {
+                withdrawn(f);
+                f.unanswered = Some(OPERATOR_FIRST);
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "the grant is gone",
+            present(|f| {
+                withdrawn(f);
+                f.status.assigned_node = other();
+            }),
+            &["detach"],
+        ),
+        ("fenced", present_as(VolumeState::Fenced, withdrawn), &["report", "detach"]),
+        (
+            "another change of the spec",
+            present(|f| {
+                withdrawn(f);
+                f.spec.node_name = me();
+                f.spec.durability = holdfast_crds::Durability::Local;
+            }),
+            &["configure"],
+        ),
+    ]);
+    assert_eq!(plan(&present(withdrawn), &now()).again, Some(Duration::from_millis(1700)));
+}
+
+/// It was three reports: that it begins, that the device takes no more writes, that the device is gone.
+#[test]
+fn a_detach_is_reported_once_before_it_begins() {
+    let mut facts = present(|f| f.spec.node_name = None);
+    let begins = plan(&facts, &now());
+    assert_eq!(acts(&begins), ["report", "detach"]);
+    assert_eq!(reason(&begins), ("False".to_owned(), "Detaching".to_owned()), "a device to use no more");
+    reported(&mut facts);
+    facts.doing = Some(Doing::Detaching);
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    let here = facts.here.as_mut().unwrap();
+    (here.state, here.attached) = (VolumeState::Detaching, None);
+    let unsaid = plan(&facts, &now());
+    assert_eq!((acts(&unsaid), unsaid.again), (vec![], Some(SOON)));
+    facts.since_report = Some(SOON);
+    let lasts = written(&plan(&facts, &now())).expect("a detach that lasts is reported");
+    assert_eq!(lasts.device_path, None);
+    (facts.doing, facts.here, facts.since_report) = (None, None, Some(Duration::ZERO));
+    facts.last = Some(OperationOutcome::Detached);
+    assert_eq!(acts(&plan(&facts, &now())), ["clear"], "its end is reported at once");
 }
 
 #[test]
