@@ -168,7 +168,9 @@ impl Bench {
 fn a_fua_write_completes_at_the_end_of_its_round() {
     let mut bench = Bench::new(Durability::Local);
     // The first write of a map page writes a header, too.
-    bench.ask(7, Op::WriteFua, 3);
+    bench.ask(7, Op::Write, 4);
+    bench.finish();
+    bench.ask(7, Op::Flush, 0);
     bench.finish();
     bench.completed.clear();
     bench.ask(0, Op::WriteFua, 3);
