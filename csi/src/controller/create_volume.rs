@@ -178,7 +178,8 @@ impl Wanted {
             Some(format!("{bytes} bytes"))
         } else if found.spec.source != self.source {
             Some("another initial content".to_owned())
-        } else if found.status.as_ref().is_some_and(|status| is_true(&status.conditions, PROVISIONED)) {
+        } else if found.metadata.generation.is_some_and(|generation| generation > 1) {
+            // The spec was changed since: the settings may be others for that.
             self.parameters.difference(&found.spec)
         } else {
             self.parameters.difference_of_new(&found.spec)

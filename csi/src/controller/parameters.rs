@@ -152,8 +152,8 @@ impl Parameters {
         spec(fields)
     }
 
-    /// The first way in which a volume that exists in its bucket differs from these parameters; none if it is
-    /// as they say. Its settings may have been changed since.
+    /// The first way in which a volume differs from these parameters that no change of its settings explains;
+    /// none if there is none.
     pub(super) fn difference(&self, spec: &VolumeSpec) -> Option<String> {
         if spec.object_store.as_deref() != Some(self.object_store.as_str()) {
             let found = spec.object_store.as_deref().unwrap_or_default();
@@ -162,7 +162,7 @@ impl Parameters {
         None
     }
 
-    /// The same of a volume that was never provisioned.
+    /// The first way in which a volume differs whose spec was never changed.
     pub(super) fn difference_of_new(&self, spec: &VolumeSpec) -> Option<String> {
         if let Some(difference) = self.difference(spec) {
             return Some(difference);

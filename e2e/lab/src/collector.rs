@@ -142,7 +142,8 @@ pub fn tree(trace: &str, spans: &[Span]) -> Result<String> {
     let mut open = vec![(0, first[0])];
     while let Some((depth, span)) = open.pop() {
         let [from, to] = span.nanos.map(|nanos| nanos.saturating_sub(begin) / 1_000_000);
-        let name = format!("{:width$}{} {}", "", span.service, span.name, width = 2 * depth);
+        let program = span.service.trim_start_matches("holdfast-");
+        let name = format!("{:width$}{program}: {}", "", span.name, width = 2 * depth);
         text.push_str(&format!("{from:>6} ms {:>6} ms  {name}\n", to.saturating_sub(from)));
         let mut below = children.get(span.id.as_str()).cloned().unwrap_or_default();
         below.sort_by_key(|span| std::cmp::Reverse(span.nanos[0]));

@@ -249,7 +249,7 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
 #[test]
 fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
     let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
-    let wanted = (Durability::Local, Duration::from_secs(5));
+    let wanted = (flush_class(facts.spec.durability), Duration::from_secs(5));
     facts.unconfigured = Some(Unconfigured { wanted, why: "the tmpfs is full: make room".to_owned() });
     let failing = plan(&facts, &now());
     assert_eq!(acts(&failing), ["report", "configure"]);
