@@ -244,10 +244,11 @@ impl Safeguard {
         Self::CommitAfterFailedSync,
     ];
 
-    /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
-    /// its absence.
+    /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of them
+    /// notice its absence, or notice it often.
     pub const fn is_shared(self) -> bool {
-        matches!(self.upholds(), 25 | 26) || matches!(self, Self::SpareSlots | Self::FreeSlotOnce)
+        matches!(self.upholds(), 25 | 26)
+            || matches!(self, Self::SpareSlots | Self::FreeSlotOnce | Self::AskIfForgotten)
     }
 
     /// The number of the invariant that does not hold without the safeguard, in `docs/invariants.md`.
