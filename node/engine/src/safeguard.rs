@@ -244,8 +244,8 @@ impl Safeguard {
         Self::CommitAfterFailedSync,
     ];
 
-    /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of them
-    /// notice its absence, or notice it often.
+    /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
+    /// them notice its absence, or notice it often.
     pub const fn is_shared(self) -> bool {
         matches!(self.upholds(), 25 | 26)
             || matches!(self, Self::SpareSlots | Self::FreeSlotOnce | Self::AskIfForgotten)
