@@ -63,7 +63,7 @@ fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bo
     // A report on an earlier spec may show what this one has replaced since.
     let reported =
         find_condition(&status.conditions, ATTACHED).and_then(|attached| attached.observed_generation);
-    let is_current = reported.is_none_or(|reported| volume.metadata.generation == Some(reported));
+    let is_current = reported == volume.metadata.generation;
     let age = status.max_dirty_age.clone().map(|max_dirty_age| VolumeSpec { max_dirty_age, ..spec.clone() });
     let age = age.and_then(|reported| reported.max_dirty_age().ok());
     let has_durability = is_current && status.durability == Some(spec.durability);

@@ -273,17 +273,6 @@ mod tests {
         assert_eq!(change(&given), Some(fields));
     }
 
-    /// The same request was refused with the advice to delete the volume.
-    #[test]
-    fn a_volume_whose_settings_were_changed_is_created_again() {
-        let wanted = [("objectStore", "main"), ("durability", "local"), ("maxDirtyAge", "5s")];
-        let changed = [("objectStore", "main"), ("durability", "object"), ("failoverPolicy", "Manual")];
-        let spec = read(&changed).expect("parameters").spec("1Gi".to_owned()).expect("a spec");
-        let parameters = read(&wanted).expect("parameters");
-        assert_eq!(parameters.difference(&spec), None);
-        assert_eq!(parameters.difference_of_new(&spec).as_deref(), Some("another durability"));
-    }
-
     #[test]
     fn a_volume_of_other_parameters_is_distinguished() {
         let parameters = read(&[("objectStore", "main")]).expect("parameters");

@@ -321,8 +321,11 @@ fn served_with(world: &World, node: &str, bytes: i64) -> Result<()> {
 
 /// The same with further fields.
 fn served_and(world: &World, node: &str, bytes: i64, fields: &str) -> Result<()> {
-    let attached = "{\"type\": \"Attached\", \"status\": \"True\", \"reason\": \"Attached\", \"message\": \"served\", \
-                    \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";
+    let generation = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.metadata.generation}"])?;
+    let attached = format!(
+        "{{\"type\": \"Attached\", \"status\": \"True\", \"reason\": \"Attached\", \"message\": \"served\", \
+         \"observedGeneration\": {generation}, \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}}"
+    );
     report_status(
         world,
         &format!(

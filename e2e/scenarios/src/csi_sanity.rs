@@ -61,14 +61,14 @@ pub fn sanity(world: &World) -> Result<Outcome> {
     controller.env.insert("RUST_LOG".to_owned(), "info".to_owned());
     vm.spawn("csi-controller", &controller)?;
     vm.put("/root/parameters.yaml", 0o600, b"objectStore: store\n")?;
-    vm.put("/root/attributes.yaml", 0o600, b"durability: object\n")?;
+    vm.put("/run/attributes.yaml", 0o600, b"durability: object\n")?;
 
     let mut script = "csi-sanity --ginkgo.no-color --ginkgo.v".to_owned();
     for (name, value) in [
         ("endpoint", format!("unix://{SOCKET}")),
         ("controllerendpoint", format!("unix://{CONTROLLER}")),
         ("testvolumeparameters", "/root/parameters.yaml".to_owned()),
-        ("testvolumemutableparameters", "/root/attributes.yaml".to_owned()),
+        ("testvolumemutableparameters", "/run/attributes.yaml".to_owned()),
         ("testvolumesize", (1 << 30).to_string()),
         ("testvolumeexpandsize", (2 << 30).to_string()),
         ("mountdir", "/tmp/csi-mount".to_owned()),

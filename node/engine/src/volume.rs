@@ -48,6 +48,7 @@ mod seal;
 mod setup;
 mod snapshot;
 mod status;
+mod turn;
 mod unflushed;
 mod unreadable;
 
@@ -84,6 +85,7 @@ use seal::{Seal, Sealer};
 pub use setup::{AttachState, DirtyLimits, Durability, Pending, Settings, Setup};
 use snapshot::Snapshotter;
 pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
+use turn::{AFTER_EVENT, AFTER_FENCING, AFTER_FLUSH, Turn};
 use unreadable::ReadRetry;
 pub use unreadable::Unreadable;
 
@@ -100,49 +102,6 @@ pub struct Volume<M> {
     growth: Growth,
     repair: RepairJob,
 }
-
-/// An owner's turn to do what follows from the state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// The record that the previous process was about to put into the log; nothing goes there before it.
-    Repeat,
-    /// A round begins if one is asked for.
-    Round,
-    Evict,
-    /// The eviction continues if the round that it asked for ended at once, since there was nothing to write.
-    Punch,
-    Repair,
-    Seal,
-    Snapshot,
-    Growth,
-    Merge,
-    Checkpoint,
-    Detach,
-    /// The last round of a fenced writer.
-    LastRound,
-}
-
-/// After most events.
-const AFTER_EVENT: &[Turn] = &[
-    Turn::Repeat,
-    Turn::Round,
-    Turn::Evict,
-    Turn::Round,
-    Turn::Punch,
-    Turn::Repair,
-    Turn::Seal,
-    Turn::Round,
-    Turn::Snapshot,
-    Turn::Growth,
-    Turn::Merge,
-    Turn::Checkpoint,
-    Turn::Detach,
-    Turn::Round,
-];
-/// After a flush. A seal that it asks for may ask for a round: then one round serves both.
-const AFTER_FLUSH: &[Turn] = &[Turn::Seal, Turn::Round];
-/// After any event of a fenced writer.
-const AFTER_FENCING: &[Turn] = &[Turn::Round, Turn::LastRound, Turn::Round, Turn::LastRound];
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// A volume just attached, with what the log and the durable map held.

@@ -6,7 +6,8 @@
 //! 6   2  kind (see `Kind`)
 //! 8   4  payload length in bytes
 //! 12  4  zero
-//! 16 16  BLAKE3-128 of bytes 0..16 and the payload; XXH3-128 (little-endian) for a page of the map
+//! 16 16  BLAKE3-128 of bytes 0..16 and the payload; for a page of the map XXH3-128 (little-endian), or
+//!        BLAKE3-128 as an earlier version wrote it
 //! 32     payload
 //! ```
 //! Invariant: nothing is decoded before its checksum, kind and version were found right.

@@ -319,3 +319,35 @@ fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<Shared>) -> A
     }
     Action::requeue(delay)
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionBuilder, ConditionStatus};
+    use serde_json::json;
+
+    use super::*;
+
+    /// A Volume that is never provisioned added a span to the trace every ten seconds, without end.
+    #[test]
+    fn a_volume_is_in_the_trace_of_its_creation_until_it_is_provisioned() {
+        let object = json!({
+            "apiVersion": "storage.holdfast.dev/v1alpha1",
+            "kind": "Volume",
+            "metadata": {
+                "name": "v",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": { TRACEPARENT: "of a request" },
+            },
+            "spec": { "size": "1Gi", "objectStore": "main" },
+        });
+        let mut volume: Volume = serde_json::from_value(object).expect("a Volume");
+        let at = |text: &str| text.parse::<Timestamp>().expect("a time");
+        assert_eq!(creation(&volume, at("2026-01-01T00:09:59Z")), Some("of a request"));
+        assert_eq!(creation(&volume, at("2026-01-01T00:10:00Z")), None);
+        let now = Time(at("2026-01-01T00:00:01Z"));
+        let conditions = ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now };
+        let provisioned = conditions.build(PROVISIONED, ConditionStatus::True, "Created", "it exists");
+        volume.status.get_or_insert_default().conditions = vec![provisioned];
+        assert_eq!(creation(&volume, now.0), None);
+    }
+}

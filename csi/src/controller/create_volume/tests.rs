@@ -38,6 +38,21 @@ fn the_same_request_finds_its_own_volume() {
     }
 }
 
+/// After ControllerModifyVolume the same request was refused, with the advice to delete the volume.
+#[test]
+fn settings_are_compared_until_the_spec_was_changed() {
+    let first = wanted("pvc-1", 1 << 30);
+    let mut volume = first.volume(None).expect("a volume");
+    volume.spec.durability = holdfast_crds::Durability::Object;
+    volume.metadata.generation = Some(1);
+    let refused = first.accept(&volume).expect_err("it was created by another request");
+    assert!(refused.message().contains("exists with another durability"), "{}", refused.message());
+    volume.metadata.generation = Some(2);
+    first.accept(&volume).expect("it was modified since");
+    volume.spec.object_store = Some("cold".to_owned());
+    assert_eq!(first.accept(&volume).expect_err("no request changes that").code(), Code::AlreadyExists);
+}
+
 /// A PersistentVolume alone was not enough to find the data again.
 #[test]
 fn a_new_volume_states_its_identity_and_purpose() {

@@ -3,10 +3,11 @@ use holdfast_engine::volume::Delay;
 use serde_json::json;
 
 use super::*;
-use crate::kubernetes::operations::Unconfigured;
 use crate::kubernetes::retry::{OperationFailure, Retry};
 use crate::node::{StoreHealth, StoreUnreachable, VolumeState};
 use crate::volumes::tests::attached;
+
+mod settings;
 
 fn now() -> Time {
     Time("2026-01-01T00:00:00Z".parse().unwrap())
@@ -188,79 +189,6 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
         (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing { bytes: 2 << 30 }));
     });
     assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
-}
-
-/// They waited for the next attach.
-#[test]
-fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
-    fn other_settings(facts: &mut NodeFacts) {
-        facts.spec.durability = holdfast_crds::Durability::Local;
-        facts.spec.max_dirty_age = "1m30s".to_owned();
-    }
-    check([
-        (
-            "another durability",
-            present(|f| f.spec.durability = holdfast_crds::Durability::Local),
-            &["configure"],
-        ),
-        ("another age", present(|f| f.spec.max_dirty_age = "5s".to_owned()), &["configure"]),
-        ("the same age in other words", present(|f| f.spec.max_dirty_age = "30000ms".to_owned()), &[]),
-        (
-            "while it grows, which may wait for the store",
-            present(|f| {
-                other_settings(f);
-                f.spec.size = Some("2Gi".to_owned());
-                f.doing = Some(Doing::Growing { bytes: 2 << 30 });
-            }),
-            &["configure"],
-        ),
-        (
-            "with another size",
-            present(|f| {
-                other_settings(f);
-                f.spec.size = Some("2Gi".to_owned());
-            }),
-            &["configure", "grow"],
-        ),
-        (
-            "no longer wanted here",
-            present(|f| {
-                other_settings(f);
-                f.spec.node_name = other();
-            }),
-            &["report", "detach"],
-        ),
-        ("while it is recovered", present_as(VolumeState::Recovering, other_settings), &["report"]),
-        ("while it is detached", present_as(VolumeState::Detaching, other_settings), &["report"]),
-        ("fenced", present_as(VolumeState::Fenced, other_settings), &["report", "detach"]),
-    ]);
-    let mut facts = present(other_settings);
-    let change = plan(&facts, &now());
-    let (durability, max_dirty_age) = (Durability::Local, Duration::from_secs(90));
-    assert_eq!(change.steps, [NodeStep::Configure { durability, max_dirty_age }]);
-    assert_eq!(change.again, Some(SOON), "then it is reported");
-    let here = facts.here.as_mut().unwrap();
-    (here.durability, here.max_dirty_age) = (Some(durability), Some(max_dirty_age));
-    let status = written(&plan(&facts, &now())).expect("the settings in effect");
-    assert_eq!(status.durability, Some(holdfast_crds::Durability::Local));
-    assert_eq!(status.max_dirty_age.as_deref(), Some("1m30s"));
-}
-
-#[test]
-fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
-    let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
-    let wanted = (flush_class(facts.spec.durability), Duration::from_secs(5));
-    facts.unconfigured = Some(Unconfigured { wanted, why: "the tmpfs is full: make room".to_owned() });
-    let failing = plan(&facts, &now());
-    assert_eq!(acts(&failing), ["report", "configure"]);
-    assert_eq!(reason(&failing), ("True".to_owned(), "NotConfigured".to_owned()));
-    let said = written(&failing).unwrap().conditions[0].message.clone();
-    assert!(said.contains("not in effect: the tmpfs is full: make room. Node a tries it again"), "{said}");
-    facts.spec.max_dirty_age = "30s".to_owned();
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the spec is what is in effect");
-    facts.spec.max_dirty_age = "6s".to_owned();
-    let other = plan(&facts, &now());
-    assert_eq!(acts(&other), ["configure"], "nothing is known of these yet");
 }
 
 /// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a
