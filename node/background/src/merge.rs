@@ -3,15 +3,15 @@
 //! Owns: the reading of indexes and pages, the parts of the output, the retries. Does not own: the choice of
 //! a merge and what becomes of its output, which are the volume's.
 //! Memory: one part of output, [`READ_BYTES`] of pages and a segment of relocated frames, beside the heads of
-//! the inputs and the indexes of segments. A node makes two merges at once ([`MergeTurns`]), so they need no
-//! share of the memory for uploads: commits never wait for them.
+//! the inputs and the indexes of segments. A node makes two merges at once for each of its few stores
+//! ([`MergeTurns`]), so they need no share of the memory for uploads: commits never wait for them.
 //! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
 //! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
 //! does an output that the store refuses twice: the list stays as it is. A segment whose frames cannot be
 //! relocated, found so twice, stays. Only merges into the base relocate: those of levels are not to wait.
 //! What was relocated before an attempt failed is not stored again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use tokio::sync::Mutex;
 
 use crate::backoff::JobBackoff;
 use crate::cold::ColdError;
+use crate::upload_memory::StoreKey;
 use crate::{Background, Environment, Sides};
 
 mod relocate;
@@ -39,20 +40,26 @@ const READ_BYTES: u64 = 4 << 20;
 /// Most parts of an object in S3.
 const MAX_PARTS: u64 = 10_000;
 
+/// A turn of merges, which have it one after another.
+type Turn = Arc<Mutex<()>>;
+
 /// Turns of a node's merges, first come, first served. One into a base may take hours, and those of levels do
-/// not wait for it.
+/// not wait for it; nor does the merge of a store for one whose requests to another store hang (25).
 #[derive(Debug, Default)]
 pub struct MergeTurns {
-    levels: Mutex<()>,
-    base: Mutex<()>,
+    levels: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
+    base: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
 }
 
 impl MergeTurns {
-    fn of(&self, kind: MergeKind) -> &Mutex<()> {
-        match kind {
+    fn of(&self, kind: MergeKind, store: StoreKey) -> Turn {
+        let turns = match kind {
             MergeKind::Level => &self.levels,
             MergeKind::Base => &self.base,
-        }
+        };
+        let mut turns = turns.lock();
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(store).or_default())
     }
 }
 
@@ -224,7 +231,8 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let mut relocation = (plan.kind != MergeKind::Base).then(Relocation::default);
         loop {
             let attempt = {
-                let _turn = self.pools.merging.of(plan.kind).lock().await;
+                let turn = self.pools.merging.of(plan.kind, self.store);
+                let _turn = turn.lock().await;
                 self.merge_once(plan, &mut relocation).await
             };
             let unmerged = match attempt {

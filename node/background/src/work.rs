@@ -114,7 +114,7 @@ pub struct Background<S, T> {
     pub sides: S,
     /// Time and chance.
     pub time: T,
-    store: StoreKey,
+    pub(crate) store: StoreKey,
     pub(crate) pools: Pools,
     tidying: Mutex<()>,
 }

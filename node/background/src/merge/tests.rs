@@ -202,10 +202,25 @@ fn a_merge_of_a_level_does_not_wait_for_one_into_the_base() {
     let store = MemoryStore::new();
     let inputs = [segment(&store, 2, 1), segment(&store, 1, 1)];
     let work = work(&store, |_wait| {});
-    let _base = work.pools.merging.of(MergeKind::Base).try_lock().expect("no other merge");
+    let base = work.pools.merging.of(MergeKind::Base, StoreKey(0));
+    let _turn = base.try_lock().expect("no other merge");
     let of = |kind| MergePlan { kind, ..plan(&inputs, true) };
     assert!(work.merge(&of(MergeKind::Base)).now_or_never().is_none());
     assert!(work.merge(&of(MergeKind::Level)).now_or_never().is_some());
+}
+
+/// One whose requests hung kept the merges of all other stores of the node waiting.
+#[test]
+fn a_merge_does_not_wait_for_one_of_another_store() {
+    let store = MemoryStore::new();
+    let inputs = [segment(&store, 2, 1), segment(&store, 1, 1)];
+    let work = work(&store, |_wait| {});
+    for kind in [MergeKind::Level, MergeKind::Base] {
+        let plan = MergePlan { kind, ..plan(&inputs, true) };
+        let other = work.pools.merging.of(kind, StoreKey(1));
+        let _turn = other.try_lock().expect("no other merge");
+        assert!(work.merge(&plan).now_or_never().is_some());
+    }
 }
 
 /// Parts of 16 MiB were too many from 156 GiB on.
@@ -714,7 +729,7 @@ async fn merges_into_the_base_take_turns() {
                 let (end, ended) = oneshot::channel::<()>();
                 let (turns, order) = (std::rc::Rc::clone(&turns), std::rc::Rc::clone(&order));
                 tokio::task::spawn_local(async move {
-                    let _turn = turns.of(MergeKind::Base).lock().await;
+                    let _turn = turns.of(MergeKind::Base, StoreKey(0)).lock_owned().await;
                     order.lock().await.push(name);
                     let _ = ended.await;
                 });
