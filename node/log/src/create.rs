@@ -225,9 +225,8 @@ pub async fn drop_checkpoints(
         .await
         .map_err(store("list the checkpoints", volume))?;
     let surplus = page.entries.len().saturating_sub(KEPT_CHECKPOINTS);
-    for entry in page.entries.iter().take(surplus) {
-        objects.delete(&entry.key).await.map_err(store("drop an old checkpoint", volume))?;
-    }
+    let dropped: Vec<&str> = page.entries[..surplus].iter().map(|entry| entry.key.as_str()).collect();
+    objects.delete(&dropped).await.map_err(store("drop the old checkpoints", volume))?;
     let mut newest_first = page.entries[surplus..].iter().rev();
     Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
         Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),

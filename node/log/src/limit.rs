@@ -4,5 +4,3 @@
 pub(crate) const TRIES: usize = 8;
 /// Volumes that are read at once.
 pub(crate) const PARALLEL_READS: usize = 16;
-/// Deletes in flight at once.
-pub(crate) const PARALLEL_DELETES: usize = 16;

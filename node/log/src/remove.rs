@@ -10,7 +10,6 @@
 //!   shows only the first record must not take that for the log of a new volume, and an attach that read the
 //!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
 
-use futures::future::try_join_all;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
@@ -19,7 +18,7 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
 use crate::fork::forks_of;
-use crate::limit::{PARALLEL_DELETES, TRIES};
+use crate::limit::TRIES;
 use crate::read::{read_manifest_to_end, read_record, records_after, seqs_under};
 use crate::snapshot::{forgotten_from, live};
 use crate::truncate::{store_markers_beyond, was_truncated_after};
@@ -94,11 +93,7 @@ pub(crate) async fn remove_if(
             .map(|entry| entry.key.as_str())
             .filter(|key| ObjectKey::parse(key).is_some_and(|key| !stays_of_removed(&key, tombstone)))
             .collect();
-        for batch in unneeded.chunks(PARALLEL_DELETES) {
-            try_join_all(batch.iter().map(|key| objects.delete(key)))
-                .await
-                .map_err(store("delete an object", volume))?;
-        }
+        objects.delete(&unneeded).await.map_err(store("delete the objects", volume))?;
         found_any |= !unneeded.is_empty();
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),

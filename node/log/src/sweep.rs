@@ -40,7 +40,7 @@ use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Place, Seq, SnapshotName, VolumeId};
 
 use crate::fork::confirm_fork;
-use crate::limit::{PARALLEL_DELETES, PARALLEL_READS};
+use crate::limit::PARALLEL_READS;
 use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, seqs_under};
 use crate::remove::stays_of_removed;
@@ -283,12 +283,9 @@ async fn sweep_volume(
             store_markers_beyond(objects, volume, known.manifest.seq()).await?;
             is_barred = true;
         }
-        for batch in unneeded.chunks(PARALLEL_DELETES) {
-            try_join_all(batch.iter().map(|entry| objects.delete(&entry.key)))
-                .await
-                .map_err(store("delete an object", volume))?;
-            batch.iter().for_each(|entry| report.deleted.add(entry));
-        }
+        let keys: Vec<&str> = unneeded.iter().map(|entry| entry.key.as_str()).collect();
+        objects.delete(&keys).await.map_err(store("delete the objects", volume))?;
+        unneeded.iter().for_each(|entry| report.deleted.add(entry));
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
             Some(_) | None => return Ok(()),

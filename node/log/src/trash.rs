@@ -216,7 +216,7 @@ pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> 
         return Err(LogFailure::WasDeleted(volume.clone()));
     }
     let entry = TrashKey::Entry(stay).to_string();
-    objects.delete(&entry).await.map_err(store("take out of the trash the objects", volume))
+    objects.delete(&[&entry]).await.map_err(store("take out of the trash the objects", volume))
 }
 
 /// Ends a stay whose time is over at `now`, or whose end was decided: removes the volume, unless it was taken
@@ -366,7 +366,7 @@ async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<
 /// The entry first: see the module.
 async fn clear(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
     for key in [TrashKey::Entry(stay.clone()), TrashKey::End(stay.clone())] {
-        let deleted = objects.delete(&key.to_string()).await;
+        let deleted = objects.delete(&[&key.to_string()]).await;
         deleted.map_err(store("take out of the trash the objects", &stay.volume))?;
     }
     Ok(())

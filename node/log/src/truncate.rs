@@ -22,7 +22,6 @@
 //!   the same, so a page that a proxy sends in its place is an error too.
 
 use bytes::Bytes;
-use futures::future::try_join_all;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::log_length::{mark_after, mark_upto};
 use holdfast_engine::manifest::Manifest;
@@ -30,7 +29,6 @@ use holdfast_objects::{CreateError, ObjectStore};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 
-use crate::limit::PARALLEL_DELETES;
 use crate::read::{is_present, records_after};
 use crate::{LogFailure, store};
 
@@ -141,12 +139,8 @@ async fn delete_records(
     volume: &VolumeId,
     unneeded: &[Seq],
 ) -> Result<(), LogFailure> {
-    for batch in unneeded.chunks(PARALLEL_DELETES) {
-        let keys: Vec<String> =
-            batch.iter().map(|seq| ObjectKey::Log(volume.clone(), *seq).to_string()).collect();
-        try_join_all(keys.iter().map(|key| objects.delete(key)))
-            .await
-            .map_err(store("delete a log record", volume))?;
-    }
-    Ok(())
+    let keys: Vec<String> =
+        unneeded.iter().map(|seq| ObjectKey::Log(volume.clone(), *seq).to_string()).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    objects.delete(&keys).await.map_err(store("delete the log records", volume))
 }

@@ -280,8 +280,8 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
         self.inner.list(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.inner.delete(keys).await
     }
 }
 
@@ -335,7 +335,7 @@ async fn a_fork_without_its_first_record_keeps_its_objects() {
     let bytes = manifest.encode_checkpoint().into();
     holdfast_log::write_checkpoint(&store, &id("b"), manifest.seq(), bytes).await.unwrap();
     forget(&store, &id("a"), Seq(2)).await.unwrap();
-    store.delete("volumes/b/log/00000000000000000001").await.unwrap();
+    store.delete(&["volumes/b/log/00000000000000000001"]).await.unwrap();
     assert_eq!(read_manifest_to_end(&store, &id("b")).await.unwrap().lineage().ancestors(), [id("a")]);
     let readers = remove(&store, &id("a"), NONCE, 0).await.unwrap();
     assert_eq!(readers, [id("b")], "volume b can be read, and reads the objects of volume a");
@@ -407,7 +407,7 @@ async fn a_fork_stands_when_its_snapshot_is_forgotten_before_the_first_attach() 
     let store = with_snapshot().await;
     provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
     forget(&store, &id("a"), Seq(2)).await.unwrap();
-    store.delete("volumes/a/snapshots/00000000000000000002").await.unwrap();
+    store.delete(&["volumes/a/snapshots/00000000000000000002"]).await.unwrap();
     assert!(!read_manifest_to_end(&store, &id("b")).await.unwrap().is_unconfirmed());
     for sectors in [0, SECTORS] {
         assert_eq!(provision(&store, &id("b"), fork_of("a@2", sectors)).await.unwrap(), SECTORS);
@@ -474,7 +474,7 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for BeforeGet<F> {
         self.inner.list(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.inner.delete(keys).await
     }
 }

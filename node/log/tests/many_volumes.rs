@@ -118,7 +118,7 @@ async fn a_fork_whose_log_was_lost_keeps_what_it_reads() {
     b.commit(4, &[(5, 0b1)]).await;
     forget(&store, &id("a"), seq).await.unwrap();
     for key in store.keys().iter().filter(|key| key.starts_with("volumes/b/log/")) {
-        store.delete(key).await.unwrap();
+        store.delete(&[key]).await.unwrap();
     }
     let report = swept(&store).await;
     assert!(matches!(report.skipped[0].error, LogFailure::NoLog(_)));
@@ -363,7 +363,7 @@ async fn a_snapshot_that_was_taken_counts() {
     provision(&store, &id("a"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
     let seq = snapshot(&store, "a").await;
     forget(&store, &id("a"), seq).await.unwrap();
-    store.delete(&ObjectKey::Log(id("a"), seq).to_string()).await.unwrap();
+    store.delete(&[&ObjectKey::Log(id("a"), seq).to_string()]).await.unwrap();
     let taken = snapshot_detached(&store, &id("a"), SnapshotUid([2; 16]), NONCE, 8).await.unwrap();
     assert_eq!(holdfast_log::snapshots(&store, &id("a")).await.unwrap(), [taken], "it was said to be taken");
 }
@@ -447,8 +447,8 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
         self.inner.list(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.inner.delete(keys).await
     }
 }
 
@@ -481,7 +481,7 @@ impl ObjectStore for RangeFails {
         self.inner.list(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.inner.delete(keys).await
     }
 }

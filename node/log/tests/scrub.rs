@@ -154,7 +154,7 @@ async fn a_segment_of_a_merged_run_affects_what_its_frames_hold() {
     let report = stored.scrub().await;
     assert_eq!(report.unreadable(), [SectorRange::new(2, 2)]);
 
-    stored.store.delete(&stored.segment_key(0)).await.unwrap();
+    stored.store.delete(&[&stored.segment_key(0)]).await.unwrap();
     let report = stored.scrub().await;
     assert!(matches!(report.findings[0].fault, Damage::Missing));
     assert_eq!(report.unreadable(), [SectorRange::new(2, 2), SectorRange::new(32_768, 1)]);
@@ -182,7 +182,7 @@ async fn a_missing_object_and_one_cut_short_are_found() {
             let stored = Scrubbed::new().await;
             let key = stored.segment_key(number);
             match cut {
-                0 => stored.store.delete(&key).await.unwrap(),
+                0 => stored.store.delete(&[&key]).await.unwrap(),
                 cut => stored.store.corrupt(&key, |bytes| bytes.truncate(bytes.len() - cut)),
             }
             let report = stored.scrub().await;
@@ -230,7 +230,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     }
     let mut stored = Scrubbed::new().await;
     stored.commit(6, &[(9, 1)]).await;
-    stored.store.delete(&log_key(5)).await.unwrap();
+    stored.store.delete(&[&log_key(5)]).await.unwrap();
     let report = stored.scrub().await;
     assert_eq!(keys(&report), [log_key(5)]);
     assert!(matches!(report.findings[0].fault, Damage::Missing));
@@ -239,7 +239,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     // A missing record before the oldest checkpoint is not damage: a log may be truncated.
     let stored = Scrubbed::new().await;
     for seq in 1..3 {
-        stored.store.delete(&log_key(seq)).await.unwrap();
+        stored.store.delete(&[&log_key(seq)]).await.unwrap();
     }
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
 }

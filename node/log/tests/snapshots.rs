@@ -189,7 +189,7 @@ async fn an_attached_volume_forgets_and_its_checkpoints_keep_the_rest() {
     let checkpoint = manifest.encode_checkpoint().into();
     write_checkpoint(&store, &volume(), manifest.seq(), checkpoint).await.unwrap();
     for seq in 1..=4u64 {
-        store.delete(&format!("volumes/v/log/{seq:020}")).await.unwrap();
+        store.delete(&[&format!("volumes/v/log/{seq:020}")]).await.unwrap();
     }
     assert_eq!(list(&store).await, [2, 4]);
     forget(&store, &volume(), Seq(2)).await.unwrap();

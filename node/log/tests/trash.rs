@@ -219,7 +219,7 @@ async fn of_several_stays_the_last_one_counts() {
 async fn what_is_left_of_a_stay_is_deleted_later() {
     let (stored, there) = in_trash().await;
     end(&stored.store, &there, "taken back").await;
-    stored.store.delete(&TrashKey::Entry(there.stay.clone()).to_string()).await.unwrap();
+    stored.store.delete(&[&TrashKey::Entry(there.stay.clone()).to_string()]).await.unwrap();
     let trash = read_trash(&stored.store).await.unwrap();
     assert_eq!(trash.stays, []);
     trash.clear_left(&stored.store, there.since - Duration::from_secs(1)).await.unwrap();

@@ -60,6 +60,7 @@ pub const CASES: &[Case] = &[
     Case { name: "lists-are-ordered-pages", check: |ground| Box::pin(list::pages(ground)) },
     Case { name: "lists-start-after-any-key", check: |ground| Box::pin(list::start_after(ground)) },
     Case { name: "lists-see-creates-and-deletes", check: |ground| Box::pin(list::fresh(ground)) },
+    Case { name: "delete-of-many", check: |ground| Box::pin(list::delete_many(ground)) },
     Case { name: "delete-is-repeatable", check: |ground| Box::pin(list::delete_twice(ground)) },
     Case { name: "segment-in-one-request", check: |ground| Box::pin(segment::small(ground)) },
     Case { name: "segment-in-parts", check: |ground| Box::pin(segment::large(ground)) },
@@ -110,7 +111,7 @@ impl Ground {
         loop {
             let page = self.store.list(&prefix, None, 1000).await.map_err(during("sweeping"))?;
             for entry in &page.entries {
-                self.store.delete(&entry.key).await.map_err(during("sweeping"))?;
+                self.store.delete(&[&entry.key]).await.map_err(during("sweeping"))?;
             }
             if !page.more {
                 return Ok(());

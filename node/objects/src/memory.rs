@@ -255,11 +255,17 @@ impl ObjectStore for MemoryStore {
         Ok(Page { entries, more })
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        check_key(key)?;
-        let reply = self.arrive(Verb::Delete).await?;
-        self.objects().remove(key);
-        if reply == Reply::Lost { Err(lost_reply()) } else { Ok(()) }
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        keys.iter().try_for_each(|key| check_key(key))?;
+        for batch in keys.chunks(MAX_PAGE_ENTRIES) {
+            let reply = self.arrive(Verb::Delete).await?;
+            let mut objects = self.objects();
+            batch.iter().for_each(|key| drop(objects.remove(*key)));
+            if reply == Reply::Lost {
+                return Err(lost_reply());
+            }
+        }
+        Ok(())
     }
 }
 

@@ -100,12 +100,12 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// [`StoreError::Invalid`] if `limit` is 0; else why the store did not answer.
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
 
-    /// Deletes an object; one that is not there counts as deleted. Only for keys that are never created
-    /// again.
+    /// Deletes objects, in any order, 1,000 with a request; one that is not there counts as deleted. Only for
+    /// keys that are never created again.
     ///
     /// # Errors
-    /// The reason for which the store did not answer; the object may be gone.
-    async fn delete(&self, key: &str) -> Result<(), StoreError>;
+    /// The reason for which the store did not delete one of them; any of them may be gone.
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError>;
 }
 
 /// Checks that `key` can name an object in every store: relative, no empty, `.` or `..` part, and only

@@ -96,6 +96,19 @@ where
     }
 }
 
+/// The meaning of the error `code` that a server's answer names for one of several objects.
+pub(crate) fn classify_code(code: &str, message: Option<&str>, bucket: &str) -> StoreError {
+    let status = match code {
+        "AccessDenied" => 403,
+        "InternalError" | "ServiceUnavailable" => 500,
+        "NoSuchKey" => 404,
+        _ => 400,
+    };
+    let answer = Answer { status, code: code.to_owned(), from_s3: true };
+    let source = message.unwrap_or("no message").into();
+    answered(answer, source, bucket, "one of several").error
+}
+
 /// An error answer.
 struct Answer {
     status: u16,

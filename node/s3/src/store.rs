@@ -99,7 +99,7 @@ impl ObjectStore for S3Store {
         self.list_objects(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.delete_object(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.delete_objects(keys).await
     }
 }

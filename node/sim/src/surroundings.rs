@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::try_join_all;
 use holdfast_background::{Environment, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, header_offset};
@@ -81,11 +82,15 @@ impl ObjectStore for SimObjects {
         answer
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        let Answer::Stored(answer) = self.ask(StoreAsk::Delete { key: key.to_owned() }).await else {
-            unreachable!("a DELETE has another answer")
+    /// Each object is deleted at a time of its own, or is not: a request for many is not atomic.
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        let delete = async |key: &&str| {
+            let Answer::Stored(answer) = self.ask(StoreAsk::Delete { key: (*key).to_owned() }).await else {
+                unreachable!("a DELETE has another answer")
+            };
+            answer
         };
-        answer
+        try_join_all(keys.iter().map(delete)).await.map(drop)
     }
 }
 

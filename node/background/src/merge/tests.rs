@@ -179,7 +179,7 @@ fn a_missing_input_ends_a_merge_before_its_first_part() {
     let store = MemoryStore::new();
     let inputs: Vec<Run> = (1..4).rev().map(|number| segment(&store, number, 1)).collect();
     let key = ObjectKey::Segment(volume(), SegmentId(inputs[2].id())).to_string();
-    store.delete(&key).now_or_never().unwrap().unwrap();
+    store.delete(&[&key]).now_or_never().unwrap().unwrap();
     let (work, before) = (work(&store, |_wait| {}), store.counts().put);
     let ended = work.merge(&plan(&inputs, true)).now_or_never().expect("waits take no time");
     assert_eq!((ended, store.counts().put), (Err(inputs[2].id()), before));
@@ -484,7 +484,7 @@ fn the_rest_of_a_sparse_segment_is_relocated() {
     let segments = named(&store, &after);
     assert!(segments.len() == 2 && !segments.contains_key(&SegmentId(before[1].id())), "{segments:?}");
     let (indexes, gets) = (Indexes::new(64, 1 << 20), store.counts().get);
-    store.delete(&sparse).now_or_never().unwrap().unwrap();
+    store.delete(&[&sparse]).now_or_never().unwrap().unwrap();
     for block in 0..100 {
         let number = if block < 90 { 2 } else { 1 };
         assert!(content(&indexes, &store, block, &after)[..4096] == sector(number, block), "block {block}");
@@ -688,8 +688,8 @@ impl ObjectStore for OneDenied {
         self.store.list(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.store.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.store.delete(keys).await
     }
 }
 

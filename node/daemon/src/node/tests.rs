@@ -576,7 +576,7 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
         let [segment] = &segments[..] else { panic!("{segments:?}") };
         let mut bytes = bucket.objects.get(&segment.key, u64::MAX).await.unwrap().to_vec();
         bytes[0] ^= 1;
-        bucket.objects.delete(&segment.key).await.unwrap();
+        bucket.objects.delete(&[&segment.key]).await.unwrap();
         bucket.objects.put_segment(&segment.key, &mut ReadyParts::new([bytes.into()])).await.unwrap();
         // No read of it succeeds any more.
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();

@@ -21,7 +21,7 @@ pub async fn repair_checkpoints(
     let mut removed = Vec::new();
     for seq in &report.replaceable {
         let key = ObjectKey::Checkpoint(volume.clone(), *seq).to_string();
-        objects.delete(&key).await.map_err(store("remove a damaged checkpoint", volume))?;
+        objects.delete(&[&key]).await.map_err(store("remove a damaged checkpoint", volume))?;
         removed.push(key);
     }
     let manifest = &report.manifest;

@@ -75,9 +75,29 @@ pub(super) async fn fresh(ground: &Ground) -> Result<(), Violation> {
     ground.must_create(&key, BODY).await?;
     let there = ground.store.list(&prefix, None, 10).await.map_err(during("listing one"))?;
     must!(names(&there) == [key.as_str()], "after its create, {key} was listed as {:?}", names(&there));
-    ground.store.delete(&key).await.map_err(during("deleting"))?;
+    ground.store.delete(&[&key]).await.map_err(during("deleting"))?;
     let gone = ground.store.list(&prefix, None, 10).await.map_err(during("listing none"))?;
     must!(gone.entries.is_empty(), "after its delete, {:?} was listed", names(&gone));
+    Ok(())
+}
+
+/// None, and more than fit into one request, of which few are there.
+pub(super) async fn delete_many(ground: &Ground) -> Result<(), Violation> {
+    let there: Vec<String> = [0, 500, 999, 1000, 1100].map(|n| ground.key(&format!("many/{n:04}"))).into();
+    for key in &there {
+        ground.must_create(key, BODY).await?;
+    }
+    ground.must_create(&ground.key("many/other"), BODY).await?;
+    ground.store.delete(&[]).await.map_err(during("deleting nothing"))?;
+    let prefix = ground.key("many/");
+    let page = ground.store.list(&prefix, None, 10).await.map_err(during("listing all"))?;
+    must!(page.entries.len() == there.len() + 1, "before the delete, {:?} was listed", names(&page));
+    let keys: Vec<String> = (0..=1100).map(|n| ground.key(&format!("many/{n:04}"))).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    ground.store.delete(&keys).await.map_err(during("deleting many"))?;
+    let left = ground.store.list(&prefix, None, 10).await.map_err(during("listing the rest"))?;
+    let due = [ground.key("many/other")];
+    must!(names(&left) == due, "after the delete, {:?} was listed", names(&left));
     Ok(())
 }
 
@@ -86,7 +106,7 @@ pub(super) async fn delete_twice(ground: &Ground) -> Result<(), Violation> {
     ground.must_create(&key, BODY).await?;
     ground.must_create(&ground.key("object-sibling"), BODY).await?;
     for time in ["first", "second"] {
-        ground.store.delete(&key).await.map_err(during(&format!("the {time} delete")))?;
+        ground.store.delete(&[&key]).await.map_err(during(&format!("the {time} delete")))?;
     }
     let read = ground.store.get(&key, 1).await;
     must!(

@@ -78,7 +78,7 @@ async fn every_request_is_counted_once() {
     store.get_range(KEY, 0..1).await.unwrap();
     store.get_suffix(KEY, 1).await.unwrap();
     store.list("", None, 10).await.unwrap();
-    store.delete(KEY).await.unwrap();
+    store.delete(&[KEY]).await.unwrap();
     let due = RequestCounts { put: 2, get: 2, list: 1, delete: 1, ..RequestCounts::default() };
     assert_eq!(store.counts(), due);
 }

@@ -25,6 +25,8 @@ pub(crate) struct Backend {
     next_upload: AtomicU64,
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(crate) ignores_conditions: AtomicBool,
+    /// Refuses to delete each object that a request for many names.
+    pub(crate) denies_deletes: AtomicBool,
 }
 
 impl Backend {
@@ -143,6 +145,27 @@ impl S3 for Backend {
         check_bucket(&req.input.bucket)?;
         self.objects.lock().unwrap().remove(&req.input.key);
         Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    async fn delete_objects(
+        &self,
+        req: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        check_bucket(&req.input.bucket)?;
+        let keys = req.input.delete.objects.into_iter().map(|object| object.key);
+        if self.denies_deletes.load(Ordering::Relaxed) {
+            let denied =
+                |key| Error { code: Some("AccessDenied".to_owned()), key: Some(key), ..Error::default() };
+            let errors = Some(keys.map(denied).collect());
+            return Ok(S3Response::new(DeleteObjectsOutput { errors, ..DeleteObjectsOutput::default() }));
+        }
+        let mut objects = self.objects.lock().unwrap();
+        let delete = |key: String| {
+            objects.remove(&key);
+            DeletedObject { key: Some(key), ..DeletedObject::default() }
+        };
+        let deleted = Some(keys.map(delete).collect());
+        Ok(S3Response::new(DeleteObjectsOutput { deleted, ..DeleteObjectsOutput::default() }))
     }
 
     async fn create_multipart_upload(

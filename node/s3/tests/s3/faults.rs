@@ -220,8 +220,62 @@ async fn a_delete_whose_reply_is_lost_is_done() {
     let store = server.store().await;
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
     server.plan_fault(Method::DELETE, PlannedFault::LostReply);
-    store.delete(KEY).await.unwrap();
+    store.delete(&[KEY]).await.unwrap();
     assert_eq!(server.backend.keys(), Vec::<String>::new());
+}
+
+/// Creates `count` objects; their keys.
+async fn objects(store: &S3Store, count: usize) -> Vec<String> {
+    let keys: Vec<String> = (0..count).map(|number| format!("{KEY}-{number:04}")).collect();
+    for key in &keys {
+        assert_eq!(store.create(key, BODY).await.unwrap(), Created);
+    }
+    keys
+}
+
+#[tokio::test]
+async fn many_objects_are_deleted_with_one_request() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let keys = objects(&store, 40).await;
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    server.plan_fault(Method::POST, PlannedFault::LostReply);
+    store.delete(&keys).await.unwrap();
+    assert_eq!(server.backend.keys(), Vec::<String>::new());
+    assert_eq!(store.counts().delete, 2, "one, and its repetition");
+}
+
+/// Google's servers did not know the request.
+#[tokio::test]
+async fn objects_are_deleted_one_by_one_where_the_server_cannot_do_it_at_once() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let keys = objects(&store, 40).await;
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    server.plan_fault(Method::POST, PlannedFault::Answer(501, "NotImplemented"));
+    store.delete(&keys).await.unwrap();
+    assert_eq!(server.backend.keys(), Vec::<String>::new());
+    assert_eq!(store.counts().delete, 41);
+}
+
+/// A page in the server's place, and an answer of a server that did not do it.
+#[tokio::test]
+async fn an_object_that_the_server_does_not_call_deleted_is_not() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let keys = objects(&store, 2).await;
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    for page in ["<html>login</html>", "<DeleteResult/>", ""] {
+        for _ in 0..4 {
+            server.plan_fault(Method::POST, PlannedFault::Proxy(200, page));
+        }
+        let failure = store.delete(&keys).await.expect_err(page);
+        assert_eq!(failure.kind(), ErrorKind::Unavailable, "{page}: {failure}");
+        store.probe().await.expect("the server itself answers");
+    }
+    assert_eq!(server.backend.keys().len(), 2);
+    server.backend.denies_deletes.store(true, Ordering::Relaxed);
+    assert_eq!(store.delete(&keys).await.expect_err("denied").kind(), ErrorKind::Denied);
 }
 
 #[tokio::test]

@@ -281,6 +281,7 @@ forward! {
     get_object(GetObjectInput) -> GetObjectOutput;
     list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
     delete_object(DeleteObjectInput) -> DeleteObjectOutput;
+    delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
     create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
     upload_part(UploadPartInput) -> UploadPartOutput;
     complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;

@@ -87,7 +87,7 @@ impl ObjectStore for StoreClient {
         self.store().await?.list(prefix, start_after, limit).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.store().await?.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.store().await?.delete(keys).await
     }
 }

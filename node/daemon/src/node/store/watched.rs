@@ -223,9 +223,9 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
         self.note(sent, StoreError::kind, self.current().list(prefix, start_after, limit).await)
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         let sent = Sent::now();
-        let deleted = self.current().delete(key).await;
+        let deleted = self.current().delete(keys).await;
         if self.note_delete(&deleted) {
             return deleted;
         }
@@ -282,16 +282,16 @@ mod tests {
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         memory.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
         for _ in 0..2 {
-            watched.delete("a").await.expect_err("denied");
+            watched.delete(&["a"]).await.expect_err("denied");
         }
         let refused = watched.refused_deletes();
         assert!(refused.count == 2 && refused.newest.is_some_and(|why| why.contains("AccessDenied")));
         assert_eq!(watched.health(), StoreHealth::Answers);
         memory.heal();
         memory.fail_next(Verb::Delete, Fault::Before(ErrorKind::Unavailable));
-        watched.delete("a").await.expect_err("unreachable");
+        watched.delete(&["a"]).await.expect_err("unreachable");
         assert!(watched.health().unreachable().is_some() && watched.refused_deletes().newest.is_some());
-        watched.delete("a").await.expect("deleted");
+        watched.delete(&["a"]).await.expect("deleted");
         assert_eq!(watched.refused_deletes(), RefusedDeletes { count: 2, newest: None });
     }
 

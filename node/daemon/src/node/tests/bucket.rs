@@ -153,7 +153,7 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
             stored()
         }
         Method::DELETE => {
-            objects.delete(&key).await.unwrap();
+            objects.delete(&[&key]).await.unwrap();
             reply(204, Bytes::new())
         }
         Method::GET if key.is_empty() => list(head.uri.query().unwrap(), objects).await,

@@ -268,7 +268,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         refused(&node, &tenants.other(), "record 3 of the log there is of another writer").await;
         // A whole copy is the same log.
         for name in tenants.other.keys() {
-            tenants.other.delete(&name).await.unwrap();
+            tenants.other.delete(&[&name]).await.unwrap();
         }
         tenants.copy().await;
         node.renew_store("main", &tenants.other()).await.unwrap();

@@ -359,8 +359,8 @@ impl ObjectStore for Behind {
         Ok(Page { more: false, ..page })
     }
 
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.0.delete(key).await
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.0.delete(keys).await
     }
 }
 
