@@ -210,14 +210,12 @@ impl Bench {
         self.node.cli(&["detach", volume]).map(drop)
     }
 
-    /// Random writes of 4 KiB noise; each is followed by an fdatasync where `is_synced`.
-    fn write_random(&self, device: &str, requests: u32, is_synced: bool) -> Result<()> {
-        let how =
-            if is_synced { "--ioengine=psync --fdatasync=1" } else { "--ioengine=io_uring --iodepth=16" };
+    /// Random writes of 4 KiB noise, with these options of fio.
+    fn write_random(&self, device: &str, requests: u32, options: &str) -> Result<()> {
         let bytes = u64::from(requests) * 4096;
         let script = format!(
-            "fio --name=job --filename={device} --direct=1 {how} --rw=randwrite --bs=4k --io_size={bytes} \
-             --norandommap --refill_buffers --buffer_compress_percentage=0 --output-format=terse"
+            "fio --name=job --filename={device} --direct=1 --rw=randwrite --bs=4k --io_size={bytes} {options} \
+             --refill_buffers --buffer_compress_percentage=0 --output-format=terse"
         );
         let done = self.vm.run(&bash(&script), FIO_LIMIT)?;
         ensure!(done.exit == Exit::Code(0), "{script}: {:?}\n{}{}", done.exit, done.stdout, done.stderr);
@@ -247,7 +245,7 @@ fn many_commits(bench: &mut Bench) -> Result<Vec<Figure>> {
     const VOLUME: &str = "scattered";
     bench.create(VOLUME, "8Gi")?;
     let device = bench.attach(VOLUME, &["--durability", "object"])?;
-    bench.write_random(&device, COMMITS, true)?;
+    bench.write_random(&device, COMMITS, "--norandommap --ioengine=psync --fdatasync=1")?;
     let commits = bench.node.metric("holdfast_volume_committed_seq", VOLUME)?;
     ensure!(commits >= Some(f64::from(COMMITS)), "{commits:?} records are no {COMMITS} commits");
     bench.let_merges_end()?;

@@ -19,9 +19,9 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use crate::create::{CreateOutcome, create_record};
 use crate::fork::forks_of;
 use crate::limit::TRIES;
-use crate::read::{read_manifest_to_end, read_record, records_after, seqs_under};
+use crate::read::{read_manifest, read_manifest_to_end, read_record, records_after, seqs_under};
 use crate::snapshot::{forgotten_from, live};
-use crate::truncate::{store_markers_beyond, was_truncated_after};
+use crate::truncate::store_markers;
 use crate::{LogFailure, store};
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
@@ -66,17 +66,18 @@ pub(crate) async fn remove_if(
     unix_ms: u64,
     wanted: impl Fn(Option<&Manifest>) -> Wanted,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    let Some(tombstone) = bury(objects, volume, nonce, unix_ms, wanted).await? else {
+    let Some(Buried { tombstone, may_have_snapshots, may_have_writer }) =
+        bury(objects, volume, nonce, unix_ms, wanted).await?
+    else {
         return Ok(Vec::new());
     };
     // All snapshots are forgotten: a fork that comes now is void.
-    if !forgotten_from(objects, volume, Seq::FIRST).await?.is_empty() {
+    if may_have_snapshots && !forgotten_from(objects, volume, Seq::FIRST).await?.is_empty() {
         let forks = forks_of(objects, volume).await?;
         if !forks.is_empty() {
             return Ok(forks);
         }
     }
-    store_markers_beyond(objects, volume, tombstone).await?;
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is
@@ -97,7 +98,7 @@ pub(crate) async fn remove_if(
         found_any |= !unneeded.is_empty();
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
-            Some(_) | None if std::mem::take(&mut found_any) => start_after = None,
+            Some(_) | None if std::mem::take(&mut found_any) && may_have_writer => start_after = None,
             Some(_) | None => return Ok(Vec::new()),
         }
     }
@@ -114,28 +115,56 @@ pub(crate) fn stays_of_removed(key: &ObjectKey, tombstone: Seq) -> bool {
     }
 }
 
-/// The tombstone, made now if need be.
+/// The end of a volume's log.
+struct Buried {
+    tombstone: Seq,
+    /// False if no snapshot was ever registered.
+    may_have_snapshots: bool,
+    /// False if the volume was detached.
+    may_have_writer: bool,
+}
+
+impl Buried {
+    /// The volume's state before is not known.
+    fn at(tombstone: Seq) -> Self {
+        Self { tombstone, may_have_snapshots: true, may_have_writer: true }
+    }
+}
+
+/// Makes the tombstone, if there is none, and the markers of all places up to it. The state that is read need
+/// not be the log's last: a record that it lacks makes the create of the tombstone lose, or was truncated.
 async fn bury(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
     wanted: impl Fn(Option<&Manifest>) -> Wanted,
-) -> Result<Option<Seq>, LogFailure> {
+) -> Result<Option<Buried>, LogFailure> {
     for _ in 0..TRIES {
-        let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
-            return Ok(None);
+        let read = read_manifest(objects, volume).await;
+        let last = match &read {
+            Ok(manifest) if manifest.exists() || manifest.is_deleted() => manifest.seq(),
+            Ok(_) => return Ok(None),
+            Err(error) if is_unreadable(error) => {
+                match records_after(objects, volume, Seq(0)).await?.last() {
+                    Some(last) => *last,
+                    None => return Ok(None),
+                }
+            }
+            Err(_) => return read.map(|_| None),
         };
-        let read = refuse_with_snapshots(objects, volume, last).await?;
-        match read_record(objects, volume, last).await {
-            Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
-            // A damaged record is not a tombstone, and is about to be deleted.
-            Ok(_) | Err(LogFailure::Damaged { .. }) => {}
-            Err(error) => return Err(error),
+        let is_buried = match &read {
+            Ok(manifest) => manifest.is_deleted(),
+            Err(_) => is_tombstone(objects, volume, last).await?,
+        };
+        if is_buried {
+            let (true | false) = store_markers(objects, volume, last, last).await?;
+            return Ok(Some(Buried::at(last)));
         }
-        match (wanted(read.as_ref().ok()), read) {
+        let read = without_snapshots(objects, volume, last, read).await?;
+        match (wanted(read.as_ref().ok()), &read) {
             (Wanted::Removed, _) => {}
-            (Wanted::Unknown, Err(damage)) => return Err(damage),
+            (Wanted::Unknown, Err(_)) => return read.map(|_| None),
             (Wanted::Kept | Wanted::Unknown, _) => return Err(LogFailure::UsedSince(volume.clone())),
         }
         let record = Record {
@@ -148,25 +177,65 @@ async fn bury(
         };
         // Where an older LIST ended, records may have been truncated: then this is not the log's end.
         if create_record(objects, &record).await? == CreateOutcome::Created
-            && !was_truncated_after(objects, volume, last).await?
+            && store_markers(objects, volume, last, record.seq).await?
         {
-            return Ok(Some(record.seq));
+            return Ok(Some(match read {
+                Ok(manifest) => Buried {
+                    tombstone: record.seq,
+                    may_have_snapshots: manifest.had_snapshots(),
+                    may_have_writer: manifest.is_attached(),
+                },
+                Err(_) => Buried::at(record.seq),
+            }));
         }
     }
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// Reads the log, or how it is damaged. A record at `last` or before it may have registered snapshots;
-/// one that comes behind it makes the create of the tombstone lose.
+/// True of a log that a later attempt can hardly read.
+fn is_unreadable(failure: &LogFailure) -> bool {
+    matches!(
+        failure,
+        LogFailure::Damaged { .. }
+            | LogFailure::Misplaced { .. }
+            | LogFailure::Broken { .. }
+            | LogFailure::Contended(_)
+    )
+}
+
+/// A damaged record is not a tombstone, and is about to be deleted.
+async fn is_tombstone(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> Result<bool, LogFailure> {
+    match read_record(objects, volume, seq).await {
+        Ok(record) => Ok(record.body == Body::Delete),
+        Err(LogFailure::Damaged { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the log to its end, or how it is damaged; else as [`without_snapshots`].
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
+/// As [`without_snapshots`].
 pub(crate) async fn refuse_with_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     last: Seq,
 ) -> Result<Result<Manifest, LogFailure>, LogFailure> {
-    match read_manifest_to_end(objects, volume).await {
+    without_snapshots(objects, volume, last, read_manifest_to_end(objects, volume).await).await
+}
+
+/// The state or the damage that was `read` of a volume without snapshots. A record at `last` or before it may
+/// have registered one; one that comes behind it makes the create of the tombstone lose.
+///
+/// # Errors
+/// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
+async fn without_snapshots(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    last: Seq,
+    read: Result<Manifest, LogFailure>,
+) -> Result<Result<Manifest, LogFailure>, LogFailure> {
+    match read {
         Ok(manifest) => {
             let seqs: Vec<Seq> = live(objects, &manifest).await?.iter().map(|known| known.seq).collect();
             if seqs.is_empty() {
@@ -175,12 +244,7 @@ pub(crate) async fn refuse_with_snapshots(
                 Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs })
             }
         }
-        Err(
-            damage @ (LogFailure::Damaged { .. }
-            | LogFailure::Misplaced { .. }
-            | LogFailure::Broken { .. }
-            | LogFailure::Contended(_)),
-        ) => {
+        Err(damage) if is_unreadable(&damage) => {
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
             let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
             roots.retain(|seq| *seq <= last && !forgotten.contains(seq));

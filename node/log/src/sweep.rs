@@ -45,7 +45,7 @@ use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, seqs_under};
 use crate::remove::stays_of_removed;
 use crate::snapshot::marks_from;
-use crate::truncate::store_markers_beyond;
+use crate::truncate::store_markers;
 use crate::{LogFailure, store};
 
 pub use needed::Heads;
@@ -280,7 +280,8 @@ async fn sweep_volume(
         }
         if !unneeded.is_empty() && !is_barred {
             // Records are deleted too: their places must stay barred.
-            store_markers_beyond(objects, volume, known.manifest.seq()).await?;
+            let end = known.manifest.seq();
+            let (true | false) = store_markers(objects, volume, end, end).await?;
             is_barred = true;
         }
         let keys: Vec<&str> = unneeded.iter().map(|entry| entry.key.as_str()).collect();

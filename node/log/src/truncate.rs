@@ -71,7 +71,7 @@ pub async fn truncate(
         let before = marker;
         marker = mark_after(before);
         if marked.is_none_or(|marked| marked < marker) {
-            store_marker(objects, volume, marker).await?;
+            let (true | false) = store_marker(objects, volume, marker).await?;
             reach(CrashPoint::TruncationMarked);
         }
         let unneeded: Vec<Seq> = listed
@@ -108,26 +108,29 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) ->
     is_present(objects, "look for a truncation marker", &key).await
 }
 
-/// Stores every marker up to the first one after `seq` that is not there, in order: all records up to `seq`
-/// may be deleted then.
-pub(crate) async fn store_markers_beyond(
+/// Stores every marker up to the first one after `seq`, in order: all records up to `seq` may be deleted then.
+/// Returns false if records after `last`, which is not beyond `seq`, may have been truncated before.
+pub(crate) async fn store_markers(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
+    last: Seq,
     seq: Seq,
-) -> Result<(), LogFailure> {
-    let end = mark_after(seq);
-    let mut marker = newest_marker(objects, volume, end).await?.unwrap_or(Seq(0));
-    while marker < end {
+) -> Result<bool, LogFailure> {
+    let mut are_new = true;
+    let mut marker = newest_marker(objects, volume, last).await?.unwrap_or(Seq(0));
+    while marker < mark_after(seq) {
         marker = mark_after(marker);
-        store_marker(objects, volume, marker).await?;
+        are_new &= store_marker(objects, volume, marker).await?;
     }
-    Ok(())
+    Ok(are_new)
 }
 
-async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<(), LogFailure> {
+/// Returns false if it was there.
+async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     match objects.create(&key, Bytes::new()).await {
-        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
+        Ok(_) => Ok(true),
+        Err(CreateError::Exists { .. }) => Ok(false),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
             Err(store("store a truncation marker", volume)(source))
         }

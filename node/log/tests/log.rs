@@ -306,6 +306,29 @@ fn left_of_removed(seq: u64) -> Vec<String> {
 }
 
 /// Only the first marker stayed: a create in a place further on won, and proved nothing wrong.
+/// Two LISTs and a GET for each record since the last checkpoint, to read the log; the tombstone and a
+/// marker; a LIST of the objects, and a DELETE for 1,000 of them.
+#[tokio::test]
+async fn a_removal_costs_a_few_requests_whatever_the_volume_holds() {
+    let store = log_of(20).await;
+    assert_eq!(create_record(&store, &record(21, Body::Detach)).await.unwrap(), CreateOutcome::Created);
+    for segment in 0..900 {
+        let key = format!("volumes/v/segments/00000000000000000009-000000000000000000{segment:08}");
+        let _ = store.create(&key, "x".into()).await.unwrap();
+    }
+    let before = store.counts();
+    assert_eq!(remove(&store, &volume(), NONCE, 0).await.unwrap(), []);
+    let after = store.counts();
+    let spent = [
+        after.list - before.list,
+        after.get - before.get,
+        after.put - before.put,
+        after.delete - before.delete,
+    ];
+    assert_eq!(spent, [3, 21, 2, 1]);
+    assert_eq!(store.keys().len(), 3);
+}
+
 #[tokio::test]
 async fn no_place_of_a_removed_log_is_free() {
     for records in [5, 63, 64, 127, 128, 300] {
