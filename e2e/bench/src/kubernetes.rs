@@ -1,9 +1,9 @@
 //! Claims under Kubernetes: what a life asks of the API server and of the store, how long a user waits, what
 //! a lost node, rotated keys, a lost cluster and killed processes cost.
 //!
-//! Order: the times of programs on the host first, while no machine runs beside them; then the lives of
-//! claims on node a; then node b, whose clock counts instructions, joins and takes over. Scenarios follow,
-//! each in a world of its own.
+//! Order of the claims: the times of programs on the host first, while no machine runs beside them; then the
+//! lives on node a; then node b, whose clock counts instructions, joins and takes over. Each scenario has a
+//! world of its own.
 
 use holdfast_lab::csi_node::CsiNode;
 use holdfast_lab::images::{self, Recipe};
@@ -28,7 +28,7 @@ const BUCKET: &str = "bench";
 const ADOPTED: usize = 10;
 const MB: f64 = 1e6;
 
-pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+pub(super) fn run_claims(world: &World) -> Result<Vec<Figure>> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     story::provision_store(world, &s3, BUCKET)?;
@@ -46,14 +46,11 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     figures.extend(takeover::measure(world, &a, &b)?);
     b.vm().cut_power();
     operator.stop()?;
-
-    figures.extend(scenarios(world)?);
-    figures.extend(image_sizes(world)?);
     Ok(figures)
 }
 
 /// Figures of scenarios that the suite plays too.
-fn scenarios(world: &World) -> Result<Vec<Figure>> {
+pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
     let sanity = play(world, "csi-sanity", csi_sanity::sanity)?;
     let chaos = play(world, "chaos", chaos::chaos)?;
     let adopted = play(world, "adopt", |world| restore::adopt(world, ADOPTED))?;
@@ -90,7 +87,7 @@ fn scenarios(world: &World) -> Result<Vec<Figure>> {
 }
 
 /// Sizes of the images once they are unpacked.
-fn image_sizes(world: &World) -> Result<Vec<Figure>> {
+pub(super) fn run_images(world: &World) -> Result<Vec<Figure>> {
     let built = images::build(world.toolbox(), Profile::Release, &world.dir().join("images"))?;
     let sized = |image: &images::Built| {
         let Recipe { name, most_mb, .. } = image.recipe;
