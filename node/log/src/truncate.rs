@@ -108,8 +108,8 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) ->
     is_present(objects, "look for a truncation marker", &key).await
 }
 
-/// Stores every marker up to the first one after `seq`, in order: all records up to `seq` may be deleted then.
-/// Returns false if records after `last`, which is not beyond `seq`, may have been truncated before.
+/// Stores every marker up to the first one after `seq`, in order: all records up to `seq` may be deleted
+/// then. Returns false if records after `last`, which is not beyond `seq`, may have been truncated before.
 pub(crate) async fn store_markers(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
