@@ -10,7 +10,7 @@ use aws_sdk_s3::{
     types::{Delete, ObjectIdentifier},
 };
 use futures::future::try_join_all;
-use holdfast_objects::{StoreError, Verb};
+use holdfast_objects::{ErrorKind, StoreError, Verb};
 
 use crate::{
     classify::{classify, classify_code, foreign},
@@ -83,10 +83,11 @@ fn check(answer: &DeleteObjectsOutput, keys: &[String], bucket: &str) -> Result<
         left.remove(deleted.key().unwrap_or_default());
     }
     for failed in answer.errors() {
-        match classify_code(failed.code().unwrap_or_default(), failed.message(), bucket) {
-            StoreError::NotFound { .. } => drop(left.remove(failed.key().unwrap_or_default())),
-            error => return Err(error),
+        let error = classify_code(failed.code().unwrap_or_default(), failed.message(), bucket);
+        if error.kind() != ErrorKind::NotFound {
+            return Err(error);
         }
+        left.remove(failed.key().unwrap_or_default());
     }
     if left.is_empty() { Ok(()) } else { Err(foreign(200, "the names of the objects that it deleted")) }
 }
@@ -94,7 +95,6 @@ fn check(answer: &DeleteObjectsOutput, keys: &[String], bucket: &str) -> Result<
 #[cfg(test)]
 mod tests {
     use aws_sdk_s3::types::{DeletedObject, Error};
-    use holdfast_objects::ErrorKind;
 
     use super::*;
 
