@@ -12,6 +12,7 @@ pub mod chaos;
 mod chart;
 pub mod cluster;
 mod control_plane;
+mod cordon;
 mod csi_controller;
 pub mod csi_node;
 pub mod csi_sanity;
@@ -316,6 +317,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(150),
         alone: true,
         run: drain::run,
+    },
+    Scenario {
+        name: "cordon",
+        about: "a Node that is cordoned or tainted for its removal commits soon, and as usual once it is in service again",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: cordon::run,
     },
     Scenario {
         name: "cache-disk",

@@ -134,8 +134,12 @@ async fn serve(
         let permissions = FormatPermissions::default();
         edges.serve_api(listener, Api::new(node.clone(), stores.clone(), permissions.clone()));
         edges.reload_stores(reload, node.clone(), stores);
-        if matches!(control, Control::Kubernetes) {
-            edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions);
+        match control {
+            Control::Kubernetes => {
+                edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions);
+            }
+            // A daemon under Kubernetes may have left it so, and nothing else would end it.
+            Control::Standalone(_) => node.set_draining(false).await,
         }
         readiness.serves(node.clone());
         Ok(())
