@@ -22,6 +22,7 @@ pub mod drain;
 mod fenced;
 mod guards;
 mod held_requests;
+mod host_shutdown;
 mod images;
 pub mod kill_rounds;
 mod load;
@@ -324,6 +325,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(60),
         alone: false,
         run: cordon::run,
+    },
+    Scenario {
+        name: "host-shutdown",
+        about: "an orderly shutdown ends with volumes mounted under load and a flush that waits for the store; nothing flushed is lost",
+        expected: Duration::from_secs(120),
+        alone: false,
+        run: host_shutdown::run,
     },
     Scenario {
         name: "cache-disk",

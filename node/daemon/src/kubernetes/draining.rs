@@ -73,7 +73,7 @@ pub(super) async fn run<V: Volumes>(
             Ok(Some(found)) => {
                 let now = Draining::of(&found);
                 if *known.borrow() != now {
-                    tracing::info!(draining = ?now, "the Node was seen");
+                    tracing::info!(draining = ?now, "the Node said whether it is being drained");
                     volumes.set_draining(matches!(now, Draining::Yes(_))).await;
                     known.send_replace(now);
                 }
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// What the daemon was told, in order, of an API server that lists and then sends these Nodes.
+    /// The calls of the daemon, and the requests, for an API server that lists and then sends these Nodes.
     async fn told(listed: Vec<Value>, sent: &[(&str, Value)]) -> (Vec<bool>, Vec<String>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let sent: Vec<String> = sent

@@ -1,4 +1,4 @@
-//! Whether this node is being drained: then its volumes commit soon, so that the last commit of each is small.
+//! The drain of this node: meanwhile its volumes commit soon, so that the last commit of each is small.
 //!
 //! ```text
 //! <run>/draining      there while the node is being drained (tmpfs)
@@ -25,11 +25,12 @@ const FILE: &str = "draining";
 pub(super) async fn resume(run_dir: &Path, rings: &Rings) {
     if run_dir.join(FILE).exists() {
         tracing::info!("the node was being drained: its volumes commit soon");
-        tell(rings, true).await;
+        commit_soon(rings, true).await;
     }
 }
 
-async fn tell(rings: &Rings, soon: bool) {
+/// All volumes commit soon from now on, or no longer.
+pub(super) async fn commit_soon(rings: &Rings, soon: bool) {
     join_all(rings.iter().map(|ring| ring.send(Message::CommitSoon(soon)))).await;
 }
 
@@ -48,6 +49,6 @@ impl Node {
         if let Err(error) = remembered {
             tracing::warn!(file = %file.display(), %error, draining, "a restarted daemon will not know this");
         }
-        tell(&self.0.rings, draining).await;
+        commit_soon(&self.0.rings, draining).await;
     }
 }

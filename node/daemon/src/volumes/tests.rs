@@ -89,7 +89,7 @@ impl Fake {
         self.inner.lock().sweeps.clone()
     }
 
-    /// What was said so far of whether the node is being drained.
+    /// The answers so far to whether the node is being drained.
     pub(crate) fn draining(&self) -> Vec<bool> {
         self.inner.lock().draining.clone()
     }
