@@ -80,7 +80,8 @@ pub struct StorageNodeStatus {
     pub last_handoff: Option<Handoff>,
     /// `Ready`: the daemon runs and at least one transport can be used. `SectorsAtomic`: the disk under `stateDir` promises
     /// that a power cut leaves every 4096-byte sector of a volume as one write made it. `KernelTeardownFixed`: the kernel is
-    /// 7.1 or newer, without the known faults in the end of a ublk server.
+    /// 7.1 or newer, without the known faults in the end of a ublk server. `Draining`: the Node is cordoned, or tainted by a
+    /// program that removes nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -20,6 +20,7 @@ use programs::Programs;
 
 mod programs;
 mod serve;
+mod shut_down;
 
 /// Kernel command line prefix: the machine's host name follows.
 pub const NAME: &str = "holdfast.name=";

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -301,6 +301,21 @@ impl Vm {
         let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
         stopping.agent.done(&Request::PowerOff, POWER_OFF_LIMIT)?;
         stopping.qemu.wait(POWER_OFF_LIMIT).map(drop)
+    }
+
+    /// Shuts the machine down in an orderly way: its programs are asked to end, file systems on volumes are
+    /// unmounted. Returns how long that took.
+    ///
+    /// # Errors
+    /// If it is off already or does not turn itself off within the limit; then its power is taken away.
+    pub fn shut_down(&self, limit: Duration) -> Result<Duration> {
+        let mut running = self.lock();
+        let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
+        let begun = Instant::now();
+        stopping.agent.done(&Request::ShutDown, POWER_OFF_LIMIT)?;
+        let ended = stopping.qemu.wait(limit);
+        ended.with_context(|| format!("the shutdown did not end:\n{}", tail(&self.console(), 30)))?;
+        Ok(begun.elapsed())
     }
 
     /// The ends of the console and of the spawned programs' logs, for a person who looks for a fault.

@@ -96,6 +96,8 @@ pub enum Request {
     },
     /// Write everything out and turn the machine off.
     PowerOff,
+    /// End all processes, unmount file systems on devices of ublk, and turn the machine off.
+    ShutDown,
 }
 
 /// A program with its arguments.

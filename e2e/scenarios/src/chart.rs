@@ -37,6 +37,10 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(!has(&defaults, kind), "{kind} is rendered although no value asks for it");
     }
     ensure!(count(&defaults, BUDGET) == 2, "operator and CSI controller lack a budget");
+    for daemon_set in defaults.iter().filter(|object| object.lines().any(|line| line == "kind: DaemonSet")) {
+        ensure!(stays_to_the_end(daemon_set)?, "an autoscaler may evict the pods of\n{daemon_set}");
+    }
+    ensure!(count(&defaults, "kind: DaemonSet") == 2, "node daemon and CSI node are DaemonSets");
     accepted(world, "defaults", &defaults)?;
     let all = render(world, "all", &everything())?;
     for kind in OPTIONAL {
@@ -126,6 +130,14 @@ fn accepted(world: &World, name: &str, objects: &[String]) -> Result<()> {
     fs::write(&file, known.join("\n---\n")).context("write the rendered chart")?;
     let file = file.display().to_string();
     world.kubectl(["apply", "--server-side", "--validate=strict", "--filename", &file]).map(drop)
+}
+
+/// True if the cluster autoscaler leaves the pods of a DaemonSet alone on a node that it removes. It looks at
+/// the pods, not at the DaemonSet.
+fn stays_to_the_end(daemon_set: &str) -> Result<bool> {
+    let (_, pods) = daemon_set.split_once("\n  template:\n").context("a DaemonSet has pods")?;
+    let annotation = "cluster-autoscaler.kubernetes.io/enable-ds-eviction: \"false\"";
+    Ok(pods.lines().any(|line| line.trim() == annotation))
 }
 
 fn count(objects: &[String], line: &str) -> usize {

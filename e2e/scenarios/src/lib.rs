@@ -12,6 +12,7 @@ pub mod chaos;
 mod chart;
 pub mod cluster;
 mod control_plane;
+mod cordon;
 mod csi_controller;
 pub mod csi_node;
 pub mod csi_sanity;
@@ -21,6 +22,7 @@ pub mod drain;
 mod fenced;
 mod guards;
 mod held_requests;
+mod host_shutdown;
 mod images;
 pub mod kill_rounds;
 mod load;
@@ -316,6 +318,20 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(150),
         alone: true,
         run: drain::run,
+    },
+    Scenario {
+        name: "cordon",
+        about: "a Node that is cordoned or tainted for its removal commits soon, and as usual once it is in service again",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: cordon::run,
+    },
+    Scenario {
+        name: "host-shutdown",
+        about: "an orderly shutdown ends with volumes mounted under load and a flush that waits for the store; nothing flushed is lost",
+        expected: Duration::from_secs(120),
+        alone: false,
+        run: host_shutdown::run,
     },
     Scenario {
         name: "cache-disk",

@@ -3,13 +3,14 @@
 //! ```text
 //! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM -> stop those -> leave the devices QUIESCED
 //!   -> end every task -> release the lock -> last traces and log lines
+//! where the host shuts down: -> stop those -> detach what is not in use -> leave the rest -> stop that
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
 //! the admin endpoint (metrics, readiness, log level) is served from the first moment on
 //! ```
 //! Owns: the order of start and stop.
 //! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a
-//! device; the lock is released only when no thread of this process can touch a device or a local file any
-//! more.
+//! device, and nothing but a detach or the end of the host stops one; the lock is released only when no
+//! thread of this process can touch a device or a local file any more.
 //! On failure: what fails at the start ends the process; later, only the data plane may.
 
 use std::io;
@@ -31,6 +32,7 @@ use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
+use crate::host;
 use crate::kubernetes;
 use crate::node::{FailureKind, Node, NodeError, Owner};
 use crate::readiness::Readiness;
@@ -134,8 +136,12 @@ async fn serve(
         let permissions = FormatPermissions::default();
         edges.serve_api(listener, Api::new(node.clone(), stores.clone(), permissions.clone()));
         edges.reload_stores(reload, node.clone(), stores);
-        if matches!(control, Control::Kubernetes) {
-            edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions);
+        match control {
+            Control::Kubernetes => {
+                edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions);
+            }
+            // A daemon under Kubernetes may have left it so, and nothing else would end it.
+            Control::Standalone(_) => node.set_draining(false).await,
         }
         readiness.serves(node.clone());
         Ok(())
@@ -147,12 +153,27 @@ async fn serve(
             Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
         },
     };
-    tracing::info!("stopping; the devices stay and wait for the next daemon");
+    let host = host::shutdown().await;
+    if let Some(phase) = host {
+        tracing::info!(
+            ?phase,
+            "stopping, as the host shuts down: volumes are detached or their devices stopped"
+        );
+    } else {
+        tracing::info!("stopping; the devices stay and wait for the next daemon");
+    }
     edges.end().await;
+    let devices = match host {
+        Some(phase) => Some(node.release_all(phase.unused_within()).await),
+        None => None,
+    };
     *left = tokio::time::timeout(GRACE, node.shutdown()).await.unwrap_or_else(|_elapsed| {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
         None
     });
+    if let Some(devices) = devices {
+        devices.stop().await;
+    }
     outcome
 }
 

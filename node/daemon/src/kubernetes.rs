@@ -9,6 +9,7 @@
 //! condition `Attached` and tried again.
 
 mod conditions;
+mod draining;
 mod event;
 mod facts;
 mod heartbeat;
@@ -32,6 +33,7 @@ use holdfast_service::tasks::Tasks;
 use holdfast_types::Backoff;
 use kube::Client;
 use kube::runtime::reflector;
+use tokio::sync::watch;
 
 use crate::format_permissions::FormatPermissions;
 use crate::volumes::Volumes;
@@ -52,6 +54,8 @@ pub(crate) async fn run<V: Volumes>(
     let work = async {
         let client = connect().await;
         let (object_stores, writer) = reflector::store();
+        let known = watch::Sender::default();
+        let draining = known.subscribe();
         tokio::join!(
             store_renewal::run(client.clone(), volumes.clone(), writer),
             volume::run(
@@ -64,7 +68,8 @@ pub(crate) async fn run<V: Volumes>(
             ),
             snapshot::run(client.clone(), node_name.clone(), volumes.clone()),
             heartbeat::run(client.clone(), node_name.clone()),
-            storage_node::run(client, node_name, state_dir, volumes),
+            draining::run(client.clone(), node_name.clone(), volumes.clone(), known),
+            storage_node::run(client, node_name, state_dir, volumes, draining),
         );
     };
     tokio::select! {

@@ -8,6 +8,7 @@
 
 mod clock;
 mod device;
+mod draining;
 mod error;
 mod exit_on_panic;
 pub(crate) mod fenced;
@@ -287,6 +288,7 @@ impl Node {
             tasks,
             owner: Some(owner).into(),
         }));
+        draining::resume(&node.0.dirs.run, &node.0.rings).await;
         node.recover_all(within).await?;
         node.0.tasks.spawn(node.clone().keep_ticking());
         node.keep_quota();

@@ -41,6 +41,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         change: SettingsChange,
     ) -> impl Future<Output = Result<Settings, Failure>> + Send;
 
+    /// The node is being drained from now on, or no longer: while it is, all volumes commit soon.
+    fn set_draining(&self, draining: bool) -> impl Future<Output = ()> + Send;
+
     /// Detaches a volume after its final commit; waits while the store is unreachable.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
@@ -129,6 +132,10 @@ impl Volumes for Node {
 
     async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<Settings, Failure> {
         Self::configure(self, volume, change).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn set_draining(&self, draining: bool) {
+        Self::set_draining(self, draining).await;
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {

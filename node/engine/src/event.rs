@@ -209,6 +209,9 @@ pub enum Event {
     /// The volume has these settings from here on. Flushes that are not answered yet keep what the new ones
     /// promise; those that were answered keep what they promised.
     Configure(Settings),
+    /// While true, dirty data is sealed at [`crate::limit::COMMIT_SOON_BYTES`] and
+    /// [`crate::limit::COMMIT_SOON_AGE_MS`] at the latest; the settings stay as they are.
+    CommitSoon(bool),
     /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at
     /// once where the volume is fenced.
     Repair {

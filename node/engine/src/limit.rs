@@ -37,6 +37,10 @@ pub const MAP_WRITE_PAGES: usize = 64;
 pub const EVICT_PAGES: u64 = 64;
 /// Bytes to evict when a write hits ENOSPC.
 pub const DISK_FULL_EVICT_BYTES: u64 = 64 << 20;
+/// Dirty bytes of a side at which a volume that is to commit soon seals it, where its own limit is larger.
+pub const COMMIT_SOON_BYTES: u64 = 1 << 20;
+/// Age in milliseconds at which such a volume seals dirty data, where its own limit is longer.
+pub const COMMIT_SOON_AGE_MS: u64 = 1000;
 /// Least milliseconds between a swap of the sides and a seal made only because the side's clean data is
 /// needed.
 pub const EARLY_SEAL_EVERY_MS: u64 = 1000;

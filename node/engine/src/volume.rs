@@ -206,7 +206,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::IoCompleted { id, result } => {
                 self.io_completed(id, result, out);
                 // The common case, a write on a volume that has nothing to seal, ends here.
-                let few_dirty = self.core.dirty_bytes(self.core.map.active()) < self.core.limits.seal_bytes;
+                let few_dirty = !self.core.is_seal_full(self.core.map.active());
                 if self.sealer.is_open() && self.data.evictor.is_idle() && few_dirty {
                     return;
                 }
@@ -265,6 +265,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Detach => self.detach(out),
             Event::Grow { sectors } => self.grow(sectors, out),
             Event::Configure(settings) => self.configure(settings, out),
+            Event::CommitSoon(soon) => self.core.commits_soon = soon,
             // Nothing can be repaired any more.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
@@ -525,7 +526,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         core.lifecycle == Lifecycle::Detaching
             || self.sealer.seals.is_wanted()
-            || core.dirty_bytes(side) >= core.limits.seal_bytes
+            || core.is_seal_full(side)
             || core.is_overdue(side)
             || self.data.evictor.wants_other_side(core, true)
             || self.repair.wants_seal(side)

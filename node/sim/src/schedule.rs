@@ -356,6 +356,11 @@ impl Schedule {
         let usual = self.world.terms.limits.max_age_ms;
         let max_age_ms = *self.rng().pick(&[usual / 2, usual, 2 * usual]);
         self.world.configure(host, Settings { max_age_ms, durability });
+        // Where processes live long, seals stay as large as the limits allow.
+        if self.deaths.kill.is_some() {
+            let soon = self.rng().once_in(8);
+            self.world.commit_soon(host, soon);
+        }
     }
 
     /// Something is done about snapshots. The control plane hurries while no writer is there.

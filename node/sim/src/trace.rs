@@ -154,6 +154,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::Configure(Settings { max_age_ms, durability }) => {
             (27, [*max_age_ms, u64::from(*durability == Durability::Object), 0, 0])
         }
+        Event::CommitSoon(soon) => (28, [u64::from(*soon), 0, 0, 0]),
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
     }
 }
@@ -298,6 +299,7 @@ fn event_words(event: &Event) -> String {
         | Event::Detach
         | Event::Grow { .. }
         | Event::Configure(_)
+        | Event::CommitSoon(_)
         | Event::Repair { .. }
         | Event::MergeFailed { .. }
         | Event::Tick => format!("{event:?}"),

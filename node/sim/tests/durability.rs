@@ -5,7 +5,7 @@ use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability, Settings};
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, Faults, World};
-use holdfast_types::SectorRange;
+use holdfast_types::{SECTOR_BYTES, SectorRange};
 
 const LIMITS: DirtyLimits =
     DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
@@ -150,6 +150,47 @@ fn a_shorter_age_limit_seals_old_data_at_once() {
     assert!(world.status(0).unwrap().seal.in_progress);
     assert_eq!(world.status(0).unwrap().settings.max_age_ms, 5000);
     drive::until(&mut world, 0, |world| world.holds_a_commit());
+}
+
+/// A node that is drained commits each second, whatever the volume's own limits are, and reports those.
+#[test]
+fn what_is_dirty_is_committed_soon_while_that_is_asked_for() {
+    let mut world = world_with_a_write();
+    let usual = world.status(0).unwrap().settings;
+    let begins_after = |world: &mut World, passed| {
+        world.tick(0, passed);
+        world.status(0).unwrap().seal.in_progress
+    };
+    assert!(!begins_after(&mut world, 5000));
+    world.commit_soon(0, true);
+    assert!(world.status(0).unwrap().seal.in_progress, "it is older than a second");
+    drive::until(&mut world, 0, |world| world.holds_a_commit() && world.status(0).unwrap().dirty_bytes == 0);
+    let requests = world.store_requests();
+    assert!(!begins_after(&mut world, 100_000), "nothing is dirty");
+    write(&mut world, 8);
+    assert!(!begins_after(&mut world, 999));
+    assert_eq!(world.store_requests(), requests, "an idle volume costs nothing");
+    assert!(begins_after(&mut world, 1));
+    drive::until(&mut world, 0, |world| world.status(0).unwrap().dirty_bytes == 0);
+    assert_eq!(world.status(0).unwrap().settings, usual);
+    world.commit_soon(0, false);
+    write(&mut world, 9);
+    assert!(!begins_after(&mut world, 5000));
+}
+
+#[test]
+fn a_mebibyte_is_committed_soon_while_that_is_asked_for() {
+    let limits = DirtyLimits { seal_bytes: 64 << 20, max_bytes: 64 << 20, ..LIMITS };
+    let mut world = World::new(1, 2, 40_000, limits, Faults::default());
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
+    drive::until(&mut world, 0, |world| world.is_ready(0));
+    world.commit_soon(0, true);
+    let sectors = (1 << 20) / SECTOR_BYTES;
+    for start in 0..sectors {
+        assert!(!world.status(0).unwrap().seal.in_progress, "{start} sectors are dirty");
+        write(&mut world, start);
+    }
+    assert!(world.status(0).unwrap().seal.in_progress);
 }
 
 #[test]

@@ -74,6 +74,12 @@ fn answer(
             super::power_off()?;
             Ok(Reply::Done)
         }
+        Request::ShutDown => {
+            wire::send_json(connection, &Reply::Done)?;
+            connection.shutdown(Shutdown::Write).context("say goodbye")?;
+            super::shut_down::run()?;
+            Ok(Reply::Done)
+        }
     }
 }
 

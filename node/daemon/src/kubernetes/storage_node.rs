@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     Condition, ConditionBuilder, ConditionStatus, FencedData, NODE_FIELD_MANAGER, READY, StorageNode,
-    StorageNodeStatus, Time, TransportSupport,
+    StorageNodeStatus, Time, TransportSupport, find_condition,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -17,7 +17,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
+use super::draining::{Draining, Sign};
 use super::transport::transport_name;
 use crate::node::{Capabilities, NodeVolumeStatus, StateDisk, VolumeState, fenced, run_blocking};
 use crate::volumes::Volumes;
@@ -26,6 +29,8 @@ use crate::volumes::Volumes;
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
+/// Condition: the node's pods will leave.
+const DRAINING: &str = "Draining";
 /// Interval at which the node examines itself; an unchanged report is not written again.
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
 /// Interval at which figures (free space, number of volumes) are written.
@@ -33,12 +38,19 @@ const FIGURES_EVERY: Duration = Duration::from_secs(60);
 /// Free space is published in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
-/// Runs until it is dropped.
-pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: PathBuf, volumes: V) {
+/// Runs until it is dropped. A change of `draining` is reported at once.
+pub(crate) async fn run<V: Volumes>(
+    client: Client,
+    name: String,
+    state_dir: PathBuf,
+    volumes: V,
+    mut draining: watch::Receiver<Draining>,
+) {
     let mut written = None;
     loop {
         let since = written.map(|at: Instant| at.elapsed());
-        match report(&client, &name, &state_dir, &volumes, since).await {
+        let known = draining.borrow_and_update().clone();
+        match report(&client, &name, &state_dir, &volumes, (since, known)).await {
             Ok(true) => written = Some(Instant::now()),
             Ok(false) => {}
             Err(error) => tracing::warn!(
@@ -46,7 +58,8 @@ pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: Pat
                 "could not write the StorageNode; volumes stay served"
             ),
         }
-        tokio::time::sleep(EVERY.delay(1, fastrand::f64())).await;
+        // An error means that the sender is gone, with which this ends, too.
+        let _changed = timeout(EVERY.delay(1, fastrand::f64()), draining.changed()).await;
     }
 }
 
@@ -57,7 +70,7 @@ async fn report<V: Volumes>(
     name: &str,
     state_dir: &Path,
     volumes: &V,
-    since: Option<Duration>,
+    (since, draining): (Option<Duration>, Draining),
 ) -> Result<bool, ApiError> {
     let api: Api<StorageNode> = Api::all(client.clone());
     // The operator writes into it too, and it goes with its Node.
@@ -74,6 +87,7 @@ async fn report<V: Volumes>(
         state_dir,
         space,
         fenced,
+        draining,
     };
     let now = Time(Timestamp::now());
     let status =
@@ -184,10 +198,11 @@ struct StorageNodeFacts<'a> {
     state_dir: &'a Path,
     space: Option<Space>,
     fenced: Vec<FencedData>,
+    draining: Draining,
 }
 
 fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
-    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
+    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced, draining } = facts;
     let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
@@ -208,11 +223,12 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         conditions.build(READY, ConditionStatus::False, "NoTransport", message)
     };
     let attached = volumes.iter().filter(|volume| volume.state == VolumeState::Attached).count();
-    let conditions = vec![
+    let mut described = vec![
         ready,
         sectors_atomic(state_disk.as_ref(), state_dir, conditions),
         kernel_teardown_fixed(&kernel_release, conditions),
     ];
+    described.extend(is_draining(&draining, conditions));
     StorageNodeStatus {
         kernel_release: Some(kernel_release),
         daemon_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
@@ -223,8 +239,25 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         transports,
         fenced,
         last_handoff: None,
-        conditions,
+        conditions: described,
     }
+}
+
+/// Until the Node was seen, the condition is what it was.
+fn is_draining(draining: &Draining, conditions: &ConditionBuilder<'_>) -> Option<Condition> {
+    let means =
+        "Volumes upload what is dirty after a second or a mebibyte, so that their last commits are small";
+    let (reason, sign) = match draining {
+        Draining::Unknown => return find_condition(conditions.previous, DRAINING).cloned(),
+        Draining::No => {
+            let message = "the Node is neither cordoned nor tainted for its removal";
+            return Some(conditions.build(DRAINING, ConditionStatus::False, "InService", message));
+        }
+        Draining::Yes(Sign::Cordoned) => ("Cordoned", "is cordoned".to_owned()),
+        Draining::Yes(Sign::Tainted(key)) => ("Tainted", format!("has the taint {key}")),
+    };
+    let message = format!("the Node {sign}. {means}");
+    Some(conditions.build(DRAINING, ConditionStatus::True, reason, message))
 }
 
 fn kernel_teardown_fixed(release: &str, conditions: &ConditionBuilder<'_>) -> Condition {
@@ -316,7 +349,7 @@ mod tests {
         });
         let client = Client::new(server, "default");
         for _ in 0..2 {
-            report(&client, "a", Path::new("/"), &Fake::default(), None).await.unwrap();
+            report(&client, "a", Path::new("/"), &Fake::default(), (None, Draining::Unknown)).await.unwrap();
         }
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
     }
@@ -334,6 +367,7 @@ mod tests {
             state_dir: Path::new("/state"),
             space: None,
             fenced: Vec::new(),
+            draining: Draining::Unknown,
         }
     }
 
@@ -399,6 +433,21 @@ mod tests {
         assert!(old.message.contains("6.18.44-generic") && old.message.ends_with("Boot Linux 7.1 or newer"));
         assert_eq!(shown("7.1.0").status, "True");
         assert_eq!(shown("No such file").status, "Unknown");
+    }
+
+    #[test]
+    fn a_node_that_is_drained_says_by_which_sign() {
+        assert_eq!(first(|conditions| is_draining(&Draining::Unknown, conditions)), None);
+        let shown = |draining| first(|conditions| is_draining(&draining, conditions)).unwrap();
+        let cordoned = shown(Draining::Yes(Sign::Cordoned));
+        assert_eq!((cordoned.status.as_str(), cordoned.reason.as_str()), ("True", "Cordoned"));
+        let tainted = shown(Draining::Yes(Sign::Tainted("karpenter.sh/disrupted")));
+        assert!(tainted.message.starts_with("the Node has the taint karpenter.sh/disrupted. "));
+        assert_eq!(shown(Draining::No).status, "False");
+        let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let before = [cordoned.clone()];
+        let restarted = ConditionBuilder { previous: &before, observed_generation: None, now: &now };
+        assert_eq!(is_draining(&Draining::Unknown, &restarted), Some(cordoned), "a restart changes nothing");
     }
 
     #[test]

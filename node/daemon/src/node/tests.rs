@@ -3,6 +3,7 @@
 
 mod bucket;
 mod devices;
+mod draining;
 pub(super) mod host;
 pub(super) mod kernel;
 pub(super) mod logged;

@@ -9,6 +9,7 @@ pub(in crate::node) mod grow;
 pub(in crate::node) mod own_log;
 pub(in crate::node) mod present;
 pub(in crate::node) mod recover;
+pub(in crate::node) mod release_all;
 pub(in crate::node) mod scrub;
 pub(in crate::node) mod snapshot;
 pub(in crate::node) mod state;

@@ -41,6 +41,7 @@ struct Inner {
     snapshots: Vec<(VolumeId, Option<String>, Snapshot)>,
     failure: Option<Failure>,
     renewed: Vec<(String, S3Config)>,
+    draining: Vec<bool>,
     /// Detaches, scrubs and sweeps never end.
     hangs: bool,
 }
@@ -86,6 +87,11 @@ impl Fake {
     /// The sweeps so far.
     pub(crate) fn sweeps(&self) -> Vec<SweepRequest> {
         self.inner.lock().sweeps.clone()
+    }
+
+    /// The answers so far to whether the node is being drained.
+    pub(crate) fn draining(&self) -> Vec<bool> {
+        self.inner.lock().draining.clone()
     }
 
     /// Number of operations and interfaces that use it.
@@ -230,6 +236,10 @@ impl Volumes for Fake {
         status.max_dirty_age = change.max_dirty_age.or(status.max_dirty_age);
         let max_age_ms = millis(status.max_dirty_age.unwrap());
         Ok(Settings { max_age_ms, durability: status.durability.unwrap() })
+    }
+
+    async fn set_draining(&self, draining: bool) {
+        self.inner.lock().draining.push(draining);
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {

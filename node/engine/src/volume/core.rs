@@ -15,7 +15,7 @@ use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
-use crate::limit::UPLOAD_PLACE_AHEAD;
+use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES, UPLOAD_PLACE_AHEAD};
 use crate::manifest::Manifest;
 use crate::record::Record;
 use crate::safeguard::{
@@ -39,6 +39,8 @@ pub(super) struct Core<M> {
     /// have deleted.
     pub(super) merges: u64,
     pub(super) limits: DirtyLimits,
+    /// Dirty data is to be committed soon, whatever the limits say.
+    pub(super) commits_soon: bool,
     pub(super) lifecycle: Lifecycle,
     pub(super) dirty: PerSide<DirtySide>,
     pub(super) unflushed: Unflushed,
@@ -86,6 +88,7 @@ impl<M: Memory> Core<M> {
             manifest: None,
             merges: 0,
             limits: setup.limits,
+            commits_soon: false,
             lifecycle: Lifecycle::Serving,
             dirty: PerSide::from_fn(|_side| DirtySide::clean(pages)),
             unflushed: Unflushed::after_takeover(&map),
@@ -196,7 +199,16 @@ impl<M: Memory> Core<M> {
     /// Returns true if dirty data of `side` reached its age limit.
     pub(super) fn is_overdue(&self, side: Side) -> bool {
         let age = self.dirty[side].since.map_or(0, |since| self.now.saturating_sub(since));
-        safeguard(SealByAge) && !self.dirty[side].pages.is_empty() && age >= self.limits.max_age_ms
+        let usual = self.limits.max_age_ms;
+        let limit = if self.commits_soon { usual.min(COMMIT_SOON_AGE_MS) } else { usual };
+        safeguard(SealByAge) && !self.dirty[side].pages.is_empty() && age >= limit
+    }
+
+    /// Returns true if `side` has as many dirty bytes as one commit should.
+    pub(super) fn is_seal_full(&self, side: Side) -> bool {
+        let usual = self.limits.seal_bytes;
+        let limit = if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual };
+        self.dirty_bytes(side) >= limit
     }
 
     /// Writes go to the other side from here on. Returns the one that was active.

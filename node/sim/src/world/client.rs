@@ -58,6 +58,11 @@ impl World {
         self.tell(host, Event::Configure(settings));
     }
 
+    /// The volume that `host` serves is to commit soon, or no longer.
+    pub fn commit_soon(&mut self, host: usize, soon: bool) {
+        self.tell(host, Event::CommitSoon(soon));
+    }
+
     /// Sectors of the device of `host`.
     pub(crate) fn device_sectors(&self, host: usize) -> Option<u64> {
         self.hosts[host].device.as_ref().map(|device| device.sectors)

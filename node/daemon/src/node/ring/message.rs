@@ -108,5 +108,7 @@ pub(in crate::node) enum Message {
         slot: Result<SlabSlot, Errno>,
     },
     Tick,
+    /// All volumes, also those that come later, commit soon while this is true.
+    CommitSoon(bool),
     Leave,
 }

@@ -10,6 +10,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use holdfast_engine::event::Event;
 use holdfast_ring::{Completion, Ended, RingError, RingOptions};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, QueueCommand};
@@ -67,6 +68,8 @@ struct RingThread {
     /// Completions for volumes that were gone, or queues that were closed.
     late: u64,
     messages: Receiver<Message>,
+    /// All volumes commit soon.
+    commits_soon: bool,
     leaving: Option<Instant>,
     /// Volumes to release once no operation on their files is in flight.
     removed: Vec<(VolumeKey, Reply)>,
@@ -86,6 +89,7 @@ impl RingThread {
             figures: Arc::default(),
             late: 0,
             messages,
+            commits_soon: false,
             leaving: None,
             removed: Vec::new(),
         })
@@ -176,7 +180,7 @@ impl RingThread {
 
     fn on_message(&mut self, message: Message, now: Millis) {
         match message {
-            Message::Add { volume, done } => drop(done.send(self.add(*volume))),
+            Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
             Message::Open { key, device, queues, done } => {
                 drop(done.send(self.open(key, device, queues)));
             }
@@ -215,6 +219,12 @@ impl RingThread {
                 let late = self.late + self.ring.late_completions();
                 self.figures.show(late, self.ring.max_operations());
             }
+            Message::CommitSoon(soon) => {
+                self.commits_soon = soon;
+                for served in self.volumes.iter_mut() {
+                    served.handle(&mut self.ring, Event::CommitSoon(soon), now);
+                }
+            }
             Message::Leave => {
                 for served in self.volumes.iter_mut() {
                     served.drain();
@@ -234,14 +244,17 @@ impl RingThread {
         Ok(())
     }
 
-    fn add(&mut self, new: NewVolume) -> Result<VolumeKey, RingError> {
+    fn add(&mut self, new: NewVolume, now: Millis) -> Result<VolumeKey, RingError> {
         let slots = self.register(&new)?;
         let NewVolume { planned, label, work, published, place, .. } = new;
-        let (ring, shared) = (&mut self.ring, self.shared);
+        let (ring, shared, commits_soon) = (&mut self.ring, self.shared, self.commits_soon);
         Ok(self.volumes.insert(|key| {
             let made = ServedParts { key, label, slots, shared, work, published, place };
             let mut served = ServedVolume::new(planned, made);
             served.begin(ring);
+            if commits_soon {
+                served.handle(ring, Event::CommitSoon(true), now);
+            }
             served
         }))
     }

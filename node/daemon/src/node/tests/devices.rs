@@ -1,6 +1,8 @@
 //! Ownership of devices: several volumes on a kernel that reuses numbers, and a process that ends at every
 //! step.
 
+mod host_shutdown;
+
 use std::future::Future;
 
 use holdfast_ublk::{DeviceInfo, DeviceState};

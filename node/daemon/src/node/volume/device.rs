@@ -211,7 +211,7 @@ pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) {
 }
 
 /// A device that does not exist needs no stop.
-fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
+pub(in crate::node) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
     match stopped {
         Err(ControlError::NotFound { .. }) => Ok(()),
         stopped => stopped,

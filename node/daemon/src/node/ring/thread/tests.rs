@@ -127,7 +127,7 @@ fn turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
 #[test]
 fn a_late_command_of_a_closed_queue_is_counted() {
     let mut thread = ring_thread();
-    let key = thread.add(new_volume()).unwrap();
+    let key = thread.add(new_volume(), now()).unwrap();
     let written = logged(|| {
         for tag in [3, 4] {
             thread.ring.no_operation(InFlight::Command(QueueCommand { owner: key, queue_id: 0, tag }));
@@ -146,7 +146,7 @@ fn a_late_command_of_a_closed_queue_is_counted() {
 #[test]
 fn an_open_while_a_remove_waits_is_refused() {
     let mut thread = ring_thread();
-    let key = thread.add(new_volume()).unwrap();
+    let key = thread.add(new_volume(), now()).unwrap();
     thread.on_message(Message::Event { key, event: Event::Detach }, now());
     assert!(!thread.is_still(), "its last round is in flight");
     let (done, mut removed) = oneshot::channel();

@@ -1,0 +1,70 @@
+//! The end of a node with its host.
+
+use super::*;
+
+const WITHIN: Duration = Duration::from_millis(300);
+
+/// The devices of the host's volumes, by state.
+fn ours(host: &Host) -> Vec<DeviceState> {
+    let (known, tags) = (host.kernel.devices(), ["x", "y"].map(|name| host.dirs.tag(&id(name), 1)));
+    known.into_values().filter(|info| tags.contains(&info.tag)).map(|info| info.state).collect()
+}
+
+async fn end_with_the_host(node: &Node) {
+    let left = node.release_all(WITHIN).await;
+    node.clone().shutdown().await;
+    left.stop().await;
+}
+
+/// An orderly restart of a host did not end: the devices were left to a daemon that did not come, and what
+/// was mounted waited for them.
+#[test]
+fn no_device_waits_for_the_next_daemon() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.attach(&node, "y").await;
+        let y = host.device_of(host.dirs.tag(&id("y"), 1)).unwrap().id;
+        host.kernel.change(y, |known| known.is_used = true);
+        end_with_the_host(&node).await;
+        assert_eq!(ours(host), [DeviceState::Dead], "x is detached, the device of y is stopped");
+        assert!(host.dirs.local_of(&id("x")).read_record().unwrap().is_none());
+    });
+    assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+    // Another daemon of the same host, or of the next boot.
+    host.daemon(|node| async move {
+        for volume in ["x", "y"] {
+            host.attach(&node, volume).await;
+        }
+        host.check(&node).await;
+        host.end(&node).await;
+    });
+}
+
+#[test]
+fn a_device_that_is_unmounted_meanwhile_is_detached() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.change(1, |known| known.is_used = true);
+        let unmounted = async {
+            tokio::time::sleep(WITHIN / 10).await;
+            host.kernel.change(1, |known| known.is_used = false);
+        };
+        tokio::join!(node.release_all(LIMIT), unmounted);
+        assert_eq!(ours(host), []);
+        assert!(node.list().is_empty());
+    });
+}
+
+#[test]
+fn a_store_that_does_not_answer_holds_up_no_shutdown() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.bucket.close("volumes/");
+        end_with_the_host(&node).await;
+        assert!(ours(host).iter().all(|state| *state == DeviceState::Dead), "{:?}", ours(host));
+        host.bucket.open();
+    });
+}
