@@ -15,6 +15,7 @@ use holdfast_lab::world::World;
 use serde::Serialize;
 
 pub mod coverage;
+mod external_storage;
 pub mod fio;
 mod index;
 mod kubernetes;
@@ -93,6 +94,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(700),
         profile: Profile::Dev,
         run: kubernetes::run,
+    },
+    Benchmark {
+        name: "external-storage",
+        about: "Kubernetes' own tests of storage drivers on a cluster with the chart; HOLDFAST_SPECS, a regular expression, chooses some",
+        expected: Duration::from_secs(7200),
+        profile: Profile::Dev,
+        run: external_storage::run,
     },
     Benchmark {
         name: "proof",
