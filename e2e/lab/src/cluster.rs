@@ -222,10 +222,15 @@ impl Store<'_> {
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
             "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
             "volumeSnapshotClasses": classes.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
-            // There is one node to run on.
-            "operator": { "replicas": 1 },
+            // There is one node to run on. It is emulated: the chart's requests, which say what a share of the
+            // processors each pod has, are too small for leases of seconds on it.
+            "operator": { "replicas": 1, "resources": { "requests": { "cpu": "400m", "memory": "64Mi" } } },
             "csi": {
-                "controller": { "replicas": 1 },
+                "controller": {
+                    "replicas": 1,
+                    "resources": { "requests": { "cpu": "200m", "memory": "32Mi" } },
+                },
+                "node": { "resources": { "requests": { "cpu": "200m", "memory": "32Mi" } } },
                 "sidecars": {
                     "provisioner": tag("csi-provisioner"),
                     "attacher": tag("csi-attacher"),
