@@ -139,9 +139,9 @@ impl Suite {
     }
 }
 
-/// What the driver is declared to do. The short waits are upstream's: specs that expect a failure wait for
-/// their end. Source: `DriverInfo` of
-/// `test/e2e/storage/framework/testdriver.go`, `driverDefinition` of `test/e2e/storage/external/external.go`.
+/// The driver as it is declared to the specs. The short waits are upstream's: specs that expect a failure
+/// wait for their end. Source: `DriverInfo` of `test/e2e/storage/framework/testdriver.go`,
+/// `driverDefinition` of `test/e2e/storage/external/external.go`.
 fn declaration(class: &str) -> Value {
     let waits = [
         "ClaimBound",
