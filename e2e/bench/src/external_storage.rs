@@ -28,19 +28,21 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let specs = suite.run(world, STORE, chosen.as_deref()).with_context(|| cluster.describe())?;
 
     let named = |outcome: Outcome| specs.iter().filter(move |spec| spec.outcome == outcome);
-    for (outcome, word) in [(Outcome::Skipped, "skipped"), (Outcome::Failed, "failed")] {
+    let words = [(Outcome::Passed, "passed"), (Outcome::Skipped, "skipped"), (Outcome::Failed, "failed")];
+    for (outcome, word) in words {
         for spec in named(outcome) {
-            report::line(format_args!("{word}: {}: {}", spec.name, spec.reason));
+            let line = format!("{word}: {} {}", spec.name, spec.reason);
+            report::line(line.trim_end());
         }
     }
     let most_failed = Some(Bar::Exactly(0.0));
     let least_passed = chosen.is_none().then_some(Bar::AtLeast(LEAST_PASSED));
-    let of = chosen.unwrap_or_else(|| "all specs of the suite".to_owned());
+    let of = if chosen.is_some() { "those that HOLDFAST_SPECS chooses" } else { "all specs of the suite" };
     let figure = |name: &str, outcome, bar| Figure {
         name: format!("external_storage_{name}"),
-        value: named(outcome).map(|_| 1.0).sum(),
+        value: f64::from(u32::try_from(named(outcome).count()).unwrap_or(u32::MAX)),
         unit: "specs",
-        against: of.clone(),
+        against: of.to_owned(),
         bar,
     };
     Ok(vec![

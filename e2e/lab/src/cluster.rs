@@ -222,8 +222,8 @@ impl Store<'_> {
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
             "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
             "volumeSnapshotClasses": classes.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
-            // There is one node to run on. It is emulated: the chart's requests, which say what a share of the
-            // processors each pod has, are too small for leases of seconds on it.
+            // There is one node to run on. It is emulated: the chart's requests, by which pods share the
+            // processors, are too small there for leases of seconds.
             "operator": { "replicas": 1, "resources": { "requests": { "cpu": "400m", "memory": "64Mi" } } },
             "csi": {
                 "controller": {

@@ -20,9 +20,9 @@ const RUNTIME_LIMIT: Duration = Duration::from_secs(600);
 const REGISTRATION_LIMIT: Duration = Duration::from_secs(600);
 /// Directory of the node's configuration and keys.
 const DIR: &str = "/run/kubernetes";
-/// Start of a part of the node itself. As on other nodes the control group of such parts is one beside that of
-/// all pods: in the root group each of their threads would have as large a share of the processors as all pods
-/// together. Memory is there, and an emulated processor is not: fewer collections of garbage.
+/// Start of a part of the node itself. As on other nodes the control group of such parts is one beside that
+/// of all pods: in the root group each of their threads would have as large a share of the processors as all
+/// pods together. Memory is there, and an emulated processor is not: fewer collections of garbage.
 const SYSTEM: &str = "echo $$ > /sys/fs/cgroup/system/cgroup.procs; GOGC=400 exec";
 /// Taint of a node that waits for its cloud's controller.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
