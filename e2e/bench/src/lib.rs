@@ -15,6 +15,7 @@ use holdfast_lab::world::World;
 use serde::Serialize;
 
 pub mod coverage;
+mod external_storage;
 pub mod fio;
 mod index;
 mod kubernetes;
@@ -43,7 +44,7 @@ pub struct Benchmark {
     pub run: fn(&World) -> Result<Vec<Figure>>,
 }
 
-/// All benchmarks.
+/// All benchmarks that run when none is named.
 pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "ring",
@@ -131,6 +132,15 @@ pub const ALL: &[Benchmark] = &[
     },
 ];
 
+/// Benchmarks that run only when they are named.
+pub const BY_NAME: &[Benchmark] = &[Benchmark {
+    name: "external-storage",
+    about: "Kubernetes' own tests of storage drivers on a cluster with the chart; HOLDFAST_SPECS, a regular expression, chooses some",
+    expected: Duration::from_secs(7200),
+    profile: Profile::Dev,
+    run: external_storage::run,
+}];
+
 /// One number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
@@ -175,8 +185,10 @@ impl Bar {
 /// # Errors
 /// If none has that name, one fails, or, after all figures were printed, one misses its bar.
 pub fn run(filter: Option<&str>) -> Result<()> {
-    let chosen: Vec<&Benchmark> =
-        ALL.iter().filter(|benchmark| filter.is_none_or(|filter| benchmark.name.contains(filter))).collect();
+    let chosen: Vec<&Benchmark> = match filter {
+        None => ALL.iter().collect(),
+        Some(part) => ALL.iter().chain(BY_NAME).filter(|benchmark| benchmark.name.contains(part)).collect(),
+    };
     ensure!(!chosen.is_empty(), "no such benchmark; `cargo e2e list` names them all");
     let toolbox = Toolbox::open()?;
     let (mut figures, mut failed) = (Vec::new(), Vec::new());

@@ -16,8 +16,10 @@ use serde_json::{Value, json};
 use crate::command::output;
 use crate::images::{self, Image};
 use crate::operator::NAMESPACE;
-use crate::pins::SIDECARS;
+use crate::pins::{SIDECARS, SNAPSHOTTER};
+use crate::process::Process;
 use crate::report;
+use crate::setup::go::SNAPSHOT_PROGRAMS;
 use crate::setup::{Profile, Toolbox};
 use crate::vm::Vm;
 use crate::vm::machine::{Options, free_port};
@@ -41,8 +43,19 @@ const INSTALL_LIMIT: &str = "20m";
 pub struct Cluster<'a> {
     world: &'a World,
     node: Arc<Vm>,
+    /// The controller of snapshots, where they were asked for.
+    snapshots: Option<Process>,
     // Dropped before the world's API server.
     _controllers: Controllers,
+}
+
+/// Parts that not every cluster has.
+#[derive(Debug, Default)]
+pub struct Extras {
+    /// The kinds of `snapshot.storage.k8s.io` and their controller, so that the chart has the snapshotter.
+    pub snapshots: bool,
+    /// Images that pods may name.
+    pub images: Vec<Image>,
 }
 
 impl<'a> Cluster<'a> {
@@ -51,16 +64,25 @@ impl<'a> Cluster<'a> {
     /// # Errors
     /// If one cannot be built or does not start.
     pub fn start(world: &'a World) -> Result<Self> {
-        share_images(world)?;
+        Self::start_with(world, &Extras::default())
+    }
+
+    /// The same, with more parts.
+    ///
+    /// # Errors
+    /// If one cannot be built or does not start.
+    pub fn start_with(world: &'a World, extras: &Extras) -> Result<Self> {
+        share_images(world, extras)?;
         world.share(&world.toolbox().kubernetes("kubelet")?, "bin/kubelet")?;
         let control_plane = world.control_plane()?;
         report::step("start controller manager and scheduler");
         let controllers = Controllers::start(world.toolbox(), &control_plane)?;
+        let snapshots = extras.snapshots.then(|| start_snapshots(world)).transpose()?;
         let port = free_port()?;
         let node = world.vm_with(NODE, || Options::cluster_node(port))?;
         report::step("start containerd and kubelet, import the images");
         node::start(&node, &control_plane, port)?;
-        let cluster = Self { world, node, _controllers: controllers };
+        let cluster = Self { world, node, snapshots, _controllers: controllers };
         node::admit(world, NODE)?;
         Ok(cluster)
     }
@@ -78,7 +100,8 @@ impl<'a> Cluster<'a> {
     pub fn install(&self, store: &Store) -> Result<()> {
         report::step("helm install the chart, wait until all pods are ready");
         let values = self.world.dir().join("values.json");
-        fs::write(&values, store.values().to_string()).context("write the chart's values")?;
+        fs::write(&values, store.values(self.snapshots.is_some()).to_string())
+            .context("write the chart's values")?;
         let installed = self.helm(&[
             "install".as_ref(),
             "holdfast".as_ref(),
@@ -104,6 +127,31 @@ impl<'a> Cluster<'a> {
         fs::write(&file, store.object().to_string()).context("write the ObjectStore")?;
         self.world.kubectl(["apply".as_ref(), "--filename".as_ref(), file.as_os_str()])?;
         self.world.wait_for(&format!("objectstore/{}", store.name), "condition=Ready")
+    }
+
+    /// Lets the kubelet run the CSI driver's probes less often. Each is a process in a container, and at the
+    /// chart's periods an emulated node spends half of its time on them.
+    ///
+    /// # Errors
+    /// If the pods are not ready again.
+    pub fn relax_probes(&self) -> Result<()> {
+        report::step("lengthen the periods of the CSI driver's probes");
+        for (object, container) in [
+            ("daemonset/holdfast-csi-node", "csi-node"),
+            ("deployment/holdfast-csi-controller", "csi-controller"),
+        ] {
+            let probes = json!({
+                "name": container,
+                "livenessProbe": { "periodSeconds": 300 },
+                "readinessProbe": { "periodSeconds": 60 },
+            });
+            let patch = json!({ "spec": { "template": { "spec": { "containers": [probes] } } } }).to_string();
+            let namespace = format!("--namespace={NAMESPACE}");
+            self.world.kubectl(["patch", object, &namespace, "--patch", &patch])?;
+            let status = ["rollout", "status", object, &namespace, "--timeout=20m"];
+            self.world.kubectl(status).with_context(|| self.describe())?;
+        }
+        Ok(())
     }
 
     /// Runs the chart's own test to its end.
@@ -162,8 +210,9 @@ pub struct Store<'a> {
 }
 
 impl Store<'_> {
-    /// The chart's values.
-    fn values(&self) -> Value {
+    /// The chart's values. With `snapshots` there is a VolumeSnapshotClass of the same name.
+    fn values(&self, snapshots: bool) -> Value {
+        let classes: &[&str] = if snapshots { &[self.name] } else { &[] };
         let tag = |name: &str| {
             let version = SIDECARS.iter().find(|(sidecar, _)| *sidecar == name).map(|(_, version)| version);
             json!({ "tag": version.map(|version| format!("v{version}")) })
@@ -172,14 +221,21 @@ impl Store<'_> {
             "node": { "slabSize": "256Mi", "cacheSize": "4Gi", "maxDirty": "512Mi" },
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
             "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
-            // There is one node to run on.
-            "operator": { "replicas": 1 },
+            "volumeSnapshotClasses": classes.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
+            // There is one node to run on. It is emulated: the chart's requests, by which pods share the
+            // processors, are too small there for leases of seconds.
+            "operator": { "replicas": 1, "resources": { "requests": { "cpu": "400m", "memory": "64Mi" } } },
             "csi": {
-                "controller": { "replicas": 1 },
+                "controller": {
+                    "replicas": 1,
+                    "resources": { "requests": { "cpu": "200m", "memory": "32Mi" } },
+                },
+                "node": { "resources": { "requests": { "cpu": "200m", "memory": "32Mi" } } },
                 "sidecars": {
                     "provisioner": tag("csi-provisioner"),
                     "attacher": tag("csi-attacher"),
                     "resizer": tag("csi-resizer"),
+                    "snapshotter": { "tag": format!("v{SNAPSHOTTER}") },
                 },
             },
         })
@@ -203,29 +259,55 @@ impl Store<'_> {
 }
 
 /// Makes all images that pods of the cluster use, in the share of the machines.
-fn share_images(world: &World) -> Result<()> {
+fn share_images(world: &World, extras: &Extras) -> Result<()> {
     let directory = world.dir().join("images");
     let toolbox = world.toolbox();
     let mut archives = Vec::new();
     for built in images::build(toolbox, Profile::Dev, &directory)? {
         archives.push(built.path);
     }
-    for (name, version) in SIDECARS {
+    let mut sidecars = SIDECARS.to_vec();
+    if extras.snapshots {
+        sidecars.push((SNAPSHOT_PROGRAMS[0], SNAPSHOTTER));
+    }
+    for (name, version) in sidecars {
         let reference = format!("registry.k8s.io/sig-storage/{name}:v{version}");
         archives.push(Image::of_static(&reference, name, &toolbox.sidecar(name)?)?.write(&directory)?.0);
     }
-    archives.push(tools(toolbox)?.write(&directory)?.0);
+    archives.push(tools(toolbox, TOOLS_IMAGE)?.write(&directory)?.0);
     for archive in archives {
         let name = archive.file_name().context("an archive has a name")?;
         world.share_file(&archive, &Path::new("images").join(name).display().to_string())?;
     }
+    for (number, image) in extras.images.iter().enumerate() {
+        let (archive, _) = image.write(&directory.join("extra"))?;
+        world.share_file(&archive, &format!("images/extra-{number}.tar"))?;
+    }
     Ok(())
 }
 
-/// The image of [`TOOLS_IMAGE`]: it waits unless a pod says what it does.
-fn tools(toolbox: &Toolbox) -> Result<Image> {
+/// Installs the kinds of `snapshot.storage.k8s.io` and starts their controller on the host.
+fn start_snapshots(world: &World) -> Result<Process> {
+    report::step("install the kinds of snapshots, start their controller");
+    let kinds = world.toolbox().snapshot_kinds()?;
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&kinds).with_context(|| format!("list {}", kinds.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("snapshot.storage.k8s.io_") {
+            files.push(format!("--filename={}", path.display()));
+        }
+    }
+    world.kubectl(["apply", "--server-side"].into_iter().chain(files.iter().map(String::as_str)))?;
+    let established = ["wait", "--for=condition=Established", "--timeout=60s"];
+    world.kubectl(established.into_iter().chain(files.iter().map(String::as_str)))?;
+    controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)
+}
+
+/// An image with a shell and its tools, at `reference`: it waits unless a pod says what it does.
+pub(crate) fn tools(toolbox: &Toolbox, reference: &str) -> Result<Image> {
     let program = toolbox.busybox()?;
-    let mut image = Image::of_static(TOOLS_IMAGE, "bin/busybox", &program)?;
+    let mut image = Image::of_static(reference, "bin/busybox", &program)?;
     image.user = images::ROOT;
     image.entrypoint.extend(["sleep", "inf"].map(str::to_owned));
     for applet in output(Command::new(&program).arg("--list"))?.lines().filter(|name| *name != "busybox") {

@@ -95,6 +95,9 @@ pub const CSI_SANITY: &str = "5.6.0";
 /// asks for a later provisioner, whose library the module proxy does not serve.
 pub const SIDECARS: &[(&str, &str)] =
     &[("csi-attacher", "4.13.0"), ("csi-provisioner", "6.3.0"), ("csi-resizer", "2.3.0")];
+/// Version of the CSI project's snapshotter and snapshot controller, in the same module. The chart asks for
+/// 8.7.0, whose requirements would raise those of all other sidecars.
+pub const SNAPSHOTTER: &str = "8.6.0";
 /// Oldest Go that builds all these, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.

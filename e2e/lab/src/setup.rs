@@ -175,6 +175,14 @@ impl Toolbox {
         go::sidecar(&self.cache, &self.workspace, name)
     }
 
+    /// The directory of the kinds of `snapshot.storage.k8s.io`.
+    ///
+    /// # Errors
+    /// If they cannot be fetched.
+    pub fn snapshot_kinds(&self) -> Result<PathBuf> {
+        go::snapshot_kinds(&self.cache, &self.workspace)
+    }
+
     /// The Debian packages that images are made from.
     ///
     /// # Errors

@@ -41,6 +41,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(stays_to_the_end(daemon_set)?, "an autoscaler may evict the pods of\n{daemon_set}");
     }
     ensure!(count(&defaults, "kind: DaemonSet") == 2, "node daemon and CSI node are DaemonSets");
+    probes_wait(&defaults)?;
     accepted(world, "defaults", &defaults)?;
     let all = render(world, "all", &everything())?;
     for kind in OPTIONAL {
@@ -52,6 +53,17 @@ pub(super) fn run(world: &World) -> Result<()> {
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
     ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
+    Ok(())
+}
+
+/// Every probe waits longer than the kubelet's default of a second, which a process on a busy node exceeds.
+fn probes_wait(objects: &[String]) -> Result<()> {
+    for object in objects {
+        let lines = |of: &str| object.lines().filter(|line| line.trim_start().starts_with(of)).count();
+        let (probes, waits) =
+            (lines("livenessProbe:") + lines("readinessProbe:"), lines("timeoutSeconds: 6"));
+        ensure!(probes == waits, "a probe without a time limit: {object}");
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
-// kube-apiserver only, for the end-to-end tests. Upstream's own require list, with every
-// staging module replaced by its published version. Regenerate when the version changes.
+// Kubernetes for the end-to-end tests: the programs of a cluster, and its own tests of storage drivers.
+// Upstream's own require list, with every staging module replaced by its published version. Regenerate when
+// the version changes.
 module holdfast.dev/e2e/kubernetes
 
 go 1.26.0

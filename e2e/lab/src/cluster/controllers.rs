@@ -1,4 +1,4 @@
-//! kube-controller-manager and kube-scheduler on the host's loopback.
+//! kube-controller-manager, kube-scheduler and snapshot-controller on the host's loopback.
 
 use std::fs;
 use std::net::TcpStream;
@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use crate::control_plane::ControlPlane;
 use crate::process::Process;
 use crate::setup::Toolbox;
+use crate::setup::go::SNAPSHOT_PROGRAMS;
 use crate::vm::machine::free_port;
 use crate::wait::until;
 
@@ -55,4 +56,12 @@ impl Controllers {
         }
         Ok(Self { _processes: processes })
     }
+}
+
+/// Starts the controller of snapshots, as an administrator. Their kinds exist.
+pub(super) fn start_snapshots(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Process> {
+    let [_, name] = SNAPSHOT_PROGRAMS;
+    let mut command = Command::new(toolbox.sidecar(name)?);
+    command.arg(format!("--kubeconfig={}", control_plane.admin_kubeconfig().display()));
+    Process::spawn(name, &command, &control_plane.dir().join(format!("{name}.log")))
 }

@@ -5,10 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::command::{output, show};
-use crate::pins::{CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, SIDECARS, VERSITYGW};
+use crate::pins::{
+    CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, SIDECARS, SNAPSHOTTER, VERSITYGW,
+};
 use crate::setup::apt::AptRoot;
 
 /// Times of the builds on two quiet cores, from nothing.
@@ -19,6 +22,9 @@ pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
 /// Each of the others, which share most packages with the first.
 pub(super) const KUBERNETES_EXPECTED: Duration = Duration::from_secs(100);
 pub(super) const SIDECAR_EXPECTED: Duration = Duration::from_secs(150);
+pub(super) const E2E_TEST_EXPECTED: Duration = Duration::from_secs(300);
+/// Programs of the snapshotter's project: the sidecar, and the controller that a cluster has once.
+pub const SNAPSHOT_PROGRAMS: [&str; 2] = ["csi-snapshotter", "snapshot-controller"];
 
 /// versitygw: an S3 server over a directory.
 ///
@@ -61,11 +67,18 @@ fn install(cache: &Cache, name: &str, version: &str, package: &str, expected: Du
 
 /// A program of Kubernetes, from the module in `e2e/lab/go/kubernetes`: upstream publishes no binary on the
 /// proxy, and its own module cannot be installed from outside because it replaces the staging modules.
+/// `e2e.test`, `agnhost` and the `ginkgo` that runs the first are among them.
 ///
 /// # Errors
 /// If Go is not to be had or the build fails.
 pub fn kubernetes(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
-    let expected = if name == "kube-apiserver" { KUBE_APISERVER_EXPECTED } else { KUBERNETES_EXPECTED };
+    let (package, expected) = match name {
+        "kube-apiserver" => (format!("k8s.io/kubernetes/cmd/{name}"), KUBE_APISERVER_EXPECTED),
+        "e2e.test" => ("k8s.io/kubernetes/test/e2e".to_owned(), E2E_TEST_EXPECTED),
+        "agnhost" => ("k8s.io/kubernetes/test/images/agnhost".to_owned(), KUBERNETES_EXPECTED),
+        "ginkgo" => ("github.com/onsi/ginkgo/v2/ginkgo".to_owned(), KUBERNETES_EXPECTED),
+        _ => (format!("k8s.io/kubernetes/cmd/{name}"), KUBERNETES_EXPECTED),
+    };
     let dir = cache.entry(&format!("{name}-{KUBERNETES}"), expected, |dir| {
         let mut minor = KUBERNETES.split('.').skip(1);
         let minor = minor.next().context("the pinned version has a minor")?;
@@ -76,8 +89,8 @@ pub fn kubernetes(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf
                      -X {package}.gitMinor={minor} -X {package}.gitTreeState=clean"
             );
         }
-        let package = format!("k8s.io/kubernetes/cmd/{name}");
-        build(cache, &workspace.join("e2e/lab/go/kubernetes"), &package, &flags, dir)
+        let what: &[&str] = if name == "e2e.test" { &["test", "-c", "-vet=off"] } else { &["build"] };
+        build(cache, what, &workspace.join("e2e/lab/go/kubernetes"), &package, &flags, &dir.join(name))
     })?;
     Ok(dir.join(name))
 }
@@ -88,24 +101,47 @@ pub fn kubernetes(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf
 /// # Errors
 /// If there is no such sidecar, Go is not to be had or the build fails.
 pub fn sidecar(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
-    let pinned = SIDECARS.iter().find(|(sidecar, _)| *sidecar == name);
-    let (_, version) = pinned.with_context(|| format!("no sidecar {name}"))?;
+    let (project, version) = if SNAPSHOT_PROGRAMS.contains(&name) {
+        ("external-snapshotter".to_owned(), SNAPSHOTTER)
+    } else {
+        let pinned = SIDECARS.iter().find(|(sidecar, _)| *sidecar == name);
+        let (_, version) = pinned.with_context(|| format!("no sidecar {name}"))?;
+        (name.replace("csi-", "external-"), *version)
+    };
     let major = version.split('.').next().context("a version has a major")?;
-    let project = name.replace("csi-", "external-");
     let dir = cache.entry(&format!("{name}-{version}"), SIDECAR_EXPECTED, |dir| {
         let package = format!("github.com/kubernetes-csi/{project}/v{major}/cmd/{name}");
         let flags = format!("-s -w -X main.version=v{version}");
-        build(cache, &workspace.join("e2e/lab/go/sidecars"), &package, &flags, dir)
+        build(cache, &["build"], &sidecars(workspace), &package, &flags, &dir.join(name))
     })?;
     Ok(dir.join(name))
 }
 
-/// Builds a program of a module of ours into `into`.
-fn build(cache: &Cache, module: &Path, package: &str, flags: &str, into: &Path) -> Result<()> {
+/// The directory of the kinds of `snapshot.storage.k8s.io`, as the snapshotter's module has them.
+///
+/// # Errors
+/// If Go is not to be had or the module cannot be fetched.
+pub fn snapshot_kinds(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
+    let module = "github.com/kubernetes-csi/external-snapshotter/client/v8";
+    let fetched =
+        output(go(cache)?.current_dir(sidecars(workspace)).args(["mod", "download", "-json", module]))?;
+    let fetched: Value = serde_json::from_str(&fetched).context("read what go has fetched")?;
+    let dir = fetched["Dir"].as_str().with_context(|| format!("go has fetched no {module}"))?;
+    Ok(Path::new(dir).join("config/crd"))
+}
+
+/// The module of the sidecars.
+fn sidecars(workspace: &Path) -> PathBuf {
+    workspace.join("e2e/lab/go/sidecars")
+}
+
+/// Builds a program of a module of ours, or the program of a package's tests, at the path `into`.
+fn build(cache: &Cache, what: &[&str], module: &Path, package: &str, flags: &str, into: &Path) -> Result<()> {
     show(
         go(cache)?
             .current_dir(module)
-            .args(["build", "-trimpath", "-ldflags", flags, "-o"])
+            .args(what)
+            .args(["-trimpath", "-ldflags", flags, "-o"])
             .arg(into)
             .arg(package),
     )

@@ -38,6 +38,9 @@ pub struct Options {
     /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
     /// always emulated.
     pub count_instructions: bool,
+    /// For programs in Go: an emulated processor without the vector instructions that they copy with, each of
+    /// which costs the emulator a call.
+    pub plain_processor: bool,
     /// TCP ports of the host's loopback that lead to the same ports of the machine.
     pub ports: Vec<u16>,
     /// Modules the agent loads before it answers.
@@ -66,6 +69,7 @@ impl Options {
             state: State::Empty(16 << 30),
             state_block_bytes: PHYSICAL_BLOCK_BYTES,
             count_instructions: false,
+            plain_processor: false,
             ports: Vec::new(),
             modules: vec!["ublk_drv".to_owned()],
         }
@@ -74,10 +78,12 @@ impl Options {
     /// A node of a cluster: the same with room for pods, and with what runs them. Its kubelet listens at
     /// `port`.
     pub fn cluster_node(port: u16) -> Self {
-        let modules = ["ublk_drv", "overlay", "bridge", "br_netfilter", "veth"];
+        // The kubelet holds a raw device by a loop device; without udev nothing loads that module by itself.
+        let modules = ["ublk_drv", "overlay", "bridge", "br_netfilter", "veth", "loop"];
         Self {
             user_space: UserSpace::Containers,
             memory_mib: 4096,
+            plain_processor: true,
             ports: vec![port],
             modules: modules.map(str::to_owned).into(),
             ..Self::node()
@@ -112,7 +118,7 @@ pub(super) fn launch(
         .args(["-netdev", &network(port, &options.ports)])
         .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
     // ERMS and FSRM make the kernel copy byte by byte under TCG: four times slower.
-    let emulated = "max,-erms,-fsrm";
+    let emulated = if options.plain_processor { "Nehalem" } else { "max,-erms,-fsrm" };
     match (options.count_instructions, boot.accelerator) {
         (true, _) => qemu
             .args(["-accel", "tcg,thread=single,tb-size=512", "-icount", "shift=0"])
