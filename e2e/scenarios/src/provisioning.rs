@@ -88,11 +88,13 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// The bucket holds what stays of so many removed volumes, and nothing else: the first record of each log,
-/// its tombstone and its first truncation marker. Beside them there may be the object of a probe that runs,
-/// or whose operator was ended in the middle of it; a later probe deletes it.
+/// its tombstone and its first truncation marker.
 pub(super) fn expect_removed(s3: &S3Server, bucket: &str, volumes: usize) -> Result<()> {
-    let mut left = s3.keys(bucket, "")?;
-    left.retain(|key| !key.starts_with("probe/"));
+    are_of_removed(&s3.keys(bucket, "")?, volumes)
+}
+
+/// The keys are what stays of so many removed volumes.
+pub(super) fn are_of_removed(left: &[String], volumes: usize) -> Result<()> {
     let count = |kind: &str| left.iter().filter(|key| key.contains(kind)).count();
     ensure!(
         left.len() == 3 * volumes && count("/log/") == 2 * volumes && count("/truncated/") == volumes,

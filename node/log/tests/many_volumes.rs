@@ -181,6 +181,37 @@ async fn a_slow_creator_does_not_say_that_a_fork_in_use_ended() {
     assert!(said.is_ok(), "{made} sectors, in use: {said:?}");
 }
 
+/// A removal stood still between reading the log and its tombstone, while the volume was used: its tombstone
+/// stands where records were truncated, and is not the log's end. The marker that it stores next says so.
+#[tokio::test]
+async fn a_removal_that_sleeps_through_a_truncation_begins_again() {
+    for read_upto in [2, 63] {
+        let store = MemoryStore::new();
+        provision(&store, &id("a"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
+        let write = async |store: &MemoryStore, seqs: std::ops::RangeInclusive<u64>| {
+            let a = Stored { store: store.clone(), volume: id("a"), segments: Vec::new(), epoch: 0 };
+            for seq in seqs {
+                a.record(seq, Body::of_snapshots(SnapshotChange::default())).await;
+            }
+        };
+        write(&store, 2..=read_upto).await;
+        let script = async |inner: MemoryStore| {
+            write(&inner, read_upto + 1..=139).await;
+            snapshot(&inner, "a").await;
+            let manifest = read_manifest_to_end(&inner, &id("a")).await.unwrap();
+            let bytes: Bytes = manifest.encode_checkpoint().into();
+            write_checkpoint(&inner, &id("a"), Seq(140), bytes.clone()).await.unwrap();
+            truncate(&inner, &id("a"), Seq(139), (Seq(140), &bytes)).await.unwrap();
+        };
+        let key: &'static str = format!("volumes/a/log/{:020}", read_upto + 1).leak();
+        let slow = Before { inner: store.clone(), key, script: Mutex::new(Some(script)) };
+        let said = remove(&slow, &id("a"), Nonce([8; 16]), 0).await;
+        assert!(matches!(said, Err(LogFailure::HasSnapshots { .. })), "read up to {read_upto}: {said:?}");
+        assert!(read_manifest_to_end(&store, &id("a")).await.unwrap().exists());
+        assert_eq!(holdfast_log::snapshots(&store, &id("a")).await.unwrap().len(), 1);
+    }
+}
+
 /// A late record stands in the truncated place of the one that registered the snapshot.
 #[tokio::test]
 async fn a_snapshot_is_restored_whatever_stands_in_its_truncated_place() {

@@ -746,6 +746,7 @@ async fn merges_into_the_base_take_turns() {
             settle().await;
             let _waits = begin(2);
             settle().await;
+            assert_eq!(*order.lock().await, [0], "one at a time");
             // Each that ends is followed by another: there is always one that waits beside volume 2.
             for name in 3..20 {
                 drop(std::mem::replace(&mut running, next));

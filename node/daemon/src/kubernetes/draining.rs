@@ -91,6 +91,7 @@ mod tests {
     use kube::client::Body;
     use parking_lot::Mutex;
     use serde_json::{Value, json};
+    use tokio::sync::Notify;
 
     use super::*;
     use crate::volumes::tests::Fake;
@@ -133,6 +134,9 @@ mod tests {
             .map(|(kind, node)| json!({ "type": kind, "object": node }).to_string() + "\n")
             .collect();
         let (requests, sent) = (Arc::clone(&asked), sent.concat());
+        // It is done with all once it waits for a second watch.
+        let waits = Arc::new(Notify::new());
+        let is_done = Arc::clone(&waits);
         let server = tower::service_fn(move |request: hyper::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let is_watch = query.contains("watch=true");
@@ -147,8 +151,10 @@ mod tests {
                 })
                 .to_string()
             };
+            let waits = Arc::clone(&waits);
             async move {
                 if is_again {
+                    waits.notify_one();
                     std::future::pending::<()>().await;
                 }
                 hyper::Response::builder().status(200).body(Body::from(answer.into_bytes()))
@@ -157,15 +163,9 @@ mod tests {
         let (volumes, known) = (Fake::default(), watch::Sender::default());
         let client = Client::new(server, "default");
         let run = run(client, "a".to_owned(), volumes.clone(), known);
-        // It is done with all once it waits for a second watch.
-        let is_done = async {
-            while asked.lock().iter().filter(|query| query.contains("watch=true")).count() < 2 {
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-            }
-        };
         tokio::select! {
             () = run => panic!("the watch ended"),
-            () = is_done => {}
+            () = is_done.notified() => {}
         }
         let asked = asked.lock().clone();
         (volumes.draining(), asked)
