@@ -2,8 +2,8 @@
 //!
 //! Owns: the reading of indexes and pages, the parts of the output, the retries. Does not own: the choice of
 //! a merge and what becomes of its output, which are the volume's.
-//! Memory: one part of output, [`READ_BYTES`] of pages and a segment of relocated frames, beside the heads of
-//! the inputs and the indexes of segments. A node makes two merges at once for each of its few stores
+//! Memory: one part of output, [`READ_BYTES`] of pages, a segment of relocated frames as they are and as they
+//! are stored, and what waits for it, beside the heads of the inputs and the indexes of segments. A node makes two merges at once for each of its few stores
 //! ([`MergeTurns`]), so they need no share of the memory for uploads: commits never wait for them.
 //! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
 //! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
@@ -21,6 +21,7 @@ use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::policy::MergeKind;
 use holdfast_engine::index::relocate::{Fingerprint, groups};
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
+use holdfast_engine::segment::SegmentRef;
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
 
@@ -97,7 +98,7 @@ struct Relocation {
     /// The segments to relocate, and the group of each.
     groups: HashMap<SegmentId, u32>,
     /// Segments that were made of their frames.
-    stored: HashMap<Fingerprint, SegmentObject>,
+    stored: HashMap<Fingerprint, SegmentRef>,
 }
 
 /// Reads pages of a merge's inputs.
@@ -150,7 +151,9 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
                 MergeStep::Move(frames) => {
                     let moved = self.mover.store(&frames).await;
                     moved
-                        .map(|segment| merge.moved(frames.ordinal, segment))
+                        .map(|(segment, index)| {
+                            merge.moved(frames.ordinal, SegmentObject::from(&segment), index);
+                        })
                         .map_err(|(segment, error)| Unmerged { failed: Failed::Relocation(segment), error })
                 }
                 MergeStep::Wrote | MergeStep::Ended => Ok(()),
@@ -295,7 +298,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let usual = self.pools.upload_memory.part_bytes();
         let mut output = Output {
             reader,
-            mover: Mover { sides, time: &self.time, objects, plan, stored },
+            mover: Mover { sides, time: &self.time, objects, indexes: &self.pools.indexes, plan, stored },
             id,
             part_bytes: part_bytes(plan, usual),
             merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest).relocating(groups.clone())),

@@ -3,7 +3,7 @@
 //! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and
 //! unwanted ones.
 
-use holdfast_types::{BLOCK_BYTES, Block, Mask, SECTOR_BYTES, SegmentId};
+use holdfast_types::{Block, Mask, SECTOR_BYTES, SegmentId};
 
 use crate::index::{RunHead, RunPage};
 use crate::segment::{Codec, Frame, FrameIndex};
@@ -120,21 +120,29 @@ pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = 
 /// # Panics
 /// If `plain` is not the frame's sectors or `block` not 128 KiB: callers pass what `unpack` returned.
 pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
-    assert!(plain.len() == piece.frame.bytes() && block.len() as u64 == BLOCK_BYTES);
+    copy_sectors(piece.visible, piece.frame.mask, plain, Mask::FULL, block);
+}
+
+/// Copies the sectors `copied` from `plain`, which has those of `from`, to `out`, which has those of `to`,
+/// each lowest first.
+///
+/// # Panics
+/// If either has other sectors than its mask says, or lacks one of `copied`.
+pub fn copy_sectors(copied: Mask, from: Mask, plain: &[u8], to: Mask, out: &mut [u8]) {
     let sector = SECTOR_BYTES as usize;
-    for (first, length) in piece.visible.runs() {
+    assert!(plain.len() == from.count() as usize * sector && out.len() == to.count() as usize * sector);
+    assert!(copied.minus(from).is_empty() && copied.minus(to).is_empty());
+    for (first, length) in copied.runs() {
         for bit in first..first + length {
-            let before = piece.frame.mask.0 & ((1u32 << bit) - 1);
-            let from = before.count_ones() as usize * sector;
-            let to = bit as usize * sector;
-            block[to..to + sector].copy_from_slice(&plain[from..from + sector]);
+            let at = |mask: Mask| (mask.0 & ((1u32 << bit) - 1)).count_ones() as usize * sector;
+            out[at(to)..][..sector].copy_from_slice(&plain[at(from)..][..sector]);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::{Place, SegmentId, Seq};
+    use holdfast_types::{BLOCK_BYTES, Place, SegmentId, Seq};
 
     use super::*;
     use crate::segment::{SegmentBuilder, unpack};

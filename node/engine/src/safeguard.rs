@@ -138,6 +138,8 @@ pub enum Safeguard {
     MergeKeepsZeros,
     /// A frame that was relocated is named where it lies then.
     NameMovedFrame,
+    /// Of a relocated frame the sectors that are read are moved, not the first ones.
+    MoveVisible,
     /// After a commit the policy is asked for a merge.
     MergeWhenDue,
     /// Memory of the live map is given back where no write is in flight.
@@ -166,7 +168,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 75] = [
+    pub const ALL: [Self; 76] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -224,6 +226,7 @@ impl Safeguard {
         Self::MergeInOrder,
         Self::MergeKeepsZeros,
         Self::NameMovedFrame,
+        Self::MoveVisible,
         Self::MergeWhenDue,
         Self::ReleaseStillChunks,
         Self::PrepareReleased,
@@ -300,7 +303,7 @@ impl Safeguard {
             }
             Self::MergeWhenDue => 21,
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
-            Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
+            Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros | Self::MoveVisible => 28,
             Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
             Self::SweepPassedPlaces | Self::SweepKeepsSnapshots => 22,
             Self::AskIfForgotten | Self::SweepListsAgain | Self::ForksKeepObjects | Self::CountFromOwner => {

@@ -170,42 +170,58 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// A segment of frames that were stored before: `frames` ascend and lie one behind the other in `body`.
-    ///
-    /// # Panics
-    /// If they do not.
-    pub fn of_stored(frames: Vec<Frame>, body: Vec<u8>) -> Self {
-        let mut end = 0;
-        for frame in &frames {
-            assert!(frame.offset == end && frame.run == 1, "frames lie one behind the other");
-            end += u64::from(frame.stored);
-        }
-        assert!(end == body.len() as u64 && frames.is_sorted_by(|a, b| a.block < b.block), "blocks ascend");
-        Self { body, frames, ..Self::default() }
-    }
-
     /// Adds the sectors `mask` of `block`; `bytes` are those sectors, lowest first.
     ///
     /// # Panics
     /// If `bytes` is not 4096 bytes for each sector of a non-empty `mask`, or blocks do not ascend.
     pub fn push(&mut self, block: Block, mask: Mask, bytes: &[u8]) {
-        assert!(!mask.is_empty() && bytes.len() == mask.count() as usize * SECTOR_BYTES as usize);
-        let block = u32::try_from(block.0).expect("MAX_SECTORS bounds the block number");
-        assert!(self.frames.last().is_none_or(|last| last.block + last.run <= block), "blocks ascend");
-        if is_zero(bytes) {
-            return self.push_zero(block, mask);
+        if !is_zero(bytes) {
+            return self.push_data(block, mask, bytes);
         }
+        assert!(!mask.is_empty() && bytes.len() == mask.count() as usize * SECTOR_BYTES as usize);
+        let block = self.next_block(block);
+        self.push_zero(block, mask);
+    }
+
+    /// The same as a frame with bytes, zeros too.
+    ///
+    /// # Panics
+    /// As [`Self::push`].
+    pub fn push_data(&mut self, block: Block, mask: Mask, bytes: &[u8]) {
+        assert!(!mask.is_empty() && bytes.len() == mask.count() as usize * SECTOR_BYTES as usize);
         let hash = wire::checksum(bytes);
-        let offset = self.end();
         let worth = bytes.len() - bytes.len() / LEAST_SAVING;
         let packed = self.compressor.compress(bytes).ok().filter(|packed| packed.len() < worth);
         let (codec, stored): (Codec, Cow<'_, [u8]>) = match packed {
             Some(packed) => (Codec::Zstd, packed.into()),
             None => (Codec::Raw, bytes.into()),
         };
-        self.body.extend_from_slice(&stored);
-        let stored = u32::try_from(stored.len()).expect("at most 128 KiB");
-        self.frames.push(Frame { block, run: 1, mask, offset, stored, codec, hash });
+        let block = self.next_block(block);
+        self.push_frame(Frame { block, run: 1, mask, offset: 0, stored: 0, codec, hash }, &stored);
+    }
+
+    /// Adds a frame of another segment as it is stored there.
+    ///
+    /// # Panics
+    /// If it has no bytes, or blocks do not ascend.
+    pub fn push_stored(&mut self, frame: &Frame, stored: &[u8]) {
+        assert!(!stored.is_empty() && stored.len() == frame.stored as usize);
+        self.next_block(Block(u64::from(frame.block)));
+        self.push_frame(*frame, stored);
+    }
+
+    fn push_frame(&mut self, frame: Frame, bytes: &[u8]) {
+        let offset = self.end();
+        self.body.extend_from_slice(bytes);
+        let stored = u32::try_from(bytes.len()).expect("at most 128 KiB");
+        self.frames.push(Frame { offset, stored, ..frame });
+    }
+
+    /// The number of the next block to add.
+    fn next_block(&self, block: Block) -> u32 {
+        let block = u32::try_from(block.0).expect("MAX_SECTORS bounds the block number");
+        assert!(self.frames.last().is_none_or(|last| last.block + last.run <= block), "blocks ascend");
+        block
     }
 
     fn push_zero(&mut self, block: u32, mask: Mask) {

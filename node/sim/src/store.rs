@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use holdfast_engine::compose::Composition;
 use holdfast_engine::index::RunHead;
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
@@ -21,7 +22,7 @@ use holdfast_engine::segment::FrameIndex;
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_SECTORS, Block, Epoch, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId,
+    BLOCK_SECTORS, Block, Epoch, Lineage, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
@@ -250,7 +251,9 @@ impl Store {
         if let Err(error) = self.truth.apply(&record) {
             Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
         }
-        self.indexes.check_merges(&before, self.truth.runs(), &record.body);
+        let lineage = self.truth.lineage();
+        let stamps = |block, plan: &Composition| self.stamps(lineage, block, plan);
+        self.indexes.check_merges(&before, self.truth.runs(), &record.body, stamps);
         self.merges.note(&before, &record.body);
         self.note_snapshot(&record);
         self.history.insert(seq, body.clone());
@@ -379,9 +382,14 @@ impl Store {
     /// One block as the log's end says.
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
         let plan = self.indexes.composition(manifest.runs(), block);
+        self.stamps(manifest.lineage(), block, &plan).to_vec()
+    }
+
+    /// The stamps of one block, as composed.
+    fn stamps(&self, lineage: &Lineage, block: Block, plan: &Composition) -> BlockStamps {
         let mut read = BlockStamps::default();
         for piece in &plan.pieces {
-            let key = manifest.lineage().segment_key(piece.segment);
+            let key = lineage.segment_key(piece.segment);
             let Ok(body) = self.get(&key) else {
                 Invariant::NothingReferencedIsMissing.broken(&format!("{key} is not there"))
             };
@@ -390,7 +398,7 @@ impl Store {
                 read[bit as usize] = stamp;
             }
         }
-        read.to_vec()
+        read
     }
 
     /// Reads the sectors of `range` from the store alone, as of the log's last commit.

@@ -1,20 +1,22 @@
-//! Copies frames out of segments of which little is left into a new one.
+//! Copies what is read of segments of which little is left into a new one.
 //!
-//! A frame is copied as it is stored, and only if it passes its checksum: what a network changed must not
-//! become what is stored.
+//! Only frames that pass their checksums are copied: what a network changed must not become what is stored.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
-use holdfast_engine::index::relocate::{Fingerprint, MovedFrame, MovedFrames};
-use holdfast_engine::index::{MergePlan, SegmentObject};
-use holdfast_engine::segment::{Frame, SegmentBuilder, unpack};
+use holdfast_engine::compose::copy_sectors;
+use holdfast_engine::index::MergePlan;
+use holdfast_engine::index::relocate::{Fingerprint, MovedFrames, MovedPart, is_as_stored, mask_of};
+use holdfast_engine::safeguard::{Safeguard::MoveVisible, safeguard};
+use holdfast_engine::segment::{FrameError, FrameIndex, SegmentBuilder, SegmentRef, unpack};
 use holdfast_objects::{ObjectStore, ReadyParts, SegmentError};
-use holdfast_types::SegmentId;
+use holdfast_types::{Block, SECTOR_BYTES, SegmentId};
 
-use crate::cold::ColdError;
+use crate::cold::{ColdError, Indexes};
 use crate::{Environment, Sides};
 
 /// Largest read, in bytes.
@@ -32,16 +34,33 @@ pub(super) struct Mover<'a, S, T> {
     pub(super) sides: &'a S,
     pub(super) time: &'a T,
     pub(super) objects: &'a dyn ObjectStore,
+    pub(super) indexes: &'a Indexes,
     pub(super) plan: &'a MergePlan,
     /// Segments that this attempt and those before it stored.
-    pub(super) stored: &'a mut HashMap<Fingerprint, SegmentObject>,
+    pub(super) stored: &'a mut HashMap<Fingerprint, SegmentRef>,
 }
 
-/// Frames that one request reads.
+/// A part to read, and the number of the new frame that it is for.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    part: MovedPart,
+    frame: usize,
+    /// It is read as it is stored.
+    is_as_stored: bool,
+}
+
+/// Parts that one request reads.
 struct Batch {
     from: SegmentId,
     range: Range<u64>,
-    frames: Vec<MovedFrame>,
+    wanted: Vec<Wanted>,
+}
+
+/// A frame that is made of parts.
+struct NewFrame {
+    parts: Vec<MovedPart>,
+    /// Its stored bytes where it is as it was stored, else its sectors.
+    bytes: Vec<u8>,
 }
 
 impl<S: Sides, T: Environment> Mover<'_, S, T> {
@@ -49,69 +68,106 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
     ///
     /// # Errors
     /// The segment of which a frame is not there or damaged; none where the new one was not stored.
-    pub(super) async fn store(&mut self, moved: &MovedFrames) -> Result<SegmentObject, NotMoved> {
+    pub(super) async fn store(
+        &mut self,
+        moved: &MovedFrames,
+    ) -> Result<(SegmentRef, Arc<FrameIndex>), NotMoved> {
         let fingerprint = moved.fingerprint();
         if let Some(segment) = self.stored.get(&fingerprint) {
-            return Ok(*segment);
+            let index = self.indexes.index(self.objects, self.plan.inputs.lineage(), segment).await;
+            return Ok((segment.clone(), index.map_err(|error| (None, error))?));
         }
-        let segment = self.make(moved).await?;
-        self.stored.insert(fingerprint, segment);
-        Ok(segment)
+        let (segment, index) = self.make(&moved.parts).await?;
+        self.stored.insert(fingerprint, segment.clone());
+        Ok((segment, Arc::new(index)))
     }
 
-    async fn make(&self, moved: &MovedFrames) -> Result<SegmentObject, NotMoved> {
-        let bytes = usize::try_from(moved.bytes).expect("a segment of some MiB");
-        let mut body = vec![0; bytes];
-        for batches in batches(&moved.frames).chunks(PARALLEL) {
-            for frames in try_join_all(batches.iter().map(|batch| self.read(batch))).await? {
-                for (frame, stored) in frames {
-                    let at = usize::try_from(frame.offset).expect("within the body");
-                    body[at..at + stored.len()].copy_from_slice(&stored);
+    async fn make(&self, parts: &[MovedPart]) -> Result<(SegmentRef, FrameIndex), NotMoved> {
+        let by_block = parts.chunk_by(|one, other| one.frame.block == other.frame.block);
+        let new = by_block.map(|parts| {
+            let length = mask_of(parts).count() as usize * SECTOR_BYTES as usize;
+            let bytes = if is_as_stored(parts) { Vec::new() } else { vec![0; length] };
+            NewFrame { parts: parts.to_vec(), bytes }
+        });
+        let mut frames: Vec<NewFrame> = new.collect();
+        for batches in batches(&frames).chunks(PARALLEL) {
+            let read = try_join_all(batches.iter().map(|batch| self.read(batch))).await?;
+            for (Wanted { part, frame, is_as_stored }, bytes) in read.into_iter().flatten() {
+                let NewFrame { parts, bytes: all } = &mut frames[frame];
+                if is_as_stored {
+                    *all = bytes;
+                } else {
+                    copy_sectors(part.visible, part.visible, &bytes, mask_of(parts), all);
                 }
             }
         }
         let id = SegmentId::new(self.plan.place, self.time.unix_ms(), self.time.random());
-        let frames = moved.frames.iter().map(|moved| Frame { offset: moved.offset, ..moved.frame }).collect();
-        let make = move || SegmentBuilder::of_stored(frames, body).finish(id);
-        let (segment, object) = self.sides.compute(make).await;
+        let make = move || {
+            let mut builder = SegmentBuilder::default();
+            for NewFrame { parts, bytes } in &frames {
+                if is_as_stored(parts) {
+                    builder.push_stored(&parts[0].frame, bytes);
+                } else {
+                    builder.push_data(Block(u64::from(parts[0].frame.block)), mask_of(parts), bytes);
+                }
+            }
+            let (segment, index) = builder.close(id);
+            (segment, index, builder.take(usize::MAX))
+        };
+        let (segment, index, object) = self.sides.compute(make).await;
         let key = self.plan.inputs.lineage().segment_key(id);
         // One part is one request.
         match self.objects.put_segment(&key, &mut ReadyParts::from(Bytes::from(object))).await {
-            Ok(()) => Ok(SegmentObject::from(&segment)),
+            Ok(()) => Ok((segment, index)),
             Err(SegmentError::Store(source)) => Err((None, ColdError::Store { key, source })),
             Err(SegmentError::Part(_)) => unreachable!("all parts are made"),
         }
     }
 
-    /// The stored bytes of a batch's frames, which pass their checksums.
-    async fn read(&self, batch: &Batch) -> Result<Vec<(MovedFrame, Bytes)>, NotMoved> {
+    /// What is wanted of a batch, whose frames pass their checksums.
+    async fn read(&self, batch: &Batch) -> Result<Vec<(Wanted, Vec<u8>)>, NotMoved> {
         let key = self.plan.inputs.lineage().segment_key(batch.from);
         let read = match self.objects.get_range(&key, batch.range.clone()).await {
             Ok(read) => read,
             Err(source) => return Err((Some(batch.from), ColdError::Store { key, source })),
         };
-        let (frames, start) = (batch.frames.clone(), batch.range.start);
+        let (wanted, start) = (batch.wanted.clone(), batch.range.start);
         let check = move || {
-            let check = |moved: MovedFrame| {
-                let at = usize::try_from(moved.frame.offset - start).expect("a read is about 1 MiB");
-                let stored = read.slice(at..at + moved.frame.stored as usize);
-                unpack(&moved.frame, &stored).map(drop)?;
-                Ok((moved, stored))
+            let check = |wanted: Wanted| {
+                let MovedPart { frame, visible, .. } = wanted.part;
+                let at = usize::try_from(frame.offset - start).expect("a read is about 1 MiB");
+                let stored = &read[at..at + frame.stored as usize];
+                let plain = unpack(&frame, stored)?;
+                if wanted.is_as_stored {
+                    return Ok((wanted, stored.to_vec()));
+                }
+                let mut sectors = plain[..visible.count() as usize * SECTOR_BYTES as usize].to_vec();
+                if safeguard(MoveVisible) {
+                    copy_sectors(visible, frame.mask, &plain, visible, &mut sectors);
+                }
+                Ok((wanted, sectors))
             };
-            frames.into_iter().map(check).collect::<Result<Vec<_>, _>>()
+            wanted.into_iter().map(check).collect::<Result<Vec<_>, FrameError>>()
         };
         let checked = self.sides.compute(check).await;
         checked.map_err(|source| (Some(batch.from), ColdError::Frame { key, source }))
     }
 }
 
-/// The reads of `frames`, by segment and offset.
-fn batches(frames: &[MovedFrame]) -> Vec<Batch> {
-    let mut by_place: BTreeMap<(SegmentId, u64), MovedFrame> = BTreeMap::new();
-    by_place.extend(frames.iter().map(|moved| ((moved.from, moved.frame.offset), *moved)));
+/// The reads of the parts of `frames`, by segment and offset.
+fn batches(frames: &[NewFrame]) -> Vec<Batch> {
+    let mut by_place: BTreeMap<(SegmentId, u64), Wanted> = BTreeMap::new();
+    for (frame, NewFrame { parts, .. }) in frames.iter().enumerate() {
+        let is_as_stored = is_as_stored(parts);
+        by_place.extend(
+            parts
+                .iter()
+                .map(|part| ((part.from, part.frame.offset), Wanted { part: *part, frame, is_as_stored })),
+        );
+    }
     let mut batches: Vec<Batch> = Vec::new();
-    for ((from, offset), moved) in by_place {
-        let end = offset + u64::from(moved.frame.stored);
+    for ((from, offset), wanted) in by_place {
+        let end = offset + u64::from(wanted.part.frame.stored);
         match batches.last_mut() {
             Some(last)
                 if last.from == from
@@ -119,9 +175,9 @@ fn batches(frames: &[MovedFrame]) -> Vec<Batch> {
                     && end - last.range.start <= READ_BYTES =>
             {
                 last.range.end = end;
-                last.frames.push(moved);
+                last.wanted.push(wanted);
             }
-            Some(_) | None => batches.push(Batch { from, range: offset..end, frames: vec![moved] }),
+            Some(_) | None => batches.push(Batch { from, range: offset..end, wanted: vec![wanted] }),
         }
     }
     batches

@@ -44,6 +44,16 @@ impl Entry {
         Self { frame: *frame, visible: frame.mask, segment: 0 }
     }
 
+    /// The sectors `mask` of `old`'s block, in a frame of a segment that is not stored yet: all stored frames
+    /// have bytes.
+    pub(super) fn awaited(old: &Frame, mask: Mask, segment: u32) -> Self {
+        Self { frame: Frame { mask, stored: 0, codec: Codec::Raw, ..*old }, visible: mask, segment }
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        self.frame.stored == 0 && !self.is_zero()
+    }
+
     pub(super) fn is_zero(&self) -> bool {
         self.frame.codec == Codec::Zero
     }

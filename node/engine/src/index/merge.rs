@@ -2,15 +2,15 @@
 //!
 //! Owns: the order of entries, what of them is kept, the bytes of the output. Does not own: the reading of
 //! inputs and the storing of the output; the caller feeds pages where they are asked for.
-//! Memory: the pages fed and not used, a page of output, the indexes of level 0, the heads of the others, and
+//! Memory: the pages fed and not used, pages of output, the indexes of level 0, the heads of the others, and
 //! the frames to move.
-//! Invariant: a block composed of a list has the same bytes and the same content key when neighbours of the
-//! list are replaced by their merge.
+//! Invariant: a block composed of a list has the same bytes when neighbours of the list are replaced by their
+//! merge, and the same content key unless frames of it were made into others.
 //!
 //! Frames that are read no more are left out of the output, and stay in their segments. Where little of a
-//! segment is left, the merge *relocates* the rest: the frames go into new segments, as they are stored, and
-//! the output names these. The old segment is then named no more, and a sweep deletes it. What is left is
-//! found by a *survey*: a merge without output ([`Merge::survey`]).
+//! segment is left, the merge *relocates* the rest: what is read of its frames goes into new segments, and the
+//! output names these. The old segment is then named no more, and a sweep deletes it. What is left is found by
+//! a *survey*: a merge without output ([`Merge::survey`]).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::RunRef;
 use super::entry::Entry;
 use super::head::{RunHead, SegmentObject};
 use super::page::RunPage;
-use super::relocate::{MAX_RELOCATED, MovedFrames, Relocation, SPARSE_PERCENT};
+use super::relocate::{MAX_RELOCATED, MovedFrames, MovedPart, Relocation, SPARSE_PERCENT};
 use super::writer::RunWriter;
 use crate::segment::FrameIndex;
 
@@ -61,7 +61,7 @@ pub struct Merge {
     writer: RunWriter,
     /// The entries of the block that is merged.
     group: Vec<Entry>,
-    /// Of a survey: bytes of each segment's frames, and of those that the output would name.
+    /// Of a survey: bytes of each segment's frames, and those of what is read of them.
     live: Option<BTreeMap<SegmentId, (u64, u64)>>,
     relocation: Relocation,
 }
@@ -105,9 +105,12 @@ impl Merge {
         self
     }
 
-    /// The frames that were to be moved are stored there.
-    pub fn moved(&mut self, ordinal: u32, segment: SegmentObject) {
-        self.writer.set_segment(ordinal, segment);
+    /// What was to be moved is stored there, in these frames.
+    ///
+    /// # Panics
+    /// If a block of it is in none.
+    pub fn moved(&mut self, ordinal: u32, segment: SegmentObject, index: Arc<FrameIndex>) {
+        self.writer.set_segment(ordinal, segment, index);
     }
 
     /// Merges until a page is full or one is needed.
@@ -128,6 +131,11 @@ impl Merge {
                 return MergeStep::Ended;
             };
             self.merge_at(block);
+            if (self.writer.is_full() || self.relocation.is_full())
+                && let Some(ordinal) = self.writer.awaited()
+            {
+                self.relocation.fill_ordinal(ordinal);
+            }
             if self.writer.ready() > before {
                 return MergeStep::Wrote;
             }
@@ -167,23 +175,21 @@ impl Merge {
                 }
                 if entry.is_zero() {
                     zero = zero.union(visible);
-                } else if let Some(live) = &mut self.live {
-                    let object = cursor.object(entry.segment);
+                    continue;
+                }
+                let object = cursor.object(entry.segment);
+                let part = MovedPart { from: object.id, frame: entry.frame, visible };
+                if let Some(live) = &mut self.live {
+                    let bytes = u64::from(entry.frame.stored) * u64::from(visible.count());
                     live.entry(object.id).or_insert((object.index_offset, 0)).1 +=
-                        u64::from(entry.frame.stored);
-                } else if let Some(moved) = self.relocation.take(
-                    cursor.object(entry.segment).id,
-                    &entry.frame,
-                    visible,
-                    &mut self.writer,
-                ) {
-                    self.group.push(moved);
-                } else {
+                        bytes.div_ceil(u64::from(entry.frame.mask.count()));
+                } else if !self.relocation.take(part, self.group.len()) {
                     let segment = cursor.ordinal(entry.segment, &mut self.writer);
                     self.group.push(Entry { visible, segment, ..entry });
                 }
             }
         }
+        self.relocation.end_block(&mut self.writer, &mut self.group);
         if !zero.is_empty() && !self.drops_zeros && self.live.is_none() {
             // Fewer sectors than all are those of one block.
             self.group.push(Entry::zero(block, blocks, zero));

@@ -1,21 +1,24 @@
-//! Frames that a merge moves out of segments of which little is left.
+//! What a merge moves out of segments of which little is left.
 //!
-//! Frames are taken in the order of blocks, and a block's frames come from several segments. A new segment
-//! has one frame of a block at most, as every segment, so several are open at once. Old segments are
-//! relocated in groups: the frames of a new segment come from few old ones, in a stretch of each.
+//! Sectors are moved in the order of blocks, and a block's sectors come from several segments. What goes into
+//! the same new segment becomes one frame there. A frame of which everything is read, and that is alone, is
+//! copied as it is stored; of another the sectors that are hidden are left out. So the places of moved frames
+//! are known once their new segment is stored: the entries that name them wait for that ([`super::writer`]).
+//!
+//! Old segments are relocated in groups: the frames of a new segment come from few old ones, in a stretch of
+//! each.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use holdfast_types::{Mask, SegmentId};
+use holdfast_types::{Mask, SECTOR_BYTES, SegmentId};
 
 use super::entry::Entry;
 use super::writer::RunWriter;
-use crate::safeguard::{Safeguard::NameMovedFrame, safeguard};
 use crate::segment::Frame;
 use crate::wire;
 
-/// A segment is relocated when less than so much of it is named. Measured on uniform random overwrites: 40 %
-/// uploads 1.4 times what is written, and stores 1.8 times what is live (`docs/adr/0010-relocation.md`).
+/// A segment is relocated when less than so much of it is read. Measured on uniform random overwrites: 40 %
+/// uploads 1.4 times what is written, and stores 1.7 times what is live (`docs/adr/0010-relocation.md`).
 pub(super) const SPARSE_PERCENT: u64 = 40;
 /// Segments that a merge relocates at most. It bounds the time that a merge takes.
 pub(super) const MAX_RELOCATED: usize = 4096;
@@ -23,39 +26,56 @@ pub(super) const MAX_RELOCATED: usize = 4096;
 const GROUP: usize = 64;
 /// Size from which a new segment is stored: it is made in memory.
 const NEW_BYTES: u64 = 16 << 20;
-/// Frames that wait in new segments, all together: some 150 bytes of memory each.
+/// Parts that wait in new segments, all together: some 100 bytes of memory each.
 const MAX_WAITING: usize = 1 << 18;
 
-/// A frame to move.
+/// The part of a frame that is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovedFrame {
-    /// The segment that holds it.
+pub struct MovedPart {
+    /// The segment that holds the frame.
     pub from: SegmentId,
     /// The frame there.
     pub frame: Frame,
-    /// Byte offset in the new segment.
-    pub offset: u64,
+    /// The sectors that are read; the others are hidden by newer ones. Never empty.
+    pub visible: Mask,
 }
 
-/// The frames of a new segment, lowest block first.
+/// The content of a new segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MovedFrames {
     /// Ordinal of the new segment in the output.
     pub ordinal: u32,
-    /// The frames, apart, one behind the other from byte 0 of the new segment.
-    pub frames: Vec<MovedFrame>,
-    /// Their bytes.
-    pub bytes: u64,
+    /// Ascending by block. Those of one block have no sector twice, and become one frame.
+    pub parts: Vec<MovedPart>,
+    /// Memory in which they are made into frames.
+    bytes: u64,
+}
+
+/// Returns true if the one frame that is made of these parts is a frame as it is stored.
+pub fn is_as_stored(parts: &[MovedPart]) -> bool {
+    matches!(parts, [only] if only.visible == only.frame.mask)
+}
+
+/// The sectors of the frame that is made of these parts.
+pub fn mask_of(parts: &[MovedPart]) -> Mask {
+    parts.iter().fold(Mask::EMPTY, |mask, part| mask.union(part.visible))
+}
+
+fn memory_of(parts: &[MovedPart]) -> u64 {
+    if is_as_stored(parts) {
+        return u64::from(parts[0].frame.stored);
+    }
+    u64::from(mask_of(parts).count()) * SECTOR_BYTES
 }
 
 /// Checksum of where frames lie.
 pub type Fingerprint = [u8; 16];
 
 impl MovedFrames {
-    /// The same for the same frames in the same order.
+    /// The same for the same parts in the same order: a merge shows the same of a frame each time.
     pub fn fingerprint(&self) -> Fingerprint {
-        let mut places = Vec::with_capacity(self.frames.len() * (wire::ID_BYTES + 8));
-        for MovedFrame { from, frame, offset: _ } in &self.frames {
+        let mut places = Vec::with_capacity(self.parts.len() * (wire::ID_BYTES + 8));
+        for MovedPart { from, frame, visible: _ } in &self.parts {
             wire::put_id(from.0, &mut places);
             places.extend_from_slice(&frame.offset.to_le_bytes());
         }
@@ -69,62 +89,79 @@ pub fn groups(mut sparse: Vec<SegmentId>) -> HashMap<SegmentId, u32> {
     (0..).zip(sparse.chunks(GROUP)).flat_map(|(group, ids)| ids.iter().map(move |id| (*id, group))).collect()
 }
 
+/// A part of the block that is merged.
+#[derive(Debug)]
+struct TakenPart {
+    group: u32,
+    /// Number of the block's entries that are newer, without those of parts.
+    newer: usize,
+    part: MovedPart,
+}
+
 /// The relocation of a merge.
 #[derive(Debug, Default)]
 pub(super) struct Relocation {
     /// Number of the group of each segment to relocate.
     pub(super) groups: HashMap<SegmentId, u32>,
-    /// New segments by group; of a block's frames the first is in the first, and so on.
-    open: BTreeMap<(u32, u32), MovedFrames>,
-    /// Frames in those.
+    /// The parts of the block that is merged, newest first.
+    block: Vec<TakenPart>,
+    /// New segments by group.
+    open: BTreeMap<u32, MovedFrames>,
+    /// Parts in those.
     waiting: usize,
     /// New segments that are to be stored.
     pub(super) full: VecDeque<MovedFrames>,
 }
 
 impl Relocation {
-    /// Takes a frame of `from` along, if that is relocated. Returns its entry in the output.
-    pub(super) fn take(
-        &mut self,
-        from: SegmentId,
-        frame: &Frame,
-        visible: Mask,
-        writer: &mut RunWriter,
-    ) -> Option<Entry> {
-        let group = *self.groups.get(&from)?;
-        let is_free =
-            |open: &MovedFrames| open.frames.last().is_none_or(|last| last.frame.block < frame.block);
-        let nth = (0..).find(|nth| self.open.get(&(group, *nth)).is_none_or(is_free));
-        let key = (group, nth.expect("a block has few frames"));
-        let new = || MovedFrames { ordinal: writer.add_segment(None), frames: Vec::new(), bytes: 0 };
-        let open = self.open.entry(key).or_insert_with(new);
-        let offset = open.bytes;
-        open.frames.push(MovedFrame { from, frame: *frame, offset });
-        open.bytes += u64::from(frame.stored);
-        let entry = Entry {
-            frame: Frame { offset: if safeguard(NameMovedFrame) { offset } else { frame.offset }, ..*frame },
-            visible,
-            segment: open.ordinal,
-        };
-        self.waiting += 1;
-        if open.bytes >= NEW_BYTES {
-            self.fill(key);
-        } else if self.waiting >= MAX_WAITING
-            && let Some((largest, _)) = self.open.iter().max_by_key(|(_, open)| open.frames.len())
-        {
-            self.fill(*largest);
-        }
-        Some(entry)
+    /// Takes a part along, if its segment is relocated. So many entries of its block that stay are newer.
+    pub(super) fn take(&mut self, part: MovedPart, newer: usize) -> bool {
+        let Some(group) = self.groups.get(&part.from) else { return false };
+        self.block.push(TakenPart { group: *group, newer, part });
+        true
     }
 
-    /// The new segment takes no more frames.
-    fn fill(&mut self, key: (u32, u32)) {
-        let full = self.open.remove(&key).expect("it is open");
-        self.waiting -= full.frames.len();
+    /// Adds what was taken of a block to new segments, and their entries to the block's `entries`, each in the
+    /// place of its newest part: so the block keeps its content key where all frames stay as they are.
+    pub(super) fn end_block(&mut self, writer: &mut RunWriter, entries: &mut Vec<Entry>) {
+        let mut taken = std::mem::take(&mut self.block);
+        let mut added = Vec::new();
+        while let Some(&TakenPart { group, newer, .. }) = taken.first() {
+            let new = || MovedFrames { ordinal: writer.add_segment(None), parts: Vec::new(), bytes: 0 };
+            let open = self.open.entry(group).or_insert_with(new);
+            let start = open.parts.len();
+            let of_group = taken.extract_if(.., |taken| taken.group == group);
+            open.parts.extend(of_group.map(|taken| taken.part));
+            let parts = &open.parts[start..];
+            open.bytes += memory_of(parts);
+            added.push((newer, Entry::awaited(&parts[0].frame, mask_of(parts), open.ordinal)));
+            self.waiting += parts.len();
+            if open.bytes >= NEW_BYTES {
+                self.fill(group);
+            }
+        }
+        added.into_iter().rev().for_each(|(newer, entry)| entries.insert(newer, entry));
+    }
+
+    /// Returns true if no more may wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting >= MAX_WAITING
+    }
+
+    /// The new segment with this ordinal takes no more, if it is not stored yet.
+    pub(super) fn fill_ordinal(&mut self, ordinal: u32) {
+        if let Some((&group, _)) = self.open.iter().find(|(_, open)| open.ordinal == ordinal) {
+            self.fill(group);
+        }
+    }
+
+    fn fill(&mut self, group: u32) {
+        let full = self.open.remove(&group).expect("it is open");
+        self.waiting -= full.parts.len();
         self.full.push_back(full);
     }
 
-    /// All frames were taken. Returns true if some are left to store.
+    /// All parts were taken. Returns true if some are left to store.
     pub(super) fn close(&mut self) -> bool {
         self.waiting = 0;
         self.full.extend(std::mem::take(&mut self.open).into_values());

@@ -1,13 +1,14 @@
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use holdfast_types::{Block, Epoch, Mask, Place, RunId, SegmentId, Seq};
 use proptest::prelude::*;
 
 use super::merge::{Input, Merge, MergeStep};
 use super::page::PAGE_ENTRIES;
-use super::relocate::{MAX_RELOCATED, MovedFrames, groups};
+use super::relocate::{MAX_RELOCATED, MovedFrames, MovedPart, groups, is_as_stored, mask_of};
 use super::*;
-use crate::compose::{Composition, Layer, compose};
+use crate::compose::{Composition, Layer, Piece, compose};
 use crate::segment::{Codec, Frame, FrameIndex};
 
 const BLOCKS: u64 = 48;
@@ -49,6 +50,33 @@ fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
 /// The place of what is relocated.
 const MOVED: Place = Place::first_merge(Epoch(1));
 
+/// Checksum of a frame.
+type Hash = [u8; 16];
+
+/// For each frame that was made of parts: the frame that each sector was written in.
+static MADE: Mutex<BTreeMap<Hash, BTreeMap<u32, Hash>>> = Mutex::new(BTreeMap::new());
+
+/// The frame that a sector was written in, whatever was made of that since.
+fn written(hash: Hash, bit: u32) -> Hash {
+    MADE.lock().unwrap().get(&hash).map_or(hash, |made| made[&bit])
+}
+
+/// The frame that is made of `parts`, in their new segment.
+fn made(parts: &[MovedPart], offset: u64) -> Frame {
+    let old = parts[0].frame;
+    if is_as_stored(parts) {
+        return Frame { offset, ..old };
+    }
+    let bits = parts.iter().flat_map(|part| {
+        let bits = (0..32).filter(|bit| part.visible.contains(*bit));
+        bits.map(|bit| (bit, written(part.frame.hash, bit)))
+    });
+    let bits: BTreeMap<u32, Hash> = bits.collect();
+    let hash = crate::wire::checksum(format!("{bits:?}").as_bytes());
+    MADE.lock().unwrap().insert(hash, bits);
+    Frame { offset, stored: 11, mask: mask_of(parts), codec: Codec::Raw, hash, ..old }
+}
+
 /// The same, with these segments relocated.
 fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) -> Stored {
     let mut merge =
@@ -58,17 +86,23 @@ fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) 
         match merge.advance() {
             MergeStep::NeedsPage { input, page } => merge.feed(input, inputs[input].page(page)),
             MergeStep::Wrote => object.extend(merge.take(1000)),
-            MergeStep::Move(MovedFrames { ordinal, frames, bytes }) => {
-                assert!(frames.is_sorted_by(|a, b| a.frame.block < b.frame.block));
-                let mut ends = frames.iter().scan(0, |end, moved| {
-                    let start = std::mem::replace(end, *end + u64::from(moved.frame.stored));
-                    Some(start == moved.offset)
+            MergeStep::Move(MovedFrames { ordinal, parts, .. }) => {
+                assert!(parts.iter().all(|part| sparse.contains(&part.from)));
+                assert!(parts.iter().all(|part| part.visible.minus(part.frame.mask).is_empty()));
+                let mut end = 0;
+                let frames = parts.chunk_by(|a, b| a.frame.block == b.frame.block).map(|parts| {
+                    let sectors: u32 = parts.iter().map(|part| part.visible.count()).sum();
+                    assert_eq!(mask_of(parts).count(), sectors, "a sector is moved twice");
+                    let frame = made(parts, end);
+                    end += u64::from(frame.stored);
+                    frame
                 });
-                assert!(ends.all(|is_behind| is_behind), "{frames:?}");
-                assert!(frames.iter().all(|moved| sparse.contains(&moved.from)));
+                let frames: Vec<Frame> = frames.collect();
+                assert!(frames.is_sorted_by(|a, b| a.block < b.block));
+                all_moved.extend(frames.iter().map(|frame| (ordinal, frame.offset, frame.hash)));
                 let id = SegmentId::new(MOVED, u64::from(ordinal), [0; 10]);
-                merge.moved(ordinal, SegmentObject { id, bytes, index_offset: bytes, index_bytes: 0 });
-                all_moved.extend(frames.into_iter().map(|moved| (ordinal, moved.offset, moved.frame.hash)));
+                let object = SegmentObject { id, bytes: end, index_offset: end, index_bytes: 0 };
+                merge.moved(ordinal, object, Arc::new(FrameIndex::of(frames)));
             }
             MergeStep::Ended => break,
         }
@@ -115,17 +149,24 @@ fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
     compose(block, wanted, layers)
 }
 
-/// Returns true if every block reads the same of both lists, by its frames (hence its bytes), wherever they
-/// are stored, and by its content key.
+/// Returns true if every block reads the same of both lists, wherever it is stored; and by the same content
+/// key, where no frame of it was made of others.
 fn says_the_same(one: &[Stored], other: &[Stored]) -> bool {
     let masks = [Mask::FULL, Mask(0b1), Mask(0b1110), Mask(0x8001_0000)];
     let mut cases = (0..BLOCKS).flat_map(|block| masks.map(|mask| (block, mask)));
     cases.all(|(block, wanted)| {
         let (one, other) = (read(one, block, wanted), read(other, block, wanted));
-        let frames = |it: &Composition| -> Vec<(Frame, Mask)> {
-            it.pieces.iter().map(|piece| (Frame { offset: 0, ..piece.frame }, piece.visible)).collect()
+        let sectors = |it: &Composition| -> BTreeMap<u32, Hash> {
+            let of_piece = |piece: &Piece| {
+                let (hash, visible) = (piece.frame.hash, piece.visible);
+                (0..32).filter(move |bit| visible.contains(*bit)).map(move |bit| (bit, written(hash, bit)))
+            };
+            it.pieces.iter().flat_map(of_piece).collect()
         };
-        frames(&one) == frames(&other) && one.key == other.key
+        let is_made = |it: &Composition| {
+            it.pieces.iter().any(|piece| MADE.lock().unwrap().contains_key(&piece.frame.hash))
+        };
+        sectors(&one) == sectors(&other) && (one.key == other.key || is_made(&one) || is_made(&other))
     })
 }
 
@@ -305,4 +346,29 @@ fn the_sparsest_own_segments_are_relocated() {
     let many = (1..=MAX_RELOCATED as u64 + 10).map(|n| of_bytes(n, 0, 900 + n, &[data(n as u32, 1, 1)]));
     let relocated = ids(sparse(&many.collect::<Vec<_>>()));
     assert_eq!((relocated.len(), relocated[0]), (MAX_RELOCATED, MAX_RELOCATED as u64 + 10));
+}
+
+/// Pages behind an entry whose segment is not stored wait for it. Where many do, it is stored before it is
+/// full.
+#[test]
+fn entries_wait_for_their_segment_within_bounds() {
+    const BLOCKS: u32 = 600_000;
+    let sparse = Stored::segment(1, vec![data(0, 1, 1)]);
+    let other = Stored::segment(2, (1..BLOCKS).map(|block| data(block, 1, 2)).collect());
+    let Stored::Segment(SegmentObject { id, .. }, _) = sparse else { unreachable!() };
+    let inputs = [other, sparse];
+    let mut merge = Merge::new(inputs.iter().map(Stored::input), true).relocating(groups(vec![id]));
+    let MergeStep::Move(MovedFrames { ordinal, parts, .. }) = merge.advance() else {
+        panic!("nothing can be written before the first block is stored")
+    };
+    assert_eq!((parts.len(), merge.ready()), (1, 0));
+    let frames = vec![made(&parts, 0)];
+    let (bytes, id) = (9, SegmentId::new(MOVED, 0, [0; 10]));
+    let object = SegmentObject { id, bytes, index_offset: bytes, index_bytes: 0 };
+    merge.moved(ordinal, object, Arc::new(FrameIndex::of(frames)));
+    let waited = merge.ready();
+    assert!((500_000 * 40..BLOCKS as usize * 40).contains(&waited), "{waited} bytes waited");
+    while merge.advance() != MergeStep::Ended {}
+    let (run, head) = merge.close(RunId::new(Place::until(Seq(1)), 1, [1; 10]), 1);
+    assert_eq!((run.sectors, head.pages()), (u64::from(BLOCKS), (BLOCKS as usize).div_ceil(PAGE_ENTRIES)));
 }

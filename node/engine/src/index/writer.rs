@@ -1,15 +1,25 @@
 //! Writes a run: entries in, the bytes of the object out, while it grows.
+//!
+//! Entries that name frames of a segment which is not stored yet wait for it, and with them all pages behind.
 
-use holdfast_types::{CHUNK_BLOCKS, Mask, RunId};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use holdfast_types::{Block, CHUNK_BLOCKS, Mask, RunId};
 
 use super::RunRef;
 use super::entry::Entry;
 use super::head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
 use super::page::{PAGE_ENTRIES, RunPage};
 use crate::fence::Fence;
+use crate::safeguard::{Safeguard::NameMovedFrame, safeguard};
+use crate::segment::{Frame, FrameIndex};
 
-/// Collects the entries of a run, lowest block first. Memory: the entries of one page, what was not taken,
-/// and 8 bytes for each page before.
+/// Entries in pages that wait from which on no more should be added: 56 bytes of memory each.
+const MAX_WAITING: usize = 1 << 19;
+
+/// Collects the entries of a run, lowest block first. Memory: the entries of one page and of those that wait,
+/// what was not taken, and 8 bytes for each page before.
 #[derive(Debug, Default)]
 pub(super) struct RunWriter {
     /// Bytes of the object that were not taken yet.
@@ -18,12 +28,18 @@ pub(super) struct RunWriter {
     taken: u64,
     /// Entries of the page that is not full yet.
     page: Vec<Entry>,
+    /// Full pages that wait for a segment, or behind one that does.
+    full: VecDeque<Vec<Entry>>,
+    /// Entries in those.
+    waiting: usize,
     /// First block and bytes of each page before.
     pages: Vec<(u32, u32)>,
     /// Sectors that the entries show.
     sectors: u64,
     /// None where the segment is not stored yet.
     segments: Vec<Option<SegmentObject>>,
+    /// The frames of those that were stored meanwhile, while entries wait for them.
+    made: HashMap<u32, Arc<FrameIndex>>,
     /// Chunks as runs, exact.
     chunks: Vec<(u32, u32)>,
 }
@@ -35,9 +51,23 @@ impl RunWriter {
         u32::try_from(self.segments.len() - 1).expect("a log has fewer than 2^32 segments in use")
     }
 
-    /// The segment that was made meanwhile.
-    pub(super) fn set_segment(&mut self, ordinal: u32, segment: SegmentObject) {
+    /// The segment that was made meanwhile, and its frames.
+    pub(super) fn set_segment(&mut self, ordinal: u32, segment: SegmentObject, index: Arc<FrameIndex>) {
         self.segments[ordinal as usize] = Some(segment);
+        self.made.insert(ordinal, index);
+        self.write_pages();
+    }
+
+    /// Returns true if so many entries wait that no more should be added.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting >= MAX_WAITING
+    }
+
+    /// The segment for which the oldest page waits.
+    pub(super) fn awaited(&self) -> Option<u32> {
+        let awaited = self.full.front()?.iter().filter(|entry| entry.is_awaited());
+        let mut ordinals = awaited.map(|entry| entry.segment);
+        ordinals.find(|ordinal| self.segments[*ordinal as usize].is_none())
     }
 
     /// Adds all entries of a block, newest first, its zero entry last, or a zero entry of many blocks. Blocks
@@ -74,12 +104,38 @@ impl RunWriter {
     }
 
     fn end_page(&mut self) {
-        let Some(first) = self.page.first() else { return };
+        if self.page.is_empty() {
+            return;
+        }
+        self.waiting += self.page.len();
+        self.full.push_back(std::mem::take(&mut self.page));
+        self.write_pages();
+    }
+
+    /// Writes the pages that wait for nothing.
+    fn write_pages(&mut self) {
+        while self.awaited().is_none()
+            && let Some(mut page) = self.full.pop_front()
+        {
+            self.waiting -= page.len();
+            for entry in page.iter_mut().filter(|entry| entry.is_awaited()) {
+                let block = Block(u64::from(entry.frame.block));
+                let stored = self.made[&entry.segment].find(block).expect("a new segment has all its blocks");
+                let offset = if safeguard(NameMovedFrame) { stored.offset } else { entry.frame.offset };
+                entry.frame = Frame { offset, ..*stored };
+            }
+            let end = page.last().map_or(0, Entry::end);
+            let ends_later = |frame: &Frame| u64::from(frame.block) >= end;
+            self.made.retain(|_, index| index.frames().last().is_some_and(ends_later));
+            self.write_page(&page);
+        }
+    }
+
+    fn write_page(&mut self, page: &[Entry]) {
         let start = self.body.len();
-        RunPage::encode_at_end(&self.page, &mut self.body);
+        RunPage::encode_at_end(page, &mut self.body);
         let bytes = u32::try_from(self.body.len() - start).expect("a page has some 64 KiB");
-        self.pages.push((first.frame.block, bytes));
-        self.page.clear();
+        self.pages.push((page[0].frame.block, bytes));
     }
 
     /// Bytes that can be taken.
@@ -98,6 +154,7 @@ impl RunWriter {
     /// Adds the head and the trailer, the last bytes to take. Nothing may be pushed afterwards.
     pub(super) fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
         self.end_page();
+        assert!(self.full.is_empty(), "what was moved is stored first");
         let segments = std::mem::take(&mut self.segments);
         let segments = segments.into_iter().map(|segment| segment.expect("what was moved is stored first"));
         let head = RunHead::new(std::mem::take(&mut self.pages), segments.collect());

@@ -15,6 +15,7 @@ use holdfast_engine::record::{Body, Merge};
 use holdfast_engine::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_types::{Block, Mask, PlacedId, RunId, SegmentId, VolumeId};
 
+use super::frames::BlockStamps;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
@@ -162,8 +163,15 @@ impl StoredIndexes {
         composition.pieces.iter().map(of_piece).collect()
     }
 
-    /// Each block reads as before, and under the same name, now that the merges of `body` are in the list.
-    pub(super) fn check_merges(&self, before: &[Run], after: &[Run], body: &Body) {
+    /// Each block reads as before now that the merges of `body` are in the list: the same frames under the
+    /// same name, or frames that a merge made, with the same stamps.
+    pub(super) fn check_merges(
+        &self,
+        before: &[Run],
+        after: &[Run],
+        body: &Body,
+        stamps: impl Fn(Block, &Composition) -> BlockStamps,
+    ) {
         // The record added its own segments too.
         let is_own = |run: &&Run| segments_of(body).iter().any(|segment| segment.id.0 == run.id());
         let after: Vec<Run> = after.iter().filter(|run| !is_own(run)).cloned().collect();
@@ -174,7 +182,10 @@ impl StoredIndexes {
         let blocks: BTreeSet<u64> = concerned.flat_map(|run| self.blocks_of(run)).collect();
         for block in blocks.into_iter().map(Block) {
             let (was, is) = (self.composition(before, block), self.composition(&after, block));
-            let says_the_same = was.key == is.key && self.contents(&was) == self.contents(&is);
+            let is_same = was.key == is.key && self.contents(&was) == self.contents(&is);
+            let is_made = |piece: &Piece| piece.segment.place().seq().is_none();
+            let says_the_same =
+                is_same || is.pieces.iter().any(is_made) && stamps(block, &was) == stamps(block, &is);
             Invariant::MergeSaysTheSame
                 .check(says_the_same, || format!("block {} reads otherwise since runs were merged", block.0));
         }
