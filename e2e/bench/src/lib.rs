@@ -85,7 +85,7 @@ pub const ALL: &[Benchmark] = &[
         name: "index-space",
         about: "bytes sent and stored for a volume that is overwritten ten times",
         expected: Duration::from_secs(600),
-        profile: Profile::Dev,
+        profile: Profile::Release,
         run: index::run_space,
     },
     Benchmark {

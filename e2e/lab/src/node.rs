@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,6 +18,8 @@ use crate::wire::{Exit, Program};
 
 /// Name of the daemon among the machine's programs.
 pub const PROGRAM: &str = "node";
+/// The same after an odd number of [`Node::hand_over`]s.
+const SUCCESSOR: &str = "node-successor";
 /// Path of its configuration: on the state disk, so that it survives a reset.
 const CONFIG: &str = "/state/node.toml";
 /// Path of its kubeconfig.
@@ -65,6 +68,8 @@ pub struct Node {
     kubernetes: bool,
     /// Runs in a PID namespace of its own, as in a pod without `hostPID`.
     own_pids: bool,
+    /// Number of [`Node::hand_over`]s.
+    handoffs: AtomicUsize,
 }
 
 impl Node {
@@ -101,7 +106,7 @@ impl Node {
             }
             Control::Standalone { .. } => false,
         };
-        let node = Self { vm, kubernetes, own_pids };
+        let node = Self { vm, kubernetes, own_pids, handoffs: AtomicUsize::new(0) };
         node.restart()?;
         Ok(node)
     }
@@ -112,7 +117,7 @@ impl Node {
     /// # Errors
     /// If it does not come up.
     pub fn resume(vm: Arc<Vm>) -> Result<Self> {
-        let node = Self { vm, kubernetes: false, own_pids: false };
+        let node = Self { vm, kubernetes: false, own_pids: false, handoffs: AtomicUsize::new(0) };
         node.restart()?;
         Ok(node)
     }
@@ -128,7 +133,7 @@ impl Node {
     /// # Errors
     /// If it runs already or does not come up.
     pub fn restart(&self) -> Result<()> {
-        self.spawn()?;
+        self.spawn(None)?;
         self.wait_ready("200 OK")
     }
 
@@ -137,11 +142,11 @@ impl Node {
     /// # Errors
     /// If it runs already or does not come up.
     pub fn restart_until(&self, answer: &str) -> Result<()> {
-        self.spawn()?;
+        self.spawn(None)?;
         self.wait_ready(answer)
     }
 
-    fn spawn(&self) -> Result<()> {
+    fn spawn(&self, instance: Option<&str>) -> Result<()> {
         let namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
         let daemon = ["holdfast-node", "run", "--config", CONFIG];
         let argv = namespace.iter().filter(|_| self.own_pids).chain(&daemon).map(|&word| word.to_owned());
@@ -151,7 +156,10 @@ impl Node {
         if self.kubernetes {
             program.env.insert("KUBECONFIG".to_owned(), KUBECONFIG.to_owned());
         }
-        self.vm.spawn(PROGRAM, &program).map(drop)
+        if let Some(instance) = instance {
+            program.env.insert("HOLDFAST_INSTANCE".to_owned(), instance.to_owned());
+        }
+        self.vm.spawn(self.program(), &program).map(drop)
     }
 
     /// Waits until `/readyz` answers so.
@@ -161,8 +169,8 @@ impl Node {
     pub fn wait_ready(&self, answer: &str) -> Result<()> {
         let probe = bash(&get("/readyz"));
         until("the daemon to serve", START_LIMIT, || {
-            if let Some(exit) = self.vm.status(PROGRAM)? {
-                bail!("the daemon ended: {exit:?}\n{}", self.vm.log(PROGRAM)?);
+            if let Some(exit) = self.vm.status(self.program())? {
+                bail!("the daemon ended: {exit:?}\n{}", self.vm.log(self.program())?);
             }
             Ok(self.vm.run(&probe, START_LIMIT)?.stdout.contains(answer).then_some(()))
         })
@@ -173,8 +181,8 @@ impl Node {
     /// # Errors
     /// If it does not run.
     pub fn kill(&self) -> Result<()> {
-        self.vm.signal(PROGRAM, SIGKILL)?;
-        self.vm.wait(PROGRAM, STOP_LIMIT).map(drop)
+        self.vm.signal(self.program(), SIGKILL)?;
+        self.vm.wait(self.program(), STOP_LIMIT).map(drop)
     }
 
     /// Asks the daemon to end, as Kubernetes does.
@@ -182,10 +190,29 @@ impl Node {
     /// # Errors
     /// If it does not end in time, or not with exit code 0.
     pub fn terminate(&self) -> Result<()> {
-        self.vm.signal(PROGRAM, SIGTERM)?;
-        let exit = self.vm.wait(PROGRAM, STOP_LIMIT)?;
+        self.vm.signal(self.program(), SIGTERM)?;
+        let exit = self.vm.wait(self.program(), STOP_LIMIT)?;
         ensure!(exit == Exit::Code(0), "the daemon ended by {exit:?} on SIGTERM");
         Ok(())
+    }
+
+    /// Starts another daemon beside the one that runs, waits until that one has left the devices to it and has
+    /// ended, and the new one serves. From then on this is the new one.
+    ///
+    /// # Errors
+    /// If the old one does not end in time with exit code 0, or the new one does not come up.
+    pub fn hand_over(&self) -> Result<()> {
+        let old = self.program();
+        let number = self.handoffs.fetch_add(1, Ordering::Relaxed) + 1;
+        self.spawn(Some(&format!("daemon-{number}")))?;
+        let exit = self.vm.wait(old, STOP_LIMIT)?;
+        ensure!(exit == Exit::Code(0), "the daemon ended by {exit:?} when another asked it to leave");
+        self.wait_ready("200 OK")
+    }
+
+    /// Name of the daemon's process among the machine's programs.
+    fn program(&self) -> &'static str {
+        if self.handoffs.load(Ordering::Relaxed).is_multiple_of(2) { PROGRAM } else { SUCCESSOR }
     }
 
     /// Runs the daemon's command line and returns what it printed.

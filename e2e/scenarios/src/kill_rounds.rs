@@ -1,5 +1,6 @@
-//! The daemon is ended again and again, by kill -9 and SIGTERM in turns, while file systems and a raw device
-//! under it are written with forced writes (FUA): journal commits, and fio with `--sync=dsync`.
+//! The daemon is ended again and again, by kill -9, by SIGTERM and by a successor that waits for its devices,
+//! in turns, while file systems and a raw device under it are written with forced writes (FUA): journal commits,
+//! and fio with `--sync=dsync`.
 //!
 //! Fault that it looks for: the kernel can lose a device that announces a volatile cache without FUA when its
 //! server ends under such writes. The device stays LIVE, cannot be recovered, and every task that waits for
@@ -164,12 +165,14 @@ fn attach(node: &Node, name: &str) -> Result<String> {
 fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
     let [least, most] = APART;
     wait_written(node.vm(), devices, least + chance.below(most - least))?;
-    if number.is_multiple_of(2) {
-        node.kill()?;
-    } else {
-        node.terminate()?;
+    match number % 3 {
+        0 => node.kill()?,
+        1 => node.terminate()?,
+        _ => node.hand_over()?,
     }
-    node.restart()?;
+    if number % 3 < 2 {
+        node.restart()?;
+    }
     wait_written(node.vm(), devices, least)?;
     for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
         let ended = node.vm().status(program)?;

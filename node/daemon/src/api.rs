@@ -22,9 +22,9 @@ use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest,
     CapabilitiesResponse, ConfigureRequest, ConfigureResponse, CreateRequest, CreateResponse,
     CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
-    DetachRequest, DetachResponse, GrowRequest, GrowResponse, ListRequest, ListResponse,
-    ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, SweepRequest,
-    SweepResponse, node_server,
+    DetachRequest, DetachResponse, GrowRequest, GrowResponse, HandOverRequest, HandOverResponse, ListRequest,
+    ListResponse, ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse,
+    SweepRequest, SweepResponse, node_server,
 };
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
@@ -38,7 +38,8 @@ pub(crate) use self::status::code as status_code;
 use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::node::VolumeInStore;
+use crate::handoff::Handoff;
+use crate::node::{Instance, InstanceError, VolumeInStore};
 use crate::volumes::Volumes;
 
 /// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
@@ -72,14 +73,20 @@ pub(crate) struct Api<V> {
     volumes: V,
     stores: KnownStores,
     permissions: FormatPermissions,
+    handoff: Handoff,
     /// Operations in progress.
     tasks: Tasks,
 }
 
 impl<V: Volumes> Api<V> {
     /// The service over `volumes`.
-    pub(crate) fn new(volumes: V, stores: KnownStores, permissions: FormatPermissions) -> Self {
-        Self { volumes, stores, permissions, tasks: Tasks::new() }
+    pub(crate) fn new(
+        volumes: V,
+        stores: KnownStores,
+        permissions: FormatPermissions,
+        handoff: Handoff,
+    ) -> Self {
+        Self { volumes, stores, permissions, handoff, tasks: Tasks::new() }
     }
 
     fn stores(&self) -> Result<BTreeMap<String, S3Config>, Status> {
@@ -193,6 +200,15 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let epoch = served.attached.as_ref().map(|device| device.epoch);
         let may_format = epoch.is_some_and(|epoch| self.permissions.allow(&volume, epoch));
         Ok(Response::new(AwaitServedResponse { volume: Some(served.into()), may_format }))
+    }
+
+    async fn hand_over(
+        &self,
+        request: Request<HandOverRequest>,
+    ) -> Result<Response<HandOverResponse>, Status> {
+        let refused = |error: InstanceError| Status::invalid_argument(format!("instance: {error}"));
+        self.handoff.agree(Instance::try_from(request.into_inner().instance).map_err(refused)?)?;
+        Ok(Response::new(HandOverResponse {}))
     }
 
     async fn create_snapshot(

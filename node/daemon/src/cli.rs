@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::config::{Config, DEFAULT_SOCKET};
 use crate::daemon;
 use crate::failure::Failure;
-use crate::node::FLUSH_DEVICE;
+use crate::node::{FLUSH_DEVICE, Instance};
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]
@@ -37,6 +37,10 @@ enum Command {
         /// The configuration file
         #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
         config: PathBuf,
+        /// Name of this instance of the daemon, such as the uid of its pod. A daemon that has a name asks the one that serves
+        /// the node to leave the devices to it, unless its own instance served before
+        #[arg(long, value_name = "NAME", env = "HOLDFAST_INSTANCE")]
+        instance: Option<Instance>,
     },
     /// Create a volume in a store, empty or with the content of a snapshot or another volume
     Create(create::Create),
@@ -194,13 +198,13 @@ impl Cli {
     /// Does what the command line asks for.
     pub(crate) fn run(self) -> ExitCode {
         match self.command {
-            Command::Run { config } => {
+            Command::Run { config, instance } => {
                 let file = config;
                 let config = match Config::load(&file) {
                     Ok(config) => config,
                     Err(error) => return fail(2, &chain(&error)),
                 };
-                match daemon::run(file, config) {
+                match daemon::run(file, config, instance) {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(failure) => fail(exit::code(failure.kind), &failure.message),
                 }

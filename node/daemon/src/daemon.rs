@@ -1,7 +1,8 @@
 //! The daemon's life: wait for the node's lock, recover what this node serves, then listen, until SIGTERM.
 //!
 //! ```text
-//! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM -> stop those -> leave the devices QUIESCED
+//! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM, or a successor asks (`handoff.rs`)
+//!   -> stop those -> leave the devices QUIESCED
 //!   -> end every task -> release the lock -> last traces and log lines
 //! where the host shuts down: -> stop those -> detach what is not in use -> leave the rest -> stop that
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
@@ -32,9 +33,10 @@ use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
+use crate::handoff::{self, Handoff};
 use crate::host;
 use crate::kubernetes;
-use crate::node::{FailureKind, Node, NodeError, Owner};
+use crate::node::{FailureKind, Instance, Instances, Node, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
@@ -53,7 +55,7 @@ const ADDRESS_POLL: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// Fault that kept the daemon from starting, or an unrequested end of one of its listeners.
-pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
+pub(crate) fn run(file: PathBuf, config: Config, instance: Option<Instance>) -> Result<(), Failure> {
     // Every thread that is started later inherits it.
     let io_flusher = become_io_flusher();
     let telemetry = telemetry::start("holdfast-node", &[("k8s.node.name", &config.node.node_name)])
@@ -64,7 +66,7 @@ pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
             "PR_SET_IO_FLUSHER failed; a node that is short of memory may wait for its own devices; grant CAP_SYS_RESOURCE"
         );
     }
-    let outcome = serve_to_end(file, config, telemetry.log_level());
+    let outcome = serve_to_end(file, config, instance, telemetry.log_level());
     telemetry.finish();
     outcome
 }
@@ -77,10 +79,15 @@ fn not_started(error: TelemetryError) -> Failure {
     Failure::new(kind, &error)
 }
 
-fn serve_to_end(file: PathBuf, config: Config, log_level: LogLevel) -> Result<(), Failure> {
+fn serve_to_end(
+    file: PathBuf,
+    config: Config,
+    instance: Option<Instance>,
+    log_level: LogLevel,
+) -> Result<(), Failure> {
     let runtime = Runtime::new().map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let mut owner = None;
-    let outcome = runtime.block_on(serve(file, config, log_level, &mut owner));
+    let outcome = runtime.block_on(serve(file, config, instance, log_level, &mut owner));
     let all_ended = end_tasks(runtime);
     if let Some(Err(error)) = owner.filter(|_| all_ended).map(Owner::release) {
         tracing::warn!(
@@ -102,6 +109,7 @@ fn end_tasks(runtime: Runtime) -> bool {
 async fn serve(
     file: PathBuf,
     config: Config,
+    instance: Option<Instance>,
     log_level: LogLevel,
     left: &mut Option<Owner>,
 ) -> Result<(), Failure> {
@@ -109,6 +117,7 @@ async fn serve(
     let mut shutdown = Shutdown::listen().map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let reload = StoreReload::listen(file).map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
+    let run_dir = node_config.run_dir.clone();
     let (mut edges, readiness) = (Edges::new(), Readiness::new());
     // While a predecessor serves on the same network, the address is not free yet.
     let mut to_listen = metrics;
@@ -120,10 +129,20 @@ async fn serve(
     }
 
     let failed = |error: NodeError| Failure::new(error.kind(), &error);
-    let owner = tokio::select! {
-        owner = Owner::wait(node_config) => owner.map_err(failed)?,
-        () = shutdown.requested() => return Ok(()),
+    let ask = async {
+        match instance.clone() {
+            Some(instance) => handoff::ask(node_config.clone(), socket.clone(), instance).await,
+            None => std::future::pending().await,
+        }
     };
+    let owner = tokio::select! {
+        // Does not ask where the lock is free.
+        biased;
+        owner = Owner::wait(node_config.clone()) => owner.map_err(failed)?,
+        () = shutdown.requested() => return Ok(()),
+        () = ask => unreachable!("it asks until the lock is free"),
+    };
+    let handoff = Handoff::new(Instances::join(&run_dir, instance.clone()));
     readiness.recovers();
     let node = Node::serve(owner).await.map_err(failed)?;
     tracing::info!(volumes = node.list().len(), "devices recovered");
@@ -134,7 +153,10 @@ async fn serve(
         }
         let listener = api::bind(&socket).map_err(|error| Failure::new(FailureKind::Invalid, &error))?;
         let permissions = FormatPermissions::default();
-        edges.serve_api(listener, Api::new(node.clone(), stores.clone(), permissions.clone()));
+        edges.serve_api(
+            listener,
+            Api::new(node.clone(), stores.clone(), permissions.clone(), handoff.clone()),
+        );
         edges.reload_stores(reload, node.clone(), stores);
         match control {
             Control::Kubernetes => {
@@ -150,6 +172,10 @@ async fn serve(
         Err(failure) => Err(failure),
         Ok(()) => tokio::select! {
             () = shutdown.requested() => Ok(()),
+            successor = handoff.agreed() => {
+                tracing::info!(%successor, "leaving the devices to a younger instance");
+                Ok(())
+            }
             Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
         },
     };

@@ -8,6 +8,7 @@ mod daemon;
 mod documented;
 mod failure;
 mod format_permissions;
+mod handoff;
 mod host;
 mod kubernetes;
 mod metrics;

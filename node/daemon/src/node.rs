@@ -41,8 +41,10 @@ use tokio::time::MissedTickBehavior;
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};
 
+pub(crate) use local::instances::{Instance, InstanceError, Instances};
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
+pub(crate) use local::volume_files::check_attached;
 pub(crate) use ring::handle::RingStatus;
 pub(crate) use ring::published_status::ServedCounts;
 pub(crate) use run_blocking::run_blocking;

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -131,6 +132,57 @@ fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     second.answers("200 OK");
     second.terminate();
     assert!(second.ends().success());
+}
+
+/// Nothing was served from the end of a pod until the image of the next one was pulled and its process ran.
+#[test]
+fn a_daemon_leaves_the_node_to_a_younger_instance() {
+    let dirs = Dirs::new();
+    let start = |instance: &str| {
+        let daemon = Daemon::start(&dirs, &[("HOLDFAST_INSTANCE", instance)]);
+        let stderr = daemon.child.stderr.as_ref().map(|stderr| stderr.as_fd().try_clone_to_owned().unwrap());
+        let copy = move || std::io::copy(&mut fs::File::from(stderr.unwrap()), &mut std::io::stderr());
+        std::thread::spawn(copy);
+        daemon
+    };
+    let mut old = start("pod-1");
+    old.answers("200 OK");
+    let mut new = start("pod-2");
+    new.answers("200 OK");
+    assert!(old.ends().success(), "it was asked to leave");
+
+    // The kubelet restarts the container of the old pod.
+    let mut old = start("pod-1");
+    old.answers("another holdfast-node holds the lock");
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        assert!(new.child.try_wait().unwrap().is_none(), "it left the node to an older instance");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Should the new one die, the old one serves, until it is back.
+    new.child.kill().unwrap();
+    old.answers("200 OK");
+    let new = start("pod-2");
+    new.answers("200 OK");
+    assert!(old.ends().success(), "it is the older one still");
+}
+
+/// A version that cannot read what is attached would have quiesced every device of the node.
+#[test]
+fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
+    let dirs = Dirs::new();
+    let mut old = Daemon::start(&dirs, &[]);
+    old.answers("200 OK");
+    // As a later version would.
+    let volume = dirs.run.path().join("volumes.d/later");
+    fs::create_dir_all(&volume).unwrap();
+    fs::write(volume.join("attached"), b"of a later version").unwrap();
+    let mut new = Daemon::start(&dirs, &[("HOLDFAST_INSTANCE", "pod-2")]);
+    let stderr = std::io::BufReader::new(new.child.stderr.take().unwrap());
+    let refused = stderr.lines().map_while(Result::ok).find(|line| line.contains("was not asked"));
+    assert!(refused.is_some_and(|line| line.contains("attached")), "the file is named");
+    assert!(old.child.try_wait().unwrap().is_none(), "it serves on");
+    new.answers("another holdfast-node holds the lock");
 }
 
 /// Only ring threads were marked: a thread of the runtime that allocated could wait for a device of its own

@@ -479,6 +479,14 @@ pub struct SkippedVolume {
     #[prost(enumeration = "SkipCause", tag = "3")]
     pub cause: i32,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HandOverRequest {
+    /// Name of the instance that asks, such as the uid of its pod: 1 to 63 of a-z, A-Z, 0-9 and '-'.
+    #[prost(string, tag = "1")]
+    pub instance: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HandOverResponse {}
 /// Transport of a device's requests to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1111,6 +1119,32 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Scrub"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Leaves the node's devices to the daemon that asks, which waits for its directories, and ends. Refused with
+        /// FAILED_PRECONDITION if that daemon's instance served the node before this one.
+        pub async fn hand_over(
+            &mut self,
+            request: impl tonic::IntoRequest<super::HandOverRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::HandOverResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/holdfast.node.v1.Node/HandOver",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("holdfast.node.v1.Node", "HandOver"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Deletes the objects of a store that no volume and no snapshot in it needs. Ends when the caller disconnects; the next
         /// sweep does what is left. Refused with FAILED_PRECONDITION while this daemon sweeps the store already.
         pub async fn sweep(
@@ -1241,6 +1275,15 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::ScrubRequest>,
         ) -> std::result::Result<tonic::Response<Self::ScrubStream>, tonic::Status>;
+        /// Leaves the node's devices to the daemon that asks, which waits for its directories, and ends. Refused with
+        /// FAILED_PRECONDITION if that daemon's instance served the node before this one.
+        async fn hand_over(
+            &self,
+            request: tonic::Request<super::HandOverRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::HandOverResponse>,
+            tonic::Status,
+        >;
         /// Deletes the objects of a store that no volume and no snapshot in it needs. Ends when the caller disconnects; the next
         /// sweep does what is left. Refused with FAILED_PRECONDITION while this daemon sweeps the store already.
         async fn sweep(
@@ -1890,6 +1933,49 @@ pub mod node_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/holdfast.node.v1.Node/HandOver" => {
+                    #[allow(non_camel_case_types)]
+                    struct HandOverSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::HandOverRequest>
+                    for HandOverSvc<T> {
+                        type Response = super::HandOverResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::HandOverRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::hand_over(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HandOverSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -15,7 +15,7 @@ fn standalone() -> Control {
 }
 
 fn api(fake: &Fake) -> Api<Fake> {
-    Api::new(fake.clone(), KnownStores::new(&standalone()), FormatPermissions::default())
+    Api::new(fake.clone(), KnownStores::new(&standalone()), FormatPermissions::default(), Handoff::unnamed())
 }
 
 #[tokio::test]
@@ -73,7 +73,12 @@ async fn a_bad_field_is_named_and_nothing_changes() {
 #[tokio::test]
 async fn a_permission_to_format_is_for_one_attach() {
     let (fake, permissions) = (Fake::default(), FormatPermissions::default());
-    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes), permissions.clone());
+    let api = Api::new(
+        fake.clone(),
+        KnownStores::new(&Control::Kubernetes),
+        permissions.clone(),
+        Handoff::unnamed(),
+    );
     fake.put(attached("v"));
     let may_format = async || {
         let request = AwaitServedRequest { volume_id: "v".to_owned(), min_epoch: 1 };
@@ -102,7 +107,12 @@ async fn a_failure_of_the_node_keeps_its_kind_and_words() {
 async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let fake = Fake::default();
     fake.put(attached("v"));
-    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
+    let api = Api::new(
+        fake.clone(),
+        KnownStores::new(&Control::Kubernetes),
+        FormatPermissions::default(),
+        Handoff::unnamed(),
+    );
     let detach = DetachRequest { volume_id: "v".to_owned() };
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -135,7 +145,7 @@ async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
 async fn a_request_uses_the_stores_that_were_read_last() {
     let fake = Fake::default();
     let stores = KnownStores::new(&standalone());
-    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default());
+    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), Handoff::unnamed());
     let attach = |store: &str| {
         let (volume_id, store) = ("v".to_owned(), store.to_owned());
         api.attach(Request::new(AttachRequest { volume_id, store, ..Default::default() }))
@@ -205,7 +215,7 @@ async fn operations_end_with_the_interface() {
 #[tokio::test]
 async fn a_sweep_is_for_the_only_store_or_a_named_one() {
     let (fake, stores) = (Fake::default(), KnownStores::new(&standalone()));
-    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default());
+    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), Handoff::unnamed());
     let sweep = |store: Option<&str>, grace| {
         let store = store.map(str::to_owned);
         api.sweep(Request::new(SweepRequest { store, grace, ..SweepRequest::default() }))
@@ -233,7 +243,12 @@ async fn a_sweep_is_for_the_only_store_or_a_named_one() {
     assert!(none.message().contains("add a section [stores.<name>]"), "{}", none.message());
     assert_eq!(fake.sweeps().len(), 1);
 
-    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
+    let api = Api::new(
+        fake.clone(),
+        KnownStores::new(&Control::Kubernetes),
+        FormatPermissions::default(),
+        Handoff::unnamed(),
+    );
     let status = api.sweep(Request::new(SweepRequest::default())).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("spec.sweep"), "{}", status.message());

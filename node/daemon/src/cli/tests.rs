@@ -29,7 +29,12 @@ impl World {
         let store = S3Config::new("volumes", "us-east-1", S3Credentials::Environment);
         let control = Control::Standalone([("main".to_owned(), store)].into());
         let listener = bind(&directory.path().join("new/node.sock")).unwrap();
-        let api = Api::new(fake.clone(), crate::api::KnownStores::new(&control), Default::default());
+        let api = Api::new(
+            fake.clone(),
+            crate::api::KnownStores::new(&control),
+            Default::default(),
+            crate::handoff::Handoff::unnamed(),
+        );
         let server = tokio::spawn(async move { serve(listener, api, std::future::pending()).await.unwrap() });
         Self { directory, server, fake }
     }

@@ -23,7 +23,6 @@ use std::time::Duration;
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::DeviceState;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -32,7 +31,8 @@ use crate::node::device::kernel::{Devices, Kernel};
 use crate::node::device::orphans::orphans;
 use crate::node::device::tag::Installation;
 use crate::node::error::{NodeError, file};
-use crate::node::local::file::{random, replace};
+use crate::node::local::file::random;
+use crate::node::local::record_json::{read, write};
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
 use crate::node::run_blocking::blocking;
 
@@ -220,22 +220,6 @@ fn devices_left(devices: &dyn Devices, installation: Installation) -> Result<Vec
 
 fn random_id() -> String {
     format!("{:032x}", u128::from_le_bytes(random()))
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, NodeError> {
-    match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| NodeError::Damaged { path: path.to_owned(), source: error.into() }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(file(path, "read")(error)),
-    }
-}
-
-fn write(path: &Path, value: &impl Serialize) -> Result<(), NodeError> {
-    let text = serde_json::to_vec(value)
-        .map_err(|error| NodeError::Damaged { path: path.to_owned(), source: error.into() })?;
-    replace(path, &text, 0o600)
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ use holdfast_ring::HeapBuffer;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 
+use crate::node::NodeConfig;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
 use crate::node::local::file::{allocated_bytes, open_direct, open_mode, replace, sync_dir};
@@ -416,6 +417,22 @@ pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, N
         volumes.extend(volumes_under(&dir)?.into_iter().filter(is_attached));
     }
     Ok(volumes)
+}
+
+/// Reads of each attached volume what a recovery reads first, without a change: this version can read it.
+///
+/// # Errors
+/// The file that it cannot read.
+pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
+    let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
+    for volume in attached_volumes(&dirs)? {
+        let local = dirs.of(&volume);
+        local.check_layout()?;
+        if local.read_record()?.is_some() {
+            local.read_header()?;
+        }
+    }
+    Ok(())
 }
 
 /// The volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].

@@ -1,0 +1,131 @@
+//! A handoff: a daemon that waits for the node's directories asks the one that has them to leave.
+//!
+//! ```text
+//! successor: reads what is attached -> asks once a second, until it has the lock
+//! owner:     the asking instance is younger -> answers -> ends as on SIGTERM: the devices wait QUIESCED
+//! ```
+//! So the image of a new version is there, its process runs and its configuration is accepted before a device
+//! waits. The lock alone says which process may use the directories; a daemon that does not know the request,
+//! or refuses it, serves on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_proto::node::v1::HandOverRequest;
+use holdfast_proto::node::v1::node_client::NodeClient;
+use holdfast_service::chain;
+use tokio::sync::watch;
+use tonic::transport::Endpoint;
+use tonic::{Code, Status};
+
+use crate::node::{Instance, Instances, NodeConfig, check_attached, run_blocking};
+
+/// Time between two requests. An owner that agreed has requests in flight to finish.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Longest wait for an answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// The owner's side.
+#[derive(Debug, Clone)]
+pub(crate) struct Handoff {
+    instances: Arc<Instances>,
+    agreed: watch::Sender<Option<Instance>>,
+}
+
+impl Handoff {
+    /// Of a daemon that has the directories.
+    pub(crate) fn new(instances: Instances) -> Self {
+        Self { instances: Arc::new(instances), agreed: watch::Sender::new(None) }
+    }
+
+    /// Of a daemon without a name, in a directory that no instance used.
+    #[cfg(test)]
+    pub(crate) fn unnamed() -> Self {
+        Self::new(Instances::join(Path::new("/nonexistent"), None))
+    }
+
+    /// Agrees to leave the devices to `instance`.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION: it is not younger.
+    pub(crate) fn agree(&self, instance: Instance) -> Result<(), Status> {
+        if !self.instances.is_younger(&instance) {
+            return Err(Status::failed_precondition(format!(
+                "instance {instance} served this node before; the present daemon serves on"
+            )));
+        }
+        self.agreed.send_replace(Some(instance));
+        Ok(())
+    }
+
+    /// Waits until it has agreed; with which instance.
+    pub(crate) async fn agreed(&self) -> Instance {
+        let mut agreed = self.agreed.subscribe();
+        loop {
+            if let Some(instance) = agreed.borrow_and_update().clone() {
+                return instance;
+            }
+            // The sender is here.
+            let _changed = agreed.changed().await;
+        }
+    }
+}
+
+/// Asks the owner of the directories to leave them to `instance`, again and again. Does not ask while this
+/// version cannot read what is attached: the owner serves on.
+pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance) -> ! {
+    let mut said = None;
+    loop {
+        let checked = config.clone();
+        let answer = match run_blocking(move || check_attached(&checked)).await {
+            Ok(()) => ask_once(&socket, &instance).await,
+            Err(error) => Err(chain(&error)),
+        };
+        let answer = Some(answer);
+        if answer != said {
+            match &answer {
+                Some(Ok(())) => {
+                    tracing::info!(%instance, "the daemon of this node leaves its devices to this one")
+                }
+                Some(Err(reason)) => {
+                    tracing::warn!(%instance, reason, "the daemon of this node was not asked for its devices, or did not leave them");
+                }
+                None => {}
+            }
+            said = answer;
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
+async fn ask_once(socket: &Path, instance: &Instance) -> Result<(), String> {
+    let endpoint =
+        Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(|error| chain(&error))?;
+    let channel = endpoint.timeout(ANSWER_WITHIN).connect().await.map_err(|error| chain(&error))?;
+    let request = HandOverRequest { instance: instance.to_string() };
+    match NodeClient::new(channel).hand_over(request).await {
+        Ok(_) => Ok(()),
+        Err(status) if status.code() == Code::Unimplemented => {
+            Err("it is of a version that hands nothing over; end it".to_owned())
+        }
+        Err(status) => Err(status.message().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_owner_leaves_once_it_has_agreed() {
+        let dir = tempfile::tempdir().unwrap();
+        let handoff = Handoff::new(Instances::join(dir.path(), Some("one".parse().unwrap())));
+        let refused = handoff.agree("one".parse().unwrap()).unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        let waits = tokio::time::timeout(Duration::from_millis(20), handoff.agreed()).await;
+        assert!(waits.is_err(), "a refusal changes nothing");
+        handoff.agree("two".parse().unwrap()).unwrap();
+        assert_eq!(handoff.agreed().await, "two".parse().unwrap());
+    }
+}

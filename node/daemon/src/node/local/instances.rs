@@ -1,0 +1,153 @@
+//! The instances of the daemon that used a run directory, in the order in which they first did.
+//!
+//! ```text
+//! <run>/instances    their names, a list in JSON (tmpfs)
+//! ```
+//! A pod is an instance: its daemon may be restarted. The owner of the directories leaves them to a younger
+//! instance, and to no older one: else the daemons of an old and a new pod would hand over to each other
+//! without end.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use holdfast_service::chain;
+use serde::{Deserialize, Serialize};
+
+use crate::node::error::NodeError;
+use crate::node::local::record_json::{read, write};
+
+/// Instances that are remembered; those before never ask again, their pods are gone.
+const MAX_INSTANCES: usize = 64;
+
+/// Name of an instance, such as the uid of its pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Instance(String);
+
+/// A name that no instance has.
+#[derive(Debug, thiserror::Error)]
+#[error("the name of an instance has 1 to 63 of a-z, A-Z, 0-9 and '-', such as the uid of a pod")]
+pub(crate) struct InstanceError;
+
+impl TryFrom<String> for Instance {
+    type Error = InstanceError;
+
+    fn try_from(name: String) -> Result<Self, InstanceError> {
+        let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if (1..=63).contains(&name.len()) && name.bytes().all(is_fit) {
+            Ok(Self(name))
+        } else {
+            Err(InstanceError)
+        }
+    }
+}
+
+impl FromStr for Instance {
+    type Err = InstanceError;
+
+    fn from_str(name: &str) -> Result<Self, InstanceError> {
+        name.to_owned().try_into()
+    }
+}
+
+impl fmt::Display for Instance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// The instances that used a run directory until now, and the one that does.
+#[derive(Debug)]
+pub(crate) struct Instances {
+    /// Oldest first.
+    known: Vec<Instance>,
+    own: Option<Instance>,
+}
+
+impl Instances {
+    /// Those of `run_dir`, which this process owns from now on, as `own` if it has a name. Where the file
+    /// cannot be read or written, a warning: the node is served all the same.
+    pub(crate) fn join(run_dir: &Path, own: Option<Instance>) -> Self {
+        let path = run_dir.join("instances");
+        let mut known =
+            read::<Vec<Instance>>(&path).unwrap_or_else(|error| warned(&path, &error)).unwrap_or_default();
+        if let Some(own) = own.as_ref().filter(|own| !known.contains(own)) {
+            known.push(own.clone());
+            known.drain(..known.len().saturating_sub(MAX_INSTANCES));
+            write(&path, &known).unwrap_or_else(|error| warned(&path, &error));
+        }
+        Self { known, own }
+    }
+
+    /// Returns true if `other` first used the directory after this process's instance, or never did.
+    pub(crate) fn is_younger(&self, other: &Instance) -> bool {
+        let age = |instance: &Instance| self.known.iter().position(|known| known == instance);
+        match (age(other), self.own.as_ref().and_then(age)) {
+            (None, _) => true,
+            (Some(other), Some(own)) => other > own,
+            (Some(_), None) => false,
+        }
+    }
+}
+
+fn warned<T: Default>(path: &Path, error: &NodeError) -> T {
+    tracing::warn!(
+        path = %path.display(),
+        error = chain(error),
+        "the instances of the daemon could not be recorded; an older one may ask for the node's devices"
+    );
+    T::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(name: &str) -> Instance {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn only_younger_instances_are_left_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path();
+        let first = Instances::join(run, Some(instance("one")));
+        assert!(!first.is_younger(&instance("one")), "it serves already");
+        assert!(first.is_younger(&instance("two")));
+        let second = Instances::join(run, Some(instance("two")));
+        assert!(!second.is_younger(&instance("one")), "its pod is the one that is replaced");
+        // The first is served again because the second died; it is still the older one.
+        let again = Instances::join(run, Some(instance("one")));
+        assert!(again.is_younger(&instance("two")) && again.is_younger(&instance("three")));
+        let unnamed = Instances::join(run, None);
+        assert!(unnamed.is_younger(&instance("three")) && !unnamed.is_younger(&instance("two")));
+    }
+
+    #[test]
+    fn a_damaged_list_does_not_keep_the_daemon_from_serving() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("instances"), "[\"a b\"]").unwrap();
+        let instances = Instances::join(dir.path(), Some(instance("one")));
+        assert!(instances.is_younger(&instance("two")) && !instances.is_younger(&instance("one")));
+        let next = Instances::join(dir.path(), Some(instance("two")));
+        assert!(!next.is_younger(&instance("one")), "the list was written again");
+    }
+
+    #[test]
+    fn few_instances_are_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..MAX_INSTANCES + 10 {
+            Instances::join(dir.path(), Some(instance(&format!("pod-{number}"))));
+        }
+        let known: Vec<Instance> = read(&dir.path().join("instances")).unwrap().unwrap();
+        assert_eq!((known.len(), &known[0]), (MAX_INSTANCES, &instance("pod-10")));
+    }
+
+    #[test]
+    fn names_that_no_instance_has_are_refused() {
+        for name in ["", "a b", "a/b", &"a".repeat(64)] {
+            assert!(name.parse::<Instance>().is_err(), "{name:?}");
+        }
+    }
+}
