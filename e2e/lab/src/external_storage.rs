@@ -30,6 +30,14 @@ const SHELLS: [&str; 4] = [
 ];
 /// Image with the tests' own program beside the shell.
 const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+/// `dd` with a flag of coreutils that busybox lacks, which only drops pages from the cache.
+const DD: &str = "#!/bin/sh
+for word; do
+    shift
+    case $word in [io]flag=nocache) ;; *) set -- \"$@\" \"$word\" ;; esac
+done
+exec busybox dd \"$@\"
+";
 /// Name of the driver.
 const DRIVER: &str = "csi.holdfast.dev";
 /// Specs that run at a time: two fill an emulated machine.
@@ -89,6 +97,7 @@ pub fn images(toolbox: &Toolbox) -> Result<Vec<Image>> {
     images.push(agnhost);
     for image in &mut images {
         image.layers[0].directory("tmp", 0o1777);
+        image.layers[0].file("bin/dd", 0o755, DD.as_bytes().to_vec());
     }
     Ok(images)
 }

@@ -18,6 +18,15 @@ const CLAIMS: [(&str, &str); 2] = [("files", "Filesystem"), ("raw", "Block")];
 /// Prints a sum of each, the same in every pod.
 const SUM: &str = "head -c 1048576 /dev/raw | sha256sum; sha256sum < /data/file";
 
+/// Namespace of the chart.
+const NAMESPACE: &str = "--namespace=holdfast-system";
+/// Writes a sector again and again, and prints when each was flushed, in seconds.
+const BUSY: &str = "while :; do dd if=/dev/zero of=/data/beat bs=4096 count=1 conv=fsync 2>/dev/null
+                    cut -d ' ' -f 1 /proc/uptime; sleep 0.2; done";
+/// Longest pause of writes during a handoff on an emulated node, in seconds: a daemon recovers its devices in
+/// less, a pod does not start in less.
+const MAX_PAUSE: f64 = 10.0;
+
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -57,6 +66,8 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     let settings = world.kubectl(["get", "volumes", settings])?;
     ensure!(settings.matches("object").count() == 1, "the Volumes say {settings:?}");
 
+    roll(world)?;
+
     report::step("helm test");
     cluster.test()?;
 
@@ -68,6 +79,39 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     let left = world.kubectl(["get", "volumes", "--output=name"])?;
     ensure!(left.is_empty(), "volumes are left: {left}");
     Ok(())
+}
+
+/// Rolls the DaemonSet while a pod writes: it sees no error, and the next daemon runs before the one that
+/// serves leaves.
+fn roll(world: &World) -> Result<()> {
+    report::step("the daemon is rolled while a pod writes");
+    apply(world, &job("busy", BUSY))?;
+    world.kubectl(["wait", "pod/busy", "--for=condition=Ready", "--timeout=900s"])?;
+    let daemon = || {
+        let path = "--output=jsonpath={.items[*].metadata.name}";
+        world.kubectl(["get", "pods", NAMESPACE, "--selector=app.kubernetes.io/component=node", path])
+    };
+    let old = daemon()?;
+    world.kubectl(["rollout", "restart", "daemonset/holdfast-node", NAMESPACE])?;
+    world.kubectl(["rollout", "status", "daemonset/holdfast-node", NAMESPACE, "--timeout=900s"])?;
+    let new = daemon()?;
+    ensure!(!new.is_empty() && new != old, "the daemons were {old}, and are {new}");
+    let beats = beats(&world.kubectl(["logs", "busy"])?)?;
+    let longest = beats.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
+    report::step(format_args!("the longest pause of the pod's writes was {longest:.1} s"));
+    let path = "--output=jsonpath={.status.containerStatuses[0].state.running.startedAt}";
+    let started = world.kubectl(["get", "pod", new.trim(), NAMESPACE, path])?;
+    let state = "--output=jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
+    let state = world.kubectl(["get", "pod", "busy", state])?;
+    ensure!(state == "Running 0", "the pod is {state}; the daemon started at {started}");
+    ensure!(longest < MAX_PAUSE, "the pod's writes paused for {longest:.1} s");
+    world.kubectl(["delete", "pod", "busy", "--timeout=600s"])?;
+    world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
+}
+
+/// The times that [`BUSY`] printed, in seconds.
+fn beats(printed: &str) -> Result<Vec<f64>> {
+    printed.lines().map(|line| line.parse().with_context(|| format!("the pod printed {line:?}"))).collect()
 }
 
 /// Runs a pod on the claims to its end, waits until its volumes are detached, and returns what it printed.
