@@ -75,12 +75,18 @@ impl Handoff {
 /// Asks the owner of the directories to leave them to `instance`, again and again. Does not ask while this
 /// version cannot read what is attached: the owner serves on.
 pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance) -> ! {
-    let mut said = None;
+    let (mut said, mut can_read) = (None, false);
     loop {
-        let checked = config.clone();
-        let answer = match run_blocking(move || check_attached(&checked)).await {
-            Ok(()) => ask_once(&socket, &instance).await,
-            Err(error) => Err(chain(&error)),
+        let answer = if can_read {
+            ask_once(&socket, &instance).await
+        } else {
+            let config = config.clone();
+            let checked = run_blocking(move || check_attached(&config)).await;
+            can_read = checked.is_ok();
+            match checked {
+                Ok(()) => ask_once(&socket, &instance).await,
+                Err(error) => Err(chain(&error)),
+            }
         };
         let answer = Some(answer);
         if answer != said {
