@@ -162,11 +162,13 @@ pub enum Safeguard {
     FlushInRoundWaits,
     /// After a failed sync, a flush that waits for a commit does so whatever `durability` becomes.
     CommitAfterFailedSync,
+    /// The root of a detach record names all runs.
+    RootNamesAllRuns,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 75] = [
+    pub const ALL: [Self; 76] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -242,6 +244,7 @@ impl Safeguard {
         Self::ResumeAsGrown,
         Self::FlushInRoundWaits,
         Self::CommitAfterFailedSync,
+        Self::RootNamesAllRuns,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
@@ -281,7 +284,8 @@ impl Safeguard {
             | Self::ReadBackAmbiguous
             | Self::KeepAttachRecords
             | Self::CheckTruncation
-            | Self::CarryFreshMerge => 11,
+            | Self::CarryFreshMerge
+            | Self::RootNamesAllRuns => 11,
             Self::RetryFailed | Self::CheckpointBeforeDeletes | Self::SpareSlots => 12,
             Self::SyncMapBeforeAnswer => 13,
             Self::SealByAge => 14,

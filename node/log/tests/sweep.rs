@@ -56,7 +56,7 @@ fn segment_key(stored: &Stored, number: usize) -> String {
 }
 
 async fn snapshot(stored: &Stored, seq: u64) -> Seq {
-    stored.record(seq, Body::Detach).await;
+    stored.record(seq, Body::Detach { root: None }).await;
     let taken = snapshot_detached(&stored.store, &stored.volume, SnapshotUid([1; 16]), NONCE, 7).await;
     taken.unwrap().seq
 }

@@ -134,7 +134,7 @@ mod tests {
         let last = LastWriter { node: "a".to_owned(), epoch: 1, since, is_attached: true };
         assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
         assert!(history(Some(&last)).contains("holdfast.dev/force-detach=a"));
-        add(&store, 3, Body::Detach).await;
+        add(&store, 3, Body::Detach { root: None }).await;
         let puts = store.counts().put;
         let last = LastWriter { is_attached: false, ..last };
         assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
