@@ -4,7 +4,7 @@
 //! early makes a restarted writer take its own records for another's, and release its volume. Bytes that
 //! cannot be decoded are an error, never the end of the log.
 //!
-//! 1. the checkpoints and the records after the newest one are listed;
+//! 1. the checkpoints and the records are listed;
 //! 2. the last record is read. The tombstone says all, and so does a detach record that carries the root: the
 //!    whole state that it follows;
 //! 3. else that checkpoint and the other records are read.
@@ -18,13 +18,16 @@ use futures::future::{join, try_join_all};
 use holdfast_engine::manifest::{LogError, Manifest};
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
-use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
+use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix, volume_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use crate::limit::TRIES;
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
+/// Objects of a volume that are listed at once to find its log: a log that is truncated has about 160 records
+/// beside its attaches.
+const FIRST_PAGE: usize = 256;
 /// Bytes that are read of an object that is written empty.
 const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
@@ -95,8 +98,9 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
 /// One try; `None` when a writer made a newer checkpoint, and dropped the one that LIST shows or truncated
 /// what follows it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
-    let begun_at = newest_checkpoint(objects, volume).await?.unwrap_or(Seq(0));
-    match read_listed(objects, volume, begun_at).await {
+    let listed = list_log(objects, volume).await?;
+    let begun_at = listed.checkpoint;
+    match read_listed(objects, volume, listed).await {
         Err(error)
             if may_come_of_a_truncation(&error) && was_truncated_after(objects, volume, begun_at).await? =>
         {
@@ -106,14 +110,58 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
     }
 }
 
-/// Reads what LIST shows after the checkpoint `newest`, which is zero where there is none, and that one if
-/// it is needed. `None` if it was dropped.
+/// The log as LIST shows it.
+struct Listed {
+    /// The newest checkpoint; zero without one.
+    checkpoint: Seq,
+    /// The records after it, ascending.
+    records: Vec<Seq>,
+}
+
+/// Lists the checkpoints and the log: one LIST, since they are among the first objects of a volume. Behind
+/// hundreds of attach records, or of marks of forgotten snapshots, a second one begins at the checkpoint.
+async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed, LogFailure> {
+    let page = objects
+        .list(&volume_prefix(volume), None, FIRST_PAGE)
+        .await
+        .map_err(store("list the log", volume))?;
+    let (mut checkpoints, mut records) = (Vec::new(), Vec::new());
+    for entry in &page.entries {
+        match ObjectKey::parse(&entry.key) {
+            Some(ObjectKey::Checkpoint(_, seq)) => checkpoints.push(seq),
+            Some(ObjectKey::Log(_, seq)) => records.push(seq),
+            Some(
+                ObjectKey::Segment(..)
+                | ObjectKey::Run(..)
+                | ObjectKey::TruncationMarker(..)
+                | ObjectKey::Snapshot(..)
+                | ObjectKey::Forgotten(..),
+            )
+            | None => {}
+        }
+    }
+    let end = page.entries.last().filter(|_| page.more).map(|entry| entry.key.as_str());
+    // The page ends before the last object under the prefix, or may do so.
+    let is_cut = |prefix: &str| end.is_some_and(|end| end < prefix || end.starts_with(prefix));
+    if is_cut(&checkpoint_prefix(volume)) {
+        let seen = checkpoints.last().map(|seq| ObjectKey::Checkpoint(volume.clone(), *seq).to_string());
+        checkpoints.extend(seqs_under(objects, volume, &checkpoint_prefix(volume), seen).await?);
+    }
+    let checkpoint = checkpoints.last().copied().unwrap_or(Seq(0));
+    records.retain(|seq| *seq > checkpoint);
+    if is_cut(&log_prefix(volume)) {
+        let seen = records.last().copied().unwrap_or(checkpoint);
+        records.extend(records_after(objects, volume, seen).await?);
+    }
+    Ok(Listed { checkpoint, records })
+}
+
+/// Reads the records that LIST shows, and the checkpoint if it is needed. `None` if that was dropped.
 async fn read_listed(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    newest: Seq,
+    Listed { checkpoint: newest, records: mut seqs }: Listed,
 ) -> Result<Option<Manifest>, LogFailure> {
-    let mut seqs = records_after(objects, volume, newest).await?;
     let mut last = None;
     if let Some(seq) = seqs.pop() {
         let record = read_record(objects, volume, seq).await?;
@@ -201,11 +249,6 @@ pub(crate) async fn is_present(
         Err(StoreError::NotFound { .. }) => Ok(false),
         Err(error) => Err(store(what, key.volume())(error)),
     }
-}
-
-async fn newest_checkpoint(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Seq>, LogFailure> {
-    let seqs = seqs_under(objects, volume, &checkpoint_prefix(volume), None).await?;
-    Ok(seqs.last().copied())
 }
 
 /// The seqs of the records after `after`, ascending.
