@@ -474,7 +474,7 @@ mod tests {
         assert!(!read.is_attached() && read.runs().len() == 6);
     }
 
-    /// What an earlier version takes of it is all that this version wrote before.
+    /// Earlier versions take what they wrote themselves.
     #[test]
     fn a_root_changes_no_byte_of_its_record() {
         let (plain, whole) =

@@ -133,7 +133,7 @@ async fn a_checkpoint_of_the_detach_itself_is_read_alone() {
     assert_eq!((read.unwrap().checkpointed(), cost), (Seq(6), [1, 1, 2]));
 }
 
-/// What it says is not known otherwise: another state must not be taken for the volume's.
+/// Nothing else may be read in its place: another state must not be taken for the volume's.
 #[tokio::test]
 async fn a_damaged_root_is_named_and_not_passed_over() {
     let stored = attached(3, &[4]).await;

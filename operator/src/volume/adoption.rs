@@ -43,8 +43,8 @@ pub(crate) struct LastWriter {
 }
 
 impl FoundInStore {
-    /// Reads it: a LIST, and a GET of the last record of a volume that is detached, else of each since the last
-    /// checkpoint.
+    /// Reads it: a LIST, and a GET of the last record of a volume that is detached, else of each since the
+    /// last checkpoint.
     ///
     /// # Errors
     /// The part of the log that cannot be read.
