@@ -435,7 +435,7 @@ mod tests {
         let plan = plan_attach(&held, None, &Claim { replaces: Some(Epoch(1)), ..claim(MINE) }).unwrap();
         assert_eq!(plan.displaced, Some(Displaced { epoch: Epoch(1), node, since_unix_ms: 0 }));
         assert_eq!(plan.record.epoch, Epoch(2));
-        let free = log(&[create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)]);
+        let free = log(&[create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach { root: None })]);
         assert_eq!(plan_attach(&free, None, &claim(MINE)).unwrap().displaced, None);
     }
 
@@ -476,7 +476,7 @@ mod tests {
     /// first commit broke the log. What the log lost was mixed with what is older.
     #[test]
     fn a_log_set_back_is_reported_and_breaks_no_log() {
-        let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)];
+        let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach { root: None })];
         let (_, header) = acquired(&log(&released), None, MINE);
         let served = [&released[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
         let header = Header { seq: Seq(6), ..header };
@@ -488,7 +488,14 @@ mod tests {
             log(&released),
             log(&served[..5]),
             // Its epoch was given again, and the log is longer than it was.
-            longer(&[&[attach_of("other", 2, THEIRS)], &commits[..], &[(2, THEIRS, Body::Detach)]].concat()),
+            longer(
+                &[
+                    &[attach_of("other", 2, THEIRS)],
+                    &commits[..],
+                    &[(2, THEIRS, Body::Detach { root: None })],
+                ]
+                .concat(),
+            ),
         ] {
             let went_back = LocalData::Foreign(Foreign::LogSetBack);
             assert_eq!(worth(&set_back, Some(&on_disk(&header))), went_back);
@@ -538,7 +545,14 @@ mod tests {
             header = again.header;
         }
         let (nonce, seq) = (log.writer().unwrap(), log.seq().next());
-        log.apply(&Record { seq, epoch: log.epoch(), nonce, body: Body::Detach, ..taken.record }).unwrap();
+        log.apply(&Record {
+            seq,
+            epoch: log.epoch(),
+            nonce,
+            body: Body::Detach { root: None },
+            ..taken.record
+        })
+        .unwrap();
         assert_eq!(plan_attach(&log, Some(&on_disk(&header)), &claim(MINE)).unwrap().displaced, None);
     }
 
@@ -570,7 +584,7 @@ mod tests {
     /// another's.
     #[test]
     fn data_of_another_volume_of_the_same_name_is_foreign() {
-        let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
+        let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach { root: None })];
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         (header.closed_clean, header.seq) = (true, Seq(3));
         assert_eq!(worth(&log(&detached), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
@@ -621,12 +635,13 @@ mod tests {
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         header.closed_clean = true;
         header.seq = Seq(3);
-        let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
+        let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach { root: None })];
         assert_eq!(
             acquired(&log(&detached), Some(&on_disk(&header)), MINE).0,
             LocalData::Ours { trust_clean: true }
         );
-        let elsewhere = [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach)]].concat();
+        let elsewhere =
+            [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach { root: None })]].concat();
         assert_eq!(
             acquired(&log(&elsewhere), Some(&on_disk(&header)), MINE).0,
             LocalData::Foreign(Foreign::Superseded)
@@ -653,13 +668,15 @@ mod tests {
     fn clean_data_counts_until_a_record_changes_data() {
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         (header.closed_clean, header.seq) = (true, Seq(4));
-        let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach)];
-        let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach)]].concat();
+        let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach { root: None })];
+        let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach { root: None })]].concat();
         assert_eq!(worth(&log(&again), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
         let taken = SnapshotChange { taken: Some(SnapshotUid([1; 16])), dropped: vec![] };
         let snapshot = [&used[..], &[(0, THEIRS, Body::of_snapshots(taken))]].concat();
         assert_eq!(worth(&log(&snapshot), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
-        let changed = [&used[..], &[attach(2, MINE), commit(2, MINE, 0), (2, MINE, Body::Detach)]].concat();
+        let changed =
+            [&used[..], &[attach(2, MINE), commit(2, MINE, 0), (2, MINE, Body::Detach { root: None })]]
+                .concat();
         assert_eq!(worth(&log(&changed), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
     }
 

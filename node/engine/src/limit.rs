@@ -17,6 +17,9 @@ pub const REMEMBERED_NONCES: usize = 21;
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 /// Bytes of the labels of a create record: so that no record of a volume is large because of names.
 pub const MAX_LABEL_BYTES: usize = 1 << 10;
+/// Bytes of the largest root that a detach record carries: readers that need the record alone read it with
+/// the root, once for each detach since the newest checkpoint.
+pub const MAX_DETACH_ROOT_BYTES: usize = 64 << 10;
 /// Largest request in bytes that moves data.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// Milliseconds that background work waits after a failed round before it asks for another.

@@ -32,7 +32,7 @@ use crate::index::{Run, Runs};
 use crate::limit::MAX_SECTORS;
 use crate::record::{Body, Displaced, Merge, Record};
 use crate::safeguard::{
-    Safeguard::{ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst},
+    Safeguard::{ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst, RootNamesAllRuns},
     safeguard,
 };
 use crate::sector_map::SideSet;
@@ -261,7 +261,7 @@ impl Manifest {
         self.data_seq
     }
 
-    /// The seq of the checkpoint it was read from; zero without one.
+    /// The newest checkpoint that was known when it was read; zero without one.
     pub fn checkpointed(&self) -> Seq {
         self.checkpointed
     }
@@ -474,7 +474,9 @@ impl Manifest {
                 self.snapshots = self.with_snapshots(record, self.sectors, snapshots)?;
                 self.had_snapshots |= snapshots.taken.is_some();
             }
-            Body::Change { .. } | Body::Detach if record.epoch != current || !self.writers.attached => {
+            Body::Change { .. } | Body::Detach { .. }
+                if record.epoch != current || !self.writers.attached =>
+            {
                 return Err(wrong_epoch);
             }
             Body::Change {
@@ -509,7 +511,7 @@ impl Manifest {
                     self.covered = self.covered.after(record.nonce, *generation);
                 }
             }
-            Body::Detach => {
+            Body::Detach { .. } => {
                 self.writers.attached = false;
                 self.closed = self.closed.max(Place::first_merge(current.next()));
             }
@@ -653,6 +655,27 @@ impl Manifest {
         let Self { seq, data_seq, sectors, identity, runs, holds, .. } = self.clone();
         let nothing = Self::empty(self.volume().clone());
         Self { seq, data_seq, sectors, identity, runs, holds, ..nothing }.encode_checkpoint()
+    }
+
+    /// The state as a detach record carries it: what its checkpoint reads as.
+    pub(crate) fn as_root(&self) -> Self {
+        let runs = if safeguard(RootNamesAllRuns) {
+            self.runs.clone()
+        } else {
+            self.runs.with(self.runs.iter().skip(1).cloned().collect::<Vec<_>>())
+        };
+        Self { runs, checkpointed: self.seq, ..self.clone() }
+    }
+
+    /// The state after the detach record `record`, whose root this is. `checkpointed` is the newest
+    /// checkpoint that is known: records are counted from there, as after any other reading of the log.
+    ///
+    /// # Errors
+    /// As of [`Manifest::apply`].
+    pub fn detached_by(mut self, record: &Record, checkpointed: Seq) -> Result<Self, LogError> {
+        self.checkpointed = checkpointed;
+        self.apply(record)?;
+        Ok(self)
     }
 
     /// Reads a stored checkpoint.

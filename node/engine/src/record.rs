@@ -10,7 +10,8 @@
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
 //!             set of chunks (`chunk_set`), u32 m, m x merge, u64 place before which merges are closed, changes
 //!             of the list of snapshots (`snapshot`)
-//! detach (4): nothing
+//! detach (4): nothing. Behind the envelope of the record may stand a second one, the root: the checkpoint
+//!             as of the seq before it (`manifest`)
 //! delete (5): nothing: the volume's tombstone
 //! ```
 //! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
@@ -24,7 +25,8 @@ use holdfast_types::{Epoch, Nonce, Place, PlacedId, Seq, SnapshotUid, VolumeId};
 use crate::chunk_set::ChunkSet;
 use crate::fork::Fork;
 use crate::index::RunRef;
-use crate::limit::MAX_SECTORS;
+use crate::limit::{MAX_DETACH_ROOT_BYTES, MAX_SECTORS};
+use crate::manifest::Manifest;
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
 use crate::snapshot::SnapshotChange;
@@ -101,7 +103,11 @@ pub enum Body {
         sectors: Option<u64>,
     },
     /// The writer released the volume after its last commit.
-    Detach,
+    Detach {
+        /// The whole state that the record follows: a reader to which it is the last record needs no other.
+        /// Nothing where that is large, or an earlier version made the record.
+        root: Option<Box<Manifest>>,
+    },
     /// The volume is deleted permanently.
     Delete,
 }
@@ -121,11 +127,17 @@ impl Body {
         }
     }
 
+    /// The release of a volume whose state is `manifest`.
+    pub fn detach(manifest: &Manifest) -> Self {
+        let fits = manifest.encode_checkpoint().len() <= MAX_DETACH_ROOT_BYTES;
+        Self::Detach { root: fits.then(|| Box::new(manifest.as_root())) }
+    }
+
     /// The record's place is no snapshot.
     pub(crate) fn take_no_snapshot(&mut self) {
         match self {
             Self::Change { snapshots, .. } => snapshots.taken = None,
-            Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => {}
+            Self::Create { .. } | Self::Attach { .. } | Self::Detach { .. } | Self::Delete => {}
         }
     }
 
@@ -133,7 +145,7 @@ impl Body {
     pub(crate) fn has_merges(&self) -> bool {
         match self {
             Self::Change { merges, .. } => !merges.is_empty(),
-            Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => false,
+            Self::Create { .. } | Self::Attach { .. } | Self::Detach { .. } | Self::Delete => false,
         }
     }
 
@@ -141,7 +153,7 @@ impl Body {
     pub fn snapshot_taken(&self) -> Option<SnapshotUid> {
         match self {
             Self::Change { snapshots, .. } => snapshots.taken,
-            Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => None,
+            Self::Create { .. } | Self::Attach { .. } | Self::Detach { .. } | Self::Delete => None,
         }
     }
 }
@@ -262,10 +274,14 @@ impl Record {
                 snapshots.put(&mut out);
                 out.extend_from_slice(&sectors.unwrap_or(0).to_le_bytes());
             }
-            Body::Detach => out.push(4),
+            Body::Detach { .. } => out.push(4),
             Body::Delete => out.push(5),
         }
-        wire::enclose(Kind::Record, &out)
+        let mut whole = wire::enclose(Kind::Record, &out);
+        if let Body::Detach { root: Some(root) } = &self.body {
+            whole.extend_from_slice(&root.encode_checkpoint());
+        }
+        whole
     }
 
     /// Reads a stored record.
@@ -273,7 +289,9 @@ impl Record {
     /// # Errors
     /// [`DecodeError`] names what is wrong with the bytes; nothing of them may be used then.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut fields = Reader::new(WHAT, wire::open(Kind::Record, WHAT, bytes)?);
+        let payload = wire::open(Kind::Record, WHAT, bytes)?;
+        let behind = &bytes[wire::ENVELOPE_BYTES + payload.len()..];
+        let mut fields = Reader::new(WHAT, payload);
         let name = fields.text()?;
         let volume =
             VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
@@ -307,13 +325,33 @@ impl Record {
                 let sectors = Some(take_sectors(&mut fields)?).filter(|sectors| *sectors > 0);
                 Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors }
             }
-            4 => Body::Detach,
+            4 => Body::Detach { root: take_root(&fields, &volume, seq, behind)? },
             5 => Body::Delete,
             other => return Err(fields.bad("body kind", u64::from(other))),
         };
         fields.end()?;
         Ok(Self { volume, seq, epoch, nonce, unix_ms, body })
     }
+}
+
+/// Reads the root of the detach record at `seq`, where there are bytes behind it.
+fn take_root(
+    fields: &Reader<'_>,
+    volume: &VolumeId,
+    seq: Seq,
+    behind: &[u8],
+) -> Result<Option<Box<Manifest>>, DecodeError> {
+    if behind.is_empty() {
+        return Ok(None);
+    }
+    let root = Manifest::decode_checkpoint(behind)?;
+    if root.volume() != volume {
+        return Err(fields.bad("length of the root's volume id", root.volume().as_str().len() as u64));
+    }
+    if root.seq().next() != seq {
+        return Err(fields.bad("seq of the root", root.seq().0));
+    }
+    Ok(Some(Box::new(root)))
 }
 
 fn take_sectors(fields: &mut Reader<'_>) -> Result<u64, DecodeError> {
@@ -403,12 +441,80 @@ mod tests {
                 sectors: Some(9),
             },
             Body::of_snapshots(SnapshotChange { taken: None, dropped: vec![Seq(3)] }),
-            Body::Detach,
+            Body::Detach { root: None },
+            Body::detach(&before()),
             Body::Delete,
         ] {
             let whole = record(body);
             assert_eq!(Record::decode(&whole.encode()), Ok(whole));
         }
+    }
+
+    /// The state that the record of these tests follows.
+    fn before() -> Manifest {
+        let mut manifest = Manifest::empty("v".parse().unwrap());
+        let attach = Body::Attach { sectors: 1 << 23, node: "n".into(), displaced: None };
+        let commits = (3..9).map(|_| commit(segment()));
+        for (seq, body) in (1..).zip([Body::create(1 << 23), attach].into_iter().chain(commits)) {
+            let epoch = Epoch(if seq == 1 { 0 } else { 2 });
+            manifest.apply(&Record { seq: Seq(seq), epoch, ..record(body) }).unwrap();
+        }
+        manifest
+    }
+
+    #[test]
+    fn a_root_gives_the_state_after_its_detach() {
+        let mut manifest = before();
+        let detach = Record::decode(&record(Body::detach(&manifest)).encode()).unwrap();
+        manifest.apply(&detach).unwrap();
+        let Body::Detach { root: Some(root) } = &detach.body else { panic!("{detach:?}") };
+        let read = Manifest::clone(root).detached_by(&detach, Seq(4)).unwrap();
+        assert_eq!(read.checkpointed(), Seq(4), "records are counted from the checkpoint");
+        assert_eq!(read.encode_checkpoint(), manifest.encode_checkpoint());
+        assert!(!read.is_attached() && read.runs().len() == 6);
+    }
+
+    /// Earlier versions take what they wrote themselves.
+    #[test]
+    fn a_root_changes_no_byte_of_its_record() {
+        let (plain, whole) =
+            (record(Body::Detach { root: None }).encode(), record(Body::detach(&before())).encode());
+        assert_eq!(whole[..plain.len()], plain);
+        assert_eq!(whole[plain.len()..], before().encode_checkpoint());
+    }
+
+    #[test]
+    fn a_damaged_root_or_one_of_another_place_is_refused() {
+        let whole = record(Body::detach(&before())).encode();
+        let plain = record(Body::Detach { root: None }).encode().len();
+        for at in plain..whole.len() {
+            let mut altered = whole.clone();
+            altered[at] ^= 1;
+            assert!(Record::decode(&altered).is_err(), "byte {at}");
+            assert!(at == plain || Record::decode(&whole[..at]).is_err(), "cut at {at}");
+        }
+        let refused = |record: Record| Record::decode(&record.encode()).unwrap_err().to_string();
+        let detach = record(Body::detach(&before()));
+        let later = Record { seq: Seq(10), ..detach.clone() };
+        assert_eq!(refused(later), "log record: seq of the root cannot be 8");
+        let elsewhere = Record { volume: "other".parse().unwrap(), ..detach };
+        assert_eq!(refused(elsewhere), "log record: length of the root's volume id cannot be 1");
+    }
+
+    #[test]
+    fn a_large_root_is_left_out() {
+        let mut manifest = before();
+        let runs: Vec<(u32, u32)> = (0..64).map(|run| (run * 2, 1)).collect();
+        let large = SegmentRef {
+            id: SegmentId::new(Place::until(Seq(999)), 1, [2; 10]),
+            chunks: Fence::around(runs),
+            ..segment()
+        };
+        while manifest.encode_checkpoint().len() <= MAX_DETACH_ROOT_BYTES {
+            assert!(matches!(Body::detach(&manifest), Body::Detach { root: Some(_) }));
+            manifest.apply(&Record { seq: manifest.seq().next(), ..record(commit(large.clone())) }).unwrap();
+        }
+        assert_eq!(Body::detach(&manifest), Body::Detach { root: None });
     }
 
     #[test]

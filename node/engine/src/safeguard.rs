@@ -164,11 +164,13 @@ pub enum Safeguard {
     FlushInRoundWaits,
     /// After a failed sync, a flush that waits for a commit does so whatever `durability` becomes.
     CommitAfterFailedSync,
+    /// The root of a detach record names all runs.
+    RootNamesAllRuns,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 76] = [
+    pub const ALL: [Self; 77] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -245,6 +247,7 @@ impl Safeguard {
         Self::ResumeAsGrown,
         Self::FlushInRoundWaits,
         Self::CommitAfterFailedSync,
+        Self::RootNamesAllRuns,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
@@ -284,7 +287,8 @@ impl Safeguard {
             | Self::ReadBackAmbiguous
             | Self::KeepAttachRecords
             | Self::CheckTruncation
-            | Self::CarryFreshMerge => 11,
+            | Self::CarryFreshMerge
+            | Self::RootNamesAllRuns => 11,
             Self::RetryFailed | Self::CheckpointBeforeDeletes | Self::SpareSlots => 12,
             Self::SyncMapBeforeAnswer => 13,
             Self::SealByAge => 14,

@@ -852,10 +852,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                         self.sealer.committed();
                         self.clear(out);
                     }
-                    Body::Detach if self.core.lifecycle == Lifecycle::Releasing => self.close(record.seq),
+                    Body::Detach { .. } if self.core.lifecycle == Lifecycle::Releasing => {
+                        self.close(record.seq)
+                    }
                     // Of the previous process: no mark of it was left. Its device was gone where it detached,
                     // and this writer is told to detach too.
-                    Body::Change { .. } | Body::Detach => {}
+                    Body::Change { .. } | Body::Detach { .. } => {}
                     Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
                         unreachable!("a running writer makes none of these")
                     }
@@ -929,10 +931,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     return;
                 }
                 reach(CrashPoint::Clean);
-                let (is_attached, seq) = (manifest.is_attached(), manifest.seq());
+                let (detach, seq) = (manifest.is_attached().then(|| Body::detach(manifest)), manifest.seq());
                 self.lives_on(LifecycleEvent::Clean);
-                if is_attached {
-                    self.log.create_record(Body::Detach, &self.core, out);
+                if let Some(detach) = detach {
+                    self.log.create_record(detach, &self.core, out);
                 } else {
                     // A predecessor died between its detach record and the end of its last round.
                     self.close(seq);

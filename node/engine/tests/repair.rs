@@ -339,7 +339,7 @@ fn a_lost_part_of_the_log_is_replaced_by_a_checkpoint() {
 
 fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {
     let volume = "v".parse().unwrap();
-    Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 0, body: Body::Detach }.encode()
+    Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 0, body: Body::Detach { root: None } }.encode()
 }
 
 /// Found by pausing hosts in the simulation: a process died during its detach, its detach record came late,
@@ -352,7 +352,7 @@ fn a_late_detach_of_its_own_fences_no_writer() {
         [(None, Report::Detached), (late(NONCE), Report::Detached), (late(Nonce([8; 16])), fenced)]
     {
         let mut host = Host::new();
-        host.die_before(Body::Detach);
+        host.die_before(Body::Detach { root: None });
         host.late = late;
         host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
         host.late = None;
@@ -368,7 +368,7 @@ fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
     let mut host = Host::new();
     host.write(0, 8);
     host.commit();
-    host.die_before(Body::Detach);
+    host.die_before(Body::Detach { root: None });
     host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
     host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
@@ -483,7 +483,7 @@ fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
         if sectors > 0 {
             host.log.apply(&host.next_record(body)).unwrap();
         }
-        host.log.apply(&host.next_record(Body::Detach)).unwrap();
+        host.log.apply(&host.next_record(Body::Detach { root: None })).unwrap();
         let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
         let record = Record { epoch: Epoch(2), ..host.next_record(attach) };
         host.log.apply(&record).unwrap();

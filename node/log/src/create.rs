@@ -184,7 +184,7 @@ pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
             let source = source.map(|fork| fork.snapshot);
             Ok(Creation { sectors, labels, source, source_uid: None, nonce, unix_ms })
         }
-        Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
+        Body::Attach { .. } | Body::Change { .. } | Body::Detach { .. } | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
         }
     }

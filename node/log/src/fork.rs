@@ -154,8 +154,10 @@ async fn reads_from(
         Body::Create { source: Some(fork), .. } if fork.ancestors().any(|it| it == volume) => {
             Ok(!read_manifest_to_end(objects, other).await?.is_deleted())
         }
-        Body::Create { .. } | Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
-            Ok(false)
-        }
+        Body::Create { .. }
+        | Body::Attach { .. }
+        | Body::Change { .. }
+        | Body::Detach { .. }
+        | Body::Delete => Ok(false),
     }
 }

@@ -3,20 +3,31 @@
 //! A record or checkpoint "does not exist" only if the store itself says so. A log that seems to end too
 //! early makes a restarted writer take its own records for another's, and release its volume. Bytes that
 //! cannot be decoded are an error, never the end of the log.
+//!
+//! 1. the checkpoints and the records are listed;
+//! 2. the last record is read. The tombstone says all, and so does a detach record that carries the root: the
+//!    whole state that it follows;
+//! 3. else that checkpoint and the other records are read.
+//!
+//! That a record is the last one, or the log's at all, is known no better with a root than without
+//! ([`was_truncated_after`]). A root is what its writer had read or made of the same log.
 
 use std::time::SystemTime;
 
-use futures::future::try_join_all;
-use holdfast_engine::manifest::Manifest;
+use futures::future::{join, try_join_all};
+use holdfast_engine::manifest::{LogError, Manifest};
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
-use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
+use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix, volume_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use crate::limit::TRIES;
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
+/// Objects of a volume that are listed at once to find its log: a log that is truncated has about 160 records
+/// beside its attaches.
+const FIRST_PAGE: usize = 256;
 /// Bytes that are read of an object that is written empty.
 const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
@@ -77,9 +88,7 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
     loop {
         match read_record(objects, &volume, manifest.seq().next()).await {
             Ok(Record { body: Body::Delete, seq, .. }) => return Ok(Manifest::tombstone(volume, seq)),
-            Ok(record) => manifest
-                .apply(&record)
-                .map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?,
+            Ok(record) => manifest.apply(&record).map_err(broken(&volume))?,
             Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => return Ok(manifest),
             Err(error) => return Err(error),
         }
@@ -89,26 +98,124 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
 /// One try; `None` when a writer made a newer checkpoint, and dropped the one that LIST shows or truncated
 /// what follows it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
-    let mut manifest = Manifest::empty(volume.clone());
-    if let Some(seq) = newest_checkpoint(objects, volume).await? {
-        let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
-        match objects.get(&key, MAX_METADATA_BYTES).await {
-            Ok(bytes) => {
-                manifest = decode_manifest(key, volume, seq, &bytes)?;
-            }
-            Err(StoreError::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(store("read the checkpoint", volume)(error)),
-        }
-    }
-    let begun_at = manifest.checkpointed();
-    match read_on(objects, manifest).await {
+    let listed = list_log(objects, volume).await?;
+    let begun_at = listed.checkpoint;
+    match read_listed(objects, volume, listed).await {
         Err(error)
             if may_come_of_a_truncation(&error) && was_truncated_after(objects, volume, begun_at).await? =>
         {
             Ok(None)
         }
-        read => read.map(Some),
+        read => read,
     }
+}
+
+/// The log as LIST shows it.
+struct Listed {
+    /// The newest checkpoint; zero without one.
+    checkpoint: Seq,
+    /// The records after it, ascending.
+    records: Vec<Seq>,
+}
+
+/// Lists the checkpoints and the log: one LIST, since they are among the first objects of a volume. Behind
+/// hundreds of attach records, or of marks of forgotten snapshots, a second one begins at the checkpoint.
+async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed, LogFailure> {
+    let page = objects
+        .list(&volume_prefix(volume), None, FIRST_PAGE)
+        .await
+        .map_err(store("list the log", volume))?;
+    let (mut checkpoints, mut records) = (Vec::new(), Vec::new());
+    for entry in &page.entries {
+        match ObjectKey::parse(&entry.key) {
+            Some(ObjectKey::Checkpoint(_, seq)) => checkpoints.push(seq),
+            Some(ObjectKey::Log(_, seq)) => records.push(seq),
+            Some(
+                ObjectKey::Segment(..)
+                | ObjectKey::Run(..)
+                | ObjectKey::TruncationMarker(..)
+                | ObjectKey::Snapshot(..)
+                | ObjectKey::Forgotten(..),
+            )
+            | None => {}
+        }
+    }
+    let end = page.entries.last().filter(|_| page.more).map(|entry| entry.key.as_str());
+    // The page ends before the last object under the prefix, or may do so.
+    let is_cut = |prefix: &str| end.is_some_and(|end| end < prefix || end.starts_with(prefix));
+    if is_cut(&checkpoint_prefix(volume)) {
+        let seen = checkpoints.last().map(|seq| ObjectKey::Checkpoint(volume.clone(), *seq).to_string());
+        checkpoints.extend(seqs_under(objects, volume, &checkpoint_prefix(volume), seen).await?);
+    }
+    let checkpoint = checkpoints.last().copied().unwrap_or(Seq(0));
+    records.retain(|seq| *seq > checkpoint);
+    if is_cut(&log_prefix(volume)) {
+        let seen = records.last().copied().unwrap_or(checkpoint);
+        records.extend(records_after(objects, volume, seen).await?);
+    }
+    Ok(Listed { checkpoint, records })
+}
+
+/// Reads the records that LIST shows, and the checkpoint if it is needed. `None` if that was dropped.
+async fn read_listed(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    Listed { checkpoint: newest, records: mut seqs }: Listed,
+) -> Result<Option<Manifest>, LogFailure> {
+    let mut last = None;
+    if let Some(seq) = seqs.pop() {
+        let record = read_record(objects, volume, seq).await?;
+        match &record.body {
+            Body::Delete => return Ok(Some(Manifest::tombstone(volume.clone(), record.seq))),
+            Body::Detach { root: Some(root) } => {
+                check_place(&record, volume, seq)?;
+                let detached = Manifest::clone(root).detached_by(&record, newest);
+                return detached.map(Some).map_err(broken(volume));
+            }
+            Body::Create { .. } | Body::Attach { .. } | Body::Change { .. } | Body::Detach { root: None } => {
+                last = Some(record);
+            }
+        }
+    }
+    let records = try_join_all(seqs.iter().map(|seq| read_record(objects, volume, *seq)));
+    let (checkpoint, records) = join(read_checkpoint(objects, volume, newest), records).await;
+    let Some(mut manifest) = checkpoint? else { return Ok(None) };
+    for record in records?.iter().chain(&last) {
+        manifest.apply(record).map_err(broken(volume))?;
+    }
+    Ok(Some(manifest))
+}
+
+/// The checkpoint of `seq`, or the state before the first record for zero. `None` if there is no such
+/// checkpoint.
+async fn read_checkpoint(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+) -> Result<Option<Manifest>, LogFailure> {
+    if seq == Seq(0) {
+        return Ok(Some(Manifest::empty(volume.clone())));
+    }
+    let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
+    match objects.get(&key, MAX_METADATA_BYTES).await {
+        Ok(bytes) => decode_manifest(key, volume, seq, &bytes).map(Some),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(store("read the checkpoint", volume)(error)),
+    }
+}
+
+/// Checks that `record` belongs where it was found. Where the records before it are applied, they show that.
+fn check_place(record: &Record, volume: &VolumeId, seq: Seq) -> Result<(), LogFailure> {
+    if record.volume == *volume && record.seq == seq {
+        return Ok(());
+    }
+    let key = ObjectKey::Log(volume.clone(), seq).to_string();
+    Err(LogFailure::Misplaced { key, volume: record.volume.clone(), seq: record.seq })
+}
+
+fn broken(volume: &VolumeId) -> impl FnOnce(LogError) -> LogFailure {
+    let volume = volume.clone();
+    move |source| LogFailure::Broken { volume, source }
 }
 
 /// The manifest in `bytes`, which stand under `key`: that of `volume` as of `seq`.
@@ -142,25 +249,6 @@ pub(crate) async fn is_present(
         Err(StoreError::NotFound { .. }) => Ok(false),
         Err(error) => Err(store(what, key.volume())(error)),
     }
-}
-
-/// Applies the records after `manifest` that LIST shows.
-async fn read_on(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
-    let volume = manifest.volume().clone();
-    let seqs = records_after(objects, &volume, manifest.seq()).await?;
-    let records = try_join_all(seqs.iter().map(|seq| read_record(objects, &volume, *seq))).await?;
-    if let Some(Record { body: Body::Delete, seq, .. }) = records.last() {
-        return Ok(Manifest::tombstone(volume, *seq));
-    }
-    for record in &records {
-        manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
-    }
-    Ok(manifest)
-}
-
-async fn newest_checkpoint(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Seq>, LogFailure> {
-    let seqs = seqs_under(objects, volume, &checkpoint_prefix(volume), None).await?;
-    Ok(seqs.last().copied())
 }
 
 /// The seqs of the records after `after`, ascending.

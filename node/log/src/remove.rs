@@ -10,8 +10,8 @@
 //!   shows only the first record must not take that for the log of a new volume, and an attach that read the
 //!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
 //!
-//! Costs, for a volume without snapshots that is detached: two LISTs and a GET for each record since the last
-//! checkpoint, two PUTs, and a LIST and a DELETE for each 1,000 objects.
+//! Costs, for a volume without snapshots that is detached: a LIST and a GET of its last record, two PUTs, and
+//! a LIST and a DELETE for each 1,000 objects.
 
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};

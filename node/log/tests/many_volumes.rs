@@ -63,7 +63,7 @@ async fn snapshot(store: &MemoryStore, volume: &str) -> Seq {
 async fn with_snapshot(store: MemoryStore, volume: &str) -> (Stored, Seq) {
     let mut stored = Stored::attached(store, volume, Creation::plain(SECTORS, NONCE, 0), 2).await;
     stored.commit(3, &[(0, 0b1)]).await;
-    stored.record(4, Body::Detach).await;
+    stored.record(4, Body::Detach { root: None }).await;
     let seq = snapshot(&stored.store, volume).await;
     stored.attach(6, SECTORS).await;
     stored.commit(7, &[(0, 0b1)]).await;
@@ -244,7 +244,7 @@ async fn a_snapshot_that_came_after_the_removal_is_no_source() {
     let mut as_cut_off = read_manifest_to_end(&store, &id("a")).await.unwrap();
     let epoch = a.epoch;
     a.attach(4, SECTORS).await;
-    a.record(5, Body::Detach).await;
+    a.record(5, Body::Detach { root: None }).await;
     remove(&store, &id("a"), NONCE, 0).await.unwrap();
     let change = SnapshotChange { taken: Some(SnapshotUid([1; 16])), dropped: Vec::new() };
     let body = Body::of_snapshots(change);
@@ -265,7 +265,7 @@ async fn with_void_fork(is_swept: bool) -> MemoryStore {
     a.commit(3, &[(0, 0b1)]).await;
     a.commit(4, &[(1, 0b1)]).await;
     a.merge(5, 0, 2).await;
-    a.record(6, Body::Detach).await;
+    a.record(6, Body::Detach { root: None }).await;
     let seq = snapshot(&store, "a").await;
     let root = read_snapshot(&store, &id("a"), seq).await.unwrap();
     let source = Fork::of(&root).map(Box::new);

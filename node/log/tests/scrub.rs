@@ -306,6 +306,56 @@ async fn a_checkpoint_that_differs_from_the_log_is_found() {
     assert_eq!(report.findings[0].effect, Effect::Harmless, "the newer one is sound");
 }
 
+/// Readers need no more than a detach record that carries the root.
+#[tokio::test]
+async fn damage_before_a_root_is_harmless_and_repaired() {
+    let stored = Scrubbed::new().await;
+    stored.detach(6).await;
+    let sound = read_manifest(&stored.store, &volume()).await.unwrap();
+    assert_eq!(stored.scrub().await.manifest, sound);
+    stored.store.corrupt(&log_key(5), |bytes| bytes[40] ^= 1);
+    for key in [checkpoint_key(3), checkpoint_key(4)] {
+        stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);
+    }
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [log_key(5), checkpoint_key(3), checkpoint_key(4)]);
+    assert!(report.is_harmless(), "{:?}", report.findings);
+    assert_eq!(report.manifest.runs(), sound.runs());
+    assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap(), sound);
+    let removed = repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
+    assert_eq!(removed, [checkpoint_key(3), checkpoint_key(4)]);
+    let repaired = read_manifest(&stored.store, &volume()).await.unwrap();
+    assert_eq!((repaired.checkpointed(), repaired.runs()), (Seq(6), sound.runs()));
+    // Found by the simulation: readers begin at the checkpoint of the same place.
+    stored.store.corrupt(&checkpoint_key(6), |bytes| bytes[50] ^= 1);
+    assert!(read_manifest(&stored.store, &volume()).await.is_err());
+    assert!(!stored.scrub().await.is_harmless());
+}
+
+#[tokio::test]
+async fn a_root_that_differs_from_the_log_is_found() {
+    let mut stored = Scrubbed::new().await;
+    let manifest = read_manifest(&stored.store, &volume()).await.unwrap();
+    let mut other = Manifest::empty(volume());
+    for seq in 1..=5 {
+        let bytes = stored.store.get(&log_key(seq), u64::MAX).await.unwrap();
+        let mut record = Record::decode(&bytes).unwrap();
+        if let Body::Change { segments, .. } = &mut record.body {
+            segments.truncate(usize::from(seq != 4));
+        }
+        other.apply(&record).unwrap();
+    }
+    assert_eq!((other.seq(), other.runs().len()), (manifest.seq(), manifest.runs().len() - 1));
+    stored.record(6, Body::detach(&other)).await;
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [log_key(6)]);
+    assert!(matches!(report.findings[0].fault, Damage::Differs));
+    assert_eq!(report.findings[0].effect, Effect::NoAttach);
+    stored.attach(7, SECTORS).await;
+    let report = stored.scrub().await;
+    assert_eq!((keys(&report), report.is_harmless()), (vec![&*log_key(6)], true), "the root is not read");
+}
+
 #[tokio::test]
 async fn a_checkpoint_without_a_replacement_is_not_removed() {
     let stored = Scrubbed::new().await;

@@ -126,7 +126,7 @@ async fn an_attached_volume_names_the_node_to_ask() {
         refused.to_string(),
         "volume v is attached by node n (epoch 1): take the snapshot on that node, or detach the volume there"
     );
-    append(&store, 1, Body::Detach).await;
+    append(&store, 1, Body::Detach { root: None }).await;
     assert_eq!(take(&store, 1).await.unwrap().seq, Seq(4));
 }
 
@@ -144,7 +144,7 @@ async fn a_snapshot_that_an_attach_overtook_is_not_registered() {
     let (taken, ()) = tokio::join!(take(&store, 1), overtaken);
     assert!(matches!(taken, Err(SnapshotError::Attached { epoch: Epoch(1), .. })), "{taken:?}");
     assert_eq!((list(&store).await.len(), keys(&store, "snapshots").await), (0, 1));
-    append(&store, 1, Body::Detach).await;
+    append(&store, 1, Body::Detach { root: None }).await;
     assert_eq!(take(&store, 1).await.unwrap().seq, Seq(4));
 }
 

@@ -56,7 +56,7 @@ fn segment_key(stored: &Stored, number: usize) -> String {
 }
 
 async fn snapshot(stored: &Stored, seq: u64) -> Seq {
-    stored.record(seq, Body::Detach).await;
+    stored.record(seq, Body::Detach { root: None }).await;
     let taken = snapshot_detached(&stored.store, &stored.volume, SnapshotUid([1; 16]), NONCE, 7).await;
     taken.unwrap().seq
 }
@@ -256,7 +256,7 @@ async fn what_two_snapshots_hold_is_of_neither_alone() {
     assert_eq!(only, [(first, roots[0]), (second, roots[1])], "the volume has all else");
 }
 
-/// 1,000 snapshots cost a request each once, and none later.
+/// 1,000 snapshots cost a request each once, and none later, but for LISTs of more than a page.
 #[tokio::test]
 async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
     let stored = with_garbage().await;
@@ -284,7 +284,7 @@ async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
     println!(
         "{{\"sweep_of\":\"snapshots\",\"first_of_one\":{first_of_one},\"second_of_thousand\":{second}}}"
     );
-    assert!(first > 1_000 && 10 * second <= 11 * first_of_one, "{requests:?}");
+    assert!(first > 1_000 && 10 * second <= 12 * first_of_one, "{requests:?}");
 }
 
 #[tokio::test]

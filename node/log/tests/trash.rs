@@ -26,7 +26,7 @@ fn id() -> VolumeId {
 async fn detached() -> Stored {
     let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
     stored.commit(3, &[(0, 0b1)]).await;
-    stored.record(4, Body::Detach).await;
+    stored.record(4, Body::Detach { root: None }).await;
     stored
 }
 

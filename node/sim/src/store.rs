@@ -246,6 +246,12 @@ impl Store {
             Invariant::PlaceIsKept
                 .check(!self.truth.is_passed(run.place()), || format!("log/{} adds {run}", seq.0));
         }
+        if let Body::Detach { root: Some(root) } = &record.body {
+            let same = root.encode_checkpoint() == self.truth.encode_checkpoint();
+            Invariant::LogIsAChain.check(same, || {
+                format!("the root in log/{} says something else than the log before it", seq.0)
+            });
+        }
         let replaced = self.truth.attached();
         let before = self.truth.runs().clone();
         if let Err(error) = self.truth.apply(&record) {
@@ -262,7 +268,7 @@ impl Store {
                 self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut)));
             }
             Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node, replaced)),
-            Body::Create { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {}
+            Body::Create { .. } | Body::Change { .. } | Body::Detach { .. } | Body::Delete => {}
         }
     }
 

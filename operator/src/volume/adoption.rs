@@ -43,7 +43,8 @@ pub(crate) struct LastWriter {
 }
 
 impl FoundInStore {
-    /// Reads it: two LISTs, and a GET for each record since the last checkpoint.
+    /// Reads it: a LIST, and a GET of the last record of a volume that is detached, else of each since the
+    /// last checkpoint.
     ///
     /// # Errors
     /// The part of the log that cannot be read.
@@ -134,7 +135,7 @@ mod tests {
         let last = LastWriter { node: "a".to_owned(), epoch: 1, since, is_attached: true };
         assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
         assert!(history(Some(&last)).contains("holdfast.dev/force-detach=a"));
-        add(&store, 3, Body::Detach).await;
+        add(&store, 3, Body::Detach { root: None }).await;
         let puts = store.counts().put;
         let last = LastWriter { is_attached: false, ..last };
         assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));

@@ -76,7 +76,7 @@ fn a_replaced_writer_is_remembered() {
     assert!(!manifest.was_replaced(), "its own node came back");
     let displaced = Some(Displaced { epoch: Epoch(2), node: "n".into(), since_unix_ms: 0 });
     manifest.apply(&record(4, 3, Body::Attach { sectors: 1 << 20, node: "m".into(), displaced })).unwrap();
-    manifest.apply(&record(5, 3, Body::Detach)).unwrap();
+    manifest.apply(&record(5, 3, Body::Detach { root: None })).unwrap();
     manifest.apply(&attach(6, 4)).unwrap();
     assert!(manifest.was_replaced() && manifest.displaced().is_none());
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
@@ -190,7 +190,7 @@ fn only_segments_change_what_the_volume_holds() {
     let mut manifest = attached();
     assert_eq!(manifest.data_seq(), Seq(1));
     manifest.apply(&record(3, 1, commit(1, vec![(0, 1)]))).unwrap();
-    manifest.apply(&record(4, 1, Body::Detach)).unwrap();
+    manifest.apply(&record(4, 1, Body::Detach { root: None })).unwrap();
     assert_eq!(manifest.data_seq(), Seq(3));
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
     assert_eq!(read.data_seq(), Seq(3));
@@ -304,7 +304,7 @@ fn a_record_closes_merges_for_all_later_ones() {
     // No other writer carries them.
     let mut replaced = manifest.clone();
     replaced.apply(&attach(9, 2)).unwrap();
-    manifest.apply(&record(9, 1, Body::Detach)).unwrap();
+    manifest.apply(&record(9, 1, Body::Detach { root: None })).unwrap();
     for manifest in [replaced, manifest] {
         assert!(manifest.is_passed(far) && !manifest.is_passed(Place::first_merge(Epoch(2))));
     }
@@ -410,7 +410,7 @@ fn snapshots_survive_checkpoints_detaches_and_later_attaches() {
     manifest.apply(&taken(4, 1, 1, &[])).unwrap();
     manifest.apply(&taken(5, 1, 2, &[])).unwrap();
     assert_eq!((manifest.data_seq(), manifest.seq()), (Seq(3), Seq(5)));
-    manifest.apply(&record(6, 1, Body::Detach)).unwrap();
+    manifest.apply(&record(6, 1, Body::Detach { root: None })).unwrap();
     let mut read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
     assert_eq!(registered(&read), [(4, 1), (5, 2)]);
     read.apply(&attach(7, 2)).unwrap();
@@ -441,7 +441,7 @@ fn the_control_plane_changes_only_detached_lists_of_snapshots() {
     assert!(!manifest.takes_control_records());
     assert!(matches!(manifest.apply(&taken(3, 0, 1, &[])), Err(LogError::Epoch { .. })));
     manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
-    manifest.apply(&record(4, 1, Body::Detach)).unwrap();
+    manifest.apply(&record(4, 1, Body::Detach { root: None })).unwrap();
     assert!(manifest.takes_control_records());
     assert_eq!(manifest.apply(&record(5, 0, commit(2, vec![(0, 2)]))), Err(LogError::Control(Seq(5))));
     assert!(matches!(manifest.apply(&taken(5, 1, 1, &[])), Err(LogError::Epoch { .. })));
@@ -458,7 +458,7 @@ fn the_control_plane_changes_only_detached_lists_of_snapshots() {
 fn a_root_says_only_what_the_volume_holds() {
     let mut manifest = attached();
     manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
-    manifest.apply(&record(4, 1, Body::Detach)).unwrap();
+    manifest.apply(&record(4, 1, Body::Detach { root: None })).unwrap();
     let root = |uid: u8| {
         let mut manifest = manifest.clone();
         manifest.apply(&taken(5, 0, uid, &[])).unwrap();

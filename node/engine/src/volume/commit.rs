@@ -97,7 +97,7 @@ impl LogWriter {
             && let Ok(record) = Record::decode(&pending.bytes)
             && record.nonce == self.nonce
             && record.seq == pending.seq
-            && matches!(record.body, Body::Change { .. } | Body::Detach)
+            && matches!(record.body, Body::Change { .. } | Body::Detach { .. })
         {
             self.commit = Commit::Left(record, pending.bytes);
         }

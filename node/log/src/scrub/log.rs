@@ -1,7 +1,8 @@
 //! The log and its checkpoints, replayed side by side.
 //!
 //! After a damaged record the replay continues from the next checkpoint: readers begin at the newest one and
-//! need only the records after it.
+//! need only the records after it. A detach record that carries the root, at the end of the log, is all that
+//! they need.
 
 use std::collections::BTreeMap;
 
@@ -85,7 +86,8 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
         if seq <= truncated_upto {
             replay.current = false;
         }
-        replay.record(seq, record);
+        // Readers begin at a checkpoint of the same seq.
+        replay.record(seq, record, seq == last && !checkpoints.contains_key(&seq));
         if let Some(bytes) = checkpoints.get(&seq) {
             replay.checkpoint(seq, bytes, checkpoints.range(seq.next()..).next().is_some());
         }
@@ -110,8 +112,13 @@ struct Replay {
     known: Manifest,
     /// True if `known` is the manifest as of the last seq seen.
     current: bool,
+    /// The newest whole checkpoint, or the detach record at the log's end that carries the root.
     newest_whole: Option<Seq>,
+    /// The log ends in such a record.
+    ends_with_root: bool,
     damaged_records: Vec<(Seq, Damage)>,
+    /// Detach records whose root is not what the log says.
+    differing_roots: Vec<Seq>,
     damaged_checkpoints: Vec<(Seq, Damage, bool)>,
     replaceable: Vec<Seq>,
 }
@@ -123,34 +130,59 @@ impl Replay {
             known: Manifest::empty(volume.clone()),
             current,
             newest_whole: None,
+            ends_with_root: false,
             damaged_records: Vec::new(),
+            differing_roots: Vec::new(),
             damaged_checkpoints: Vec::new(),
             replaceable: Vec::new(),
         }
     }
 
-    /// `None`: it may have been truncated.
-    fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>) {
+    /// `None`: it may have been truncated. Readers take what the root says if the record is the `last` one.
+    fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>, last: bool) {
         let fault = match record {
             None => {
                 self.current = false;
                 return;
             }
             Some(Err(fault)) => fault,
-            // After a gap, the next checkpoint says where the log stands.
-            Some(Ok(record)) if !self.current => {
-                if record.seq == seq && record.volume == self.volume {
-                    return;
-                }
-                Damage::Order(LogError::Gap { expected: seq, found: record.seq })
-            }
-            Some(Ok(record)) => match self.known.apply(&record) {
+            Some(Ok(record)) => match self.follow(seq, &record, last) {
                 Ok(()) => return,
                 Err(error) => Damage::Order(error),
             },
         };
         self.current = false;
         self.damaged_records.push((seq, fault));
+    }
+
+    fn follow(&mut self, seq: Seq, record: &Record, last: bool) -> Result<(), LogError> {
+        let is_in_place = record.seq == seq && record.volume == self.volume;
+        let root = match &record.body {
+            Body::Detach { root: Some(root) } if is_in_place => Some(root),
+            Body::Detach { .. }
+            | Body::Create { .. }
+            | Body::Attach { .. }
+            | Body::Change { .. }
+            | Body::Delete => None,
+        };
+        match root {
+            Some(root) if self.current && root.encode_checkpoint() != self.known.encode_checkpoint() => {
+                self.differing_roots.push(seq);
+            }
+            Some(root) if last => {
+                self.known = Manifest::clone(root).detached_by(record, self.known.checkpointed())?;
+                self.current = true;
+                self.newest_whole = Some(seq);
+                self.ends_with_root = true;
+                return Ok(());
+            }
+            Some(_) | None => {}
+        }
+        if self.current {
+            return self.known.apply(record);
+        }
+        // After a gap, the next checkpoint says where the log stands.
+        if is_in_place { Ok(()) } else { Err(LogError::Gap { expected: seq, found: record.seq }) }
     }
 
     fn checkpoint(&mut self, seq: Seq, bytes: &[u8], has_newer: bool) {
@@ -173,8 +205,12 @@ impl Replay {
     }
 
     fn end(self, records: u64, checkpoints: u64) -> LogState {
-        let Self { volume, known, newest_whole, damaged_records, damaged_checkpoints, replaceable, .. } =
-            self;
+        let Self { volume, known, newest_whole, damaged_records, damaged_checkpoints, .. } = self;
+        let replaceable = if self.ends_with_root {
+            damaged_checkpoints.iter().map(|(seq, ..)| *seq).collect()
+        } else {
+            self.replaceable
+        };
         let covered = |seq: Seq| newest_whole.is_some_and(|newest| seq <= newest);
         let of_record = |(seq, fault)| Finding {
             key: ObjectKey::Log(volume.clone(), seq).to_string(),
@@ -185,11 +221,17 @@ impl Replay {
             key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
             fault,
             // Readers take the newest, whatever it is.
-            effect: if has_newer { Effect::Harmless } else { Effect::NoAttach },
+            effect: if has_newer || covered(seq) { Effect::Harmless } else { Effect::NoAttach },
+        };
+        let of_root = |seq| Finding {
+            key: ObjectKey::Log(volume.clone(), seq).to_string(),
+            fault: Damage::Differs,
+            effect: if seq == known.seq() && !covered(seq) { Effect::NoAttach } else { Effect::Harmless },
         };
         let findings = damaged_records
             .into_iter()
             .map(of_record)
+            .chain(self.differing_roots.into_iter().map(of_root))
             .chain(damaged_checkpoints.into_iter().map(of_checkpoint))
             .collect();
         LogState { manifest: known, records, checkpoints, findings, replaceable }

@@ -52,6 +52,13 @@ impl Stored {
         self.record(seq, Body::Attach { sectors, node: "n".to_owned(), displaced: None }).await;
     }
 
+    /// The writer releases the volume: the record carries the root.
+    pub(crate) async fn detach(&self, seq: u64) {
+        let manifest = read_manifest(&self.store, &self.volume).await.unwrap();
+        assert_eq!(manifest.seq(), Seq(seq - 1));
+        self.record(seq, Body::detach(&manifest)).await;
+    }
+
     pub(crate) async fn record(&self, seq: u64, body: Body) {
         let record = Record {
             volume: self.volume.clone(),

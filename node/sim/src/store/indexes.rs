@@ -221,7 +221,7 @@ impl MergesDue {
 pub(super) fn segments_of(body: &Body) -> &[SegmentRef] {
     match body {
         Body::Change { segments, .. } => segments,
-        Body::Create { .. } | Body::Attach { .. } | Body::Detach | Body::Delete => &[],
+        Body::Create { .. } | Body::Attach { .. } | Body::Detach { .. } | Body::Delete => &[],
     }
 }
 
@@ -229,6 +229,6 @@ pub(super) fn segments_of(body: &Body) -> &[SegmentRef] {
 pub(super) fn merges_of(body: &Body) -> &[Merge] {
     match body {
         Body::Change { merges, .. } => merges,
-        Body::Create { .. } | Body::Attach { .. } | Body::Detach | Body::Delete => &[],
+        Body::Create { .. } | Body::Attach { .. } | Body::Detach { .. } | Body::Delete => &[],
     }
 }

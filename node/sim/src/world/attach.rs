@@ -185,7 +185,7 @@ impl World {
         for count in 0..records {
             let manifest = self.store.manifest();
             let (epoch, body) = if manifest.is_attached() {
-                (manifest.epoch(), Body::Detach)
+                (manifest.epoch(), Body::Detach { root: None })
             } else {
                 (
                     manifest.epoch().next(),

@@ -544,7 +544,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
                     epoch: Epoch(1),
                     nonce: Nonce([1; 16]),
                     unix_ms: 0,
-                    body: Body::Detach,
+                    body: Body::Detach { root: None },
                 };
                 assert_eq!(create_record(&*store, &detach).await.unwrap(), CreateOutcome::Created);
             }
@@ -592,7 +592,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
         let attach = || Body::Attach { sectors: SECTORS, node: "b".to_owned(), displaced: None };
         for epoch in 1..=35 {
             create(attach(), epoch).await;
-            create(Body::Detach, epoch).await;
+            create(Body::Detach { root: None }, epoch).await;
         }
         let manifest = read_manifest(&*store, &volume()).await.unwrap();
         let checkpoint = manifest.encode_checkpoint().into();
@@ -605,7 +605,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
         let removes = async {
             slow.reached.notified().await;
             create(attach(), 36).await;
-            create(Body::Detach, 36).await;
+            create(Body::Detach { root: None }, 36).await;
             remove(&*store, &volume(), Nonce([4; 16]), 0).await.unwrap();
             slow.resume.notify_one();
         };

@@ -34,7 +34,7 @@ fn at(state: usize) -> LogWriter {
         log.create_record(snapshot(), &core, out);
         log.pending_stored(Ok(()), &core, out);
     } else if state > 0 {
-        log.create_record(Body::Detach, &core, out);
+        log.create_record(Body::Detach { root: None }, &core, out);
     }
     if (2..4).contains(&state) {
         log.pending_stored(Ok(()), &core, out);
@@ -56,7 +56,7 @@ fn record(nonce: Nonce) -> Record {
     let core = core(1);
     let manifest = core.manifest.as_ref().unwrap();
     let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
-    Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 9, body: Body::Detach }
+    Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 9, body: Body::Detach { root: None } }
 }
 
 /// A writer whose previous process had stored `record`, and that knows the log now.
@@ -152,7 +152,9 @@ fn what_the_previous_process_left_comes_before_any_other_record() {
     let late = Core { now: 5000, ..core };
     log.probe(&late, out);
     assert!(out.is_empty(), "nothing is asked of its place");
-    let made = catch_unwind(AssertUnwindSafe(|| log.create_record(Body::Detach, &late, &mut Vec::new())));
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        log.create_record(Body::Detach { root: None }, &late, &mut Vec::new())
+    }));
     assert!(made.is_err(), "no other record is made");
     log.repeat(&late, out);
     assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
