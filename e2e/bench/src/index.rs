@@ -138,7 +138,7 @@ fn counts(world: &World) -> Result<Vec<Figure>> {
             "sweep_second_pass_vs_1",
             many / one,
             "ratio",
-            Bar::AtMost(1.2),
+            Bar::AtMost(1.1),
             format!("{many} requests of a second sweep with 1,025 snapshots, {one} of a first with one"),
         ),
         figure(

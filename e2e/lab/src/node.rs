@@ -196,8 +196,8 @@ impl Node {
         Ok(())
     }
 
-    /// Starts another daemon beside the one that runs, waits until that one has left the devices to it and has
-    /// ended, and the new one serves. From then on this is the new one.
+    /// Starts another daemon beside the one that runs, waits until that one has left the devices to it and
+    /// has ended, and the new one serves. From then on this is the new one.
     ///
     /// # Errors
     /// If the old one does not end in time with exit code 0, or the new one does not come up.

@@ -1,6 +1,6 @@
 //! The daemon is ended again and again, by kill -9, by SIGTERM and by a successor that waits for its devices,
-//! in turns, while file systems and a raw device under it are written with forced writes (FUA): journal commits,
-//! and fio with `--sync=dsync`.
+//! in turns, while file systems and a raw device under it are written with forced writes (FUA): journal
+//! commits, and fio with `--sync=dsync`.
 //!
 //! Fault that it looks for: the kernel can lose a device that announces a volatile cache without FUA when its
 //! server ends under such writes. The device stays LIVE, cannot be recovered, and every task that waits for

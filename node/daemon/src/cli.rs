@@ -37,8 +37,8 @@ enum Command {
         /// The configuration file
         #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
         config: PathBuf,
-        /// Name of this instance of the daemon, such as the uid of its pod. A daemon that has a name asks the one that serves
-        /// the node to leave the devices to it, unless its own instance served before
+        /// Name of this instance of the daemon, such as the uid of its pod. A daemon that has a name asks the
+        /// one that serves the node to leave the devices to it, unless its own instance served before
         #[arg(long, value_name = "NAME", env = "HOLDFAST_INSTANCE")]
         instance: Option<Instance>,
     },

@@ -284,7 +284,8 @@ async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
     println!(
         "{{\"sweep_of\":\"snapshots\",\"first_of_one\":{first_of_one},\"second_of_thousand\":{second}}}"
     );
-    assert!(first > 1_000 && 10 * second <= 12 * first_of_one, "{requests:?}");
+    // A page of the log and two of the volume's objects.
+    assert!(first > 1_000 && second <= first_of_one + 3, "{requests:?}");
 }
 
 #[tokio::test]

@@ -124,7 +124,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
         }
     }
 
-    /// What is wanted of a batch, whose frames pass their checksums.
+    /// The parts of a batch, whose frames pass their checksums.
     async fn read(&self, batch: &Batch) -> Result<Vec<(Wanted, Vec<u8>)>, NotMoved> {
         let key = self.plan.inputs.lineage().segment_key(batch.from);
         let read = match self.objects.get_range(&key, batch.range.clone()).await {

@@ -559,7 +559,7 @@ fn relocated_sectors_of_a_block_become_one_frame() {
     }
 }
 
-/// What is left may be zeros, beside sectors that were overwritten.
+/// The rest of a frame may be zeros, beside sectors that were overwritten.
 #[test]
 fn zeros_in_a_relocated_frame_stay_zeros() {
     let store = MemoryStore::new();

@@ -8,9 +8,9 @@
 //! merge, and the same content key unless frames of it were made into others.
 //!
 //! Frames that are read no more are left out of the output, and stay in their segments. Where little of a
-//! segment is left, the merge *relocates* the rest: what is read of its frames goes into new segments, and the
-//! output names these. The old segment is then named no more, and a sweep deletes it. What is left is found by
-//! a *survey*: a merge without output ([`Merge::survey`]).
+//! segment is left, the merge *relocates* the rest: what is read of its frames goes into new segments, and
+//! the output names these. The old segment is then named no more, and a sweep deletes it. What is left is
+//! found by a *survey*: a merge without output ([`Merge::survey`]).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Merge {
         self
     }
 
-    /// What was to be moved is stored there, in these frames.
+    /// The frames that were to be moved are stored there, as these.
     ///
     /// # Panics
     /// If a block of it is in none.

@@ -1,4 +1,4 @@
-//! What a merge moves out of segments of which little is left.
+//! The sectors that a merge moves out of segments of which little is left.
 //!
 //! Sectors are moved in the order of blocks, and a block's sectors come from several segments. What goes into
 //! the same new segment becomes one frame there. A frame of which everything is read, and that is alone, is
@@ -121,8 +121,8 @@ impl Relocation {
         true
     }
 
-    /// Adds what was taken of a block to new segments, and their entries to the block's `entries`, each in the
-    /// place of its newest part: so the block keeps its content key where all frames stay as they are.
+    /// Adds what was taken of a block to new segments, and their entries to the block's `entries`, each in
+    /// the place of its newest part: so the block keeps its content key where all frames stay as they are.
     pub(super) fn end_block(&mut self, writer: &mut RunWriter, entries: &mut Vec<Entry>) {
         let mut taken = std::mem::take(&mut self.block);
         let mut added = Vec::new();
