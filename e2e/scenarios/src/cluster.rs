@@ -95,6 +95,7 @@ fn roll(world: &World) -> Result<()> {
     let old = daemon()?;
     world.kubectl(["rollout", "restart", "daemonset/holdfast-node", NAMESPACE])?;
     world.kubectl(["rollout", "status", "daemonset/holdfast-node", NAMESPACE, "--timeout=900s"])?;
+    world.kubectl(["wait", &format!("pod/{}", old.trim()), NAMESPACE, "--for=delete", "--timeout=300s"])?;
     let new = daemon()?;
     ensure!(!new.is_empty() && new != old, "the daemons were {old}, and are {new}");
     let beats = beats(&world.kubectl(["logs", "busy"])?)?;
