@@ -34,9 +34,6 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
         let ((), more) = bench.costs(|| overwrite(pass, "--norandommap"))?;
         sent += more.sent_bytes;
     }
-    let merges = |name: &str| bench.node.metric(&format!("holdfast_volume_index_{name}"), VOLUME);
-    let (merged, dropped) =
-        (merges("merges")?.unwrap_or_default(), merges("merges_dropped")?.unwrap_or_default());
     bench.detach(VOLUME)?;
     bench.node.cli(&["gc", "--store", "store", "--grace", "0s"])?;
     let stored = stored_bytes(bench)?;
@@ -62,9 +59,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
             stored / live,
             "ratio",
             Bar::AtMost(2.3),
-            format!(
-                "all objects of the volume after {TIMES} passes and a sweep; {merged} merges were carried, {dropped} dropped"
-            ),
+            format!("all objects of the volume after {TIMES} passes and a sweep"),
         ),
     ])
 }

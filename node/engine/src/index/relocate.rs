@@ -3,7 +3,7 @@
 //! Sectors are moved in the order of blocks, and a block's sectors come from several segments. What goes into
 //! the same new segment becomes one frame there. A frame of which everything is read, and that is alone, is
 //! copied as it is stored; of another the sectors that are hidden are left out. So the places of moved frames
-//! are known once their new segment is stored: the entries that name them wait for that ([`super::writer`]).
+//! are known once their new segment is stored: the entries that name them wait for that (`writer.rs`).
 //!
 //! Old segments are relocated in groups: the frames of a new segment come from few old ones, in a stretch of
 //! each.
