@@ -23,8 +23,7 @@ const NAMESPACE: &str = "--namespace=holdfast-system";
 /// Writes a sector again and again, and prints when each was flushed, in seconds.
 const BUSY: &str = "while :; do dd if=/dev/zero of=/data/beat bs=4096 count=1 conv=fsync 2>/dev/null
                     cut -d ' ' -f 1 /proc/uptime; sleep 0.2; done";
-/// Longest pause of writes during a handoff on an emulated node, in seconds: a daemon recovers its devices in
-/// less, a pod does not start in less.
+/// Longest pause of writes during a handoff, in seconds; on an idle emulated node it is 2 to 6.
 const MAX_PAUSE: f64 = 10.0;
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -81,7 +80,7 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Rolls the DaemonSet while a pod writes: it sees no error, and waits for less than a daemon takes to start.
+/// Rolls the DaemonSet while a pod writes: it sees no error, and the daemons hand over.
 /// Its flushes are complete on the node's own disk: those that wait for the store also wait for the log to be
 /// read.
 fn roll(world: &World) -> Result<()> {
@@ -101,11 +100,11 @@ fn roll(world: &World) -> Result<()> {
     let beats = beats(&world.kubectl(["logs", "busy"])?)?;
     let longest = beats.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
     report::step(format_args!("the longest pause of the pod's writes was {longest:.1} s"));
-    let path = "--output=jsonpath={.status.containerStatuses[0].state.running.startedAt}";
-    let started = world.kubectl(["get", "pod", new.trim(), NAMESPACE, path])?;
+    let log = world.kubectl(["logs", new.trim(), NAMESPACE])?;
+    ensure!(log.contains("agreed to leave its devices"), "the daemons did not hand over:\n{log}");
     let state = "--output=jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
     let state = world.kubectl(["get", "pod", "busy", state])?;
-    ensure!(state == "Running 0", "the pod is {state}; the daemon started at {started}");
+    ensure!(state == "Running 0", "the pod is {state}");
     ensure!(longest < MAX_PAUSE, "the pod's writes paused for {longest:.1} s");
     world.kubectl(["delete", "pod", "busy", "--timeout=600s"])?;
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)

@@ -25,7 +25,7 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "kills";
 /// Rounds of the scenario.
-const FEW: usize = 10;
+const FEW: usize = 15;
 const SEED: u64 = 20_261_122;
 const SIGKILL: i32 = 9;
 /// The raw volume, then those with file systems, by the name of theirs.
@@ -165,14 +165,12 @@ fn attach(node: &Node, name: &str) -> Result<String> {
 fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
     let [least, most] = APART;
     wait_written(node.vm(), devices, least + chance.below(most - least))?;
-    match number % 3 {
-        0 => node.kill()?,
-        1 => node.terminate()?,
-        _ => node.hand_over()?,
-    }
-    if number % 3 < 2 {
-        node.restart()?;
-    }
+    let end = [
+        |node: &Node| node.kill().and_then(|()| node.restart()),
+        |node: &Node| node.terminate().and_then(|()| node.restart()),
+        |node: &Node| node.hand_over(),
+    ];
+    end[number % end.len()](node)?;
     wait_written(node.vm(), devices, least)?;
     for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
         let ended = node.vm().status(program)?;

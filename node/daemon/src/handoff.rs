@@ -75,34 +75,36 @@ impl Handoff {
 /// Asks the owner of the directories to leave them to `instance`, again and again. Does not ask while this
 /// version cannot read what is attached: the owner serves on.
 pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance) -> ! {
-    let (mut said, mut can_read) = (None, false);
+    let (mut can_read, mut last) = (false, None);
     loop {
-        let answer = if can_read {
-            ask_once(&socket, &instance).await
-        } else {
+        if !can_read {
             let config = config.clone();
             let checked = run_blocking(move || check_attached(&config)).await;
             can_read = checked.is_ok();
-            match checked {
-                Ok(()) => ask_once(&socket, &instance).await,
-                Err(error) => Err(chain(&error)),
+            if let Err(error) = checked {
+                note(&mut last, Err(chain(&error)));
             }
-        };
-        let answer = Some(answer);
-        if answer != said {
-            match &answer {
-                Some(Ok(())) => {
-                    tracing::info!(%instance, "the daemon of this node leaves its devices to this one")
-                }
-                Some(Err(reason)) => {
-                    tracing::warn!(%instance, reason, "the daemon of this node was not asked for its devices, or did not leave them");
-                }
-                None => {}
-            }
-            said = answer;
+        }
+        if can_read {
+            note(&mut last, ask_once(&socket, &instance).await);
         }
         tokio::time::sleep(ASK_EVERY).await;
     }
+}
+
+/// Logs an answer unless it is the `last` one again.
+fn note(last: &mut Option<Result<(), String>>, answer: Result<(), String>) {
+    if last.as_ref() == Some(&answer) {
+        return;
+    }
+    match &answer {
+        Ok(()) => tracing::info!("the daemon that serves this node agreed to leave its devices to this one"),
+        Err(reason) => tracing::warn!(
+            reason,
+            "the devices of this node were not handed over; the daemon that has them serves on, and this one waits"
+        ),
+    }
+    *last = Some(answer);
 }
 
 async fn ask_once(socket: &Path, instance: &Instance) -> Result<(), String> {
@@ -113,7 +115,7 @@ async fn ask_once(socket: &Path, instance: &Instance) -> Result<(), String> {
     match NodeClient::new(channel).hand_over(request).await {
         Ok(_) => Ok(()),
         Err(status) if status.code() == Code::Unimplemented => {
-            Err("it is of a version that hands nothing over; end it".to_owned())
+            Err("its version knows no handoff; delete its pod, or end it".to_owned())
         }
         Err(status) => Err(status.message().to_owned()),
     }

@@ -6,9 +6,9 @@
 use std::fs;
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -84,6 +84,17 @@ impl Daemon {
         });
     }
 
+    /// The lines that it logs, from now on. Only a daemon with an environment of its own has them.
+    fn lines(&mut self) -> Receiver<String> {
+        let logged = std::io::BufReader::new(self.child.stderr.take().unwrap());
+        let (lines, received) = std::sync::mpsc::channel();
+        // It reads on after the test has seen enough: the daemon must not wait for a full pipe.
+        std::thread::spawn(move || {
+            logged.lines().map_while(Result::ok).for_each(|line| drop(lines.send(line)))
+        });
+        received
+    }
+
     fn terminate(&self) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -101,6 +112,12 @@ impl Drop for Daemon {
         let _killed = self.child.kill();
         let _ended = self.child.wait();
     }
+}
+
+/// Waits for a line with `text`.
+fn line_with(lines: &Receiver<String>, text: &str) -> String {
+    let mut until_end = std::iter::from_fn(|| lines.recv_timeout(LIMIT).ok());
+    until_end.find(|line| line.contains(text)).unwrap_or_else(|| panic!("the daemon did not log {text:?}"))
 }
 
 /// Looks until it is so: nothing announces it.
@@ -138,31 +155,26 @@ fn a_daemon_waits_for_the_lock_and_is_ready_then() {
 #[test]
 fn a_daemon_leaves_the_node_to_a_younger_instance() {
     let dirs = Dirs::new();
-    let start = |instance: &str| {
-        let daemon = Daemon::start(&dirs, &[("HOLDFAST_INSTANCE", instance)]);
-        let stderr = daemon.child.stderr.as_ref().map(|stderr| stderr.as_fd().try_clone_to_owned().unwrap());
-        let copy = move || std::io::copy(&mut fs::File::from(stderr.unwrap()), &mut std::io::stderr());
-        std::thread::spawn(copy);
-        daemon
-    };
+    let start = |instance: &str| Daemon::start(&dirs, &[("HOLDFAST_INSTANCE", instance)]);
     let mut old = start("pod-1");
+    let _lines = old.lines();
     old.answers("200 OK");
     let mut new = start("pod-2");
+    let _lines = new.lines();
     new.answers("200 OK");
     assert!(old.ends().success(), "it was asked to leave");
 
     // The kubelet restarts the container of the old pod.
     let mut old = start("pod-1");
-    old.answers("another holdfast-node holds the lock");
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(3) {
-        assert!(new.child.try_wait().unwrap().is_none(), "it left the node to an older instance");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let lines = old.lines();
+    let refused = line_with(&lines, "were not handed over");
+    assert!(refused.contains("instance pod-1 served this node before"), "{refused}");
+    assert!(new.child.try_wait().unwrap().is_none() && new.get("/readyz").unwrap().contains("200 OK"));
     // Should the new one die, the old one serves, until it is back.
     new.child.kill().unwrap();
     old.answers("200 OK");
-    let new = start("pod-2");
+    let mut new = start("pod-2");
+    let _lines = new.lines();
     new.answers("200 OK");
     assert!(old.ends().success(), "it is the older one still");
 }
@@ -178,11 +190,14 @@ fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
     fs::create_dir_all(&volume).unwrap();
     fs::write(volume.join("attached"), b"of a later version").unwrap();
     let mut new = Daemon::start(&dirs, &[("HOLDFAST_INSTANCE", "pod-2")]);
-    let stderr = std::io::BufReader::new(new.child.stderr.take().unwrap());
-    let refused = stderr.lines().map_while(Result::ok).find(|line| line.contains("was not asked"));
-    assert!(refused.is_some_and(|line| line.contains("attached")), "the file is named");
+    let lines = new.lines();
+    let refused = line_with(&lines, "were not handed over");
+    assert!(refused.contains("volumes.d/later/attached"), "the file is named: {refused}");
     assert!(old.child.try_wait().unwrap().is_none(), "it serves on");
-    new.answers("another holdfast-node holds the lock");
+    // It asks once it can.
+    fs::remove_dir_all(&volume).unwrap();
+    new.answers("200 OK");
+    assert!(old.ends().success());
 }
 
 /// Only ring threads were marked: a thread of the runtime that allocated could wait for a device of its own

@@ -46,7 +46,7 @@ enum Other {
 #[derive(clap::Args)]
 struct PlantedBugs {
     /// Seeds to try for each, at most.
-    #[arg(long, default_value_t = 800)]
+    #[arg(long, default_value_t = 400)]
     seeds: u64,
     /// Operations of each run.
     #[arg(long, default_value_t = 3000)]

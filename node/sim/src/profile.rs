@@ -175,7 +175,7 @@ impl Profile {
             Self::Partitions => Ailments { cut_off: Some(300), pause: Some(300), ..never },
             Self::FullDisks => Ailments { fill: Some(250), slow: Some(400), ..never },
             Self::Sleepers => Ailments { pause: Some(1000), ..never },
-            Self::OtherDisks => Ailments { other_disk: Some(40), pause: Some(1500), ..never },
+            Self::OtherDisks => Ailments { other_disk: Some(25), pause: Some(1500), ..never },
         }
     }
 

@@ -17,7 +17,7 @@ const DIGESTS: [&str; 26] = [
     "2926ff5c2436079e0e21f08aa2ea4aad",
     "8ec5df563612a10ce6417e9576f67446",
     "ef53c8ad189e4f948b4c50d0cb248c03",
-    "8e68d7ef667ec7428902c5a54871fd42",
+    "8ebbecce542fd1042d2cb0b3123f6479",
     "5b4148712d0b438222f1e96914d6adb1",
     "8a1c5ac81e0d55a22907381476993ce6",
     "2492ad867b2564e01e2535ff1c091396",
@@ -30,7 +30,7 @@ const DIGESTS: [&str; 26] = [
     "6df9fe9d4888dcd974cce46fa3adae74",
     "e09a848bf7f21682bb196e7e481be22f",
     "b603d773eaf4217314d7314214d9f16f",
-    "c142d2ed54b937c20fab9b2f5de8e496",
+    "0c8294380c0c8d8afbe1aedab0aaa471",
     "5766c5c73f316ccef4c49cdbf4d474aa",
 ];
 

@@ -4,7 +4,7 @@ use holdfast_sim::bug::Bug;
 use holdfast_sim::case::found_by;
 
 /// Seeds tried for each bug: the budget of a run of the tests.
-const SEEDS: u64 = 800;
+const SEEDS: u64 = 400;
 const OPERATIONS: u64 = 3000;
 
 #[test]

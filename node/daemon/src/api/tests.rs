@@ -69,6 +69,21 @@ async fn a_bad_field_is_named_and_nothing_changes() {
     assert_eq!(fake.created("v"), None);
 }
 
+#[tokio::test]
+async fn only_an_instance_with_a_name_is_handed_over_to() {
+    let handoff = Handoff::unnamed();
+    let (stores, permissions) = (KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
+    let api = Api::new(Fake::default(), stores, permissions, handoff.clone());
+    let ask = |instance: &str| api.hand_over(Request::new(HandOverRequest { instance: instance.to_owned() }));
+    let refused = ask("a/b").await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().starts_with("instance: the name of an instance has"), "{}", refused.message());
+    let waits = tokio::time::timeout(Duration::from_millis(20), handoff.agreed()).await;
+    assert!(waits.is_err(), "a refusal changes nothing");
+    ask("pod-2").await.unwrap();
+    assert_eq!(handoff.agreed().await, "pod-2".parse().unwrap());
+}
+
 /// It was frozen in the VolumeAttachment, and allowed to format at every later attach.
 #[tokio::test]
 async fn a_permission_to_format_is_for_one_attach() {

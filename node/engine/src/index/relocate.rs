@@ -17,8 +17,9 @@ use super::writer::RunWriter;
 use crate::segment::Frame;
 use crate::wire;
 
-/// A segment is relocated when less than so much of it is read. Measured on uniform random overwrites: 40 %
-/// uploads 1.4 times what is written, and stores 1.7 times what is live (`docs/adr/0010-relocation.md`).
+/// A segment is relocated when less than so much of it is read. By a model of uniform random overwrites 40 %
+/// uploads up to 1.4 times what is written, and stores 1.7 times what is live
+/// (`docs/adr/0010-relocation.md`).
 pub(super) const SPARSE_PERCENT: u64 = 40;
 /// Segments that a merge relocates at most. It bounds the time that a merge takes.
 pub(super) const MAX_RELOCATED: usize = 4096;
