@@ -51,7 +51,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     scrub(&s3, &node)?;
     segment(&s3, &node, &sound)?;
-    record(&s3, &node)?;
+    record(&s3, &node, &sound)?;
     map(&node, &sound)
 }
 
@@ -125,13 +125,32 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     node.cli(&["detach", VOLUME]).map(drop)
 }
 
-/// A byte of a log record: the volume is not attached, and the object is named.
-fn record(s3: &S3Server, node: &Node) -> Result<()> {
+/// A byte of the log record that an attach reads, which the detach made: the volume is not attached, and the
+/// object is named. A byte of the commit before it: a scrub names it, and the volume is served, by the next
+/// daemon too, which reads what followed.
+fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
+    let vm = node.vm();
     let records = s3.keys(BUCKET, &format!("volumes/{VOLUME}/log/"))?;
+    let detach = records.last().context("there is no log")?;
+    s3.flip(BUCKET, detach, 40)?;
+    refused(node, &[detach, "is damaged"])?;
+    s3.flip(BUCKET, detach, 40)?;
+
     // The third is the commit: it follows the creation and the attach.
     let commit = records.get(2).with_context(|| format!("{records:?} holds no commit"))?;
     s3.flip(BUCKET, commit, 40)?;
-    refused(node, &[commit, "is damaged"])?;
+    let found = node.cli(&["scrub", VOLUME, "--store", "store"])?;
+    for part in [commit, "  harmless: something newer replaces it"] {
+        ensure!(found.contains(part), "{part:?} is not in: {found}");
+    }
+    let device = attach(node)?;
+    // Another node goes on after this one was lost.
+    vm.reset()?;
+    vm.exec(&format!("rm -r {LOCAL}"))?;
+    node.restart()?;
+    ensure!(attach(node)? == device, "the device has another name");
+    ensure!(read(vm, &device, SOUND_BLOCK)? == sound, "the block is not what was written");
+    node.cli(&["detach", VOLUME])?;
     s3.flip(BUCKET, commit, 40)
 }
 

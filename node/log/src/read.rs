@@ -7,7 +7,8 @@
 //! 1. the checkpoints and the records are listed;
 //! 2. the last record is read. The tombstone says all, and so does a detach record that carries the root: the
 //!    whole state that it follows;
-//! 3. else that checkpoint and the other records are read.
+//! 3. else that checkpoint and the other records are read. If something there is damaged or missing, the
+//!    newest root takes the place of all before it.
 //!
 //! That a record is the last one, or the log's at all, is known no better with a root than without
 //! ([`was_truncated_after`]). A root is what its writer had read or made of the same log.
@@ -99,15 +100,20 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
 /// what follows it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
     let listed = list_log(objects, volume).await?;
-    let begun_at = listed.checkpoint;
-    match read_listed(objects, volume, listed).await {
-        Err(error)
-            if may_come_of_a_truncation(&error) && was_truncated_after(objects, volume, begun_at).await? =>
-        {
-            Ok(None)
-        }
-        read => read,
+    let error = match read_listed(objects, volume, &listed).await {
+        Err(error) => error,
+        read => return read,
+    };
+    if may_come_of_a_truncation(&error) && was_truncated_after(objects, volume, listed.checkpoint).await? {
+        return Ok(None);
     }
+    let from_root = match error {
+        LogFailure::Damaged { .. } | LogFailure::Broken { .. } => {
+            read_from_root(objects, volume, &listed).await?
+        }
+        _ => None,
+    };
+    from_root.map(Some).ok_or(error)
 }
 
 /// The log as LIST shows it.
@@ -160,30 +166,67 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
 async fn read_listed(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    Listed { checkpoint: newest, records: mut seqs }: Listed,
+    listed: &Listed,
 ) -> Result<Option<Manifest>, LogFailure> {
-    let mut last = None;
-    if let Some(seq) = seqs.pop() {
-        let record = read_record(objects, volume, seq).await?;
-        match &record.body {
-            Body::Delete => return Ok(Some(Manifest::tombstone(volume.clone(), record.seq))),
-            Body::Detach { root: Some(root) } => {
-                check_place(&record, volume, seq)?;
-                let detached = Manifest::clone(root).detached_by(&record, newest);
-                return detached.map(Some).map_err(broken(volume));
-            }
-            Body::Create { .. } | Body::Attach { .. } | Body::Change { .. } | Body::Detach { root: None } => {
-                last = Some(record);
-            }
-        }
+    let Some((seq, seqs)) = listed.records.split_last() else {
+        return read_checkpoint(objects, volume, listed.checkpoint).await;
+    };
+    let last = read_record(objects, volume, *seq).await?;
+    if last.body == Body::Delete {
+        return Ok(Some(Manifest::tombstone(volume.clone(), last.seq)));
+    }
+    if let Some(detached) = state_in(&last, volume, *seq, listed.checkpoint)? {
+        return Ok(Some(detached));
     }
     let records = try_join_all(seqs.iter().map(|seq| read_record(objects, volume, *seq)));
-    let (checkpoint, records) = join(read_checkpoint(objects, volume, newest), records).await;
-    let Some(mut manifest) = checkpoint? else { return Ok(None) };
-    for record in records?.iter().chain(&last) {
-        manifest.apply(record).map_err(broken(volume))?;
+    let (checkpoint, records) = join(read_checkpoint(objects, volume, listed.checkpoint), records).await;
+    let Some(manifest) = checkpoint? else { return Ok(None) };
+    replay(manifest, records?.iter().chain([&last])).map(Some)
+}
+
+/// What the newest root and the records behind it say, unless these are damaged too.
+async fn read_from_root(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    listed: &Listed,
+) -> Result<Option<Manifest>, LogFailure> {
+    let mut behind = Vec::new();
+    for seq in listed.records.iter().rev() {
+        let record = match read_record(objects, volume, *seq).await {
+            Err(LogFailure::Damaged { .. }) => return Ok(None),
+            read => read?,
+        };
+        if let Some(detached) = state_in(&record, volume, *seq, listed.checkpoint)? {
+            return replay(detached, behind.iter().rev()).map(Some);
+        }
+        behind.push(record);
     }
-    Ok(Some(manifest))
+    Ok(None)
+}
+
+/// The state after the record at `seq`, if that is a detach record that carries the root.
+fn state_in(
+    record: &Record,
+    volume: &VolumeId,
+    seq: Seq,
+    checkpoint: Seq,
+) -> Result<Option<Manifest>, LogFailure> {
+    let Body::Detach { root: Some(root) } = &record.body else { return Ok(None) };
+    if record.volume != *volume || record.seq != seq {
+        let key = ObjectKey::Log(volume.clone(), seq).to_string();
+        return Err(LogFailure::Misplaced { key, volume: record.volume.clone(), seq: record.seq });
+    }
+    Manifest::clone(root).detached_by(record, checkpoint).map(Some).map_err(broken(volume))
+}
+
+fn replay<'a>(
+    mut manifest: Manifest,
+    records: impl IntoIterator<Item = &'a Record>,
+) -> Result<Manifest, LogFailure> {
+    for record in records {
+        manifest.apply(record).map_err(broken(&record.volume))?;
+    }
+    Ok(manifest)
 }
 
 /// The checkpoint of `seq`, or the state before the first record for zero. `None` if there is no such
@@ -202,15 +245,6 @@ async fn read_checkpoint(
         Err(StoreError::NotFound { .. }) => Ok(None),
         Err(error) => Err(store("read the checkpoint", volume)(error)),
     }
-}
-
-/// Checks that `record` belongs where it was found. Where the records before it are applied, they show that.
-fn check_place(record: &Record, volume: &VolumeId, seq: Seq) -> Result<(), LogFailure> {
-    if record.volume == *volume && record.seq == seq {
-        return Ok(());
-    }
-    let key = ObjectKey::Log(volume.clone(), seq).to_string();
-    Err(LogFailure::Misplaced { key, volume: record.volume.clone(), seq: record.seq })
 }
 
 fn broken(volume: &VolumeId) -> impl FnOnce(LogError) -> LogFailure {

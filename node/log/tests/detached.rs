@@ -5,6 +5,7 @@ mod stored;
 
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
+use holdfast_log::scrub::scrub;
 use holdfast_log::{
     Creation, LogFailure, read_manifest, read_manifest_to_end, remove, snapshot_detached, snapshots,
     write_checkpoint,
@@ -146,6 +147,33 @@ async fn a_damaged_root_is_named_and_not_passed_over() {
         stored.store.corrupt(&log_key(6), |bytes| bytes[at] ^= 1);
     }
     assert!(read_manifest(&stored.store, &volume()).await.is_ok());
+}
+
+/// A node that attached a volume with such damage ends: the next one read all records, and was refused.
+#[tokio::test]
+async fn the_newest_root_takes_the_place_of_what_is_damaged_before_it() {
+    let mut stored = attached(3, &[4]).await;
+    stored.detach(6).await;
+    stored.attach(7, SECTORS).await;
+    stored.commit(8, &[(1, 1)]).await;
+    let sound = read_manifest(&stored.store, &volume()).await.unwrap();
+    let checkpoint = ObjectKey::Checkpoint(volume(), Seq(4)).to_string();
+    for key in [checkpoint, log_key(5)] {
+        stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);
+        assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap(), sound);
+        assert!(scrub(&stored.store, &volume(), &|_| ()).await.unwrap().is_harmless());
+    }
+    stored.store.delete(&[&log_key(5)]).await.unwrap();
+    assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap(), sound);
+    for needed in [log_key(6), log_key(7), log_key(8)] {
+        stored.store.corrupt(&needed, |bytes| bytes[50] ^= 1);
+        assert!(matches!(
+            read_manifest(&stored.store, &volume()).await,
+            Err(LogFailure::Damaged { .. } | LogFailure::Broken { .. })
+        ));
+        assert!(!scrub(&stored.store, &volume(), &|_| ()).await.unwrap().is_harmless());
+        stored.store.corrupt(&needed, |bytes| bytes[50] ^= 1);
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! The log and its checkpoints, replayed side by side.
 //!
 //! After a damaged record the replay continues from the next checkpoint: readers begin at the newest one and
-//! need only the records after it. A detach record that carries the root, at the end of the log, is all that
-//! they need.
+//! need only the records after it. It continues from a detach record that carries the root, too: readers need
+//! nothing else where that is the end of the log, and begin there if something before it is damaged.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,8 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
             replay.current = false;
         }
         // Readers begin at a checkpoint of the same seq.
-        replay.record(seq, record, seq == last && !checkpoints.contains_key(&seq));
+        let is_last = seq == last && !checkpoints.contains_key(&seq);
+        replay.record(seq, record, is_last || seq > truncated_upto);
         if let Some(bytes) = checkpoints.get(&seq) {
             replay.checkpoint(seq, bytes, checkpoints.range(seq.next()..).next().is_some());
         }
@@ -112,14 +113,13 @@ struct Replay {
     known: Manifest,
     /// True if `known` is the manifest as of the last seq seen.
     current: bool,
-    /// The newest whole checkpoint, or the detach record at the log's end that carries the root.
+    /// The newest whole checkpoint, or detach record that carries the root.
     newest_whole: Option<Seq>,
-    /// The log ends in such a record.
-    ends_with_root: bool,
     damaged_records: Vec<(Seq, Damage)>,
     /// Detach records whose root is not what the log says.
     differing_roots: Vec<Seq>,
     damaged_checkpoints: Vec<(Seq, Damage, bool)>,
+    /// Those of them in whose place `known` can be stored.
     replaceable: Vec<Seq>,
 }
 
@@ -130,7 +130,6 @@ impl Replay {
             known: Manifest::empty(volume.clone()),
             current,
             newest_whole: None,
-            ends_with_root: false,
             damaged_records: Vec::new(),
             differing_roots: Vec::new(),
             damaged_checkpoints: Vec::new(),
@@ -138,15 +137,16 @@ impl Replay {
         }
     }
 
-    /// `None`: it may have been truncated. Readers take what the root says if the record is the `last` one.
-    fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>, last: bool) {
+    /// `None`: it may have been truncated. Readers may begin at a root if the record `counts`: it is the last
+    /// one, or surely part of the log.
+    fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>, counts: bool) {
         let fault = match record {
             None => {
                 self.current = false;
                 return;
             }
             Some(Err(fault)) => fault,
-            Some(Ok(record)) => match self.follow(seq, &record, last) {
+            Some(Ok(record)) => match self.follow(seq, &record, counts) {
                 Ok(()) => return,
                 Err(error) => Damage::Order(error),
             },
@@ -155,7 +155,7 @@ impl Replay {
         self.damaged_records.push((seq, fault));
     }
 
-    fn follow(&mut self, seq: Seq, record: &Record, last: bool) -> Result<(), LogError> {
+    fn follow(&mut self, seq: Seq, record: &Record, counts: bool) -> Result<(), LogError> {
         let is_in_place = record.seq == seq && record.volume == self.volume;
         let root = match &record.body {
             Body::Detach { root: Some(root) } if is_in_place => Some(root),
@@ -169,11 +169,11 @@ impl Replay {
             Some(root) if self.current && root.encode_checkpoint() != self.known.encode_checkpoint() => {
                 self.differing_roots.push(seq);
             }
-            Some(root) if last => {
+            Some(root) if counts => {
                 self.known = Manifest::clone(root).detached_by(record, self.known.checkpointed())?;
                 self.current = true;
                 self.newest_whole = Some(seq);
-                self.ends_with_root = true;
+                self.replaceable = self.damaged_checkpoints.iter().map(|(seq, ..)| *seq).collect();
                 return Ok(());
             }
             Some(_) | None => {}
@@ -181,7 +181,7 @@ impl Replay {
         if self.current {
             return self.known.apply(record);
         }
-        // After a gap, the next checkpoint says where the log stands.
+        // After a gap, the next checkpoint or root says where the log stands.
         if is_in_place { Ok(()) } else { Err(LogError::Gap { expected: seq, found: record.seq }) }
     }
 
@@ -206,11 +206,6 @@ impl Replay {
 
     fn end(self, records: u64, checkpoints: u64) -> LogState {
         let Self { volume, known, newest_whole, damaged_records, damaged_checkpoints, .. } = self;
-        let replaceable = if self.ends_with_root {
-            damaged_checkpoints.iter().map(|(seq, ..)| *seq).collect()
-        } else {
-            self.replaceable
-        };
         let covered = |seq: Seq| newest_whole.is_some_and(|newest| seq <= newest);
         let of_record = |(seq, fault)| Finding {
             key: ObjectKey::Log(volume.clone(), seq).to_string(),
@@ -220,8 +215,12 @@ impl Replay {
         let of_checkpoint = |(seq, fault, has_newer)| Finding {
             key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
             fault,
-            // Readers take the newest, whatever it is.
-            effect: if has_newer || covered(seq) { Effect::Harmless } else { Effect::NoAttach },
+            // Readers take the newest, whatever it is, and read no root before it.
+            effect: if has_newer || newest_whole.is_some_and(|newest| seq < newest) {
+                Effect::Harmless
+            } else {
+                Effect::NoAttach
+            },
         };
         let of_root = |seq| Finding {
             key: ObjectKey::Log(volume.clone(), seq).to_string(),
@@ -234,6 +233,6 @@ impl Replay {
             .chain(self.differing_roots.into_iter().map(of_root))
             .chain(damaged_checkpoints.into_iter().map(of_checkpoint))
             .collect();
-        LogState { manifest: known, records, checkpoints, findings, replaceable }
+        LogState { manifest: known, records, checkpoints, findings, replaceable: self.replaceable }
     }
 }
