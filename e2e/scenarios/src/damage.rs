@@ -143,13 +143,17 @@ fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     for part in [commit, "  harmless: something newer replaces it"] {
         ensure!(found.contains(part), "{part:?} is not in: {found}");
     }
-    let device = attach(node)?;
-    // Another node goes on after this one was lost.
+    attach(node)?;
+    // The next writer has only the log: the host was lost, and its state with it. It was the third.
     vm.reset()?;
     vm.exec(&format!("rm -r {LOCAL}"))?;
     node.restart()?;
-    ensure!(attach(node)? == device, "the device has another name");
+    let device = node.cli(&["attach", VOLUME, "--store", "store", "--take-over", "3"])?.trim().to_owned();
+    vm.wait_block_device(&device, LIMIT)?;
     ensure!(read(vm, &device, SOUND_BLOCK)? == sound, "the block is not what was written");
+    vm.exec(&format!(
+        "dd if={device} of=/tmp/noise bs={BLOCK_BYTES} skip={SOUND_BLOCK} count=1 iflag=direct status=none"
+    ))?;
     node.cli(&["detach", VOLUME])?;
     s3.flip(BUCKET, commit, 40)
 }
