@@ -3,8 +3,6 @@
 /// Runs of chunks in a reference: what it takes in a record and in memory does not grow with the volume. Part
 /// of the formats: a fence of fewer runs is exact.
 pub const MAX_FENCE_RUNS: usize = 64;
-/// Places that an upload is given ahead of the next record: records without data may come before its own.
-pub const UPLOAD_PLACE_AHEAD: u64 = 16;
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Snapshots that a volume can have registered: 160 KiB of each checkpoint.

@@ -22,7 +22,8 @@ use holdfast_engine::segment::FrameIndex;
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_SECTORS, Block, Epoch, Lineage, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId,
+    BLOCK_SECTORS, Block, Epoch, Lineage, Nonce, Place, RunId, SECTOR_BYTES, Sector, SectorRange, Seq,
+    VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
@@ -234,8 +235,9 @@ impl Store {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
             self.last_cut = Rc::clone(cut);
-            Invariant::PlaceIsKept.check(!self.truth.is_passed(segment.id.place()), || {
-                format!("log/{} adds {}", seq.0, segment.id)
+            // A later one would keep it in the bucket for longer than it is needed.
+            Invariant::PlaceIsKept.check(segment.id.place() == Place::until(seq), || {
+                format!("log/{} adds {}, which has another place", seq.0, segment.id)
             });
         }
         for merge in merges_of(&record.body) {

@@ -15,7 +15,7 @@ use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
-use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES, UPLOAD_PLACE_AHEAD};
+use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES};
 use crate::manifest::Manifest;
 use crate::record::Record;
 use crate::safeguard::{
@@ -136,11 +136,11 @@ impl<M: Memory> Core<M> {
         self.map.set_seq(record.seq);
     }
 
-    /// The place of what is uploaded next: the record behind it, and some more, may add it (invariant 27).
+    /// The place of what is uploaded next: that of the record that names it, which is the next one, for an
+    /// upload begins and ends while no other is made (invariant 27).
     pub(super) fn upload_place(&self) -> Place {
         let known = self.known_seq();
-        let last = if safeguard(PlaceBeyondRecord) { known.next().0 + UPLOAD_PLACE_AHEAD } else { known.0 };
-        Place::until(Seq(last))
+        Place::until(if safeguard(PlaceBeyondRecord) { known.next() } else { known })
     }
 
     /// False if every sector reads as zeros, and none was ever lost with a writer; none while the manifest is
