@@ -1,10 +1,12 @@
 //! Claims on a real cluster: scheduler, controllers, kubelet, sidecars and our own pods, installed by helm.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::cluster::{ATTRIBUTES, Cluster, Store, TOOLS_IMAGE};
 use holdfast_lab::report;
+use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
@@ -20,11 +22,20 @@ const SUM: &str = "head -c 1048576 /dev/raw | sha256sum; sha256sum < /data/file"
 
 /// Namespace of the chart.
 const NAMESPACE: &str = "--namespace=holdfast-system";
+const DAEMON_SET: &str = "daemonset/holdfast-node";
+/// Selects the daemon's pods.
+const NODE_PODS: &str = "--selector=app.kubernetes.io/component=node";
 /// Writes a sector again and again, and prints when each was flushed, in seconds.
 const BUSY: &str = "while :; do dd if=/dev/zero of=/data/beat bs=4096 count=1 conv=fsync 2>/dev/null
                     cut -d ' ' -f 1 /proc/uptime; sleep 0.2; done";
 /// Longest pause of writes during a handoff, in seconds; on an idle emulated node it is 2 to 6.
 const MAX_PAUSE: f64 = 10.0;
+/// The same when the next pod starts after the daemon has ended.
+const MAX_PAUSE_OF_EVICTION: f64 = 60.0;
+/// Time until a kubelet says that it cannot pull an image.
+const PULL_LIMIT: Duration = Duration::from_secs(300);
+/// Time until the pod writes again.
+const WRITE_LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
@@ -56,7 +67,7 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     let read = pod(world, "reader", SUM)?;
     ensure!(read == written, "written was {written}, read {read}");
 
-    roll(world)?;
+    replace_the_daemon(world)?;
 
     report::step("a claim gets the settings of a VolumeAttributesClass");
     let wish = format!("{{\"spec\": {{\"volumeAttributesClassName\": \"{ATTRIBUTES}\"}}}}");
@@ -80,38 +91,97 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Rolls the DaemonSet while a pod writes: it sees no error, and the daemons hand over.
+/// Replaces the daemon while a pod writes: the pod sees no error, whatever is done.
 /// Its flushes are complete on the node's own disk: those that wait for the store also wait for the log to be
 /// read.
-fn roll(world: &World) -> Result<()> {
-    report::step("the daemon is rolled while a pod writes");
+fn replace_the_daemon(world: &World) -> Result<()> {
     apply(world, &job("busy", BUSY))?;
     world.kubectl(["wait", "pod/busy", "--for=condition=Ready", "--timeout=900s"])?;
-    let daemon = || {
-        let path = "--output=jsonpath={.items[*].metadata.name}";
-        world.kubectl(["get", "pods", NAMESPACE, "--selector=app.kubernetes.io/component=node", path])
-    };
-    let old = daemon()?;
-    world.kubectl(["rollout", "restart", "daemonset/holdfast-node", NAMESPACE])?;
-    world.kubectl(["rollout", "status", "daemonset/holdfast-node", NAMESPACE, "--timeout=900s"])?;
-    world.kubectl(["wait", &format!("pod/{}", old.trim()), NAMESPACE, "--for=delete", "--timeout=300s"])?;
-    let new = daemon()?;
-    ensure!(!new.is_empty() && new != old, "the daemons were {old}, and are {new}");
-    let beats = beats(&world.kubectl(["logs", "busy"])?)?;
-    let longest = beats.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
-    report::step(format_args!("the longest pause of the pod's writes was {longest:.1} s"));
-    let log = world.kubectl(["logs", new.trim(), NAMESPACE])?;
+
+    report::step("the daemon is rolled while a pod writes");
+    let old = the_daemon(world)?;
+    during(world, MAX_PAUSE, || {
+        world.kubectl(["rollout", "restart", DAEMON_SET, NAMESPACE])?;
+        end_of_rollout(world, &old)
+    })?;
+    let new = the_daemon(world)?;
+    let log = world.kubectl(["logs", &new, NAMESPACE])?;
     ensure!(log.contains("agreed to leave its devices"), "the daemons did not hand over:\n{log}");
-    let state = "--output=jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
-    let state = world.kubectl(["get", "pod", "busy", state])?;
-    ensure!(state == "Running 0", "the pod is {state}");
-    ensure!(longest < MAX_PAUSE, "the pod's writes paused for {longest:.1} s");
+
+    report::step("the daemon's pod is evicted");
+    during(world, MAX_PAUSE_OF_EVICTION, || {
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": { "name": new, "namespace": "holdfast-system" },
+        });
+        let path = format!("/api/v1/namespaces/holdfast-system/pods/{new}/eviction");
+        world.kubectl(["create", "--raw", &path, "--filename", &file(world, &eviction)?])?;
+        end_of_rollout(world, &new)
+    })?;
+
+    report::step("an image that does not exist is rolled out, and taken back");
+    let old = the_daemon(world)?;
+    during(world, MAX_PAUSE, || {
+        let image = |image: &str| {
+            world.kubectl(["set", "image", DAEMON_SET, NAMESPACE, &format!("node={image}")]).map(drop)
+        };
+        let path = "--output=jsonpath={.spec.template.spec.containers[?(@.name=='node')].image}";
+        let good = world.kubectl(["get", DAEMON_SET, NAMESPACE, path])?;
+        image("example.invalid/holdfast-node:none")?;
+        let reasons = "--output=jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}";
+        until("the image is not pulled", PULL_LIMIT, || {
+            let reasons = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, reasons])?;
+            Ok(reasons.contains("ImagePull").then_some(()))
+        })?;
+        let ready = "--output=jsonpath={.status.numberReady} {.status.updatedNumberScheduled}";
+        let ready = world.kubectl(["get", DAEMON_SET, NAMESPACE, ready])?;
+        ensure!(ready == "1 1", "pods ready and updated: {ready}");
+        image(&good)?;
+        world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
+    })?;
+    ensure!(the_daemon(world)? == old, "the daemon that served was replaced");
+
     world.kubectl(["delete", "pod", "busy", "--timeout=600s"])?;
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
 }
 
+/// The name of the daemon's only pod.
+fn the_daemon(world: &World) -> Result<String> {
+    let path = "--output=jsonpath={.items[*].metadata.name}";
+    let name = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, path])?;
+    ensure!(!name.is_empty() && !name.contains(' '), "the daemon's pods are {name:?}");
+    Ok(name)
+}
+
+/// Waits until pod `old` of the daemon is gone and another one is ready.
+fn end_of_rollout(world: &World, old: &str) -> Result<()> {
+    world.kubectl(["wait", &format!("pod/{old}"), NAMESPACE, "--for=delete", "--timeout=600s"])?;
+    world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
+}
+
+/// Does something to the daemon. The writes of pod `busy` go on and pause for `most` seconds at most.
+fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    let before = beats(world)?.len();
+    act()?;
+    let after = beats(world)?.len();
+    let beats = until("the pod to write", WRITE_LIMIT, || {
+        let beats = beats(world)?;
+        Ok((beats.len() > after).then_some(beats))
+    })?;
+    let since = &beats[before.saturating_sub(1)..];
+    let longest = since.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
+    report::step(format_args!("the longest pause of the pod's writes was {longest:.1} s"));
+    let state = "--output=jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
+    let state = world.kubectl(["get", "pod", "busy", state])?;
+    ensure!(state == "Running 0", "the pod is {state}");
+    ensure!(longest < most, "the pod's writes paused for {longest:.1} s");
+    Ok(())
+}
+
 /// The times that [`BUSY`] printed, in seconds.
-fn beats(printed: &str) -> Result<Vec<f64>> {
+fn beats(world: &World) -> Result<Vec<f64>> {
+    let printed = world.kubectl(["logs", "busy"])?;
     printed.lines().map(|line| line.parse().with_context(|| format!("the pod printed {line:?}"))).collect()
 }
 
@@ -166,7 +236,12 @@ fn job(name: &str, script: &str) -> Value {
 }
 
 fn apply(world: &World, object: &Value) -> Result<()> {
+    world.kubectl(["apply", "--filename", &file(world, object)?]).map(drop)
+}
+
+/// The path of a file that holds `object`.
+fn file(world: &World, object: &Value) -> Result<String> {
     let file = world.dir().join("object.json");
     fs::write(&file, object.to_string()).context("write an object")?;
-    world.kubectl(["apply".as_ref(), "--filename".as_ref(), file.as_os_str()]).map(drop)
+    Ok(file.display().to_string())
 }
