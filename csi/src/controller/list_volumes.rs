@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 
 use super::capacity::signed;
 use super::objects::ApiFailure;
-use super::readers::{has_readers, is_made_for};
+use super::readers::{has_readers, is_made_for, not_for_readers};
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
 use crate::topology;
@@ -22,7 +22,7 @@ pub(super) async fn answer(
     let limit = u32::try_from(max_entries).map_err(|_negative| {
         Status::invalid_argument(format!("max_entries: {max_entries} is negative; write 0 for no limit"))
     })?;
-    let page = match volumes.page(&format!("!{READERS_OF}"), limit, &starting_token).await {
+    let page = match volumes.page(&not_for_readers(), limit, &starting_token).await {
         Ok(page) => page,
         Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !starting_token.is_empty() => {
             return Err(Status::aborted(

@@ -44,9 +44,9 @@ pub(super) fn mark(volume: &mut Volume) {
     volume.labels_mut().insert(READ_ONLY_MANY.to_owned(), MARKED.to_owned());
 }
 
-/// Returns true if the object was made for the readers of a volume.
-pub(super) fn is_for_readers(object: &impl ResourceExt) -> bool {
-    object.labels().contains_key(READERS_OF)
+/// The labels of objects that were made for no volume's readers, as the API server selects by them.
+pub(super) fn not_for_readers() -> String {
+    format!("!{READERS_OF}")
 }
 
 /// Takes the VolumeSnapshot that the readers of a volume begin with, unless it is there already.
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(reader.spec.object_store, shared.spec.object_store);
         assert_eq!(reader.spec.failover_policy, FailoverPolicy::Automatic);
         assert_ne!(reader.spec.volume_id, shared.spec.volume_id);
-        assert!(has_readers(&shared) && !has_readers(&reader) && is_for_readers(&reader));
+        assert!(has_readers(&shared) && !has_readers(&reader));
         check_owner(&reader, "Volume", &shared).expect("it is the one");
     }
 
