@@ -38,7 +38,8 @@ pub use storage_node::{
 pub use volume::{
     ACKNOWLEDGE_LOSS, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
     Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource,
-    STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    READ_ONLY_MANY, READERS_OF, STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
+    VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_snapshot::{
     VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus,

@@ -39,6 +39,13 @@ pub const STORAGE_CLASS: &str = "holdfast.dev/storageclass";
 /// Annotation: the file system that its pods ask for; absent for a raw device.
 pub const FS_TYPE: &str = "holdfast.dev/fstype";
 
+/// Label of a Volume that many nodes read and none attaches; its value is `true`. Each of them attaches a
+/// Volume of its own ([`READERS_OF`]).
+pub const READ_ONLY_MANY: &str = "holdfast.dev/read-only-many";
+/// Label: name of the Volume with [`READ_ONLY_MANY`] for whose readers the object was made. It is the Volume of
+/// one node, or the VolumeSnapshot that these begin with.
+pub const READERS_OF: &str = "holdfast.dev/readers-of";
+
 /// Annotation: W3C trace context (`traceparent`) of the request that last changed the Volume. The work that
 /// follows from the change continues that trace.
 pub const TRACEPARENT: &str = "holdfast.dev/traceparent";

@@ -10,7 +10,7 @@ use tonic::Status;
 pub(crate) struct Capability {
     /// Form in which the volume is used.
     pub(crate) access: VolumeAccess,
-    /// Users on the one node.
+    /// Its users.
     pub(crate) users: Users,
 }
 
@@ -28,13 +28,15 @@ pub(crate) enum VolumeAccess {
     },
 }
 
-/// Users of a volume on the node that serves it.
+/// Users of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Users {
-    /// One path at a time (ReadWriteOncePod).
+    /// One path of one node at a time (ReadWriteOncePod).
     One,
-    /// Any number of paths (ReadWriteOnce).
+    /// Any number of paths of one node (ReadWriteOnce).
     Many,
+    /// Any number of paths of any number of nodes, none of which writes (ReadOnlyMany).
+    Readers,
 }
 
 /// A file system that the driver makes and mounts.
@@ -88,13 +90,13 @@ pub(crate) enum UnsupportedCapability {
     NoAccessType,
     /// The mode is missing or unknown.
     #[error(
-        "volume_capability.access_mode: is missing or unknown; ask for ReadWriteOnce or ReadWriteOncePod"
+        "volume_capability.access_mode: is missing or unknown; ask for ReadWriteOnce, ReadWriteOncePod or ReadOnlyMany"
     )]
     NoAccessMode,
-    /// The mode needs several nodes at a time, or readers alone.
+    /// The mode needs writers on several nodes at a time, or is none of Kubernetes.
     #[error(
-        "volume_capability.access_mode: {0} is not supported. One node serves a volume at a time. Write \
-         accessModes ReadWriteOnce or ReadWriteOncePod"
+        "volume_capability.access_mode: {0} is not supported. One node writes a volume at a time. Write \
+         accessModes ReadWriteOnce or ReadWriteOncePod, or ReadOnlyMany with a dataSource"
     )]
     AccessMode(&'static str),
     /// The file system is not one of ours.
@@ -155,11 +157,11 @@ fn users(mode: Mode) -> Result<Users, UnsupportedCapability> {
     match mode {
         Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(Users::Many),
         Mode::SingleNodeSingleWriter => Ok(Users::One),
+        Mode::MultiNodeReaderOnly => Ok(Users::Readers),
         Mode::Unknown => Err(UnsupportedCapability::NoAccessMode),
-        Mode::SingleNodeReaderOnly
-        | Mode::MultiNodeReaderOnly
-        | Mode::MultiNodeSingleWriter
-        | Mode::MultiNodeMultiWriter => Err(UnsupportedCapability::AccessMode(mode.as_str_name())),
+        Mode::SingleNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter => {
+            Err(UnsupportedCapability::AccessMode(mode.as_str_name()))
+        }
     }
 }
 
@@ -192,12 +194,19 @@ mod tests {
     }
 
     #[test]
+    fn many_nodes_read_a_volume() {
+        let raw = capability(AccessType::Block(BlockVolume {}), Mode::MultiNodeReaderOnly);
+        let expected = Capability { access: VolumeAccess::Block, users: Users::Readers };
+        assert_eq!(Capability::try_from(raw), Ok(expected));
+    }
+
+    #[test]
     fn everything_else_is_refused_by_field_and_fix() {
         for (request, words) in [
             (None, "volume_capability: is missing"),
             (capability(mount("zfs"), Mode::SingleNodeWriter), "`zfs` is not supported; write ext4, xfs"),
             (capability(mount(""), Mode::MultiNodeMultiWriter), "MULTI_NODE_MULTI_WRITER is not supported"),
-            (capability(mount(""), Mode::MultiNodeReaderOnly), "Write accessModes ReadWriteOnce"),
+            (capability(mount(""), Mode::SingleNodeReaderOnly), "or ReadOnlyMany with a dataSource"),
             (capability(mount(""), Mode::Unknown), "access_mode: is missing"),
         ] {
             let refused = Capability::try_from(request).expect_err(words).to_string();

@@ -24,6 +24,7 @@ mod object_name;
 mod objects;
 mod parameters;
 mod publish_volume;
+mod readers;
 mod reason;
 mod serving_node;
 mod snapshots;
@@ -90,7 +91,11 @@ impl controller_server::Controller for Controller {
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
         self.requests
-            .answer(RequestKind::DeleteVolume, &about, delete_volume::answer(&self.volumes, request))
+            .answer(
+                RequestKind::DeleteVolume,
+                &about,
+                delete_volume::answer(&self.volumes, &self.snapshots, request),
+            )
             .await
     }
 

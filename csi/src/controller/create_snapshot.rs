@@ -7,6 +7,7 @@ use holdfast_crds::{
 };
 use holdfast_proto::csi::v1::{CreateSnapshotRequest, CreateSnapshotResponse, Snapshot};
 use kube::ResourceExt;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::{CSI_NAME, ObjectName, is_object_name};
@@ -41,8 +42,7 @@ pub(super) async fn answer(
 ) -> Result<CreateSnapshotResponse, Status> {
     let until = deadline::of(&request);
     let wanted = Wanted::try_from(request.into_inner())?;
-    let name = wanted.name.object.clone();
-    let found = match snapshots.get(&name).await? {
+    let found = match snapshots.get(&wanted.name.object).await? {
         Some(found) => found,
         None => {
             let volume = &wanted.volume;
@@ -54,10 +54,23 @@ pub(super) async fn answer(
         }
     };
     wanted.accept(&found)?;
-    let uid = found.uid();
+    let snapshot = wait(snapshots, found, until).await?;
+    Ok(CreateSnapshotResponse { snapshot: Some(snapshot) })
+}
+
+/// Waits until a snapshot is taken.
+///
+/// # Errors
+/// `ABORTED`: it is not yet, or was deleted. `FAILED_PRECONDITION`: it never will be.
+pub(super) async fn wait(
+    snapshots: &Objects<VolumeSnapshot>,
+    found: VolumeSnapshot,
+    until: Instant,
+) -> Result<Snapshot, Status> {
+    let (name, uid) = (found.name_any(), found.uid());
     let taken = snapshots.wait(&name, Some(found), until, |now| progress(now, uid.as_deref())).await;
     match taken {
-        Ok(outcome) => outcome.map(|snapshot| CreateSnapshotResponse { snapshot: Some(snapshot) }),
+        Ok(outcome) => outcome,
         Err(TimedOut { last }) => {
             let why = last.as_ref().map(condition).unwrap_or_default();
             Err(Status::aborted(format!("VolumeSnapshot {name} is not taken yet: {why}")))

@@ -11,14 +11,13 @@ use kube::ResourceExt;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
-use super::content_source;
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
 use super::parameters::{Parameters, Settings};
 use super::reason::first_unmet;
-use super::volume_id;
 use super::volumes::ClusterVolumes;
-use crate::capability::{Capability, FileSystem, VolumeAccess};
+use super::{content_source, readers, volume_id};
+use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::{deadline, topology};
 
 /// Condition of the operator: the volume exists in its object store.
@@ -34,6 +33,8 @@ struct Wanted {
     source: VolumeSource,
     /// The file system that its users ask for; none for a raw device.
     file_system: Option<FileSystem>,
+    /// True if many nodes read it, and none writes.
+    has_readers: bool,
 }
 
 pub(super) async fn answer(
@@ -64,7 +65,13 @@ pub(super) async fn answer(
     let provisioned =
         volumes.wait(&name, Some(found), until, |volume| progress(volume, uid.as_deref())).await;
     match provisioned {
-        Ok(outcome) => outcome.and_then(|volume| described(&volume)),
+        Ok(outcome) => {
+            let volume = outcome?;
+            if wanted.has_readers {
+                readers::prepare(snapshots, &volume, until).await?;
+            }
+            described(&volume)
+        }
         Err(TimedOut { last }) => {
             let waiting = "the operator has not answered for the Volume yet";
             let why = last.map(|volume| first_unmet(&volume, &[PROVISIONED], waiting));
@@ -92,15 +99,17 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
         if volume_capabilities.is_empty() {
             return Err(Status::invalid_argument("volume_capabilities: is empty; name at least one"));
         }
-        let (mut least, mut file_system) = (Vec::new(), None);
+        let (mut least, mut file_system, mut users) = (Vec::new(), None, Vec::new());
         for capability in volume_capabilities {
             let capability = Capability::try_from(Some(capability))?;
             least.extend(capability.least_bytes());
+            users.push(capability.users);
             if let VolumeAccess::Mount { file_system: named, .. } = capability.access {
                 file_system = Some(named);
             }
         }
         let source = content_source::read(volume_content_source)?;
+        let has_readers = are_readers(&users, &source)?;
         topology::check(accessibility_requirements.as_ref())?;
         let parameters = Parameters::read(parameters, Settings::read(mutable_parameters)?)?;
         let capacity = least
@@ -108,8 +117,31 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
             .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {
                 capacity.with_room(bytes, file_system)
             })?;
-        Ok(Self { name, capacity, parameters, source, file_system })
+        Ok(Self { name, capacity, parameters, source, file_system, has_readers })
     }
+}
+
+/// Returns true if the users of a volume are readers of many nodes.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: others use it too, or it would begin empty.
+fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
+    if !users.contains(&Users::Readers) {
+        return Ok(false);
+    }
+    if users.iter().any(|one| *one != Users::Readers) {
+        return Err(Status::invalid_argument(
+            "volume_capabilities: MULTI_NODE_READER_ONLY is not supported beside another mode; write accessModes \
+             [ReadOnlyMany] alone",
+        ));
+    }
+    if *source == VolumeSource::default() {
+        return Err(Status::invalid_argument(
+            "volume_content_source: is missing. A volume for readers (ReadOnlyMany) is never written; name a VolumeSnapshot or \
+             a claim in the dataSource of its claim",
+        ));
+    }
+    Ok(true)
 }
 
 impl Wanted {
@@ -129,6 +161,9 @@ impl Wanted {
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))
         .collect();
         volume.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
+        if self.has_readers {
+            readers::mark(&mut volume);
+        }
         Ok(volume)
     }
 
@@ -178,6 +213,8 @@ impl Wanted {
             Some(format!("{bytes} bytes"))
         } else if found.spec.source != self.source {
             Some("another initial content".to_owned())
+        } else if readers::has_readers(found) != self.has_readers {
+            Some("another access mode".to_owned())
         } else if found.metadata.generation.is_some_and(|generation| generation > 1) {
             // The spec was changed since: the settings may be others for that.
             self.parameters.difference(&found.spec)

@@ -3,6 +3,7 @@
 use holdfast_crds::VolumeSnapshot;
 use holdfast_proto::csi::v1::{DeleteSnapshotRequest, DeleteSnapshotResponse};
 use kube::ResourceExt;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::is_object_name;
@@ -22,6 +23,18 @@ pub(super) async fn answer(
         return Ok(DeleteSnapshotResponse {});
     }
     let Some(snapshot) = snapshots.get(name).await? else { return Ok(DeleteSnapshotResponse {}) };
+    remove(snapshots, snapshot, until).await.map(|()| DeleteSnapshotResponse {})
+}
+
+/// Deletes a snapshot, and waits until it is gone.
+///
+/// # Errors
+/// `ABORTED`: it is not gone yet, or changed meanwhile.
+pub(super) async fn remove(
+    snapshots: &Objects<VolumeSnapshot>,
+    snapshot: VolumeSnapshot,
+    until: Instant,
+) -> Result<(), Status> {
     if snapshot.metadata.deletion_timestamp.is_none() {
         match snapshots.delete(&snapshot).await {
             Ok(()) => {}
@@ -31,10 +44,10 @@ pub(super) async fn answer(
             Err(failure) => return Err(failure.into()),
         }
     }
-    let uid = snapshot.uid();
+    let (name, uid) = (snapshot.name_any(), snapshot.uid());
     let is_gone = |now: Option<&VolumeSnapshot>| now.is_none_or(|now| now.metadata.uid != uid).then_some(());
-    let gone = snapshots.wait(name, Some(snapshot), until, is_gone).await;
-    gone.map(|()| DeleteSnapshotResponse {}).map_err(|TimedOut { last }| {
+    let gone = snapshots.wait(&name, Some(snapshot), until, is_gone).await;
+    gone.map_err(|TimedOut { last }| {
         let why = last.as_ref().map(condition).unwrap_or_default();
         Status::aborted(format!("VolumeSnapshot {name} is still being deleted: {why}"))
     })

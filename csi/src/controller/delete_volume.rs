@@ -1,12 +1,15 @@
 //! `DeleteVolume`: deletes the Volume object, and waits until the operator has put its volume into the trash,
-//! or removed its objects.
+//! or removed its objects. Of a volume that many nodes read, what was made for the readers goes before.
 
-use holdfast_crds::Volume;
+use holdfast_crds::{Volume, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
+use kube::ResourceExt;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::objects::{ApiFailure, TimedOut};
+use super::objects::{ApiFailure, Objects, TimedOut};
+use super::readers;
 use super::reason::condition_text;
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
@@ -14,6 +17,7 @@ use crate::deadline;
 
 pub(super) async fn answer(
     volumes: &ClusterVolumes,
+    snapshots: &Objects<VolumeSnapshot>,
     request: Request<DeleteVolumeRequest>,
 ) -> Result<DeleteVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -24,8 +28,12 @@ pub(super) async fn answer(
         return Ok(DeleteVolumeResponse {});
     }
     let Some(volume) = volumes.get(name).await? else { return Ok(DeleteVolumeResponse {}) };
+    let has_readers = readers::has_readers(&volume);
     if volume.metadata.deletion_timestamp.is_none() {
         deletable(&volume)?;
+        if has_readers {
+            readers::of(volumes, name, "").await?.iter().try_for_each(deletable)?;
+        }
         match volumes.delete(&volume).await {
             Ok(()) => {}
             Err(ApiFailure::Stale) => {
@@ -34,10 +42,22 @@ pub(super) async fn answer(
             Err(failure) => return Err(failure.into()),
         }
     }
-    let uid = volume.metadata.uid.clone();
+    // Only now: no reader begins while the volume is being deleted.
+    if has_readers {
+        readers::end_all(volumes, snapshots, name, until).await?;
+    }
+    wait(volumes, volume, until).await.map(|()| DeleteVolumeResponse {})
+}
+
+/// Waits until a volume that is being deleted is gone.
+///
+/// # Errors
+/// `ABORTED`: it is not gone yet.
+pub(super) async fn wait(volumes: &ClusterVolumes, volume: Volume, until: Instant) -> Result<(), Status> {
+    let (name, uid) = (volume.name_any(), volume.metadata.uid.clone());
     let gone =
-        volumes.wait(name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
-    gone.map(|()| DeleteVolumeResponse {}).map_err(|TimedOut { last }| {
+        volumes.wait(&name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
+    gone.map_err(|TimedOut { last }| {
         let why = last.and_then(|volume| condition_text(&volume, "Provisioned"));
         Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
     })

@@ -9,6 +9,7 @@ use tonic::{Request, Status};
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{is_object_name, volume_id};
 use super::objects::{ApiFailure, TimedOut};
+use super::readers;
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
@@ -107,8 +108,14 @@ fn waits_for(volume: &Volume) -> String {
 /// Plans an expansion.
 ///
 /// # Errors
-/// `OUT_OF_RANGE`: the volume is too large already.
+/// `OUT_OF_RANGE`: the volume is too large already. `INVALID_ARGUMENT`: it is not written.
 fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
+    if readers::has_readers(volume) {
+        return Err(Status::invalid_argument(
+            "volume_id: the volume was created for readers (ReadOnlyMany), and does not grow. Create a larger claim with the \
+             same dataSource",
+        ));
+    }
     let present = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let wanted = present.max(capacity.bytes);
     if !capacity.allows(wanted) {

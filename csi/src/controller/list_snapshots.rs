@@ -9,6 +9,7 @@ use tonic::Status;
 
 use super::object_name::is_object_name;
 use super::objects::{ApiFailure, Objects};
+use super::readers::not_for_readers;
 use super::snapshots::{described, missing, snapshot_id};
 
 /// Objects of one request to the API server.
@@ -63,7 +64,7 @@ async fn page(
     limit: u32,
     token: &str,
 ) -> Result<(Vec<VolumeSnapshot>, String), Status> {
-    match snapshots.page(limit, token).await {
+    match snapshots.page(&not_for_readers(), limit, token).await {
         Ok(page) => Ok((page.items, page.metadata.continue_.unwrap_or_default())),
         Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !token.is_empty() => {
             Err(Status::aborted("starting_token: is not valid any more; begin the list again without one"))

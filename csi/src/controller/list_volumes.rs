@@ -1,6 +1,7 @@
-//! `ListVolumes`: all ClusterVolumes, with the node that serves each.
+//! `ListVolumes`: all ClusterVolumes, with the nodes that serve each. A reader counts for the volume that it
+//! reads.
 
-use holdfast_crds::Volume;
+use holdfast_crds::{READERS_OF, Volume};
 use holdfast_proto::csi::v1::list_volumes_response::{Entry, VolumeStatus};
 use holdfast_proto::csi::v1::{self, ListVolumesRequest, ListVolumesResponse};
 use kube::ResourceExt;
@@ -8,6 +9,7 @@ use tonic::{Request, Status};
 
 use super::capacity::signed;
 use super::objects::ApiFailure;
+use super::readers::{has_readers, is_made_for, not_for_readers};
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
 use crate::topology;
@@ -20,7 +22,7 @@ pub(super) async fn answer(
     let limit = u32::try_from(max_entries).map_err(|_negative| {
         Status::invalid_argument(format!("max_entries: {max_entries} is negative; write 0 for no limit"))
     })?;
-    let page = match volumes.page(limit, &starting_token).await {
+    let page = match volumes.page(&not_for_readers(), limit, &starting_token).await {
         Ok(page) => page,
         Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !starting_token.is_empty() => {
             return Err(Status::aborted(
@@ -30,19 +32,24 @@ pub(super) async fn answer(
         Err(failure) => return Err(failure.into()),
     };
     let next_token = page.metadata.continue_.unwrap_or_default();
-    Ok(ListVolumesResponse { entries: page.items.iter().map(entry).collect(), next_token })
+    let is_shared = page.items.iter().any(has_readers);
+    let readers = if is_shared { volumes.list(READERS_OF).await? } else { Vec::new() };
+    let entries = page.items.iter().map(|volume| entry(volume, &readers)).collect();
+    Ok(ListVolumesResponse { entries, next_token })
 }
 
-fn entry(volume: &Volume) -> Entry {
-    let serving = serving_node(volume).map(str::to_owned);
+fn entry(volume: &Volume, readers: &[Volume]) -> Entry {
+    let name = volume.name_any();
+    let own = readers.iter().filter(|reader| is_made_for(*reader, &name));
+    let serving = own.chain([volume]).filter_map(serving_node).map(str::to_owned);
     Entry {
         volume: Some(v1::Volume {
             capacity_bytes: signed(volume.spec.size_bytes().unwrap_or_default()),
-            volume_id: volume.name_any(),
+            volume_id: name.clone(),
             accessible_topology: vec![topology::served()],
             ..v1::Volume::default()
         }),
-        status: Some(VolumeStatus { published_node_ids: serving.into_iter().collect() }),
+        status: Some(VolumeStatus { published_node_ids: serving.collect() }),
     }
 }
 
@@ -54,12 +61,30 @@ mod tests {
 
     #[test]
     fn a_volume_is_listed_with_the_node_that_serves_it() {
-        let nodes = |serving| entry(&volume(Some("b"), serving)).status.map(|found| found.published_node_ids);
+        let nodes =
+            |serving| entry(&volume(Some("b"), serving), &[]).status.map(|found| found.published_node_ids);
         assert_eq!(nodes(None), Some(Vec::new()));
         assert_eq!(nodes(Some("a")), Some(vec!["a".to_owned()]));
-        let again = entry(&cut_off(Some(2))).status.expect("a status");
+        let again = entry(&cut_off(Some(2)), &[]).status.expect("a status");
         assert_eq!(again.published_node_ids, ["a"], "it was cut off, and attached again");
-        let listed = entry(&volume(None, None)).volume.expect("a volume");
+        let listed = entry(&volume(None, None), &[]).volume.expect("a volume");
         assert_eq!((listed.volume_id.as_str(), listed.capacity_bytes), ("data", 1 << 30));
+    }
+
+    #[test]
+    fn a_volume_is_listed_with_the_nodes_of_its_readers() {
+        let reader = |of: &str, serving| {
+            let mut reader = volume(serving, serving);
+            reader.labels_mut().insert(READERS_OF.to_owned(), of.to_owned());
+            reader
+        };
+        let readers = [
+            reader("data", Some("a")),
+            reader("other", Some("b")),
+            reader("data", None),
+            reader("data", Some("c")),
+        ];
+        let listed = entry(&volume(None, None), &readers).status.expect("a status");
+        assert_eq!(listed.published_node_ids, ["a", "c"]);
     }
 }

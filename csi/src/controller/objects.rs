@@ -140,9 +140,19 @@ where
         call(self.0.patch(&object.name_any(), &params, &Patch::Merge(patch))).await
     }
 
-    /// One page of all objects.
-    pub(super) async fn page(&self, limit: u32, token: &str) -> Result<ObjectList<K>, ApiFailure> {
-        let mut params = ListParams::default();
+    /// The objects with these labels.
+    pub(super) async fn list(&self, labels: &str) -> Result<Vec<K>, ApiFailure> {
+        Ok(call(self.0.list(&ListParams::default().labels(labels))).await?.items)
+    }
+
+    /// One page of the objects with these labels.
+    pub(super) async fn page(
+        &self,
+        labels: &str,
+        limit: u32,
+        token: &str,
+    ) -> Result<ObjectList<K>, ApiFailure> {
+        let mut params = ListParams::default().labels(labels);
         if limit > 0 {
             params = params.limit(limit);
         }

@@ -1,4 +1,5 @@
-//! `ControllerPublishVolume`: requests the node in `spec.nodeName`, and waits until it serves the volume.
+//! `ControllerPublishVolume`: requests the node in `spec.nodeName`, and waits until it serves the volume. Of
+//! a volume that many nodes read, the node serves a reader of its own (`readers.rs`).
 
 use std::collections::HashMap;
 
@@ -12,10 +13,11 @@ use tracing::Span;
 
 use super::object_name::volume_id;
 use super::objects::{ApiFailure, TimedOut};
+use super::readers;
 use super::reason::{condition_text, first_unmet};
 use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
-use crate::capability::Capability;
+use crate::capability::{Capability, Users};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
@@ -52,13 +54,20 @@ pub(super) async fn answer(
     if node_id.is_empty() {
         return Err(Status::invalid_argument("node_id: is empty; name a node"));
     }
-    Capability::try_from(volume_capability)?;
-    if readonly {
+    let Capability { access: _, users } = Capability::try_from(volume_capability)?;
+    if readonly && users != Users::Readers {
         return Err(Status::invalid_argument("readonly: is not supported; publish the volume for writing"));
     }
-    let mut volume = volumes.existing(name).await?;
-    if continues(&volume, &node_id)
-        && let Some(change) = volume.annotations().get(TRACEPARENT)
+    let volume = volumes.existing(name).await?;
+    check_users(&volume, users)?;
+    refuse_deleted(&volume)?;
+    let served = match users {
+        Users::One | Users::Many => Some(volume.clone()),
+        Users::Readers => readers::find(volumes, &volume, &node_id).await?,
+    };
+    if let Some(served) = &served
+        && continues(served, &node_id)
+        && let Some(change) = served.annotations().get(TRACEPARENT)
     {
         trace::continue_in(&Span::current(), change);
     }
@@ -67,6 +76,11 @@ pub(super) async fn answer(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
     }
+    let mut volume = match served {
+        Some(served) => served,
+        None => readers::create(volumes, &volume, &node_id).await?,
+    };
+    let name = volume.name_any();
     if let Plan::Request = plan(&volume, &node_id)? {
         volume = match volumes.change(&volume, json!({ "nodeName": node_id })).await {
             Ok(volume) => volume,
@@ -76,7 +90,7 @@ pub(super) async fn answer(
             Err(failure) => return Err(failure.into()),
         };
     }
-    match volumes.wait(name, Some(volume), until, |now| progress(name, now, &node_id)).await {
+    match volumes.wait(&name, Some(volume), until, |now| progress(&name, now, &node_id)).await {
         Ok(outcome) => outcome.map(|publish_context| ControllerPublishVolumeResponse { publish_context }),
         Err(TimedOut { last }) => {
             let waiting = "the node has not answered yet";
@@ -93,15 +107,41 @@ fn continues(volume: &Volume, node: &str) -> bool {
     volume.metadata.generation == Some(1) || volume.spec.desired_node() == Some(node)
 }
 
+/// Checks that a volume is for these users.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: it was created for others.
+pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
+    let message = match (users, readers::has_readers(volume)) {
+        (Users::Readers, true) | (Users::One | Users::Many, false) => return Ok(()),
+        (Users::Readers, false) => {
+            "volume_capability.access_mode: the volume was not created for readers of many nodes. Create a claim with \
+             accessModes [ReadOnlyMany] and a dataSource"
+        }
+        (Users::One | Users::Many, true) => {
+            "volume_capability.access_mode: the volume was created for readers (ReadOnlyMany), and is not written. Create a \
+             claim with another access mode and the same dataSource"
+        }
+    };
+    Err(Status::invalid_argument(message))
+}
+
+/// Refuses a volume that is being deleted.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: it is.
+fn refuse_deleted(volume: &Volume) -> Result<(), Status> {
+    if volume.metadata.deletion_timestamp.is_none() {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!("volume_id: Volume {} is being deleted", volume.name_any())))
+}
+
 /// Plans a publication on `node`.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: the volume belongs to another node, or is being deleted.
+/// `FAILED_PRECONDITION`: the volume belongs to another node.
 fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
-    if volume.metadata.deletion_timestamp.is_some() {
-        let refused = format!("volume_id: Volume {} is being deleted", volume.name_any());
-        return Err(Status::failed_precondition(refused));
-    }
     match volume.spec.desired_node() {
         None => Ok(Plan::Request),
         Some(desired) if desired == node => Ok(Plan::Wait),
@@ -165,6 +205,24 @@ pub(super) mod tests {
         let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("published on node b"), "{}", refused.message());
+    }
+
+    #[test]
+    fn a_volume_is_published_for_the_users_it_was_created_for() {
+        let plain = volume(None, None);
+        let mut shared = plain.clone();
+        readers::mark(&mut shared);
+        check_users(&plain, Users::Many).expect("ReadWriteOnce");
+        check_users(&shared, Users::Readers).expect("ReadOnlyMany");
+        for (volume, users, words) in [
+            (&shared, Users::Many, "created for readers (ReadOnlyMany)"),
+            (&shared, Users::One, "created for readers (ReadOnlyMany)"),
+            (&plain, Users::Readers, "accessModes [ReadOnlyMany] and a dataSource"),
+        ] {
+            let refused = check_users(volume, users).expect_err(words);
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert!(refused.message().contains(words), "{}", refused.message());
+        }
     }
 
     /// The second use of a volume was in the trace of its withdrawal.

@@ -1,12 +1,16 @@
-//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the final commit.
+//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the final commit. Of
+//! a volume that many nodes read, the reader of the node is withdrawn so, and deleted.
 
 use holdfast_crds::Volume;
 use holdfast_proto::csi::v1::{ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse};
+use kube::ResourceExt;
 use serde_json::json;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
 use super::objects::{ApiFailure, TimedOut};
+use super::readers;
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
@@ -22,10 +26,26 @@ pub(super) async fn answer(
     if !is_object_name(name) {
         return Ok(ControllerUnpublishVolumeResponse {});
     }
-    let Some(mut volume) = volumes.get(name).await? else {
-        return Ok(ControllerUnpublishVolumeResponse {});
-    };
-    if is_requested(&volume, &node_id) {
+    match volumes.get(name).await? {
+        Some(volume) if !readers::has_readers(&volume) => release(volumes, volume, &node_id, until).await?,
+        // Readers may be left of one that is gone.
+        Some(_) | None => readers::end(volumes, readers::of(volumes, name, &node_id).await?, until).await?,
+    }
+    Ok(ControllerUnpublishVolumeResponse {})
+}
+
+/// Takes a volume from that node (any node if none is named), and waits until it is released.
+///
+/// # Errors
+/// `ABORTED`: it is not released yet, or changed meanwhile.
+pub(super) async fn release(
+    volumes: &ClusterVolumes,
+    mut volume: Volume,
+    node_id: &str,
+    until: Instant,
+) -> Result<(), Status> {
+    let name = volume.name_any();
+    if is_requested(&volume, node_id) {
         volume = match volumes.change(&volume, json!({ "nodeName": "" })).await {
             Ok(volume) => volume,
             Err(ApiFailure::Stale) => {
@@ -35,8 +55,8 @@ pub(super) async fn answer(
         };
     }
     let released =
-        volumes.wait(name, Some(volume), until, |now| is_released(now, &node_id).then_some(())).await;
-    released.map(|()| ControllerUnpublishVolumeResponse {}).map_err(|TimedOut { last }| {
+        volumes.wait(&name, Some(volume), until, |now| is_released(now, node_id).then_some(())).await;
+    released.map_err(|TimedOut { last }| {
         let waiting = "the node has not answered yet";
         let why = last.map(|volume| first_unmet(&volume, &["Assigned", "Attached"], waiting));
         Status::aborted(format!("Volume {name} is not released yet: {}", why.unwrap_or_default()))

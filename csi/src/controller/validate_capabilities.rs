@@ -6,6 +6,7 @@ use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
 use super::parameters::{Parameters, Settings};
+use super::publish_volume::check_users;
 use super::volumes::{ClusterVolumes, missing};
 use crate::capability::Capability;
 
@@ -30,8 +31,12 @@ pub(super) async fn answer(
     }
     let volume = volumes.existing(name).await?;
     for capability in &volume_capabilities {
-        if let Err(unsupported) = Capability::try_from(Some(capability.clone())) {
-            return Ok(refused(unsupported.to_string()));
+        let users = match Capability::try_from(Some(capability.clone())) {
+            Ok(Capability { access: _, users }) => users,
+            Err(unsupported) => return Ok(refused(unsupported.to_string())),
+        };
+        if let Err(status) = check_users(&volume, users) {
+            return Ok(refused(status.message().to_owned()));
         }
     }
     if !parameters.is_empty() {

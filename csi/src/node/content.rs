@@ -57,6 +57,8 @@ pub(super) struct DeviceFacts {
     pub(super) epoch: u64,
     /// The user allows to format unknown content during this attach, and that was not done yet.
     pub(super) may_format: bool,
+    /// The file system is only read.
+    pub(super) is_read_only: bool,
 }
 
 /// The preparation of a device before it is mounted.
@@ -78,11 +80,18 @@ pub(super) enum Preparation {
 /// `FAILED_PRECONDITION`: it holds something else, or something unknown. `UNAVAILABLE`: it is not known yet
 /// whether it holds anything.
 pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
-    let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format } = facts;
-    if *is_half_formatted {
+    let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format, is_read_only } =
+        facts;
+    let name = wanted.name();
+    if *is_read_only && *content == DeviceContent::Nothing {
+        return Err(refused(&format!(
+            "the volume holds no known file system, and {name} is asked for. It is only read (ReadOnlyMany) and was not \
+             formatted. Correct the dataSource of the claim, or use a raw block volume"
+        )));
+    }
+    if *is_half_formatted && !is_read_only {
         return Ok(Preparation::Format { is_zero: false });
     }
-    let name = wanted.name();
     match (content, holds_data) {
         (DeviceContent::FileSystem(found), _) if found == wanted => Ok(Preparation::Check),
         (DeviceContent::FileSystem(found), _) => Err(refused(&format!(
@@ -264,6 +273,7 @@ mod tests {
             is_half_formatted: false,
             epoch: 7,
             may_format: false,
+            is_read_only: false,
         }
     }
 
@@ -285,6 +295,23 @@ mod tests {
         ] {
             let found = plan(&facts(content.clone(), holds_data)).map_err(|status| status.code());
             assert_eq!(found, expected, "{content:?}, {holds_data:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_only_read_is_never_formatted() {
+        for holds_data in [Some(false), Some(true), None] {
+            let empty = DeviceFacts {
+                is_read_only: true,
+                may_format: true,
+                is_half_formatted: true,
+                ..facts(DeviceContent::Nothing, holds_data)
+            };
+            let refused = plan(&empty).expect_err("nothing to read");
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+            assert!(refused.message().contains("holds no known file system"), "{}", refused.message());
+            let content = DeviceContent::FileSystem(FileSystem::Ext4);
+            assert_eq!(plan(&DeviceFacts { content, ..empty }).ok(), Some(Preparation::Check));
         }
     }
 

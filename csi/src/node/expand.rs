@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 use super::daemon::check_touchable;
 use super::mounts::DeviceNumber;
 use super::{NodeService, content, mounts, paths};
-use crate::capability::FileSystem;
+use crate::capability::{Capability, FileSystem, Users};
 use crate::deadline;
 
 pub(super) async fn answer(
@@ -22,10 +22,15 @@ pub(super) async fn answer(
         volume_path,
         capacity_range,
         staging_target_path: _,
-        volume_capability: _,
+        volume_capability,
         secrets: _,
     } = request.into_inner();
     let volume = paths::volume(volume_id)?;
+    if volume_capability.is_some() && Capability::try_from(volume_capability)?.users == Users::Readers {
+        return Err(Status::failed_precondition(
+            "volume_capability.access_mode: the volume is only read (ReadOnlyMany), and its file system does not grow",
+        ));
+    }
     let path = paths::named("volume_path", volume_path)?;
     let all = mounts::all()?;
     let mount = mounts::at(&all, &path).ok_or_else(|| not_published(&path))?;

@@ -65,7 +65,8 @@ pub(super) async fn answer(
     let name = volume.clone();
     let publish = async move {
         let device = inner.daemon.served(&context, until).await?;
-        let wanted = Wanted { volume: name, device, staged, target, users, is_read_only: readonly };
+        let is_read_only = readonly || users == Users::Readers;
+        let wanted = Wanted { volume: name, device, staged, target, users, is_read_only };
         inner.publish(&wanted).await
     };
     node.0.operations.run(&volume, until, publish).await?;
@@ -75,6 +76,9 @@ pub(super) async fn answer(
 impl Inner {
     async fn publish(&self, wanted: &Wanted) -> Result<(), Status> {
         let mut next = plan(wanted, &mounts::all()?)?;
+        if let Some(line) = write_protection(wanted) {
+            self.tools.succeed(&wanted.volume, line).await?;
+        }
         if next == Plan::Bind {
             let source = wanted.staged.as_ref().unwrap_or(&wanted.device.path);
             make_target(wanted)?;
@@ -89,6 +93,13 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// The command that makes a raw device refuse writes, where its users only read: they would be lost with the
+/// device, without a word. The kernel keeps that with the disk; the next one of its number begins without.
+fn write_protection(wanted: &Wanted) -> Option<CommandLine> {
+    let is_for_readers = wanted.staged.is_none() && wanted.users == Users::Readers;
+    is_for_readers.then(|| CommandLine::new(["blockdev", "--setro"]).and(&wanted.device.path))
 }
 
 /// Makes a mount read-only, or ends it: it must not stay for writing.
@@ -210,6 +221,20 @@ mod tests {
         let reader = Wanted { is_read_only: true, ..wanted("/pods/a", Users::Many) };
         assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(Plan::MakeReadOnly));
         assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(Plan::Done));
+    }
+
+    #[test]
+    fn only_a_raw_device_of_readers_is_write_protected() {
+        let raw = Wanted { staged: None, ..wanted("/pods/a", Users::Readers) };
+        let line = write_protection(&raw).expect("a command");
+        assert_eq!(line.text(), "blockdev --setro /dev/ublkb0");
+        for writable in [
+            wanted("/pods/a", Users::Readers),
+            Wanted { staged: None, ..wanted("/pods/a", Users::Many) },
+            Wanted { staged: None, is_read_only: true, ..wanted("/pods/a", Users::One) },
+        ] {
+            assert_eq!(write_protection(&writable), None, "{writable:?}");
+        }
     }
 
     #[tokio::test]

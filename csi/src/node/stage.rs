@@ -4,6 +4,9 @@
 //! served? -> mounted already? -> signatures -> signatures again, format (noted before and after) -> mount -> grow
 //!                                           -> check                                             -> mount -> grow
 //! ```
+//!
+//! What is only read (ReadOnlyMany) is checked as well, which replays its journal: the device is a fork for
+//! this node alone. It is neither formatted nor grown.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +21,7 @@ use super::content::{self, DeviceContent, DeviceFacts, Preparation};
 use super::daemon::ServedDevice;
 use super::tool::CommandLine;
 use super::{Inner, NodeService, mounts, paths};
-use crate::capability::{Capability, FileSystem, VolumeAccess};
+use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
@@ -32,6 +35,7 @@ struct Wanted {
     context: PublishContext,
     file_system: FileSystem,
     options: Vec<String>,
+    users: Users,
     point: PathBuf,
     until: Instant,
 }
@@ -51,14 +55,15 @@ pub(super) async fn answer(
     } = request.into_inner();
     let volume = paths::volume(volume_id)?;
     let point = paths::absolute("staging_target_path", staging_target_path)?;
-    let Capability { access, users: _ } = Capability::try_from(volume_capability)?;
+    let Capability { access, users } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
     match access {
         // A raw device has nothing to prepare: it is there, or it is not.
         VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
         VolumeAccess::Mount { file_system, options } => {
-            let wanted = Wanted { volume: volume.clone(), context, file_system, options, point, until };
+            let wanted =
+                Wanted { volume: volume.clone(), context, file_system, options, users, point, until };
             let inner = node.0.clone();
             node.0.operations.run(&volume, until, async move { inner.stage(wanted).await }).await?;
         }
@@ -68,13 +73,15 @@ pub(super) async fn answer(
 
 impl Wanted {
     fn is_read_only(&self) -> bool {
-        self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
+        self.users == Users::Readers
+            || self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
     }
 
     /// Options of the mount. Two xfs of one UUID, a volume's and its clone's, are mounted only with `nouuid`.
     fn mount_options(&self) -> Vec<&str> {
         let options = self.options.iter().map(String::as_str);
-        options.chain((self.file_system == FileSystem::Xfs).then_some("nouuid")).collect()
+        let options = options.chain((self.file_system == FileSystem::Xfs).then_some("nouuid"));
+        options.chain((self.users == Users::Readers).then_some("ro")).collect()
     }
 }
 
@@ -115,7 +122,8 @@ impl Inner {
         mut device: ServedDevice,
     ) -> Result<(ServedDevice, DeviceFacts), Status> {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
-        if content == DeviceContent::Nothing && device.holds_data != Some(true) {
+        let is_read_only = wanted.users == Users::Readers;
+        if content == DeviceContent::Nothing && device.holds_data != Some(true) && !is_read_only {
             // The figures of a volume are published four times a second, and just after an attach not at all:
             // what was written last may not be in them yet.
             sleep(FIGURES_ARE_NEW).await;
@@ -129,6 +137,7 @@ impl Inner {
             is_half_formatted: self.formats.contains(id, device.epoch),
             epoch: device.epoch,
             may_format: device.may_format && !self.formats.is_used_up(id, device.epoch),
+            is_read_only,
         };
         Ok((device, facts))
     }
@@ -234,6 +243,7 @@ mod tests {
             context: PublishContext { volume_id: "id".to_owned(), epoch: 1, trace: None },
             file_system,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
+            users: Users::Many,
             point: PathBuf::from("/mnt"),
             until: Instant::now(),
         };
@@ -241,5 +251,8 @@ mod tests {
         assert_eq!(wanted(FileSystem::Ext4, &[]).mount_options(), [""; 0]);
         assert!(wanted(FileSystem::Ext4, &["noatime,ro"]).is_read_only());
         assert!(!wanted(FileSystem::Ext4, &["errors=remount-ro"]).is_read_only());
+        let reader = Wanted { users: Users::Readers, ..wanted(FileSystem::Xfs, &["rw"]) };
+        assert!(reader.is_read_only());
+        assert_eq!(reader.mount_options(), ["rw", "nouuid", "ro"], "the last one counts");
     }
 }

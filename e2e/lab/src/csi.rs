@@ -63,6 +63,16 @@ impl Use {
         Self::of(AccessType::Block(BlockVolume {}), Mode::SingleNodeMultiWriter)
     }
 
+    /// Mounted with this file system by any number of pods of many nodes, which only read (ReadOnlyMany).
+    pub fn read(fs_type: &str) -> Self {
+        Self::of(Self::mount(fs_type, &[]), Mode::MultiNodeReaderOnly)
+    }
+
+    /// The same as a raw block device.
+    pub fn read_block() -> Self {
+        Self::of(AccessType::Block(BlockVolume {}), Mode::MultiNodeReaderOnly)
+    }
+
     /// As a request says it.
     pub(crate) fn capability(&self) -> VolumeCapability {
         self.capability.clone()
@@ -215,10 +225,24 @@ impl Csi {
         node: &str,
         limit: Duration,
     ) -> Result<Answer<HashMap<String, String>>> {
+        self.publish_as(volume, node, &Use::mounted("ext4"), limit)
+    }
+
+    /// The same for another use.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn publish_as(
+        &self,
+        volume: &str,
+        node: &str,
+        how: &Use,
+        limit: Duration,
+    ) -> Result<Answer<HashMap<String, String>>> {
         let request = v1::ControllerPublishVolumeRequest {
             volume_id: volume.to_owned(),
             node_id: node.to_owned(),
-            volume_capability: Some(Use::mounted("ext4").capability),
+            volume_capability: Some(how.capability()),
             ..Default::default()
         };
         let answer: Answer<v1::ControllerPublishVolumeResponse> =

@@ -195,10 +195,11 @@ fn declaration(class: &str) -> Value {
                 "pvcDataSource": true,
                 "topology": true,
                 "volumeLimits": true,
-                // One node serves a volume at a time, and a bucket has no capacity to report. SELinux is not
+                // The specs begin with a snapshot or a claim.
+                "capReadOnlyMany": true,
+                // One node writes a volume at a time, and a bucket has no capacity to report. SELinux is not
                 // in the machine's kernel. The driver does not announce groups of snapshots.
                 "RWX": false,
-                "capReadOnlyMany": false,
                 "capacity": false,
                 "groupSnapshot": false,
                 "seLinuxMount": false,

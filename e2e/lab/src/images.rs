@@ -38,6 +38,7 @@ const FILE_SYSTEM_TOOLS: &[&str] = &[
     "usr/bin/mount",
     "usr/bin/umount",
     "usr/sbin/blkid",
+    "usr/sbin/blockdev",
     "usr/sbin/e2fsck",
     "usr/sbin/mkfs.btrfs",
     "usr/sbin/mkfs.ext4",

@@ -15,6 +15,7 @@ use serde_json::Value;
 /// Programs of the CSI image, each with arguments with which it says that it is there.
 const TOOLS: &[&str] = &[
     "blkid --version",
+    "blockdev --version",
     "btrfs --version",
     "e2fsck -V",
     "flock --version",

@@ -30,6 +30,7 @@ pub mod node_loss;
 mod pid_namespace;
 pub mod power_cuts;
 pub mod provisioning;
+mod read_only_many;
 pub mod restore;
 pub mod rotation;
 mod s3;
@@ -234,6 +235,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: csi_node::run,
+    },
+    Scenario {
+        name: "read-only-many",
+        about: "two nodes read one claim (ReadOnlyMany) that begins with a snapshot of one in use, over kills; nothing of it is left",
+        expected: Duration::from_secs(100),
+        alone: false,
+        run: read_only_many::run,
     },
     Scenario {
         name: "traces",

@@ -6,7 +6,10 @@ use std::time::Duration;
 use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ObjectStore, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true};
+use holdfast_crds::{
+    ObjectStore, READERS_OF, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true,
+};
+use holdfast_log::trash::Terms;
 use holdfast_service::{chain, trace};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
@@ -257,7 +260,7 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
             None => StoreFact::None,
             Some(name) => {
                 let store = call(stores.get_opt(name)).await.map_err(VolumeFailure::Api)?;
-                facts.trash = store.as_ref().map(trash_terms).filter(|terms| !terms.keep.is_zero());
+                facts.trash = store.as_ref().and_then(|store| terms(volume, store));
                 StoreFact::of(store.as_ref())
             }
         };
@@ -287,6 +290,13 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
         facts.node_known = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?.is_some();
     }
     Ok(())
+}
+
+/// Terms of the store for the volume once it is deleted; none if nothing is kept. A reader is a fork of what
+/// stays, and holds nothing else.
+fn terms(volume: &Volume, store: &ObjectStore) -> Option<Terms> {
+    let is_reader = volume.labels().contains_key(READERS_OF);
+    Some(trash_terms(store)).filter(|terms| !terms.keep.is_zero() && !is_reader)
 }
 
 /// Looks up the VolumeSnapshot of a clone and, until there is one, the Volume to take it of.
@@ -326,6 +336,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// A backup of many claims every night would have filled the trash.
+    #[test]
+    fn a_reader_is_not_kept_in_the_trash() {
+        let spec = json!({ "bucket": "bucket", "credentials": { "environment": {} }, "keepDeleted": "24h" });
+        let store = ObjectStore::new("store", serde_json::from_value(spec).expect("a spec"));
+        let spec = json!({ "size": "1Gi", "objectStore": "store" });
+        let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
+        assert_eq!(terms(&volume, &store).map(|terms| terms.keep), Some(Duration::from_hours(24)));
+        volume.labels_mut().insert(READERS_OF.to_owned(), "data".to_owned());
+        assert_eq!(terms(&volume, &store), None);
+    }
 
     /// A Volume that is never provisioned added a span to the trace every ten seconds, without end.
     #[test]

@@ -78,6 +78,48 @@ fn a_new_volume_states_its_identity_and_purpose() {
     assert_eq!((context["volumeID"].as_str(), context["objectStore"].as_str()), (id.as_str(), "main"));
 }
 
+fn for_readers(name: &str, snapshot: Option<&str>, modes: &[Mode]) -> CreateVolumeRequest {
+    let capability = |mode: &Mode| VolumeCapability {
+        access_mode: Some(AccessMode { mode: (*mode).into() }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    };
+    let source = snapshot.map(|id| {
+        let snapshot = volume_content_source::SnapshotSource { snapshot_id: id.to_owned() };
+        VolumeContentSource { r#type: Some(volume_content_source::Type::Snapshot(snapshot)) }
+    });
+    CreateVolumeRequest {
+        volume_capabilities: modes.iter().map(capability).collect(),
+        volume_content_source: source,
+        ..request(name, 0)
+    }
+}
+
+/// ReadOnlyMany was refused.
+#[test]
+fn readers_of_many_nodes_need_something_to_read() {
+    let modes = [Mode::MultiNodeReaderOnly];
+    let shared = Wanted::try_from(for_readers("pvc-1", Some("backup"), &modes)).expect("a request");
+    let volume = shared.volume(None).expect("a volume");
+    assert!(readers::has_readers(&volume));
+    shared.accept(&volume).expect("it is the one");
+    let plain = for_readers("pvc-1", Some("backup"), &[Mode::SingleNodeWriter]);
+    let plain = Wanted::try_from(plain).expect("a request");
+    for (wanted, found) in [(&plain, &volume), (&shared, &plain.volume(None).expect("a volume"))] {
+        let refused = wanted.accept(found).expect_err("for other users");
+        assert_eq!(refused.code(), Code::AlreadyExists);
+        assert!(refused.message().contains("another access mode"), "{}", refused.message());
+    }
+    let mixed = [Mode::SingleNodeWriter, Mode::MultiNodeReaderOnly];
+    for (request, words) in [
+        (for_readers("pvc-1", None, &modes), "volume_content_source: is missing"),
+        (for_readers("pvc-1", Some("backup"), &mixed), "write accessModes [ReadOnlyMany] alone"),
+    ] {
+        let refused = Wanted::try_from(request).expect_err(words);
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(words), "{}", refused.message());
+    }
+}
+
 /// A volume of a user has the name that the hash of another gave.
 #[test]
 fn a_name_that_only_looks_the_same_is_refused() {

@@ -1,0 +1,305 @@
+//! Volumes that many nodes read (ReadOnlyMany): each node attaches a fork of its own, its *reader*.
+//!
+//! ```text
+//! Volume V, never attached <- VolumeSnapshot of V <- reader on node a
+//!                                                 <- reader on node b
+//! ```
+//!
+//! Owns: the names and marks of these objects, and the end of a reader.
+//! Invariants: a reader belongs to one V and one node, and is named by both. While V is being deleted no
+//! reader begins. The VolumeSnapshot goes after the readers, and V after it, because a volume with snapshots
+//! is not removed: a deletion that was interrupted finds by V what is left.
+//! On failure: `ABORTED` while something is waited for; the same request continues.
+
+use std::collections::BTreeMap;
+
+use futures::future::try_join_all;
+use holdfast_crds::{
+    DeletionPolicy, FailoverPolicy, READ_ONLY_MANY, READERS_OF, SnapshotSource, TRACEPARENT, Volume,
+    VolumeSnapshot, VolumeSnapshotSpec, VolumeSource, VolumeSpec,
+};
+use holdfast_service::trace;
+use kube::{Resource, ResourceExt};
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::objects::{ApiFailure, Objects};
+use super::volumes::ClusterVolumes;
+use super::{create_snapshot, delete_snapshot, delete_volume, unpublish_volume, volume_id};
+
+/// Value of [`READ_ONLY_MANY`].
+const MARKED: &str = "true";
+/// Longest part of a Volume's name in the names of what belongs to it, in bytes.
+const NAME_BYTES: usize = 40;
+/// Hex digits of the hash in these names.
+const HASH_DIGITS: usize = 16;
+
+/// Returns true if many nodes read the volume, and none attaches it.
+pub(super) fn has_readers(volume: &Volume) -> bool {
+    volume.labels().contains_key(READ_ONLY_MANY)
+}
+
+/// Marks a volume as one that many nodes read.
+pub(super) fn mark(volume: &mut Volume) {
+    volume.labels_mut().insert(READ_ONLY_MANY.to_owned(), MARKED.to_owned());
+}
+
+/// The labels of objects that were made for no volume's readers, as the API server selects by them.
+pub(super) fn not_for_readers() -> String {
+    format!("!{READERS_OF}")
+}
+
+/// Takes the VolumeSnapshot that the readers of a volume begin with, unless it is there already.
+///
+/// # Errors
+/// `ABORTED`: it is not taken yet. Those of the requests.
+pub(super) async fn prepare(
+    snapshots: &Objects<VolumeSnapshot>,
+    volume: &Volume,
+    until: Instant,
+) -> Result<(), Status> {
+    let name = snapshot_name(&volume.name_any());
+    let found = match snapshots.get(&name).await? {
+        Some(found) => found,
+        None => snapshots.create(&snapshot(volume)).await?,
+    };
+    check_owner(&found, "VolumeSnapshot", volume)?;
+    create_snapshot::wait(snapshots, found, until).await.map(drop)
+}
+
+/// The reader of a volume on a node, if there is one.
+///
+/// # Errors
+/// `ABORTED`: an earlier one is still being deleted. `FAILED_PRECONDITION`: its name is taken.
+pub(super) async fn find(
+    volumes: &ClusterVolumes,
+    volume: &Volume,
+    node: &str,
+) -> Result<Option<Volume>, Status> {
+    let Some(found) = volumes.get(&reader_name(&volume.name_any(), node)).await? else { return Ok(None) };
+    check_owner(&found, "Volume", volume)?;
+    Ok(Some(found))
+}
+
+/// Creates the reader of a volume on a node, and requests the node for it.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: the volume is being deleted. Those of [`find`].
+pub(super) async fn create(volumes: &ClusterVolumes, volume: &Volume, node: &str) -> Result<Volume, Status> {
+    let made = volumes.create(&reader(volume, node)).await?;
+    check_owner(&made, "Volume", volume)?;
+    // A deletion that began meanwhile may have looked for readers before this one was there.
+    let name = volume.name_any();
+    let now = volumes.get(&name).await?.filter(|now| now.metadata.uid == volume.metadata.uid);
+    if now.is_some_and(|now| now.metadata.deletion_timestamp.is_none()) {
+        return Ok(made);
+    }
+    volumes.delete(&made).await?;
+    Err(Status::failed_precondition(format!("volume_id: Volume {name} is being deleted")))
+}
+
+/// The readers of the volume of that name on a node; on all nodes if none is named.
+///
+/// # Errors
+/// Those of the requests.
+pub(super) async fn of(volumes: &ClusterVolumes, name: &str, node: &str) -> Result<Vec<Volume>, Status> {
+    if node.is_empty() {
+        return Ok(volumes.list(&format!("{READERS_OF}={name}")).await?);
+    }
+    let found = volumes.get(&reader_name(name, node)).await?;
+    Ok(found.into_iter().filter(|found| is_made_for(found, name)).collect())
+}
+
+/// Takes readers from their nodes, and deletes them.
+///
+/// # Errors
+/// `ABORTED`: a node did not release one yet, or one is still being deleted.
+pub(super) async fn end(
+    volumes: &ClusterVolumes,
+    readers: Vec<Volume>,
+    until: Instant,
+) -> Result<(), Status> {
+    try_join_all(readers.into_iter().map(|reader| end_one(volumes, reader, until))).await.map(drop)
+}
+
+async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Result<(), Status> {
+    let name = reader.name_any();
+    unpublish_volume::release(volumes, reader, "", until).await?;
+    // Operator and daemon may still write to its status.
+    while let Some(released) = volumes.get(&name).await? {
+        if released.spec.desired_node().is_some() {
+            return Err(Status::aborted(format!(
+                "Volume {name} was published again meanwhile; it is tried again"
+            )));
+        }
+        match volumes.delete(&released).await {
+            Err(ApiFailure::Stale) => {}
+            outcome => {
+                outcome?;
+                return delete_volume::wait(volumes, released, until).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Deletes what was made for the readers of a volume that is being deleted.
+///
+/// # Errors
+/// Those of [`end`], and of a snapshot's deletion.
+pub(super) async fn end_all(
+    volumes: &ClusterVolumes,
+    snapshots: &Objects<VolumeSnapshot>,
+    name: &str,
+    until: Instant,
+) -> Result<(), Status> {
+    end(volumes, of(volumes, name, "").await?, until).await?;
+    match snapshots.get(&snapshot_name(name)).await?.filter(|found| is_made_for(found, name)) {
+        Some(snapshot) => delete_snapshot::remove(snapshots, snapshot, until).await,
+        None => Ok(()),
+    }
+}
+
+/// The reader of a volume on a node. Nothing that it writes is kept: it goes when the node was lost, whatever
+/// the volume says of that.
+fn reader(volume: &Volume, node: &str) -> Volume {
+    let name = volume.name_any();
+    let spec = VolumeSpec {
+        volume_id: Some(volume_id::fresh()),
+        source: VolumeSource::Snapshot(SnapshotSource { name: snapshot_name(&name) }),
+        node_name: Some(node.to_owned()),
+        deletion_policy: DeletionPolicy::Delete,
+        failover_policy: FailoverPolicy::Automatic,
+        ..volume.spec.clone()
+    };
+    let mut reader = Volume::new(&reader_name(&name, node), spec);
+    belong(&mut reader, volume);
+    reader.metadata.annotations =
+        trace::current().map(|trace| BTreeMap::from([(TRACEPARENT.to_owned(), trace)]));
+    reader
+}
+
+/// The VolumeSnapshot that the readers of a volume begin with.
+fn snapshot(volume: &Volume) -> VolumeSnapshot {
+    let name = volume.name_any();
+    let spec = VolumeSnapshotSpec { volume: name.clone(), deletion_policy: DeletionPolicy::Delete };
+    let mut snapshot = VolumeSnapshot::new(&snapshot_name(&name), spec);
+    belong(&mut snapshot, volume);
+    snapshot
+}
+
+fn belong(object: &mut impl ResourceExt, volume: &Volume) {
+    object.labels_mut().insert(READERS_OF.to_owned(), volume.name_any());
+    object.owner_references_mut().extend(volume.owner_ref(&()));
+}
+
+/// Returns true if the object was made for the readers of the volume of that name, or of an earlier one.
+pub(super) fn is_made_for(object: &impl ResourceExt, name: &str) -> bool {
+    object.labels().get(READERS_OF).is_some_and(|of| of == name)
+}
+
+/// Checks that an object of the name of ours was made for this volume.
+///
+/// # Errors
+/// `ABORTED`: it is still being deleted. `FAILED_PRECONDITION`: its name is taken.
+fn check_owner(object: &impl ResourceExt, kind: &str, volume: &Volume) -> Result<(), Status> {
+    let (name, of) = (object.name_any(), volume.name_any());
+    if !is_made_for(object, &of) {
+        return Err(Status::failed_precondition(format!(
+            "volume_id: {kind} {name} has the name of what the readers of Volume {of} need. Delete it first"
+        )));
+    }
+    let is_old =
+        !object.owner_references().iter().any(|owner| Some(&owner.uid) == volume.metadata.uid.as_ref());
+    if is_old || object.meta().deletion_timestamp.is_some() {
+        return Err(Status::aborted(format!(
+            "{kind} {name} is still being deleted; it is made again after that"
+        )));
+    }
+    Ok(())
+}
+
+fn snapshot_name(volume: &str) -> String {
+    name_for(volume, "")
+}
+
+fn reader_name(volume: &str, node: &str) -> String {
+    name_for(volume, node)
+}
+
+/// Name of the object for the readers of a volume, on a node or on all (the empty name).
+fn name_for(volume: &str, node: &str) -> String {
+    let hash = blake3::hash(format!("{volume}/{node}").as_bytes()).to_hex();
+    let begin = &volume[..volume.len().min(NAME_BYTES)];
+    format!("{begin}-ro-{}", &hash[..HASH_DIGITS])
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::object_name::is_object_name;
+    use super::super::publish_volume::tests::volume;
+    use super::*;
+
+    /// Volume `data` with this uid, which many nodes read.
+    fn shared(uid: &str) -> Volume {
+        let mut shared = volume(None, None);
+        shared.metadata.uid = Some(uid.to_owned());
+        mark(&mut shared);
+        shared
+    }
+
+    #[test]
+    fn each_node_has_a_reader_of_its_own() {
+        let long = "v".repeat(63);
+        let node = "node-1.example.com";
+        let names = [
+            reader_name("data", node),
+            reader_name("data", "node-2"),
+            reader_name("data2", node),
+            reader_name(&long, node),
+            reader_name(&long[1..], node),
+            snapshot_name("data"),
+        ];
+        for (at, name) in names.iter().enumerate() {
+            assert!(is_object_name(name), "{name}");
+            assert!(!names[..at].contains(name), "{name}");
+        }
+        assert_eq!(reader_name("data", node), names[0]);
+        assert!(names[0].starts_with("data-ro-"), "{}", names[0]);
+    }
+
+    #[test]
+    fn a_reader_begins_with_the_snapshot_and_goes_with_its_node() {
+        let mut shared = shared("uid-1");
+        shared.spec.failover_policy = FailoverPolicy::Manual;
+        shared.spec.volume_id = Some("id".to_owned());
+        let reader = reader(&shared, "a");
+        let source = SnapshotSource { name: snapshot(&shared).name_any() };
+        assert_eq!(reader.spec.source, VolumeSource::Snapshot(source));
+        assert_eq!((reader.spec.desired_node(), &reader.spec.size), (Some("a"), &shared.spec.size));
+        assert_eq!(reader.spec.object_store, shared.spec.object_store);
+        assert_eq!(reader.spec.failover_policy, FailoverPolicy::Automatic);
+        assert_ne!(reader.spec.volume_id, shared.spec.volume_id);
+        assert!(has_readers(&shared) && !has_readers(&reader));
+        check_owner(&reader, "Volume", &shared).expect("it is the one");
+    }
+
+    #[test]
+    fn an_object_of_another_volume_is_not_used() {
+        let old = reader(&shared("uid-1"), "a");
+        let waits = check_owner(&old, "Volume", &shared("uid-2")).expect_err("of an earlier one");
+        assert_eq!(waits.code(), Code::Aborted);
+        assert!(is_made_for(&old, "data"), "the deletion of the later one finds it");
+        let taken = check_owner(&volume(None, None), "Volume", &shared("uid-1")).expect_err("of a user");
+        assert_eq!(taken.code(), Code::FailedPrecondition);
+        let mut deleted = reader(&shared("uid-1"), "a");
+        deleted.metadata.deletion_timestamp =
+            Some(holdfast_crds::Time("2026-01-01T00:00:00Z".parse().expect("a time")));
+        assert_eq!(
+            check_owner(&deleted, "Volume", &shared("uid-1")).expect_err("goes").code(),
+            Code::Aborted
+        );
+    }
+}

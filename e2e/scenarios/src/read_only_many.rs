@@ -1,0 +1,328 @@
+//! ReadOnlyMany: a claim that begins with a snapshot is read by two nodes at a time, while the claim that the
+//! snapshot is of is written. The scenario plays the sidecars and the kubelet on real devices.
+
+use std::collections::{BTreeMap, HashMap};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Csi, CsiController, LIMIT, NewVolume, SHORT, Use, granted, refused};
+use holdfast_lab::csi_node::{Claim, CsiNode};
+use holdfast_lab::node::{Node, SIGKILL};
+use holdfast_lab::operator::Operator;
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::csi_node::{claim, publish, release};
+use super::provisioning::are_of_removed;
+use super::story::provision_store;
+
+const BUCKET: &str = "readers";
+const MIB: i64 = 1 << 20;
+/// Volumes that the scenario makes, readers included.
+const VOLUMES: usize = 11;
+/// Snapshots that it makes or has made for it. A mark in the bucket says of each that it is forgotten.
+const SNAPSHOTS: usize = 6;
+
+/// The parts that the steps share.
+struct Parts<'a> {
+    world: &'a World,
+    s3: &'a S3Server,
+    operator: &'a Operator,
+    controller: &'a CsiController,
+    csi: Csi,
+    a: CsiNode,
+    b: CsiNode,
+    /// The daemon of node b.
+    daemon: &'a Node,
+}
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    let controller = world.csi_controller()?;
+    let csi = controller.csi();
+    let daemons = [world.node("a", "auto", "")?, world.node("b", "auto", "")?];
+    let (a, b) = (CsiNode::start(world.vm("a")?)?, CsiNode::start(world.vm("b")?)?);
+    let parts = Parts {
+        world,
+        s3: &s3,
+        operator: &operator,
+        controller: &controller,
+        csi,
+        a,
+        b,
+        daemon: &daemons[1],
+    };
+
+    let data = parts.write()?;
+    parts.create()?;
+    let (first, second) = parts.read()?;
+    parts.release_one(&first, &second)?;
+    parts.raw()?;
+    parts.blank()?;
+    parts.delete()?;
+    parts.a.vm().signal("load", SIGKILL)?;
+    parts.a.vm().wait("load", LIMIT)?;
+    release(&parts.a, &data, "pod")?;
+    granted("withdraw", parts.csi.unpublish(&data.volume, "a", LIMIT)?)?;
+    granted("delete", parts.csi.delete(&data.volume, LIMIT)?)?;
+    for daemon in &daemons {
+        daemon.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
+        daemon.terminate()?;
+    }
+    report::step("nothing is left, in the API or in the bucket");
+    let objects = world.kubectl(["get", "volumes,volumesnapshots.storage.holdfast.dev", "--output=name"])?;
+    ensure!(objects.is_empty(), "left: {objects}");
+    // An operator that was killed may have left the object of its probe.
+    let keys = s3.keys(BUCKET, "volumes/")?;
+    let (forgotten, left): (Vec<String>, Vec<String>) =
+        keys.into_iter().partition(|key| key.contains("/forgotten/"));
+    are_of_removed(&left, VOLUMES)?;
+    ensure!(forgotten.len() == SNAPSHOTS, "marks of snapshots: {forgotten:?}");
+    operator.stop()
+}
+
+impl Parts<'_> {
+    /// A claim that is written without end, and a snapshot of it whose journal must be replayed.
+    fn write(&self) -> Result<Claim> {
+        report::step("a claim is written on node a, and a snapshot is taken of it meanwhile");
+        let new = NewVolume::new("pvc-data", 256 * MIB, "store");
+        granted("create", self.csi.create(&new, LIMIT)?)?;
+        let context = publish(&self.csi, "pvc-data", "a")?;
+        let data = Claim { volume: "pvc-data".to_owned(), context, how: Use::mounted("ext4") };
+        granted("stage", self.a.stage(&data, LIMIT)?)?;
+        granted("publish", self.a.publish(&data, "pod", false)?)?;
+        let target = data.target("pod");
+        self.a.vm().exec(&format!("echo kept > {target}/file; sync -f {target}"))?;
+        let load = format!(
+            "n=0; while n=$((n + 1)) && echo $n > {target}/load.new && sync {target}/load.new && mv {target}/load.new \
+             {target}/load; do :; done"
+        );
+        self.a.vm().spawn("load", &bash(&load))?;
+        until("the load to begin", LIMIT, || Ok((self.rounds(&self.a, &data)? > 2).then_some(())))?;
+        granted("snapshot", self.csi.snapshot("backup", "pvc-data", LIMIT)?)?;
+        Ok(data)
+    }
+
+    /// Rounds of the load as a node sees them at the path of a pod.
+    fn rounds(&self, node: &CsiNode, claim: &Claim) -> Result<u64> {
+        let rounds = node.vm().exec(&format!("cat {}/load 2>/dev/null || echo 0", claim.target("pod")))?;
+        rounds.trim().parse().context("the load counts")
+    }
+
+    fn create(&self) -> Result<()> {
+        report::step("create a volume for readers, twice; it outlives its snapshot");
+        let csi = &self.csi;
+        let new = || NewVolume::new("pvc-read", 0, "store").used(&Use::read("ext4"));
+        refused(
+            "an empty one",
+            csi.create(&new(), LIMIT)?,
+            "InvalidArgument",
+            "volume_content_source: is missing",
+        )?;
+        let from = new().from_snapshot("backup");
+        let first = granted("create", csi.create(&from, LIMIT)?)?;
+        let again = granted("create again", csi.create(&from, LIMIT)?)?;
+        ensure!(first == again && first.capacity_bytes == 256 * MIB, "{first:?} and {again:?}");
+        let plain = NewVolume::new("pvc-read", 0, "store").from_snapshot("backup");
+        refused("for a writer", csi.create(&plain, LIMIT)?, "AlreadyExists", "another access mode")?;
+        granted("delete the snapshot", csi.delete_snapshot("backup")?)?;
+        let listed = granted("list", csi.snapshots("")?)?;
+        ensure!(listed.is_empty(), "the driver lists a snapshot of its own: {listed:?}");
+        let writer = csi.publish("pvc-read", "a", LIMIT)?;
+        refused("a writer", writer, "InvalidArgument", "created for readers (ReadOnlyMany)")?;
+        let reader = csi.publish_as("pvc-data", "b", &Use::read("ext4"), LIMIT)?;
+        refused("a reader", reader, "InvalidArgument", "was not created for readers")?;
+        let grown = csi.expand("pvc-read", 512 * MIB)?;
+        refused("a larger one", grown, "InvalidArgument", "does not grow")
+    }
+
+    /// Publishes `pvc-read` on a node, and returns it as a claim there with its device.
+    fn attach(&self, volume: &str, node: &str, how: &Use) -> Result<(Claim, String)> {
+        let context: HashMap<String, String> =
+            granted("publish", self.csi.publish_as(volume, node, how, LIMIT)?)?;
+        let again = granted("publish again", self.csi.publish_as(volume, node, how, LIMIT)?)?;
+        ensure!(again == context, "{again:?} is not {context:?}");
+        let id = context.get("volumeID").context("an id")?;
+        let field = format!("--field-selector=status.volumeId={id}");
+        let device = self.world.kubectl([
+            "get",
+            "volumes",
+            &field,
+            "--output=jsonpath={.items[0].status.devicePath}",
+        ])?;
+        Ok((Claim { volume: volume.to_owned(), context, how: how.clone() }, device))
+    }
+
+    /// Both nodes read at a time. Returns the claim as each of them knows it.
+    fn read(&self) -> Result<(Claim, Claim)> {
+        report::step("both nodes read it, whose journal is replayed on each, while the source is written");
+        let how = Use::read("ext4");
+        let before = self.counts()?;
+        let (on_a, _device) = self.attach("pvc-read", "a", &how)?;
+        self.cost("a publication", &before)?;
+        let (on_b, device) = self.attach("pvc-read", "b", &how)?;
+        let listed = granted("list", self.csi.list()?)?;
+        let nodes: BTreeMap<&str, &[String]> =
+            listed.iter().map(|one| (one.volume.as_str(), one.nodes.as_slice())).collect();
+        let mut readers = nodes.get("pvc-read").context("it is listed")?.to_vec();
+        readers.sort();
+        ensure!(readers == ["a", "b"] && nodes.len() == 2, "listed: {nodes:?}");
+        report::step(self.world.kubectl(["get", "volumes", "--label-columns=holdfast.dev/readers-of"])?);
+        let deleted = self.csi.delete("pvc-read", LIMIT)?;
+        refused("delete in use", deleted, "FailedPrecondition", "the volume is published on node")?;
+
+        self.b.vm().exec(&format!("dumpe2fs -h {device} 2>/dev/null | grep -q needs_recovery"))?;
+        let mut rounds = Vec::new();
+        for (node, claim) in [(&self.a, &on_a), (&self.b, &on_b)] {
+            for _ in 0..2 {
+                granted("stage", node.stage(claim, LIMIT)?)?;
+                granted("publish", node.publish(claim, "pod", false)?)?;
+                granted("publish for reading", node.publish(claim, "second", true)?)?;
+            }
+            for pod in ["pod", "second"] {
+                let target = claim.target(pod);
+                node.vm().exec(&format!(
+                    "grep -qx kept {target}/file; if touch {target}/file 2>/dev/null; then exit 1; fi; \
+                     findmnt -no FS-OPTIONS {target} | grep -qw ro"
+                ))?;
+            }
+            granted("unpublish", node.unpublish(claim, "second")?)?;
+            rounds.push(self.rounds(node, claim)?);
+        }
+        ensure!(rounds[0] > 0 && rounds[0] == rounds[1], "the nodes read {rounds:?}");
+        Ok((on_a, on_b))
+    }
+
+    fn release_one(&self, first: &Claim, second: &Claim) -> Result<()> {
+        report::step(
+            "the first reader goes, over a kill of the driver; the second still reads, and a third begins",
+        );
+        release(&self.a, first, "pod")?;
+        self.operator.kill();
+        let waits = self.csi.unpublish("pvc-read", "a", SHORT)?;
+        refused("without an operator", waits, "Aborted", "is not released yet")?;
+        self.controller.kill();
+        self.controller.restart()?;
+        self.operator.restart()?;
+        for _ in 0..2 {
+            granted("unpublish", self.csi.unpublish("pvc-read", "a", LIMIT)?)?;
+        }
+        let target = second.target("pod");
+        self.b.vm().exec(&format!("echo 3 > /proc/sys/vm/drop_caches; grep -qx kept {target}/file"))?;
+        let (again, _device) = self.attach("pvc-read", "a", &second.how)?;
+        granted("stage", self.a.stage(&again, LIMIT)?)?;
+        granted("publish", self.a.publish(&again, "pod", false)?)?;
+        ensure!(
+            self.rounds(&self.a, &again)? == self.rounds(&self.b, second)?,
+            "the later reader reads other data"
+        );
+        release(&self.a, &again, "pod")?;
+        release(&self.b, second, "pod")
+    }
+
+    /// A raw device of readers refuses writes; the next one with its number does not.
+    fn raw(&self) -> Result<()> {
+        report::step(
+            "a raw device of a reader refuses writes, also after a kill of the daemon, and the next device of its number takes them",
+        );
+        let how = Use::read_block();
+        let new = NewVolume::new("pvc-raw", 0, "store").from_volume("pvc-data").used(&how);
+        granted("create", self.csi.create(&new, LIMIT)?)?;
+        let (raw, device) = self.attach("pvc-raw", "b", &how)?;
+        granted("stage", self.b.stage(&raw, LIMIT)?)?;
+        granted("publish", self.b.publish(&raw, "pod", false)?)?;
+        let target = raw.target("pod");
+        let write = |target: &str| {
+            format!(
+                "dd if=/dev/urandom of={target} bs=4096 count=1 seek=9 conv=notrunc,fsync oflag=direct status=none"
+            )
+        };
+        let writes_fail = format!(
+            "sum() {{ dd if={target} bs=1M count=1 iflag=direct status=none | sha256sum; }}; before=$(sum); \
+             blkid {target} | grep -q ext4; if {} 2>/dev/null; then exit 1; fi; test \"$(sum)\" = \"$before\"",
+            write(&target)
+        );
+        self.b.vm().exec(&writes_fail)?;
+        self.daemon.kill()?;
+        self.daemon.restart()?;
+        self.b.vm().exec(&writes_fail)?;
+        release(&self.b, &raw, "pod")?;
+        granted("withdraw", self.csi.unpublish("pvc-raw", "b", LIMIT)?)?;
+        granted("delete", self.csi.delete("pvc-raw", LIMIT)?)?;
+
+        let writable = claim(&self.csi, "pvc-writable", "b", &Use::block())?;
+        granted("stage", self.b.stage(&writable, LIMIT)?)?;
+        granted("publish", self.b.publish(&writable, "pod", false)?)?;
+        self.b.vm().exec(&format!("test -b {device}; {}", write(&writable.target("pod"))))?;
+        release(&self.b, &writable, "pod")?;
+        granted("withdraw", self.csi.unpublish("pvc-writable", "b", LIMIT)?)?;
+        granted("delete", self.csi.delete("pvc-writable", LIMIT)?)
+    }
+
+    /// A volume without a file system is not given one.
+    fn blank(&self) -> Result<()> {
+        report::step("a volume without a file system is not formatted for a reader");
+        granted("create", self.csi.create(&NewVolume::new("pvc-blank", 64 * MIB, "store"), LIMIT)?)?;
+        let how = Use::read("ext4");
+        let new = NewVolume::new("pvc-nothing", 0, "store").from_volume("pvc-blank").used(&how);
+        granted("create", self.csi.create(&new, LIMIT)?)?;
+        let (nothing, device) = self.attach("pvc-nothing", "b", &how)?;
+        let stage = self.b.stage(&nothing, LIMIT)?;
+        refused("stage", stage, "FailedPrecondition", "holds no known file system")?;
+        self.b.vm().exec(&format!("if blkid --probe {device}; then exit 1; fi"))?;
+        granted("withdraw", self.csi.unpublish("pvc-nothing", "", LIMIT)?)?;
+        for volume in ["pvc-nothing", "pvc-blank"] {
+            granted("delete", self.csi.delete(volume, LIMIT)?)?;
+        }
+        Ok(())
+    }
+
+    fn delete(&self) -> Result<()> {
+        report::step("delete it with a reader that was left, over a kill of the driver");
+        let before = self.counts()?;
+        granted("unpublish", self.csi.unpublish("pvc-read", "a", LIMIT)?)?;
+        self.cost("the end of a publication", &before)?;
+        self.operator.kill();
+        let waits = self.csi.unpublish("pvc-read", "", SHORT)?;
+        refused("without an operator", waits, "Aborted", "is not released yet")?;
+        self.operator.restart()?;
+        until("the node to release its reader", LIMIT, || {
+            let found =
+                self.world.kubectl(["get", "volumes", "--output=jsonpath={.items[*].status.node}"])?;
+            Ok((found.trim() == "a").then_some(()))
+        })?;
+        self.operator.kill();
+        refused("without an operator", self.csi.delete("pvc-read", SHORT)?, "Aborted", "")?;
+        let begins = self.csi.publish_as("pvc-read", "a", &Use::read("ext4"), LIMIT)?;
+        refused("a reader", begins, "FailedPrecondition", "is being deleted")?;
+        self.controller.kill();
+        self.controller.restart()?;
+        self.operator.restart()?;
+        for _ in 0..2 {
+            granted("delete", self.csi.delete("pvc-read", LIMIT)?)?;
+        }
+        Ok(())
+    }
+
+    /// Requests to the store so far, by operation.
+    fn counts(&self) -> Result<BTreeMap<String, usize>> {
+        let mut counts = BTreeMap::new();
+        for request in self.s3.requests()? {
+            *counts.entry(request.operation).or_default() += 1;
+        }
+        Ok(counts)
+    }
+
+    /// Reports the requests to the store since `before`, those of the load on the source included.
+    fn cost(&self, what: &str, before: &BTreeMap<String, usize>) -> Result<()> {
+        let mut counts = self.counts()?;
+        counts.iter_mut().for_each(|(operation, count)| *count -= before.get(operation).unwrap_or(&0));
+        counts.retain(|_operation, count| *count > 0);
+        report::step(format_args!("{what} and the load cost {counts:?}"));
+        Ok(())
+    }
+}
