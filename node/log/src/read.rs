@@ -107,13 +107,10 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
     if may_come_of_a_truncation(&error) && was_truncated_after(objects, volume, listed.checkpoint).await? {
         return Ok(None);
     }
-    let from_root = match error {
-        LogFailure::Damaged { .. } | LogFailure::Broken { .. } => {
-            read_from_root(objects, volume, &listed).await?
-        }
-        _ => None,
-    };
-    from_root.map(Some).ok_or(error)
+    if !matches!(error, LogFailure::Damaged { .. } | LogFailure::Broken { .. }) {
+        return Err(error);
+    }
+    read_from_root(objects, volume, &listed).await?.map(Some).ok_or(error)
 }
 
 /// The log as LIST shows it.
@@ -184,7 +181,7 @@ async fn read_listed(
     replay(manifest, records?.iter().chain([&last])).map(Some)
 }
 
-/// What the newest root and the records behind it say, unless these are damaged too.
+/// The state that the newest root and the records behind it give, unless these are damaged too.
 async fn read_from_root(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
