@@ -34,6 +34,8 @@ const MAX_PAUSE: f64 = 10.0;
 const MAX_PAUSE_OF_EVICTION: f64 = 60.0;
 /// Time until a kubelet says that it cannot pull an image.
 const PULL_LIMIT: Duration = Duration::from_secs(300);
+/// Time until a pod that is being deleted is gone.
+const POD_LIMIT: Duration = Duration::from_secs(300);
 /// Time until the pod writes again.
 const WRITE_LIMIT: Duration = Duration::from_secs(120);
 
@@ -130,13 +132,17 @@ fn replace_the_daemon(world: &World) -> Result<()> {
         let good = world.kubectl(["get", DAEMON_SET, NAMESPACE, path])?;
         image("example.invalid/holdfast-node:none")?;
         let reasons = "--output=jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}";
-        until("the image is not pulled", PULL_LIMIT, || {
+        until("the kubelet to say that it cannot pull the image", PULL_LIMIT, || {
             let reasons = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, reasons])?;
             Ok(reasons.contains("ImagePull").then_some(()))
         })?;
-        let ready = "--output=jsonpath={.status.numberReady}";
-        let ready = world.kubectl(["get", DAEMON_SET, NAMESPACE, ready])?;
-        ensure!(ready == "1", "pods that are ready: {ready}");
+        world.kubectl([
+            "wait",
+            &format!("pod/{old}"),
+            NAMESPACE,
+            "--for=condition=Ready",
+            "--timeout=300s",
+        ])?;
         image(&good)?;
         world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
     })?;
@@ -146,12 +152,13 @@ fn replace_the_daemon(world: &World) -> Result<()> {
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
 }
 
-/// The name of the daemon's only pod.
+/// The name of the daemon's pod, once there is only one.
 fn the_daemon(world: &World) -> Result<String> {
     let path = "--output=jsonpath={.items[*].metadata.name}";
-    let name = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, path])?;
-    ensure!(!name.is_empty() && !name.contains(' '), "the daemon's pods are {name:?}");
-    Ok(name)
+    until("one pod of the daemon", POD_LIMIT, || {
+        let names = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, path])?;
+        Ok((!names.is_empty() && !names.contains(' ')).then_some(names))
+    })
 }
 
 /// Waits until pod `old` of the daemon is gone and another one is ready.
@@ -160,7 +167,8 @@ fn end_of_rollout(world: &World, old: &str) -> Result<()> {
     world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
 }
 
-/// Does something to the daemon. The writes of pod `busy` continue, and pause for `most` seconds at most.
+/// Does something to the daemon, and checks that the writes of pod `busy` continue and pause for `most` seconds
+/// at most.
 fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = beats(world)?.len();
     act()?;

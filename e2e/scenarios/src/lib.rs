@@ -395,8 +395,8 @@ pub const ALL: &[Scenario] = &[
 /// Scenarios that run only when they are named: what they need takes long to build.
 pub const BY_NAME: &[Scenario] = &[Scenario {
     name: "cluster",
-    about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it",
-    expected: Duration::from_secs(300),
+    about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out",
+    expected: Duration::from_secs(400),
     alone: true,
     run: cluster::run,
 }];
