@@ -10,6 +10,7 @@
 
 mod attach;
 mod backoff;
+mod changes;
 mod cold;
 mod line_limit;
 mod local;
@@ -23,6 +24,7 @@ mod upload_memory;
 mod work;
 
 pub use attach::{Acquired, AttachError, Preserved, acquire};
+pub use changes::Changes;
 pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
 pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};

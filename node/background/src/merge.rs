@@ -347,4 +347,4 @@ fn part_bytes(plan: &MergePlan, usual: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

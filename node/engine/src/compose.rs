@@ -92,6 +92,25 @@ impl Composition {
         let is_zero = self.pieces.iter().all(|piece| piece.visible.intersect(range).is_empty());
         if is_zero { Self::of(Vec::new()) } else { self }
     }
+
+    /// The sectors that have bytes; all others are zeros.
+    pub fn held(&self) -> Mask {
+        self.pieces.iter().fold(Mask::EMPTY, |held, piece| held.union(piece.visible))
+    }
+
+    /// The sectors that may differ from what `base` composes for the same block. Of frames with the same
+    /// bytes in the same sectors none does. What a merge has put into a frame with other sectors counts.
+    pub fn changed_since(&self, base: &Self) -> Mask {
+        let mut changed = self.held().union(base.held());
+        for piece in &self.pieces {
+            let is_same =
+                |old: &&Piece| old.frame.mask == piece.frame.mask && old.frame.hash == piece.frame.hash;
+            for old in base.pieces.iter().filter(is_same) {
+                changed = changed.minus(piece.visible.intersect(old.visible));
+            }
+        }
+        changed
+    }
 }
 
 /// Composes the sectors `wanted` of `block` from what its runs know of it, newest first.
@@ -196,6 +215,26 @@ mod tests {
         assert_ne!(read(0, &one).1, read(0, &elsewhere).1);
         assert_ne!(read(0, &one).1, read(0, &zeroed).1);
         assert_eq!(read(0, &zeroed).0[0], 0);
+    }
+
+    #[test]
+    fn sectors_change_with_their_bytes_not_with_the_segment() {
+        let compose = |layers: &[Stored]| {
+            let layers = layers.iter().map(|(id, index, _)| Layer::Segment(*id, index));
+            compose(Block(0), Mask::FULL, layers)
+        };
+        let base = compose(&[layer(1, &[(0, 0b1111, 1)])]);
+        assert_eq!((base.held(), base.changed_since(&base)), (Mask(0b1111), Mask::EMPTY));
+        assert_eq!(base.changed_since(&compose(&[])), Mask(0b1111));
+        assert_eq!(compose(&[]).changed_since(&base), Mask(0b1111), "they became zeros");
+        let copied = compose(&[layer(9, &[(0, 0b1111, 1)])]);
+        assert_eq!(copied.changed_since(&base), Mask::EMPTY);
+        let written =
+            compose(&[layer(3, &[(0, 0b10010, 3)]), layer(2, &[(0, 0b1, 0)]), layer(1, &[(0, 0b1111, 1)])]);
+        assert_eq!((written.held(), written.changed_since(&base)), (Mask(0b11110), Mask(0b10011)));
+        assert_eq!(base.changed_since(&written), Mask(0b10011));
+        // The same bytes elsewhere in the block.
+        assert_eq!(compose(&[layer(1, &[(0, 0b11110, 1)])]).changed_since(&base), Mask(0b11111));
     }
 
     #[test]

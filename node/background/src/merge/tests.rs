@@ -41,7 +41,7 @@ impl Sides for NoSides {
     }
 }
 
-fn volume() -> VolumeId {
+pub(crate) fn volume() -> VolumeId {
     "v".parse().unwrap()
 }
 
@@ -241,7 +241,7 @@ fn parts_grow_with_the_output() {
 }
 
 /// Content of a block as the list composes it.
-fn content(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Vec<u8> {
+pub(crate) fn content(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Vec<u8> {
     let plan = read(indexes, store, block, runs);
     let mut bytes = vec![0; 128 << 10];
     crate::fetch(store, &Lineage::of(volume()), &plan, &mut bytes).now_or_never().unwrap().unwrap();
@@ -273,14 +273,14 @@ fn noise(store: &MemoryStore, number: u64, blocks: &[u64]) -> Run {
 }
 
 /// A volume as its writer commits it.
-struct Written {
-    store: MemoryStore,
-    log: Manifest,
+pub(crate) struct Written {
+    pub(crate) store: MemoryStore,
+    pub(crate) log: Manifest,
     place: Place,
 }
 
 impl Written {
-    fn new(blocks: u64) -> Self {
+    pub(crate) fn new(blocks: u64) -> Self {
         let (log, place) = (Manifest::empty(volume()), Place::first_merge(Epoch(1)));
         let mut written = Self { store: MemoryStore::new(), log, place };
         let sectors = blocks * BLOCK_SECTORS;
@@ -314,13 +314,13 @@ impl Written {
     }
 
     /// Commits noise.
-    fn commit(&mut self, blocks: &[u64]) {
+    pub(crate) fn commit(&mut self, blocks: &[u64]) {
         let run = noise(&self.store, self.log.seq().0 + 1, blocks);
         self.add(&run);
     }
 
     /// Commits a segment, and merges as the policy says until none is due.
-    fn add(&mut self, run: &Run) {
+    pub(crate) fn add(&mut self, run: &Run) {
         let Run::Segment(segment) = run else { unreachable!() };
         self.change(vec![SegmentRef::clone(segment)], vec![]);
         let work = work(&self.store, |_wait| {});

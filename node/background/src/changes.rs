@@ -1,0 +1,116 @@
+//! What a snapshot holds, and what changed from one snapshot of a volume to a later one.
+//!
+//! Only indexes are read, no data, and of them only those of chunks whose runs differ. Sectors whose bytes
+//! are the same are told by the hashes of their frames.
+
+use std::ops::Range;
+
+use holdfast_engine::compose::Composition;
+use holdfast_engine::index::Run;
+use holdfast_engine::manifest::Manifest;
+use holdfast_objects::ObjectStore;
+use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_BLOCKS, Chunk, Mask, PlacedId, Sector, SectorRange};
+
+use crate::{ColdError, Indexes};
+
+/// What a backup that has the base needs of the target; without a base all that the target holds.
+#[derive(Debug)]
+pub struct Changes {
+    base: Option<Manifest>,
+    target: Manifest,
+}
+
+impl Changes {
+    /// All that the snapshot with this root holds.
+    pub fn all_of(target: Manifest) -> Self {
+        Self { base: None, target }
+    }
+
+    /// What differs between two snapshots of one volume, given by their roots.
+    ///
+    /// # Panics
+    /// If they are of different volumes: the same name stands for different objects there.
+    pub fn between(base: Manifest, target: Manifest) -> Self {
+        assert_eq!(base.volume(), target.volume(), "both are of one volume");
+        Self { base: Some(base), target }
+    }
+
+    /// Sectors of the target.
+    pub fn sectors(&self) -> u64 {
+        self.target.sectors()
+    }
+
+    /// The chunks in which something may differ, from that of sector `first` on.
+    pub fn chunks(&self, first: Sector) -> impl Iterator<Item = Chunk> {
+        let end = Sector(self.sectors().saturating_sub(1)).chunk().0;
+        (first.chunk().0..=end).map(Chunk).filter(|chunk| self.may_differ(*chunk))
+    }
+
+    fn may_differ(&self, chunk: Chunk) -> bool {
+        let is_held = |root: &Manifest| root.may_hold(chunk);
+        let Some(base) = &self.base else { return is_held(&self.target) };
+        match (is_held(base), is_held(&self.target)) {
+            (false, false) => false,
+            (true, true) => !runs_of(base, chunk).eq(runs_of(&self.target, chunk)),
+            (true, false) | (false, true) => true,
+        }
+    }
+
+    /// The sectors of `chunk` that differ, as runs that ascend and do not touch. Sectors that a merge moved
+    /// between the snapshots may be among them although their bytes are the same.
+    ///
+    /// # Errors
+    /// [`ColdError`], when a part of an index is unavailable or damaged.
+    pub async fn in_chunk(
+        &self,
+        objects: &dyn ObjectStore,
+        indexes: &Indexes,
+        chunk: Chunk,
+    ) -> Result<Vec<SectorRange>, ColdError> {
+        let volume = SectorRange::new(0, self.sectors());
+        let mut changed: Vec<SectorRange> = Vec::new();
+        for block in blocks_of(chunk).map(Block) {
+            let new = composed(objects, indexes, &self.target, block).await?;
+            let mask = match &self.base {
+                Some(base) => new.changed_since(&composed(objects, indexes, base, block).await?),
+                None => new.held(),
+            };
+            let first = block.first_sector().0;
+            let runs = mask.runs().map(|(bit, count)| SectorRange::new(first + u64::from(bit), count.into()));
+            for run in runs.filter_map(|run| run.intersect(volume)) {
+                match changed.last_mut().filter(|last| last.end() == run.start.0) {
+                    Some(last) => last.sectors += run.sectors,
+                    None => changed.push(run),
+                }
+            }
+        }
+        Ok(changed)
+    }
+}
+
+fn blocks_of(chunk: Chunk) -> Range<u64> {
+    let first = chunk.first_sector().0 / BLOCK_SECTORS;
+    first..first + CHUNK_BLOCKS
+}
+
+/// The runs that may have entries for `chunk`, newest first.
+fn runs_of(root: &Manifest, chunk: Chunk) -> impl Iterator<Item = PlacedId> {
+    root.runs().iter().filter(move |run| run.fence().may_hold(chunk)).map(Run::id)
+}
+
+async fn composed(
+    objects: &dyn ObjectStore,
+    indexes: &Indexes,
+    root: &Manifest,
+    block: Block,
+) -> Result<Composition, ColdError> {
+    let runs = root.runs();
+    if root.may_hold(block.chunk()) {
+        indexes.compose(objects, block, Mask::FULL, runs).await
+    } else {
+        indexes.compose(objects, block, Mask::FULL, &runs.with([])).await
+    }
+}
+
+#[cfg(test)]
+mod tests;
