@@ -20,12 +20,18 @@ pub(crate) const NAME: &str = "csi.holdfast.dev";
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     readiness: Readiness,
+    tells_changed_blocks: bool,
 }
 
 impl Identity {
     /// Of a driver that is ready when `readiness` says so.
     pub(crate) const fn new(readiness: Readiness) -> Self {
-        Self { readiness }
+        Self { readiness, tells_changed_blocks: false }
+    }
+
+    /// The same of the process that answers the SnapshotMetadata service, which is no other's.
+    pub(crate) const fn with_snapshot_metadata(readiness: Readiness) -> Self {
+        Self { readiness, tells_changed_blocks: true }
     }
 }
 
@@ -42,7 +48,7 @@ impl identity_server::Identity for Identity {
         &self,
         request: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        Ok(Response::new(get_plugin_capabilities::answer(request.into_inner())))
+        Ok(Response::new(get_plugin_capabilities::answer(request.into_inner(), self.tells_changed_blocks)))
     }
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {

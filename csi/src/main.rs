@@ -1,5 +1,5 @@
-//! The Holdfast CSI driver on Unix sockets: the Controller service, once for a cluster, and the Node service,
-//! once on each node.
+//! The Holdfast CSI driver on Unix sockets: the Controller service, once for a cluster, the Node service, once
+//! on each node, and the SnapshotMetadata service, where backups use it.
 
 mod capability;
 mod controller;
@@ -14,6 +14,7 @@ mod readiness;
 mod registration;
 mod requests;
 mod settings;
+mod snapshot_metadata;
 mod topology;
 
 use std::path::Path;
@@ -25,6 +26,7 @@ use clap::Parser;
 use holdfast_proto::csi::v1::controller_server::ControllerServer;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use holdfast_proto::csi::v1::node_server::NodeServer;
+use holdfast_proto::csi::v1::snapshot_metadata_server::SnapshotMetadataServer;
 use holdfast_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use holdfast_service::log_level::LogLevel;
 use holdfast_service::shutdown::Shutdown;
@@ -39,7 +41,8 @@ use crate::node::{Daemon, NodeService};
 use crate::readiness::Readiness;
 use crate::registration::Registration;
 use crate::requests::Requests;
-use crate::settings::{Admin, Command, ControllerSettings, Listen, NodeSettings, Probe, Settings};
+use crate::settings::{Admin, ClusterSettings, Command, Listen, NodeSettings, Probe, Settings};
+use crate::snapshot_metadata::SnapshotMetadata;
 
 /// Longest wait at the end for programs that still work on a device. In a pod this process is the first of
 /// its PID namespace, and the kernel kills them with it.
@@ -50,6 +53,9 @@ const DAEMON_RETRY: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     match Settings::parse().command {
         Command::Controller(settings) => serve(|log_level| serve_controller(settings, log_level)),
+        Command::SnapshotMetadata(settings) => {
+            serve(|log_level| serve_snapshot_metadata(settings, log_level))
+        }
         Command::Node(settings) => serve(|log_level| serve_node(settings, log_level)),
         Command::Probe(Probe { listen, ready }) => ask(&listen.endpoint.path, ready),
     }
@@ -90,20 +96,56 @@ fn serve<F: Future<Output = anyhow::Result<()>>>(service: impl FnOnce(LogLevel) 
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn serve_controller(settings: ControllerSettings, log_level: LogLevel) -> anyhow::Result<()> {
-    let ControllerSettings { listen: Listen { endpoint }, admin: Admin { metrics_address } } = settings;
+async fn serve_controller(settings: ClusterSettings, log_level: LogLevel) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
-    let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let (readiness, requests) = (Readiness::ready(), Requests::default());
-    let admin = AdminEndpoint::listen(metrics_address).await?;
-    let socket = endpoint::listen(&endpoint.path)?;
-    let metrics = Metrics::new(readiness.clone(), &requests);
+    let service = ClusterService::start(settings, &readiness, &requests).await?;
     let services = Routes::new(IdentityServer::new(Identity::new(readiness)))
-        .add_service(ControllerServer::new(Controller::new(client, requests)));
-    tracing::info!(socket = %endpoint.path.display(), name = identity::NAME, "controller listens");
+        .add_service(ControllerServer::new(Controller::new(service.client, requests)));
+    tracing::info!(name = identity::NAME, "controller listens");
     tokio::select! {
-        ended = socket.serve(services, shutdown.requested()) => ended.context("the socket failed"),
-        () = admin.serve(metrics, log_level) => anyhow::bail!("the admin endpoint ended by itself"),
+        ended = service.socket.serve(services, shutdown.requested()) => ended.context("the socket failed"),
+        () = service.admin.serve(service.metrics, log_level) => anyhow::bail!("the admin endpoint ended by itself"),
+    }
+}
+
+/// Does not wait for the answers in progress at its end, which take minutes: a client continues where one
+/// broke off.
+async fn serve_snapshot_metadata(settings: ClusterSettings, log_level: LogLevel) -> anyhow::Result<()> {
+    let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
+    let (readiness, requests) = (Readiness::ready(), Requests::default());
+    let service = ClusterService::start(settings, &readiness, &requests).await?;
+    let identity = IdentityServer::new(Identity::with_snapshot_metadata(readiness));
+    let services = Routes::new(identity)
+        .add_service(SnapshotMetadataServer::new(SnapshotMetadata::new(service.client, requests)));
+    tracing::info!(name = identity::NAME, "snapshot metadata service listens");
+    tokio::select! {
+        ended = service.socket.serve(services, std::future::pending()) => ended.context("the socket failed"),
+        () = service.admin.serve(service.metrics, log_level) => anyhow::bail!("the admin endpoint ended by itself"),
+        () = shutdown.requested() => Ok(()),
+    }
+}
+
+/// What the services for the cluster have in common.
+struct ClusterService {
+    client: Client,
+    admin: AdminEndpoint,
+    metrics: Metrics,
+    socket: endpoint::Socket,
+}
+
+impl ClusterService {
+    async fn start(
+        settings: ClusterSettings,
+        readiness: &Readiness,
+        requests: &Requests,
+    ) -> anyhow::Result<Self> {
+        let ClusterSettings { listen: Listen { endpoint }, admin: Admin { metrics_address } } = settings;
+        let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
+        let admin = AdminEndpoint::listen(metrics_address).await?;
+        let socket = endpoint::listen(&endpoint.path)?;
+        tracing::info!(socket = %endpoint.path.display(), "socket listens");
+        Ok(Self { client, admin, metrics: Metrics::new(readiness.clone(), requests), socket })
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum RequestKind {
     DeleteSnapshot,
     ListSnapshots,
     GetSnapshot,
+    GetMetadataAllocated,
+    GetMetadataDelta,
     NodeStageVolume,
     NodeUnstageVolume,
     NodePublishVolume,

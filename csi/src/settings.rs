@@ -18,7 +18,10 @@ pub(crate) struct Settings {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answers for the cluster: creates, deletes, publishes and expands volumes
-    Controller(ControllerSettings),
+    Controller(ClusterSettings),
+    /// Answers for the cluster too: tells backups which blocks a snapshot holds, and which changed between
+    /// two. It reads the object stores, with their Secrets
+    SnapshotMetadata(ClusterSettings),
     /// Answers for one node: makes and mounts file systems, and registers with the kubelet
     Node(NodeSettings),
     /// Asks the process that listens on the endpoint if it is alive, or ready: the probes of its pod
@@ -41,9 +44,9 @@ pub(crate) struct Admin {
     pub(crate) metrics_address: SocketAddr,
 }
 
-/// Settings of the Controller service.
+/// Settings of a service that answers for the cluster.
 #[derive(Debug, Args)]
-pub(crate) struct ControllerSettings {
+pub(crate) struct ClusterSettings {
     #[command(flatten)]
     pub(crate) listen: Listen,
 

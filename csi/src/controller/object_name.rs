@@ -44,7 +44,7 @@ pub(super) fn volume_id(id: &str) -> Result<&str, Status> {
 }
 
 /// Returns true if a Volume can have that name: no other id is that of a volume.
-pub(super) fn is_object_name(name: &str) -> bool {
+pub(crate) fn is_object_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let bytes = name.as_bytes();
     !bytes.is_empty()

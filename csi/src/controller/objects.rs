@@ -38,7 +38,7 @@ const FIELD_MANAGER: &str = "holdfast-csi";
 
 /// Failure of one request to the API server.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ApiFailure {
+pub(crate) enum ApiFailure {
     /// The object changed or is gone since it was read.
     #[error("the object changed meanwhile")]
     Stale,
@@ -99,18 +99,18 @@ pub(super) struct TimedOut<K> {
 
 /// The objects of a kind.
 #[derive(Clone)]
-pub(super) struct Objects<K>(Api<K>);
+pub(crate) struct Objects<K>(Api<K>);
 
 impl<K> Objects<K>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
 {
-    pub(super) fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self(Api::all(client))
     }
 
     /// The object of that name, if there is one.
-    pub(super) async fn get(&self, name: &str) -> Result<Option<K>, ApiFailure> {
+    pub(crate) async fn get(&self, name: &str) -> Result<Option<K>, ApiFailure> {
         call(self.0.get_opt(name)).await
     }
 

@@ -27,7 +27,7 @@ pub(super) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
 }
 
 /// The condition of a snapshot, in words.
-pub(super) fn condition(snapshot: &VolumeSnapshot) -> String {
+pub(crate) fn condition(snapshot: &VolumeSnapshot) -> String {
     let said = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
     said.map_or_else(
         || "neither the operator nor a node has answered for it yet".to_owned(),
@@ -48,18 +48,18 @@ pub(super) fn snapshot_id(id: &str) -> Result<&str, Status> {
 }
 
 /// The answer about a snapshot that does not exist.
-pub(super) fn missing(field: &str, name: &str) -> Status {
+pub(crate) fn missing(field: &str, name: &str) -> Status {
     Status::not_found(format!("{field}: no VolumeSnapshot of storage.holdfast.dev is named `{name}`"))
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
 
     /// Snapshot `backup` of volume `data`, with this condition.
-    pub(in super::super) fn snapshot(ready: bool, reason: &str) -> VolumeSnapshot {
+    pub(crate) fn snapshot(ready: bool, reason: &str) -> VolumeSnapshot {
         let status = if ready { "True" } else { "False" };
         serde_json::from_value(json!({
             "apiVersion": "storage.holdfast.dev/v1alpha1", "kind": "VolumeSnapshot",

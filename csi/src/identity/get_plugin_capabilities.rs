@@ -5,19 +5,24 @@ use holdfast_proto::csi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, PluginCapability,
 };
 
-/// Of the driver as a whole, from either of its processes. A volume grows also while a node serves it.
+/// Of the driver as a whole, from any of its processes, but for the SnapshotMetadata service, which only that
+/// process announces that answers it. A volume grows also while a node serves it.
 pub(super) fn answer(
     GetPluginCapabilitiesRequest {}: GetPluginCapabilitiesRequest,
+    tells_changed_blocks: bool,
 ) -> GetPluginCapabilitiesResponse {
     let service = |one: service::Type| plugin_capability::Type::Service(Service { r#type: one.into() });
     let online = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
-    let capabilities = [
+    let mut capabilities = vec![
         service(service::Type::ControllerService),
         service(service::Type::VolumeAccessibilityConstraints),
         plugin_capability::Type::VolumeExpansion(online),
     ];
-    let capabilities = capabilities.map(|one| PluginCapability { r#type: Some(one) });
-    GetPluginCapabilitiesResponse { capabilities: capabilities.to_vec() }
+    if tells_changed_blocks {
+        capabilities.push(service(service::Type::SnapshotMetadataService));
+    }
+    let capabilities = capabilities.into_iter().map(|one| PluginCapability { r#type: Some(one) });
+    GetPluginCapabilitiesResponse { capabilities: capabilities.collect() }
 }
 
 #[cfg(test)]
@@ -27,7 +32,7 @@ mod tests {
     /// It said offline: no claim in use was to be expanded.
     #[test]
     fn claims_in_use_may_be_expanded() {
-        let answer = answer(GetPluginCapabilitiesRequest {});
+        let answer = answer(GetPluginCapabilitiesRequest {}, false);
         let kinds = answer.capabilities.into_iter().filter_map(|capability| capability.r#type);
         let grows = kinds.filter_map(|kind| match kind {
             plugin_capability::Type::VolumeExpansion(how) => Some(how.r#type()),

@@ -31,6 +31,20 @@ pub const SHORT: Duration = Duration::from_secs(3);
 /// The answer of the driver.
 pub type Answer<T> = Result<T, Refused>;
 
+/// Offset and length in bytes.
+pub type Extent = (u64, u64);
+
+/// The answer of the SnapshotMetadata service.
+#[derive(Debug, Clone)]
+pub struct Told {
+    /// The ranges of each message.
+    pub messages: Vec<Vec<Extent>>,
+    /// The size of the snapshot in bytes, as each message says it.
+    pub capacities: Vec<i64>,
+    /// The refusal that ended them.
+    pub refused: Option<Refused>,
+}
+
 /// Use of a volume, as a pod asks for it.
 #[derive(Debug, Clone)]
 pub struct Use {
@@ -194,6 +208,61 @@ impl Csi {
         }
     }
 
+    /// Sends a request that is answered by several messages. Returns those, and the refusal that ended them.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked, or a message cannot be read.
+    pub fn ask_for_stream<A: Message + Default>(
+        &self,
+        method: &str,
+        request: &impl Message,
+        limit: Duration,
+    ) -> Result<(Vec<A>, Option<Refused>)> {
+        let method = format!("/csi.v1.{method}");
+        let (messages, refused) = self.0.call_for_stream(&method, &request.encode_to_vec(), limit)?;
+        let read = |bytes: &Vec<u8>| A::decode(bytes.as_slice()).context("read a message");
+        Ok((messages.iter().map(read).collect::<Result<_>>()?, refused))
+    }
+
+    /// What differs between two snapshots from this byte on, or what `target` holds, with so many ranges in a
+    /// message.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked, or a range is none.
+    pub fn changed_blocks(&self, base: Option<&str>, target: &str, from: u64, most: i32) -> Result<Told> {
+        let (starting_offset, max_results) = (i64::try_from(from)?, most);
+        let (told, refused): (Vec<_>, _) = match base {
+            None => {
+                let (snapshot_id, secrets) = (target.to_owned(), HashMap::new());
+                let request =
+                    v1::GetMetadataAllocatedRequest { snapshot_id, starting_offset, max_results, secrets };
+                let (told, refused): (Vec<v1::GetMetadataAllocatedResponse>, _) =
+                    self.ask_for_stream("SnapshotMetadata/GetMetadataAllocated", &request, LIMIT)?;
+                let told = told.into_iter().map(|one| (one.volume_capacity_bytes, one.block_metadata));
+                (told.collect(), refused)
+            }
+            Some(base) => {
+                let request = v1::GetMetadataDeltaRequest {
+                    base_snapshot_id: base.to_owned(),
+                    target_snapshot_id: target.to_owned(),
+                    starting_offset,
+                    max_results,
+                    secrets: HashMap::new(),
+                };
+                let (told, refused): (Vec<v1::GetMetadataDeltaResponse>, _) =
+                    self.ask_for_stream("SnapshotMetadata/GetMetadataDelta", &request, LIMIT)?;
+                let told = told.into_iter().map(|one| (one.volume_capacity_bytes, one.block_metadata));
+                (told.collect(), refused)
+            }
+        };
+        let extent = |range: &v1::BlockMetadata| {
+            anyhow::Ok((u64::try_from(range.byte_offset)?, u64::try_from(range.size_bytes)?))
+        };
+        let messages = told.iter().map(|(_, ranges)| ranges.iter().map(extent).collect());
+        let messages = messages.collect::<Result<_>>()?;
+        Ok(Told { messages, capacities: told.iter().map(|(bytes, _)| *bytes).collect(), refused })
+    }
+
     /// `CreateVolume`.
     ///
     /// # Errors
@@ -348,34 +417,38 @@ impl Csi {
     }
 }
 
-/// The Controller service as a process of the host.
+/// A service of the driver for the whole cluster as a process of the host.
 #[derive(Debug)]
-pub struct CsiController {
+pub struct CsiService {
     command: Mutex<Option<Process>>,
+    /// Its command, which names it too.
+    service: &'static str,
     program: PathBuf,
     /// Further variables.
     environment: BTreeMap<String, String>,
     dir: PathBuf,
 }
 
-impl CsiController {
-    /// Starts `program`, which reaches the API by the kubeconfig of that text, with `environment` besides its
-    /// usual one.
+impl CsiService {
+    /// Starts `program` with the command `service`. It reaches the API by the kubeconfig of that text, and has
+    /// `environment` besides its usual one.
     ///
     /// # Errors
     /// If it does not answer in time.
     pub fn start(
         program: &Path,
+        service: &'static str,
         kubeconfig: &str,
         environment: BTreeMap<String, String>,
         dir: &Path,
     ) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        fs::write(dir.join("kubeconfig"), kubeconfig).context("write the driver's kubeconfig")?;
-        let controller =
-            Self { command: Mutex::new(None), program: program.to_owned(), environment, dir: dir.to_owned() };
-        controller.restart()?;
-        Ok(controller)
+        fs::write(dir.join(format!("{service}.kubeconfig")), kubeconfig)
+            .context("write the driver's kubeconfig")?;
+        let (command, program, dir) = (Mutex::new(None), program.to_owned(), dir.to_owned());
+        let started = Self { command, service, program, environment, dir };
+        started.restart()?;
+        Ok(started)
     }
 
     /// Its socket.
@@ -388,23 +461,25 @@ impl CsiController {
         self.lock().take();
     }
 
-    /// Starts it again after [`CsiController::kill`].
+    /// Starts it again after [`CsiService::kill`].
     ///
     /// # Errors
     /// If it runs, or does not answer in time.
     pub fn restart(&self) -> Result<()> {
         let mut running = self.lock();
-        ensure!(running.is_none(), "the CSI controller runs already");
+        ensure!(running.is_none(), "the CSI {} runs already", self.service);
         let endpoint = format!("--endpoint=unix://{}", self.socket().display());
         let mut command = Command::new(&self.program);
         command
-            .env("KUBECONFIG", self.dir.join("kubeconfig"))
+            .env("KUBECONFIG", self.dir.join(format!("{}.kubeconfig", self.service)))
             .env("RUST_LOG", "info")
             .envs(&self.environment)
             // Several may run on the host.
-            .args(["controller", &endpoint, "--metrics-address=127.0.0.1:0"]);
-        let mut process = Process::spawn("csi-controller", &command, &self.dir.join("controller.log"))?;
-        until("the CSI controller to answer", START_LIMIT, || {
+            .args([self.service, &endpoint, "--metrics-address=127.0.0.1:0"]);
+        let name = format!("csi-{}", self.service);
+        let log = self.dir.join(format!("{}.log", self.service));
+        let mut process = Process::spawn(&name, &command, &log)?;
+        until("the CSI driver to answer", START_LIMIT, || {
             process.check_running()?;
             Ok(std::os::unix::net::UnixStream::connect(self.socket()).ok())
         })?;
@@ -413,7 +488,7 @@ impl CsiController {
     }
 
     fn socket(&self) -> PathBuf {
-        self.dir.join("csi.sock")
+        self.dir.join(format!("{}.sock", self.service))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Process>> {

@@ -1,4 +1,4 @@
-//! Unary gRPC requests to a program's Unix socket, on the host or in a test machine.
+//! gRPC requests to a program's Unix socket, on the host or in a test machine.
 //!
 //! Owns: the passage of bytes and of the status. Does not own: what the bytes mean. In a machine the request
 //! goes through this program there ([`crate::inside::Inside`]): its standard input is the message, its
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, BufMut};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tonic::client::Grpc;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use crate::report;
@@ -46,6 +46,8 @@ pub struct Refused {
 
 /// The answer of a program: the message's bytes, or its refusal.
 type Answer = Result<Vec<u8>, Refused>;
+/// Messages, and the refusal that ended them.
+type Streamed = (Vec<Vec<u8>>, Option<Refused>);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -77,6 +79,32 @@ impl Socket {
     }
 }
 
+impl Socket {
+    /// The same for a method that answers by several messages: those, and the refusal that ended them.
+    ///
+    /// # Errors
+    /// If the program could not be asked at all, or is in a machine.
+    pub fn call_for_stream(&self, method: &str, message: &[u8], limit: Duration) -> Result<Streamed> {
+        let Self::Host(socket) = self else { bail!("{method}: streams are read on the host only") };
+        let asked = async {
+            let (mut client, path) = connected(socket, method).await?;
+            let mut stream = match client.server_streaming(request(message, limit), path, Raw).await {
+                Ok(stream) => stream.into_inner(),
+                Err(status) => return Ok((Vec::new(), Some(refusal(&status)))),
+            };
+            let mut messages = Vec::new();
+            loop {
+                match stream.message().await {
+                    Ok(Some(message)) => messages.push(message),
+                    Ok(None) => return anyhow::Ok((messages, None)),
+                    Err(status) => return Ok((messages, Some(refusal(&status)))),
+                }
+            }
+        };
+        waited(limit, asked)
+    }
+}
+
 /// The command in a test machine: asks, and prints the answer.
 ///
 /// # Errors
@@ -93,24 +121,35 @@ pub fn print(socket: &Path, method: &str, limit_ms: u64) -> Result<()> {
 }
 
 fn call(socket: &Path, method: &str, message: &[u8], limit: Duration) -> Result<Answer> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("a runtime")?;
     let asked = async {
-        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
-        let channel = endpoint.connect().await.with_context(|| format!("connect to {}", socket.display()))?;
-        let mut client = Grpc::new(channel);
-        client.ready().await.context("the connection ended")?;
-        let mut request = Request::new(message.to_vec());
-        request.set_timeout(limit);
-        let path: PathAndQuery = method.parse().context("a method")?;
-        anyhow::Ok(client.unary(request, path, Raw).await)
+        let (mut client, path) = connected(socket, method).await?;
+        anyhow::Ok(client.unary(request(message, limit), path, Raw).await)
     };
-    let answer = runtime
-        .block_on(async { tokio::time::timeout(limit + GRACE, asked).await })
-        .context("no answer")??;
-    Ok(answer.map(tonic::Response::into_inner).map_err(|status| Refused {
-        code: format!("{:?}", status.code()),
-        message: status.message().to_owned(),
-    }))
+    Ok(waited(limit, asked)?.map(tonic::Response::into_inner).map_err(|status| refusal(&status)))
+}
+
+async fn connected(socket: &Path, method: &str) -> Result<(Grpc<Channel>, PathAndQuery)> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
+    let channel = endpoint.connect().await.with_context(|| format!("connect to {}", socket.display()))?;
+    let mut client = Grpc::new(channel);
+    client.ready().await.context("the connection ended")?;
+    Ok((client, method.parse().context("a method")?))
+}
+
+fn request(message: &[u8], limit: Duration) -> Request<Vec<u8>> {
+    let mut request = Request::new(message.to_vec());
+    request.set_timeout(limit);
+    request
+}
+
+fn refusal(status: &Status) -> Refused {
+    Refused { code: format!("{:?}", status.code()), message: status.message().to_owned() }
+}
+
+/// Runs a request to its end.
+fn waited<T>(limit: Duration, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("a runtime")?;
+    runtime.block_on(async { tokio::time::timeout(limit + GRACE, asked).await }).context("no answer")?
 }
 
 /// Passes messages on as bytes.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use crate::collector::Collector;
 use crate::command::{output, strip};
 use crate::control_plane::ControlPlane;
-use crate::csi::CsiController;
+use crate::csi::CsiService;
 use crate::node::{Control, Node};
 use crate::operator::{NAMESPACE, Operator};
 use crate::process::tail;
@@ -31,6 +31,8 @@ const NODE_PROGRAMS: &[&str] = &["holdfast-csi", "holdfast-node"];
 
 /// Templates of the chart that say who may do what.
 const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac", "csi-rbac"];
+/// Group of the kind by which backup programs find the snapshot metadata service.
+const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
 
 /// Resources of one scenario.
 #[derive(Debug)]
@@ -161,11 +163,39 @@ impl World {
     ///
     /// # Errors
     /// If it does not start.
-    pub fn csi_controller(&self) -> Result<CsiController> {
+    pub fn csi_controller(&self) -> Result<CsiService> {
         let program = self.programs()?.join("holdfast-csi");
         report::step("start the CSI controller");
         let config = self.csi_kubeconfig("127.0.0.1")?;
-        CsiController::start(&program, &config, self.exporting(), &self.dir().join("csi"))
+        CsiService::start(&program, "controller", &config, self.exporting(), &self.dir().join("csi"))
+    }
+
+    /// The CSI driver's SnapshotMetadata service, with the rights that the chart gives it. Only after
+    /// [`World::operator`].
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn csi_snapshot_metadata(&self) -> Result<CsiService> {
+        let program = self.programs()?.join("holdfast-csi");
+        report::step("start the CSI driver's snapshot metadata service");
+        let mut helm = Command::new(self.toolbox.helm()?);
+        helm.args(["template", "holdfast"]).arg(self.chart()).args(["--namespace", NAMESPACE]);
+        helm.args(["--api-versions", CHANGED_BLOCKS, "--set", "csi.snapshotMetadata.enabled=true"]);
+        helm.args(["--set", "csi.snapshotMetadata.tlsSecret=none,csi.snapshotMetadata.caCert=none"]);
+        for template in ["snapshot-metadata", "secrets-rbac"] {
+            helm.args(["--show-only", &format!("templates/{template}.yaml")]);
+        }
+        let rendered = output(&mut helm)?;
+        // Its kind is not there.
+        let known: Vec<&str> =
+            rendered.split("\n---\n").filter(|object| !object.contains(CHANGED_BLOCKS)).collect();
+        let file = self.dir().join("snapshot-metadata.yaml");
+        fs::write(&file, known.join("\n---\n")).context("write the rendered objects")?;
+        self.kubectl(["apply", "--server-side", "--filename", &file.display().to_string()])?;
+        let kubernetes = self.control_plane()?;
+        let config =
+            kubernetes.service_account_kubeconfig(NAMESPACE, "holdfast-snapshot-metadata", "127.0.0.1")?;
+        CsiService::start(&program, "snapshot-metadata", &config, self.exporting(), &self.dir().join("csi"))
     }
 
     /// Text of the kubeconfig of the CSI controller. `host` is how the API is reached.

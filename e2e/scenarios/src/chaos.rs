@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use holdfast_lab::csi::{Answer, Csi, CsiController, LIMIT, NewVolume, Use};
+use holdfast_lab::csi::{Answer, Csi, CsiService, LIMIT, NewVolume, Use};
 use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -96,7 +96,7 @@ fn wave(world: &World, csi: &Csi, number: usize) -> Result<()> {
 fn kill_until(
     stopped: Receiver<()>,
     operator: &Operator,
-    controller: &CsiController,
+    controller: &CsiService,
     cycles: &AtomicUsize,
 ) -> Result<()> {
     let mut pause = APART / 5;

@@ -12,6 +12,8 @@ use serde_json::json;
 
 /// Group of the snapshot controller's kinds.
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
+/// The same of the service that tells changed blocks.
+const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
 /// Group of the Prometheus operator's kinds, which the API server here does not have.
 const PROMETHEUS: &str = "apiVersion: monitoring.coreos.com/";
 /// Kinds that are rendered only where the values ask for them.
@@ -49,6 +51,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
     accepted(world, "all", &all)?;
     snapshots(world)?;
+    changed_blocks(world)?;
     attributes(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
@@ -81,6 +84,34 @@ fn snapshots(world: &World) -> Result<()> {
     let without = helm(world, &["template", "holdfast", "--set-json", "volumeSnapshotClasses=[]"], &file)?;
     ensure!(!without.contains("- name: snapshotter"), "a snapshotter without its kinds");
     Ok(())
+}
+
+/// The service that tells changed blocks needs a kind and a certificate. The API server takes all but the
+/// kind.
+fn changed_blocks(world: &World) -> Result<()> {
+    let file = world.dir().join("changed-blocks-values.json");
+    let values = |secret: &str| {
+        json!({
+            "csi": { "snapshotMetadata": { "enabled": true, "tlsSecret": secret, "caCert": "a PEM" } },
+            "networkPolicy": { "enabled": true },
+        })
+    };
+    fs::write(&file, values("").to_string()).context("write the values")?;
+    let template = |versions: &[&str]| helm(world, &[&["template", "holdfast"], versions].concat(), &file);
+    let said = template(&[]).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(said.contains("lacks the kind SnapshotMetadataService"), "without the kind: {said:?}");
+    let said = template(&["--api-versions", CHANGED_BLOCKS]).err();
+    let said = said.map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(said.contains("csi.snapshotMetadata.tlsSecret, caCert: "), "without a certificate: {said:?}");
+    fs::write(&file, values("metadata-certificate").to_string()).context("write the values")?;
+    let rendered = template(&["--api-versions", CHANGED_BLOCKS])?;
+    let objects: Vec<String> = rendered.split("\n---\n").map(str::to_owned).collect();
+    let (services, others): (Vec<_>, Vec<_>) =
+        objects.into_iter().partition(|object| object.contains(CHANGED_BLOCKS));
+    let [service] = &services[..] else { anyhow::bail!("services: {services:?}") };
+    ensure!(service.contains("caCert: YSBQRU0="), "the certificate is not encoded: {service}");
+    probes_wait(&others)?;
+    accepted(world, "changed-blocks", &others)
 }
 
 /// The classes of attributes are served from Kubernetes 1.34 on.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Answer, Csi, CsiController, LIMIT, Listed, NewVolume, SHORT, Use, granted, refused};
+use holdfast_lab::csi::{Answer, Csi, CsiService, LIMIT, Listed, NewVolume, SHORT, Use, granted, refused};
 use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -129,7 +129,7 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
 }
 
 /// The driver dies after it created the object and before it is provisioned.
-fn killed_while_creating(controller: &CsiController) -> Result<()> {
+fn killed_while_creating(controller: &CsiService) -> Result<()> {
     let csi = controller.csi();
     let waiting = thread::spawn(move || csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT));
     let csi = controller.csi();
@@ -144,7 +144,7 @@ fn killed_while_creating(controller: &CsiController) -> Result<()> {
 }
 
 /// Snapshots, volumes that begin with one, and clones.
-fn snapshots(world: &World, controller: &CsiController, operator: &Operator) -> Result<()> {
+fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Result<()> {
     let csi = controller.csi();
     report::step("take a snapshot, twice");
     let none = csi.snapshot("backup", "pvc-none", LIMIT)?;
@@ -279,7 +279,7 @@ fn serves_as(world: &World, durability: &str, age: &str) -> Result<()> {
     )
 }
 
-fn withdraw(world: &World, controller: &CsiController) -> Result<()> {
+fn withdraw(world: &World, controller: &CsiService) -> Result<()> {
     report::step("unpublish it: wait for the final commit, also over a kill of the driver");
     let csi = controller.csi();
     granted("unpublish elsewhere", csi.unpublish("pvc-1", "n2", SHORT)?)?;

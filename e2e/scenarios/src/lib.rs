@@ -8,6 +8,7 @@ use holdfast_lab::world::World;
 mod adoption;
 mod api_rules;
 mod cache_disk;
+mod changed_blocks;
 pub mod chaos;
 mod chart;
 pub mod cluster;
@@ -144,6 +145,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(40),
         alone: false,
         run: csi_controller::run,
+    },
+    Scenario {
+        name: "changed-blocks",
+        about: "backups are told which blocks a snapshot holds and which changed between two, also of a volume that began with another one's snapshot; over a store that is away",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: changed_blocks::run,
     },
     Scenario {
         name: "chaos",

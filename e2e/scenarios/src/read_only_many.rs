@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, CsiController, LIMIT, NewVolume, SHORT, Use, granted, refused};
+use holdfast_lab::csi::{Csi, CsiService, LIMIT, NewVolume, SHORT, Use, granted, refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::{Node, SIGKILL};
 use holdfast_lab::operator::Operator;
@@ -30,7 +30,7 @@ struct Parts<'a> {
     world: &'a World,
     s3: &'a S3Server,
     operator: &'a Operator,
-    controller: &'a CsiController,
+    controller: &'a CsiService,
     csi: Csi,
     a: CsiNode,
     b: CsiNode,

@@ -16,9 +16,9 @@ use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volume-snapshots";
 /// Part of the message about a snapshot that the daemon took.
-const BY_NODE: &str = "as after a power cut";
+pub(super) const BY_NODE: &str = "as after a power cut";
 /// The same for the operator.
-const BY_OPERATOR: &str = "no node served it";
+pub(super) const BY_OPERATOR: &str = "no node served it";
 const LIMIT: Duration = Duration::from_secs(60);
 /// Less than the operator's interval: what happens within is the answer to an event.
 const SOON: Duration = Duration::from_secs(20);
@@ -202,7 +202,7 @@ fn content(node: &Node, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M count=2 iflag=direct status=none | sha256sum"))
 }
 
-fn from_snapshot(name: &str, snapshot: &str) -> String {
+pub(super) fn from_snapshot(name: &str, snapshot: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
          spec: {{objectStore: store, source: {{snapshot: {{name: {snapshot}}}}}}}\n"
@@ -242,7 +242,7 @@ fn retained(world: &World, s3: &S3Server) -> Result<()> {
     Ok(())
 }
 
-fn snapshot(name: &str, volume: &str, policy: &str) -> String {
+pub(super) fn snapshot(name: &str, volume: &str, policy: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {{name: {name}}}\n\
          spec: {{volume: {volume}, deletionPolicy: {policy}}}\n"
@@ -250,7 +250,7 @@ fn snapshot(name: &str, volume: &str, policy: &str) -> String {
 }
 
 /// Waits until a snapshot of the volume `id` is taken, and returns its name in the store.
-fn taken(world: &World, name: &str, id: &str, by: &str) -> Result<String> {
+pub(super) fn taken(world: &World, name: &str, id: &str, by: &str) -> Result<String> {
     let object = format!("volumesnapshot/{name}");
     world.wait_for(&object, "condition=Ready")?;
     let status = field(world, &object, "{.status.snapshotId} {.status.takenTime} {.status.sizeBytes}")?;
@@ -273,6 +273,6 @@ fn roots(s3: &S3Server, id: &str, folder: &str) -> Result<usize> {
     Ok(s3.keys(BUCKET, &format!("volumes/{id}/{folder}/"))?.len())
 }
 
-fn field(world: &World, object: &str, path: &str) -> Result<String> {
+pub(super) fn field(world: &World, object: &str, path: &str) -> Result<String> {
     world.kubectl(["get", object, &format!("--output=jsonpath={path}")])
 }

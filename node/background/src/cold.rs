@@ -69,18 +69,22 @@ pub enum ColdError {
 }
 
 impl ColdError {
-    /// The store's answer that fails the read once it is confirmed; `None` for answers that a retry may
-    /// change.
-    pub(crate) fn finding(&self) -> Option<String> {
-        let is_final = match self {
+    /// Returns true if a retry finds the same: an object is missing or damaged. All else may change, since
+    /// credentials, policies and proxies are corrected while a read waits.
+    pub fn is_final(&self) -> bool {
+        match self {
             Self::Store { source: StoreError::NotFound { .. } | StoreError::OutOfRange { .. }, .. }
             | Self::Index { .. }
             | Self::Frame { .. } => true,
-            // Credentials, policies and proxies are corrected while the read waits.
             Self::Store { .. } | Self::Slab(_) => false,
-        };
+        }
+    }
+
+    /// The store's answer that fails the read once it is confirmed; `None` for answers that a retry may
+    /// change.
+    pub(crate) fn finding(&self) -> Option<String> {
         let cause = self.source().map(ToString::to_string).unwrap_or_default();
-        is_final.then(|| format!("{self}: {cause}"))
+        self.is_final().then(|| format!("{self}: {cause}"))
     }
 }
 

@@ -1,0 +1,166 @@
+//! The CSI SnapshotMetadata service: which blocks a snapshot holds, and which changed between two of a volume.
+//!
+//! Owns: the answers, as streams of byte ranges.
+//! Does not own: any state, nor what changed, which `holdfast_background` finds from the indexes in the object
+//! store; data is not read.
+//! Invariants: what changed is never left out. What has not changed may be told where a merge moved it.
+//! On failure: the stream ends with a status. The client asks again from the byte behind the last range.
+
+mod ranges;
+mod source;
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use holdfast_crds::VolumeSnapshot;
+use holdfast_proto::csi::v1::{
+    BlockMetadata, BlockMetadataType, GetMetadataAllocatedRequest, GetMetadataAllocatedResponse,
+    GetMetadataDeltaRequest, GetMetadataDeltaResponse, snapshot_metadata_server,
+};
+use holdfast_types::{Chunk, SECTOR_BYTES};
+use kube::Client;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::controller::objects::Objects;
+use crate::requests::{RequestKind, Requests};
+use ranges::{Asked, Ranges};
+use source::Source;
+
+/// Messages made ahead of the client.
+const AHEAD: usize = 4;
+/// Chunks of 128 MiB whose indexes are read at a time.
+const CHUNKS_AT_ONCE: usize = 8;
+
+/// The SnapshotMetadata service.
+#[derive(Clone)]
+pub(crate) struct SnapshotMetadata {
+    client: Client,
+    snapshots: Objects<VolumeSnapshot>,
+    requests: Requests,
+}
+
+/// One message of an answer.
+struct Message {
+    capacity: i64,
+    ranges: Vec<BlockMetadata>,
+}
+
+/// The client does not wait for the rest.
+const GONE: &str = "the client ended the request";
+
+impl SnapshotMetadata {
+    /// The service over the API server of `client`, and the object stores that it names.
+    pub(crate) fn new(client: Client, requests: Requests) -> Self {
+        Self { snapshots: Objects::new(client.clone()), client, requests }
+    }
+
+    /// Answers a request in a task of its own, which ends with the client.
+    fn answer<T: Send + 'static>(
+        &self,
+        kind: RequestKind,
+        target: String,
+        base: Option<String>,
+        asked: Result<Asked, Status>,
+        message: fn(Message) -> T,
+    ) -> Response<ReceiverStream<Result<T, Status>>> {
+        let (sender, receiver) = mpsc::channel(AHEAD);
+        let service = self.clone();
+        tokio::spawn(async move {
+            let answer = async {
+                let asked = asked?;
+                let source =
+                    source::open(&service.client, &service.snapshots, base.as_deref(), &target).await?;
+                tell(source, asked, |told| {
+                    let sent = sender.send(Ok(message(told)));
+                    async { sent.await.map_err(|_| Status::cancelled(GONE)) }
+                })
+                .await
+            };
+            let answered = tokio::select! {
+                answered = service.requests.answer(kind, &target, answer) => answered,
+                () = sender.closed() => Err(Status::cancelled(GONE)),
+            };
+            if let Err(status) = answered {
+                // Of no use where the client is gone.
+                let _sent = sender.send(Err(status)).await;
+            }
+        });
+        Response::new(ReceiverStream::new(receiver))
+    }
+}
+
+/// Sends the ranges of `source` from the byte that was asked for on, in at least one message.
+async fn tell<F: Future<Output = Result<(), Status>>>(
+    source: Source,
+    asked: Asked,
+    send: impl Fn(Message) -> F,
+) -> Result<(), Status> {
+    let sectors = source.changes.sectors();
+    let capacity = i64::try_from(sectors * SECTOR_BYTES).unwrap_or(i64::MAX);
+    let first = asked.first_sector(sectors)?;
+    let chunks: Vec<Chunk> = source.changes.chunks(first).collect();
+    let source = Arc::new(source);
+    let in_chunk = |chunk| {
+        let source = Arc::clone(&source);
+        async move { source.in_chunk(chunk).await }
+    };
+    let mut found = stream::iter(chunks).map(in_chunk).buffered(CHUNKS_AT_ONCE);
+    let (mut ranges, mut is_first) = (Ranges::new(first, asked.most()), true);
+    while let Some(in_chunk) = found.try_next().await? {
+        for range in in_chunk {
+            if let Some(ranges) = ranges.push(range) {
+                is_first = false;
+                send(Message { capacity, ranges }).await?;
+            }
+        }
+    }
+    if let Some(ranges) = ranges.end(is_first) {
+        send(Message { capacity, ranges }).await?;
+    }
+    Ok(())
+}
+
+#[tonic::async_trait]
+impl snapshot_metadata_server::SnapshotMetadata for SnapshotMetadata {
+    type GetMetadataAllocatedStream = ReceiverStream<Result<GetMetadataAllocatedResponse, Status>>;
+    type GetMetadataDeltaStream = ReceiverStream<Result<GetMetadataDeltaResponse, Status>>;
+
+    async fn get_metadata_allocated(
+        &self,
+        request: Request<GetMetadataAllocatedRequest>,
+    ) -> Result<Response<Self::GetMetadataAllocatedStream>, Status> {
+        let GetMetadataAllocatedRequest { snapshot_id, starting_offset, max_results, secrets: _ } =
+            request.into_inner();
+        let asked = Asked::new(starting_offset, max_results);
+        let kind = RequestKind::GetMetadataAllocated;
+        Ok(self.answer(kind, snapshot_id, None, asked, |told| GetMetadataAllocatedResponse {
+            block_metadata_type: BlockMetadataType::VariableLength.into(),
+            volume_capacity_bytes: told.capacity,
+            block_metadata: told.ranges,
+        }))
+    }
+
+    async fn get_metadata_delta(
+        &self,
+        request: Request<GetMetadataDeltaRequest>,
+    ) -> Result<Response<Self::GetMetadataDeltaStream>, Status> {
+        let GetMetadataDeltaRequest {
+            base_snapshot_id,
+            target_snapshot_id,
+            starting_offset,
+            max_results,
+            secrets: _,
+        } = request.into_inner();
+        let asked = Asked::new(starting_offset, max_results);
+        let kind = RequestKind::GetMetadataDelta;
+        Ok(self.answer(kind, target_snapshot_id, Some(base_snapshot_id), asked, |told| {
+            GetMetadataDeltaResponse {
+                block_metadata_type: BlockMetadataType::VariableLength.into(),
+                volume_capacity_bytes: told.capacity,
+                block_metadata: told.ranges,
+            }
+        }))
+    }
+}

@@ -1,0 +1,152 @@
+//! Byte ranges as CSI wants them: ascending, apart, so many in a message.
+
+use holdfast_proto::csi::v1::BlockMetadata;
+use holdfast_types::{SECTOR_BYTES, Sector, SectorRange};
+use tonic::Status;
+
+/// Ranges of one message: some 50 KB.
+const MOST: usize = 4096;
+
+/// Limits of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    starting_offset: u64,
+    most: usize,
+}
+
+impl Asked {
+    /// From the fields of a request.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`: one is negative.
+    pub(super) fn new(starting_offset: i64, max_results: i32) -> Result<Self, Status> {
+        let negative = |field: &str, value: i64| {
+            Status::invalid_argument(format!("{field}: {value} is negative; write 0 for the default"))
+        };
+        let most = usize::try_from(max_results)
+            .map_err(|_negative| negative("max_results", i64::from(max_results)))?;
+        let starting_offset = u64::try_from(starting_offset)
+            .map_err(|_negative| negative("starting_offset", starting_offset))?;
+        Ok(Self { starting_offset, most })
+    }
+
+    /// The sector of the first byte asked for, of a snapshot of so many.
+    ///
+    /// # Errors
+    /// `OUT_OF_RANGE`: it has no such byte, nor one before it.
+    pub(super) fn first_sector(self, sectors: u64) -> Result<Sector, Status> {
+        let capacity = sectors * SECTOR_BYTES;
+        if self.starting_offset > capacity {
+            let at = self.starting_offset;
+            return Err(Status::out_of_range(format!(
+                "starting_offset: {at} is beyond the end of the snapshot, which has {capacity} bytes"
+            )));
+        }
+        Ok(Sector(self.starting_offset / SECTOR_BYTES))
+    }
+
+    /// The most ranges of a message.
+    pub(super) fn most(self) -> usize {
+        if self.most == 0 { MOST } else { self.most.min(MOST) }
+    }
+}
+
+/// Ranges on their way into messages.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    first: Sector,
+    most: usize,
+    ready: Vec<BlockMetadata>,
+    /// The last one, which may become longer.
+    last: Option<SectorRange>,
+}
+
+impl Ranges {
+    /// From a sector on, so many in a message.
+    pub(super) fn new(first: Sector, most: usize) -> Self {
+        Self { first, most, ready: Vec::new(), last: None }
+    }
+
+    /// Adds a range that lies behind all others, or touches the last. Returns a message once it is full.
+    pub(super) fn push(&mut self, range: SectorRange) -> Option<Vec<BlockMetadata>> {
+        let first = self.first.0.max(range.start.0);
+        let range = SectorRange::new(first, range.end().checked_sub(first).filter(|count| *count > 0)?);
+        match &mut self.last {
+            Some(last) if last.end() == range.start.0 => {
+                last.sectors += range.sectors;
+                None
+            }
+            last => {
+                let before = last.replace(range)?;
+                self.ready.push(bytes(before));
+                (self.ready.len() == self.most).then(|| std::mem::take(&mut self.ready))
+            }
+        }
+    }
+
+    /// The rest: a message, or an empty one if there was none before.
+    pub(super) fn end(mut self, is_first: bool) -> Option<Vec<BlockMetadata>> {
+        self.ready.extend(self.last.map(bytes));
+        (is_first || !self.ready.is_empty()).then_some(self.ready)
+    }
+}
+
+fn bytes(range: SectorRange) -> BlockMetadata {
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    BlockMetadata { byte_offset: signed(range.start.byte_offset()), size_bytes: signed(range.bytes()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The messages about these ranges, as sectors.
+    fn messages(first: u64, most: usize, ranges: &[(u64, u64)]) -> Vec<Vec<(u64, u64)>> {
+        let mut told = Ranges::new(Sector(first), most);
+        let mut messages: Vec<_> =
+            ranges.iter().filter_map(|(start, count)| told.push(SectorRange::new(*start, *count))).collect();
+        messages.extend(told.end(messages.is_empty()));
+        let sectors = |bytes: i64| bytes as u64 / SECTOR_BYTES;
+        let pair = |range: BlockMetadata| (sectors(range.byte_offset), sectors(range.size_bytes));
+        messages.into_iter().map(|message| message.into_iter().map(pair).collect()).collect()
+    }
+
+    #[test]
+    fn ranges_that_touch_are_one() {
+        assert_eq!(messages(0, 9, &[(0, 2), (2, 3), (7, 1)]), [[(0, 5), (7, 1)]]);
+    }
+
+    #[test]
+    fn no_message_has_more_ranges_than_asked_for() {
+        let ranges = [(0, 1), (2, 1), (4, 1), (5, 1), (7, 1), (9, 1)];
+        assert_eq!(messages(0, 2, &ranges), [vec![(0, 1), (2, 1)], vec![(4, 2), (7, 1)], vec![(9, 1)]]);
+        assert_eq!(messages(0, 5, &ranges), [[(0, 1), (2, 1), (4, 2), (7, 1), (9, 1)]]);
+    }
+
+    #[test]
+    fn an_answer_has_a_message_even_if_nothing_changed() {
+        assert_eq!(messages(0, 9, &[]), [[]; 1]);
+    }
+
+    #[test]
+    fn nothing_ends_before_the_first_byte_asked_for() {
+        assert_eq!(messages(3, 9, &[(0, 2), (2, 4), (8, 1)]), [[(3, 3), (8, 1)]]);
+        assert_eq!(messages(3, 9, &[(0, 3)]), [[]; 1]);
+    }
+
+    #[test]
+    fn bad_limits_name_their_field() {
+        let said = |starting_offset, max_results| {
+            Asked::new(starting_offset, max_results)
+                .and_then(|asked| asked.first_sector(10))
+                .map_err(|status| format!("{:?}: {}", status.code(), status.message()))
+        };
+        assert!(said(-1, 0).is_err_and(|it| it.starts_with("InvalidArgument: starting_offset: -1 ")));
+        assert!(said(0, -1).is_err_and(|it| it.starts_with("InvalidArgument: max_results: -1 ")));
+        assert!(said(40_961, 0).is_err_and(|it| it.starts_with("OutOfRange: starting_offset: 40961 ")));
+        assert_eq!(said(40_960, 0), Ok(Sector(10)), "what follows the last range of a whole answer");
+        assert_eq!(said(4097, 0), Ok(Sector(1)));
+        assert_eq!(Asked::new(0, 7).map(Asked::most).ok(), Some(7));
+        assert_eq!(Asked::new(0, 1 << 30).map(Asked::most).ok(), Some(MOST));
+    }
+}

@@ -1,0 +1,188 @@
+//! From the ids of snapshots to what differs between them in the object store.
+//!
+//! A request has a connection of its own, so that it has the newest credentials.
+
+use holdfast_background::{Changes, ColdError, Indexes};
+use holdfast_cluster::store_config::{self, StoreConfigError};
+use holdfast_crds::VolumeSnapshot;
+use holdfast_log::{LogFailure, read_snapshot};
+use holdfast_objects::StoreError;
+use holdfast_s3::S3Store;
+use holdfast_service::chain;
+use holdfast_types::{Chunk, SectorRange, SnapshotName};
+use kube::Client;
+use tonic::Status;
+
+use crate::controller::object_name::is_object_name;
+use crate::controller::objects::Objects;
+use crate::controller::snapshots::{condition, missing};
+
+/// Bytes of indexes that a request keeps, and the number expected.
+const INDEX_BYTES: u64 = 64 << 20;
+const INDEXES: usize = 2000;
+/// Name of this program in messages about Secrets.
+const READER: &str = "the CSI driver's snapshot metadata service";
+
+/// What a request tells, and where it is.
+pub(super) struct Source {
+    pub(super) changes: Changes,
+    objects: S3Store,
+    indexes: Indexes,
+}
+
+impl Source {
+    /// The sectors of a chunk that differ, as runs that ascend and do not touch.
+    pub(super) async fn in_chunk(&self, chunk: Chunk) -> Result<Vec<SectorRange>, Status> {
+        self.changes.in_chunk(&self.objects, &self.indexes, chunk).await.map_err(|error| unreadable(&error))
+    }
+}
+
+/// A snapshot in its store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    store: String,
+    name: SnapshotName,
+}
+
+/// Opens what a snapshot holds, or what changed from another one of its volume to it.
+///
+/// # Errors
+/// A status that names the field and what is missing.
+pub(super) async fn open(
+    client: &Client,
+    snapshots: &Objects<VolumeSnapshot>,
+    base: Option<&str>,
+    target: &str,
+) -> Result<Source, Status> {
+    let field = if base.is_some() { "target_snapshot_id" } else { "snapshot_id" };
+    let target = find(snapshots, field, target).await?;
+    let base = match base {
+        Some(base) => Some(find(snapshots, "base_snapshot_id", base).await?),
+        None => None,
+    };
+    if let Some(base) = &base {
+        follows(base, &target)?;
+    }
+    let config =
+        store_config::read(client, READER, &target.store).await.map_err(|error| of_config(&error))?;
+    let objects = S3Store::connect(config.config)
+        .await
+        .map_err(|error| of_config(&StoreConfigError::Invalid(error)))?;
+    let root = async |place: Place| {
+        let SnapshotName { volume, seq } = &place.name;
+        read_snapshot(&objects, volume, *seq).await.map_err(|error| of_log(&place.name, &error))
+    };
+    let target = root(target).await?;
+    let changes = match base {
+        Some(base) => Changes::between(root(base).await?, target),
+        None => Changes::all_of(target),
+    };
+    Ok(Source { changes, objects, indexes: Indexes::new(INDEXES, INDEX_BYTES) })
+}
+
+/// The place of the snapshot with this id.
+async fn find(snapshots: &Objects<VolumeSnapshot>, field: &str, id: &str) -> Result<Place, Status> {
+    if id.is_empty() {
+        return Err(Status::invalid_argument(format!("{field}: is empty; name a snapshot")));
+    }
+    let found = if is_object_name(id) { snapshots.get(id).await? } else { None };
+    place(field, &found.ok_or_else(|| missing(field, id))?)
+}
+
+fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
+    let status = snapshot.status.as_ref();
+    let taken = status.and_then(|it| it.object_store.clone().zip(it.snapshot_id.as_ref()));
+    let Some((store, name)) = taken else {
+        return Err(Status::unavailable(format!("{field}: not taken yet: {}", condition(snapshot))));
+    };
+    let name = name.parse().map_err(|_| {
+        Status::internal(format!("{field}: status.snapshotId is `{name}`, which names no snapshot"))
+    })?;
+    Ok(Place { store, name })
+}
+
+/// Checks that `target` is a later snapshot of the volume of `base`, or the same.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+fn follows(base: &Place, target: &Place) -> Result<(), Status> {
+    if (&base.store, &base.name.volume) != (&target.store, &target.name.volume) {
+        return Err(Status::invalid_argument(format!(
+            "base_snapshot_id: {} and {} are snapshots of two volumes; name one of the same volume",
+            base.name, target.name
+        )));
+    }
+    if base.name.seq > target.name.seq {
+        return Err(Status::invalid_argument(format!(
+            "base_snapshot_id: {} was taken after {}; name the earlier one as the base",
+            base.name, target.name
+        )));
+    }
+    Ok(())
+}
+
+fn of_config(error: &StoreConfigError) -> Status {
+    match error {
+        StoreConfigError::Api(_) => Status::unavailable(chain(error)),
+        StoreConfigError::Missing(_)
+        | StoreConfigError::NoSecret { .. }
+        | StoreConfigError::SecretForbidden { .. }
+        | StoreConfigError::NoSecretKey { .. }
+        | StoreConfigError::NoWebIdentity { .. }
+        | StoreConfigError::TwoCaBundles
+        | StoreConfigError::Invalid(_) => Status::failed_precondition(chain(error)),
+    }
+}
+
+fn of_log(name: &SnapshotName, error: &LogFailure) -> Status {
+    match error {
+        LogFailure::Store { source: StoreError::NotFound { .. }, .. } => {
+            Status::not_found(format!("snapshot {name} is not in the object store any more"))
+        }
+        LogFailure::Store { .. } => Status::unavailable(chain(error)),
+        _ => Status::data_loss(chain(error)),
+    }
+}
+
+fn unreadable(error: &ColdError) -> Status {
+    if error.is_final() { Status::data_loss(chain(error)) } else { Status::unavailable(chain(error)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+    use crate::controller::snapshots::tests::snapshot;
+
+    fn at(store: &str, name: &str) -> Place {
+        Place { store: store.to_owned(), name: name.parse().expect("a snapshot") }
+    }
+
+    #[test]
+    fn a_snapshot_that_is_not_taken_says_what_it_waits_for() {
+        assert_eq!(place("snapshot_id", &snapshot(true, "Taken")).ok(), Some(at("main", "id@7")));
+        let mut waits = snapshot(false, "Taking");
+        if let Some(status) = &mut waits.status {
+            status.snapshot_id = None;
+        }
+        let refused = place("snapshot_id", &waits).expect_err("it has no place");
+        assert_eq!(refused.code(), Code::Unavailable);
+        assert!(refused.message().starts_with("snapshot_id: not taken yet: "), "{refused}");
+    }
+
+    #[test]
+    fn only_a_later_snapshot_of_the_same_volume_is_compared() {
+        let base = at("main", "a@7");
+        assert!(follows(&base, &at("main", "a@9")).is_ok() && follows(&base, &base).is_ok());
+        for (target, word) in [
+            (at("main", "a@6"), "was taken after"),
+            (at("main", "b@9"), "two volumes"),
+            (at("other", "a@9"), "two"),
+        ] {
+            let refused = follows(&base, &target).expect_err("it cannot be compared");
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert!(refused.message().contains(word), "{refused}");
+        }
+    }
+}

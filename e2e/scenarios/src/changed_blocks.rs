@@ -1,0 +1,175 @@
+//! The CSI SnapshotMetadata service on snapshots of a served volume and of one that began with a snapshot of
+//! it. The scenario plays the sidecar, and knows what it wrote.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Csi, Extent, Told};
+use holdfast_lab::node::Node;
+use holdfast_lab::report;
+use holdfast_lab::rpc::Refused;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, volume};
+use super::story::{provision_store, serve};
+use super::volume_snapshots::{BY_NODE, BY_OPERATOR, field, from_snapshot, snapshot, taken};
+
+const BUCKET: &str = "changed-blocks";
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// Sectors that are written one by one, in 256 MiB.
+const SCATTERED: u64 = 200;
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    for (name, size) in [("data", "1Gi"), ("other", "64Mi")] {
+        apply(world, &volume(name, "store", size))?;
+        world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    }
+    let id = field(world, "volume/data", "{.status.volumeId}")?;
+    let node = world.node("a", "user-copy", "")?;
+    let device = serve(world, &node, "data")?;
+    let service = world.csi_snapshot_metadata()?;
+    let csi = service.csi();
+
+    report::step("what a snapshot holds is told to the sector");
+    write(&node, &device, (0, MIB))?;
+    write(&node, &device, (300 * MIB, 4 * KIB))?;
+    apply(world, &snapshot("first", "data", "Delete"))?;
+    taken(world, "first", &id, BY_NODE)?;
+    let held = whole(&csi, None, "first")?;
+    ensure!(held == [(0, MIB), (300 * MIB, 4 * KIB)], "the snapshot holds {held:?}");
+
+    report::step("what was written and discarded since is told, and nothing else");
+    node.vm().exec(&format!("blkdiscard --offset 0 --length {} {device}", 128 * KIB))?;
+    write(&node, &device, (512 * KIB, 4 * KIB))?;
+    write(&node, &device, (900 * MIB, 64 * KIB))?;
+    apply(world, &snapshot("second", "data", "Delete"))?;
+    taken(world, "second", &id, BY_NODE)?;
+    let changed = whole(&csi, Some("first"), "second")?;
+    let expected = [(0, 128 * KIB), (512 * KIB, 4 * KIB), (900 * MIB, 64 * KIB)];
+    ensure!(changed == expected, "changed: {changed:?}");
+    let held = whole(&csi, None, "second")?;
+    let expected = [(128 * KIB, MIB - 128 * KIB), (300 * MIB, 4 * KIB), (900 * MIB, 64 * KIB)];
+    ensure!(held == expected, "the second snapshot holds {held:?}");
+    ensure!(whole(&csi, Some("second"), "second")?.is_empty(), "a snapshot differs from itself");
+
+    let scattered = scattered(world, &s3, &node, &device, &csi)?;
+    refusals(world, &csi)?;
+
+    report::step("the store is away: the answer says so, and nothing is left out once it is back");
+    s3.stop();
+    refused(&csi, Some("first"), "second", 0, ("Unavailable", ""))?;
+    s3.resume()?;
+    ensure!(whole(&csi, Some("second"), "third")? == scattered, "another answer after the store was away");
+
+    report::step("a volume that began with a snapshot holds what that holds");
+    apply(world, &from_snapshot("copy", "second"))?;
+    world.wait_for("volume/copy", "jsonpath={.status.phase}=Ready")?;
+    let copy = field(world, "volume/copy", "{.status.volumeId}")?;
+    apply(world, &snapshot("of-copy", "copy", "Delete"))?;
+    taken(world, "of-copy", &copy, BY_OPERATOR)?;
+    ensure!(whole(&csi, None, "of-copy")? == held, "the copy holds something else");
+    let copied = serve(world, &node, "copy")?;
+    write(&node, &copied, (64 * KIB, 4 * KIB))?;
+    apply(world, &snapshot("written-copy", "copy", "Delete"))?;
+    taken(world, "written-copy", &copy, BY_NODE)?;
+    let changed = whole(&csi, Some("of-copy"), "written-copy")?;
+    ensure!(changed == [(64 * KIB, 4 * KIB)], "changed in the copy: {changed:?}");
+
+    service.kill();
+    node.terminate()?;
+    operator.stop()
+}
+
+/// Writes sectors all over the volume, and asks what changed in messages of a few ranges, and from the middle
+/// on. Returns what changed.
+fn scattered(world: &World, s3: &S3Server, node: &Node, device: &str, csi: &Csi) -> Result<Vec<Extent>> {
+    report::step("scattered writes are told one by one, in messages of the size asked for");
+    // A step that is no multiple of what is told apart, and odd sectors only, so that none touch.
+    let places: BTreeSet<u64> = (0..SCATTERED).map(|number| (number * 7919 % 32_768) * 2 + 1).collect();
+    let all: Vec<String> = places.iter().map(u64::to_string).collect();
+    node.vm().exec(&format!(
+        "dd if=/dev/urandom of=/tmp/sector bs=4k count=1 2>/dev/null; for place in {}; do \
+         dd if=/tmp/sector of={device} bs=4k count=1 seek=$place oflag=direct 2>/dev/null; done",
+        all.join(" ")
+    ))?;
+    let id = field(world, "volume/data", "{.status.volumeId}")?;
+    apply(world, &snapshot("third", "data", "Delete"))?;
+    taken(world, "third", &id, BY_NODE)?;
+    let before = s3.requests()?.len();
+    let (messages, _) = asked(csi, Some("second"), "third", 0, 7)?;
+    report::step(format_args!("{} requests for what changed", s3.requests()?.len() - before));
+    ensure!(messages.iter().all(|ranges| ranges.len() <= 7), "messages of {:?}", messages.first());
+    let changed: Vec<Extent> = messages.concat();
+    let expected: Vec<Extent> = places.iter().map(|place| (place * 4 * KIB, 4 * KIB)).collect();
+    ensure!(changed == expected, "changed: {changed:?}");
+    let (middle, _) = changed[changed.len() / 2];
+    let (messages, _) = asked(csi, Some("second"), "third", middle, 0)?;
+    ensure!(messages.concat() == changed[changed.len() / 2..], "from {middle} on: {messages:?}");
+    Ok(changed)
+}
+
+/// Each names the field and what is wrong.
+fn refusals(world: &World, csi: &Csi) -> Result<()> {
+    report::step("a question that has no answer names its field");
+    apply(world, &snapshot("of-other", "other", "Delete"))?;
+    world.wait_for("volumesnapshot/of-other", "condition=Ready")?;
+    refused(csi, None, "nothing", 0, ("NotFound", "snapshot_id: "))?;
+    refused(csi, Some("nothing"), "second", 0, ("NotFound", "base_snapshot_id: "))?;
+    refused(csi, None, "", 0, ("InvalidArgument", "snapshot_id: is empty"))?;
+    refused(csi, Some("of-other"), "second", 0, ("InvalidArgument", "two volumes"))?;
+    refused(csi, Some("second"), "first", 0, ("InvalidArgument", "was taken after"))?;
+    refused(csi, None, "first", (1 << 30) + 1, ("OutOfRange", "starting_offset: "))
+}
+
+/// All that is told of a snapshot, or of what changed from `base` on.
+fn whole(csi: &Csi, base: Option<&str>, target: &str) -> Result<Vec<Extent>> {
+    let (messages, refused) = asked(csi, base, target, 0, 0)?;
+    if let Some(Refused { code, message }) = refused {
+        anyhow::bail!("{target}: {code}: {message}");
+    }
+    ensure!(!messages.is_empty(), "{target}: no message says how large it is");
+    Ok(messages.concat())
+}
+
+fn refused(
+    csi: &Csi,
+    base: Option<&str>,
+    target: &str,
+    from: u64,
+    (code, words): (&str, &str),
+) -> Result<()> {
+    let (_, refused) = asked(csi, base, target, from, 0)?;
+    let refused = refused.with_context(|| format!("{base:?} to {target:?} from {from}: was answered"))?;
+    ensure!(
+        refused.code == code && refused.message.contains(words),
+        "not {code} with {words:?}: {refused:?}"
+    );
+    Ok(())
+}
+
+/// The ranges of each message, and the refusal that ended them.
+fn asked(
+    csi: &Csi,
+    base: Option<&str>,
+    target: &str,
+    from: u64,
+    most: i32,
+) -> Result<(Vec<Vec<Extent>>, Option<Refused>)> {
+    let Told { messages, capacities, refused } = csi.changed_blocks(base, target, from, most)?;
+    ensure!(capacities.iter().all(|bytes| *bytes == 1 << 30), "other capacities than 1 GiB: {capacities:?}");
+    Ok((messages, refused))
+}
+
+fn write(node: &Node, device: &str, (offset, bytes): Extent) -> Result<()> {
+    let (skip, count) = (offset / (4 * KIB), bytes / (4 * KIB));
+    node.vm()
+        .exec(&format!(
+            "dd if=/dev/urandom of={device} bs=4k seek={skip} count={count} oflag=direct 2>/dev/null"
+        ))
+        .map(drop)
+}
