@@ -1,5 +1,5 @@
-//! The Holdfast CSI driver on Unix sockets: the Controller service, once for a cluster, the Node service, once
-//! on each node, and the SnapshotMetadata service, where backups use it.
+//! The Holdfast CSI driver on Unix sockets: the Controller service, once for a cluster, the Node service,
+//! once on each node, and the SnapshotMetadata service, where backups use it.
 
 mod capability;
 mod controller;
@@ -126,7 +126,7 @@ async fn serve_snapshot_metadata(settings: ClusterSettings, log_level: LogLevel)
     }
 }
 
-/// What the services for the cluster have in common.
+/// Common parts of the services for the cluster.
 struct ClusterService {
     client: Client,
     admin: AdminEndpoint,

@@ -23,7 +23,7 @@ const INDEXES: usize = 2000;
 /// Name of this program in messages about Secrets.
 const READER: &str = "the CSI driver's snapshot metadata service";
 
-/// What a request tells, and where it is.
+/// Two snapshots, or one, and the store that holds them.
 pub(super) struct Source {
     pub(super) changes: Changes,
     objects: S3Store,

@@ -224,8 +224,8 @@ impl Csi {
         Ok((messages.iter().map(read).collect::<Result<_>>()?, refused))
     }
 
-    /// What differs between two snapshots from this byte on, or what `target` holds, with so many ranges in a
-    /// message.
+    /// The ranges that differ between two snapshots from this byte on, or that `target` holds, with so many
+    /// in a message.
     ///
     /// # Errors
     /// If the driver cannot be asked, or a range is none.
@@ -430,8 +430,8 @@ pub struct CsiService {
 }
 
 impl CsiService {
-    /// Starts `program` with the command `service`. It reaches the API by the kubeconfig of that text, and has
-    /// `environment` besides its usual one.
+    /// Starts `program` with the command `service`. It reaches the API by the kubeconfig of that text, and
+    /// has `environment` besides its usual one.
     ///
     /// # Errors
     /// If it does not answer in time.

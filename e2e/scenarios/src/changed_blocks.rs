@@ -60,11 +60,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     let scattered = scattered(world, &s3, &node, &device, &csi)?;
     refusals(world, &csi)?;
 
-    report::step("the store is away: the answer says so, and nothing is left out once it is back");
+    report::step("the store does not answer: the refusal says so, and nothing is left out afterwards");
     s3.stop();
     refused(&csi, Some("first"), "second", 0, ("Unavailable", ""))?;
     s3.resume()?;
-    ensure!(whole(&csi, Some("second"), "third")? == scattered, "another answer after the store was away");
+    ensure!(whole(&csi, Some("second"), "third")? == scattered, "another answer after the outage");
 
     report::step("a volume that began with a snapshot holds what that holds");
     apply(world, &from_snapshot("copy", "second"))?;

@@ -167,8 +167,8 @@ fn end_of_rollout(world: &World, old: &str) -> Result<()> {
     world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
 }
 
-/// Does something to the daemon, and checks that the writes of pod `busy` continue and pause for `most` seconds
-/// at most.
+/// Does something to the daemon, and checks that the writes of pod `busy` continue and pause for `most`
+/// seconds at most.
 fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = beats(world)?.len();
     act()?;

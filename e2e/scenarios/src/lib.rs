@@ -148,7 +148,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "changed-blocks",
-        about: "backups are told which blocks a snapshot holds and which changed between two, also of a volume that began with another one's snapshot; over a store that is away",
+        about: "backups are told which blocks a snapshot holds and which changed between two, also of a volume that began with another one's snapshot, and over an outage of the store",
         expected: Duration::from_secs(60),
         alone: false,
         run: changed_blocks::run,

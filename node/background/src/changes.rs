@@ -1,4 +1,4 @@
-//! What a snapshot holds, and what changed from one snapshot of a volume to a later one.
+//! Sectors that a snapshot holds, and those that changed from one snapshot of a volume to a later one.
 //!
 //! Only indexes are read, no data, and of them only those of chunks whose runs differ. Sectors whose bytes
 //! are the same are told by the hashes of their frames.
@@ -13,7 +13,7 @@ use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_BLOCKS, Chunk, Mask, PlacedId, 
 
 use crate::{ColdError, Indexes};
 
-/// What a backup that has the base needs of the target; without a base all that the target holds.
+/// Sectors of the target that a backup needs which has the base; without a base all that hold something.
 #[derive(Debug)]
 pub struct Changes {
     base: Option<Manifest>,
@@ -26,7 +26,7 @@ impl Changes {
         Self { base: None, target }
     }
 
-    /// What differs between two snapshots of one volume, given by their roots.
+    /// The difference between two snapshots of one volume, given by their roots.
     ///
     /// # Panics
     /// If they are of different volumes: the same name stands for different objects there.
