@@ -378,3 +378,46 @@ async fn a_store_that_does_not_answer_is_no_damage() {
     let none = scrub(&stored.store, &"w".parse().unwrap(), &|_| ()).await.unwrap();
     assert!(!none.manifest.exists() && none.findings.is_empty());
 }
+
+/// A volume as another history left it: its log has the same places, and its commits hold other blocks.
+async fn of_another_history() -> Scrubbed {
+    let creation = Creation::plain(SECTORS, NONCE, 0);
+    let mut other = Scrubbed(Stored::attached(MemoryStore::new(), "v", creation, 2).await);
+    for seq in 3..=4 {
+        other.commit(seq, &[(700 + seq, 1)]).await;
+    }
+    other.checkpoint().await;
+    other
+}
+
+/// Readers begin at the newest checkpoint, whatever it says: a root before the end of the log does not
+/// replace one that is sound in itself.
+#[tokio::test]
+async fn a_checkpoint_that_differs_is_not_replaced_by_a_root_that_records_follow() {
+    let mut stored = Scrubbed::new().await;
+    stored.detach(6).await;
+    stored.attach(7, SECTORS).await;
+    stored.commit(8, &[(3, 1)]).await;
+    let sound = read_manifest(&stored.store, &volume()).await.unwrap();
+    let other = of_another_history().await.store.get(&checkpoint_key(4), u64::MAX).await.unwrap();
+    stored.store.corrupt(&checkpoint_key(4), |bytes| *bytes = other.to_vec());
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [checkpoint_key(4)]);
+    assert!(matches!(report.findings[0].fault, Damage::Differs));
+    let read = read_manifest(&stored.store, &volume()).await.unwrap();
+    assert_eq!(report.is_harmless(), read.runs() == sound.runs(), "what the scrub says is not what is read");
+}
+
+/// A checkpoint of another volume, or of another place, is refused by readers although a root follows it.
+#[tokio::test]
+async fn a_misplaced_checkpoint_before_a_root_is_no_less_than_what_readers_say() {
+    let mut stored = Scrubbed::new().await;
+    stored.detach(6).await;
+    stored.attach(7, SECTORS).await;
+    let other = stored.store.get(&checkpoint_key(3), u64::MAX).await.unwrap();
+    stored.store.corrupt(&checkpoint_key(4), |bytes| *bytes = other.to_vec());
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [checkpoint_key(4)]);
+    let read = read_manifest(&stored.store, &volume()).await;
+    assert_eq!(report.is_harmless(), read.is_ok(), "{read:?}");
+}

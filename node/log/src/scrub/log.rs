@@ -212,15 +212,20 @@ impl Replay {
             fault,
             effect: if covered(seq) { Effect::Harmless } else { Effect::NoAttach },
         };
+        let end = known.seq();
         let of_checkpoint = |(seq, fault, has_newer)| Finding {
             key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
-            fault,
-            // Readers take the newest, whatever it is, and read no root before it.
-            effect: if has_newer || newest_whole.is_some_and(|newest| seq < newest) {
+            // Readers take the newest, whatever it is, and read no root before it. One that is sound in itself
+            // is replaced only by a root at the log's end: they do not know that it differs.
+            effect: if has_newer
+                || newest_whole.is_some_and(|newest| {
+                    seq < newest && (newest == end || !matches!(fault, Damage::Differs))
+                }) {
                 Effect::Harmless
             } else {
                 Effect::NoAttach
             },
+            fault,
         };
         let of_root = |seq| Finding {
             key: ObjectKey::Log(volume.clone(), seq).to_string(),
