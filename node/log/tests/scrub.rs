@@ -9,7 +9,9 @@ use std::sync::Mutex;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
-use holdfast_log::{Creation, drop_checkpoints, read_manifest, truncate, write_checkpoint};
+use holdfast_log::{
+    Creation, drop_checkpoints, read_manifest, read_manifest_to_end, truncate, write_checkpoint,
+};
 use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, SectorRange, Seq, VolumeId};
@@ -420,4 +422,37 @@ async fn a_misplaced_checkpoint_before_a_root_is_no_less_than_what_readers_say()
     assert_eq!(keys(&report), [checkpoint_key(4)]);
     let read = read_manifest(&stored.store, &volume()).await;
     assert_eq!(report.is_harmless(), read.is_ok(), "{read:?}");
+}
+
+/// A log that was truncated, without its checkpoints: what a scrub says of it is what an attach meets, also
+/// where the log ends in a root.
+#[tokio::test]
+async fn a_truncated_log_without_its_checkpoints_is_not_sound() {
+    for ends_with_root in [true, false] {
+        let mut stored = Scrubbed::new().await;
+        for seq in 6..=100 {
+            stored.commit(seq, &[(seq, 1)]).await;
+            if seq % 32 == 0 {
+                stored.checkpoint().await;
+            }
+        }
+        let newest = stored.store.get(&checkpoint_key(96), u64::MAX).await.unwrap();
+        truncate(&stored.store, &volume(), Seq(64), (Seq(96), &newest)).await.unwrap();
+        stored.detach(101).await;
+        if !ends_with_root {
+            stored.attach(102, SECTORS).await;
+        }
+        let sound = read_manifest_to_end(&stored.store, &volume()).await.unwrap();
+        stored.store.delete(&[&checkpoint_key(64), &checkpoint_key(96)]).await.unwrap();
+        let report = stored.scrub().await;
+        assert_eq!(report.manifest.runs(), sound.runs());
+        let read = read_manifest_to_end(&stored.store, &volume()).await;
+        assert_eq!(
+            report.is_harmless(),
+            read.is_ok(),
+            "ends with the root: {ends_with_root}; findings {:?}; readers: {:?}",
+            report.findings,
+            read.err()
+        );
+    }
 }
