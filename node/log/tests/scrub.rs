@@ -456,3 +456,30 @@ async fn a_truncated_log_without_its_checkpoints_is_not_sound() {
         );
     }
 }
+
+/// The root is not read while all before it is sound; it is once something there is damaged.
+#[tokio::test]
+async fn a_root_that_differs_is_not_harmless_where_readers_begin_at_it() {
+    let mut stored = Scrubbed::new().await;
+    let mut other = Manifest::empty(volume());
+    for seq in 1..=5 {
+        let bytes = stored.store.get(&log_key(seq), u64::MAX).await.unwrap();
+        let mut record = Record::decode(&bytes).unwrap();
+        if let Body::Change { segments, .. } = &mut record.body {
+            segments.truncate(usize::from(seq != 4));
+        }
+        other.apply(&record).unwrap();
+    }
+    stored.record(6, Body::detach(&other)).await;
+    stored.attach(7, SECTORS).await;
+    let sound = read_manifest(&stored.store, &volume()).await.unwrap();
+    stored.store.corrupt(&checkpoint_key(4), |bytes| bytes[50] ^= 1);
+    let report = stored.scrub().await;
+    assert_eq!(report.manifest.runs(), sound.runs(), "the records say what the volume holds");
+    let of_root = report.findings.iter().find(|finding| finding.key == log_key(6)).unwrap();
+    let reads_the_same = match read_manifest(&stored.store, &volume()).await {
+        Ok(read) => read.runs() == sound.runs(),
+        Err(_) => true,
+    };
+    assert!(reads_the_same || of_root.effect != Effect::Harmless, "{:?}", report.findings);
+}
