@@ -483,3 +483,40 @@ async fn a_root_that_differs_is_not_harmless_where_readers_begin_at_it() {
     };
     assert!(reads_the_same || of_root.effect != Effect::Harmless, "{:?}", report.findings);
 }
+
+/// A truncated log that ends at `end`, whose checkpoints are of the places 64 and 96.
+async fn truncated(end: u64, root: u64) -> Scrubbed {
+    let mut stored = Scrubbed::new().await;
+    for seq in 6..=end {
+        match seq {
+            _ if seq == root => stored.detach(seq).await,
+            _ if seq == root + 1 => stored.attach(seq, SECTORS).await,
+            _ => stored.commit(seq, &[(seq, 1)]).await,
+        }
+        if seq == 64 || seq == 96 {
+            stored.checkpoint().await;
+        }
+    }
+    let newest = stored.store.get(&checkpoint_key(96), u64::MAX).await.unwrap();
+    truncate(&stored.store, &volume(), Seq(64), (Seq(96), &newest)).await.unwrap();
+    stored
+}
+
+/// The repair removed the damaged checkpoints first. Without any the log cannot be read, and a scrub finds
+/// nothing to repair.
+#[tokio::test]
+async fn a_repair_that_is_interrupted_is_done_by_the_next() {
+    let stored = truncated(103, 100).await;
+    let sound = read_manifest_to_end(&stored.store, &volume()).await.unwrap();
+    for key in [checkpoint_key(64), checkpoint_key(96)] {
+        stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);
+    }
+    assert_eq!(read_manifest_to_end(&stored.store, &volume()).await.unwrap().runs(), sound.runs());
+    let report = stored.scrub().await;
+    stored.store.fail_next(Verb::Put, Planned::Before(ErrorKind::Unavailable));
+    assert!(repair_checkpoints(&stored.store, &volume(), &report).await.is_err());
+    let report = stored.scrub().await;
+    repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
+    let read = read_manifest_to_end(&stored.store, &volume()).await;
+    assert_eq!(read.unwrap().runs(), sound.runs(), "{:?}", report.findings);
+}

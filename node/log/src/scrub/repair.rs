@@ -18,15 +18,16 @@ pub async fn repair_checkpoints(
     volume: &VolumeId,
     report: &Report,
 ) -> Result<Vec<String>, LogFailure> {
+    let manifest = &report.manifest;
+    // First: without any checkpoint a truncated log cannot be read, and the next scrub would find nothing.
+    if !report.replaceable.is_empty() && !report.replaceable.contains(&manifest.seq()) {
+        write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint().into()).await?;
+    }
     let mut removed = Vec::new();
     for seq in &report.replaceable {
         let key = ObjectKey::Checkpoint(volume.clone(), *seq).to_string();
         objects.delete(&[&key]).await.map_err(store("remove a damaged checkpoint", volume))?;
         removed.push(key);
-    }
-    let manifest = &report.manifest;
-    if !removed.is_empty() && !report.replaceable.contains(&manifest.seq()) {
-        write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint().into()).await?;
     }
     Ok(removed)
 }
