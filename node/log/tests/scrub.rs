@@ -520,3 +520,20 @@ async fn a_repair_that_is_interrupted_is_done_by_the_next() {
     let read = read_manifest_to_end(&stored.store, &volume()).await;
     assert_eq!(read.unwrap().runs(), sound.runs(), "{:?}", report.findings);
 }
+
+/// The newest checkpoint stands at the log's end, where no other can be stored once it is removed.
+#[tokio::test]
+async fn a_repair_leaves_a_log_that_a_scrub_finds_something_in() {
+    let stored = truncated(96, 90).await;
+    let sound = read_manifest_to_end(&stored.store, &volume()).await.unwrap();
+    for key in [checkpoint_key(64), checkpoint_key(96)] {
+        stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);
+    }
+    let report = stored.scrub().await;
+    assert!(!report.is_harmless(), "the newest checkpoint is damaged, and no root comes after it");
+    assert!(report.manifest.runs() == sound.runs(), "all of it is known from the root");
+    let removed = repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
+    let read = read_manifest_to_end(&stored.store, &volume()).await;
+    let report = stored.scrub().await;
+    assert_eq!(report.is_harmless(), read.is_ok(), "removed {removed:?}; readers: {:?}", read.err());
+}
