@@ -110,7 +110,11 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
     if !matches!(error, LogFailure::Damaged { .. } | LogFailure::Broken { .. }) {
         return Err(error);
     }
-    read_from_root(objects, volume, &listed).await?.map(Some).ok_or(error)
+    match read_from_root(objects, volume, &listed).await {
+        Err(error) if !may_come_of_a_truncation(&error) => Err(error),
+        Err(_) if was_truncated_after(objects, volume, listed.checkpoint).await? => Ok(None),
+        read => read?.map(Some).ok_or(error),
+    }
 }
 
 /// The log as LIST shows it.

@@ -142,6 +142,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Damaged checkpoints for which the rest of the log can stand in.
     replaceable: Vec<Seq>,
+    /// A truncated log has none at all, and the rest of it says what one would.
+    lacks_checkpoint: bool,
 }
 
 impl Report {
@@ -170,7 +172,7 @@ pub async fn scrub(
     volume: &VolumeId,
     tell: &(dyn Fn(Progress) + Send + Sync),
 ) -> Result<Report, LogFailure> {
-    let log::LogState { manifest, records, checkpoints, mut findings, replaceable } =
+    let log::LogState { manifest, records, checkpoints, mut findings, replaceable, lacks_checkpoint } =
         log::read(objects, volume).await?;
     let lineage = manifest.lineage();
     let mut runs = run::scan_heads(objects, manifest.runs()).await?;
@@ -215,6 +217,7 @@ pub async fn scrub(
         read_bytes: read.into_inner(),
         findings,
         replaceable,
+        lacks_checkpoint,
     })
 }
 

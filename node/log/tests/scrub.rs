@@ -454,6 +454,11 @@ async fn a_truncated_log_without_its_checkpoints_is_not_sound() {
             report.findings,
             read.err()
         );
+        // The root says what a new one must.
+        assert!(repair_checkpoints(&stored.store, &volume(), &report).await.unwrap().is_empty());
+        let repaired = read_manifest_to_end(&stored.store, &volume()).await.unwrap();
+        assert_eq!((repaired.runs(), repaired.seq()), (sound.runs(), sound.seq()));
+        assert!(stored.scrub().await.is_harmless());
     }
 }
 
@@ -482,6 +487,8 @@ async fn a_root_that_differs_is_not_harmless_where_readers_begin_at_it() {
         Err(_) => true,
     };
     assert!(reads_the_same || of_root.effect != Effect::Harmless, "{:?}", report.findings);
+    repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
+    assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap().runs(), sound.runs());
 }
 
 /// A truncated log that ends at `end`, whose checkpoints are of the places 64 and 96.

@@ -28,11 +28,14 @@ pub(super) struct LogState {
     pub(super) checkpoints: u64,
     pub(super) findings: Vec<Finding>,
     pub(super) replaceable: Vec<Seq>,
+    /// There is no checkpoint to begin at, and one can be made.
+    pub(super) lacks_checkpoint: bool,
 }
 
 impl LogState {
     fn without_data(manifest: Manifest) -> Self {
-        Self { manifest, records: 0, checkpoints: 0, findings: Vec::new(), replaceable: Vec::new() }
+        let (findings, replaceable) = (Vec::new(), Vec::new());
+        Self { manifest, records: 0, checkpoints: 0, findings, replaceable, lacks_checkpoint: false }
     }
 }
 
@@ -62,8 +65,11 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     }
 
     let (records_read, checkpoints_read) = (records.len() as u64, checkpoints.len() as u64);
+    // Readers that find no checkpoint cannot tell what was truncated.
+    let lacks_checkpoint = checkpoints.is_empty() && was_truncated_after(objects, volume, Seq(0)).await?;
     // What lies before the oldest checkpoint may have been truncated.
-    let truncated_before = checkpoints.keys().next().copied().unwrap_or(Seq::FIRST);
+    let oldest = if lacks_checkpoint { Some(end) } else { checkpoints.keys().next().copied() };
+    let truncated_before = oldest.unwrap_or(Seq::FIRST);
     // The records up to the newest marker do not follow from each other, and some of them may have come too
     // late.
     let truncated_upto = newest_marker(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
@@ -71,7 +77,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     records.retain(|_, record| !matches!(record, Err(Damage::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
-    let mut replay = Replay::new(volume, first == Seq::FIRST);
+    let mut replay = Replay::new(volume, first == Seq::FIRST, lacks_checkpoint);
     let mut seq = first;
     while seq <= last {
         let may_be_truncated = seq < truncated_before;
@@ -94,7 +100,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
         }
         seq = seq.next();
     }
-    Ok(replay.end(records_read, checkpoints_read))
+    Ok(replay.end(records_read, checkpoints_read, truncated_upto))
 }
 
 fn readable(read: Result<Record, LogFailure>) -> Result<Result<Record, Damage>, LogFailure> {
@@ -121,10 +127,12 @@ struct Replay {
     damaged_checkpoints: Vec<(Seq, Damage, bool)>,
     /// Those of them in whose place `known` can be stored.
     replaceable: Vec<Seq>,
+    /// The log was truncated, and there is none.
+    lacks_checkpoint: bool,
 }
 
 impl Replay {
-    fn new(volume: &VolumeId, current: bool) -> Self {
+    fn new(volume: &VolumeId, current: bool, lacks_checkpoint: bool) -> Self {
         Self {
             volume: volume.clone(),
             known: Manifest::empty(volume.clone()),
@@ -134,6 +142,7 @@ impl Replay {
             differing_roots: Vec::new(),
             damaged_checkpoints: Vec::new(),
             replaceable: Vec::new(),
+            lacks_checkpoint,
         }
     }
 
@@ -204,7 +213,9 @@ impl Replay {
         self.damaged_checkpoints.push((seq, fault, has_newer));
     }
 
-    fn end(self, records: u64, checkpoints: u64) -> LogState {
+    fn end(mut self, records: u64, checkpoints: u64, truncated_upto: Seq) -> LogState {
+        self.keep_one(checkpoints, truncated_upto);
+        let falls_back = self.readers_fall_back();
         let Self { volume, known, newest_whole, damaged_records, damaged_checkpoints, .. } = self;
         let covered = |seq: Seq| newest_whole.is_some_and(|newest| seq <= newest);
         let of_record = |(seq, fault)| Finding {
@@ -230,14 +241,44 @@ impl Replay {
         let of_root = |seq| Finding {
             key: ObjectKey::Log(volume.clone(), seq).to_string(),
             fault: Damage::Differs,
-            effect: if seq == known.seq() && !covered(seq) { Effect::NoAttach } else { Effect::Harmless },
+            effect: if !covered(seq) && (seq == end || falls_back) {
+                Effect::NoAttach
+            } else {
+                Effect::Harmless
+            },
         };
+        let of_none = self.lacks_checkpoint.then(|| Finding {
+            key: checkpoint_prefix(&volume),
+            fault: Damage::Missing,
+            effect: Effect::NoAttach,
+        });
         let findings = damaged_records
             .into_iter()
             .map(of_record)
             .chain(self.differing_roots.into_iter().map(of_root))
             .chain(damaged_checkpoints.into_iter().map(of_checkpoint))
+            .chain(of_none)
             .collect();
-        LogState { manifest: known, records, checkpoints, findings, replaceable: self.replaceable }
+        let lacks_checkpoint = self.lacks_checkpoint && self.current;
+        let replaceable = self.replaceable;
+        LogState { manifest: known, records, checkpoints, findings, replaceable, lacks_checkpoint }
+    }
+
+    /// Leaves a truncated log one checkpoint, damaged or not, where none can be stored for those that are
+    /// replaced: it says where the newest root and the records behind it may be trusted.
+    fn keep_one(&mut self, checkpoints: u64, truncated_upto: Seq) {
+        let all = self.replaceable.len() as u64 == checkpoints;
+        if all && truncated_upto > Seq(0) && self.replaceable.contains(&self.known.seq()) {
+            self.replaceable.remove(0);
+        }
+    }
+
+    /// Returns true if readers begin at the newest root, because the newest checkpoint or a record after it is
+    /// damaged.
+    fn readers_fall_back(&self) -> bool {
+        let newest = |(_, _, has_newer): &&(Seq, Damage, bool)| !has_newer;
+        let of_newest = self.damaged_checkpoints.iter().find(newest);
+        let is_damaged = of_newest.is_some_and(|(_, fault, _)| !matches!(fault, Damage::Differs));
+        is_damaged || !self.damaged_records.is_empty()
     }
 }

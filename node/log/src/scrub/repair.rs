@@ -8,8 +8,9 @@ use super::Report;
 use crate::{LogFailure, store, write_checkpoint};
 
 /// Removes each damaged checkpoint that the log and the other checkpoints can stand in for, and makes a new
-/// one as of the log's end. A key that was removed is not created again: where the damaged one stood at the
-/// log's end, readers begin at the one before it until the writer makes the next. Returns the keys removed.
+/// one as of the log's end, also where a truncated log has none. A key that was removed is not created again:
+/// where the damaged one stood at the log's end, readers begin at the one before it, or at a root, until the
+/// writer makes the next. Returns the keys removed.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: what is left is repaired by the next scrub.
@@ -19,8 +20,9 @@ pub async fn repair_checkpoints(
     report: &Report,
 ) -> Result<Vec<String>, LogFailure> {
     let manifest = &report.manifest;
-    // First: without any checkpoint a truncated log cannot be read, and the next scrub would find nothing.
-    if !report.replaceable.is_empty() && !report.replaceable.contains(&manifest.seq()) {
+    // First: without any checkpoint a truncated log cannot be read.
+    let is_due = report.lacks_checkpoint || !report.replaceable.is_empty();
+    if is_due && !report.replaceable.contains(&manifest.seq()) {
         write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint().into()).await?;
     }
     let mut removed = Vec::new();
