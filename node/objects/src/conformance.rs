@@ -59,6 +59,7 @@ pub const CASES: &[Case] = &[
     Case { name: "suffixes-know-the-size", check: |ground| Box::pin(read::suffixes(ground)) },
     Case { name: "lists-are-ordered-pages", check: |ground| Box::pin(list::pages(ground)) },
     Case { name: "lists-start-after-any-key", check: |ground| Box::pin(list::start_after(ground)) },
+    Case { name: "lists-of-folders", check: |ground| Box::pin(list::folders(ground)) },
     Case { name: "lists-see-creates-and-deletes", check: |ground| Box::pin(list::fresh(ground)) },
     Case { name: "delete-of-many", check: |ground| Box::pin(list::delete_many(ground)) },
     Case { name: "delete-is-repeatable", check: |ground| Box::pin(list::delete_twice(ground)) },

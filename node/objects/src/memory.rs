@@ -14,8 +14,8 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    Cause, CreateError, Created, Entry, ErrorKind, Fault, MAX_PAGE_ENTRIES, ObjectStore, Page, Parts,
-    RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, Verb, check_key, collect,
+    Cause, CreateError, Created, Entry, ErrorKind, Fault, Folders, MAX_PAGE_ENTRIES, ObjectStore, Page,
+    Parts, RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, Verb, check_key, collect,
     fault::FaultPlan,
 };
 
@@ -253,6 +253,41 @@ impl ObjectStore for MemoryStore {
         let entries = rest.by_ref().take(limit.min(MAX_PAGE_ENTRIES)).collect();
         let more = rest.next().is_some();
         Ok(Page { entries, more })
+    }
+
+    async fn list_folders(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        if limit == 0 {
+            return Err(no_limit());
+        }
+        if self.arrive(Verb::List).await? == Reply::Lost {
+            return Err(lost_reply());
+        }
+        let mut from = match start_after {
+            Some(key) if key >= prefix => Bound::Excluded(key.to_owned()),
+            Some(_) | None => Bound::Included(prefix.to_owned()),
+        };
+        let (objects, mut names) = (self.objects(), Vec::new());
+        loop {
+            let mut rest = objects.range((from.clone(), Bound::Unbounded));
+            let Some(found) = rest.next().and_then(|(key, _)| key.strip_prefix(prefix)) else {
+                return Ok(Folders { names, next: None });
+            };
+            let Some((name, _)) = found.split_once('/') else {
+                from = Bound::Excluded(format!("{prefix}{found}"));
+                continue;
+            };
+            if names.len() == limit.min(MAX_PAGE_ENTRIES) {
+                let next = names.last().map(|last: &String| Folders::end_of(prefix, last));
+                return Ok(Folders { names, next });
+            }
+            names.push(name.to_owned());
+            from = Bound::Excluded(Folders::end_of(prefix, name));
+        }
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {

@@ -51,6 +51,22 @@ pub struct Page {
     pub more: bool,
 }
 
+/// Consecutive folders of a list, ascending by the bytes of their names with the `/` behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folders {
+    /// Their names, without prefix and `/`.
+    pub names: Vec<String>,
+    /// Where to continue (`start_after`); none if no folder remains.
+    pub next: Option<String>,
+}
+
+impl Folders {
+    /// The key behind all keys of a folder, and before those of any later one: `0` is the character after `/`.
+    pub fn end_of(prefix: &str, name: &str) -> String {
+        format!("{prefix}{name}0")
+    }
+}
+
 /// A place that keeps immutable objects.
 ///
 /// Methods retry inside their own deadline where repeating is harmless; [`ObjectStore::create`] is sent
@@ -99,6 +115,38 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`StoreError::Invalid`] if `limit` is 0; else why the store did not answer.
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
+
+    /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) folders: the parts behind `prefix`, up to the next
+    /// `/`, of keys that begin with it and sort after `start_after`, each once. Keys without that `/` are
+    /// passed over. A page may have fewer than there are, also none; `next` says if any remain.
+    ///
+    /// A store that cannot group its keys is asked for each folder's first key.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::list`].
+    async fn list_folders(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        let (mut names, mut after) = (Vec::new(), start_after.map(str::to_owned));
+        loop {
+            let page = self.list(prefix, after.as_deref(), limit.min(1)).await?;
+            let Some(entry) = page.entries.first() else { return Ok(Folders { names, next: None }) };
+            let rest = entry.key.strip_prefix(prefix).unwrap_or_default();
+            after = Some(match rest.split_once('/') {
+                Some((name, _)) => {
+                    names.push(name.to_owned());
+                    Folders::end_of(prefix, name)
+                }
+                None => entry.key.clone(),
+            });
+            if names.len() == limit.min(MAX_PAGE_ENTRIES) {
+                return Ok(Folders { names, next: after });
+            }
+        }
+    }
 
     /// Deletes objects, in any order, 1,000 with a request; one that is not there counts as deleted. Only for
     /// keys that are never created again.

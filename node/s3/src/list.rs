@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use aws_sdk_s3::{operation::list_objects_v2::ListObjectsV2Output, types::Object};
-use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
+use holdfast_objects::{Entry, Folders, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
 
 use crate::{classify::classify, store::S3Store};
 
@@ -15,6 +15,33 @@ impl S3Store {
         start_after: Option<&str>,
         limit: usize,
     ) -> Result<Page, StoreError> {
+        self.list_with(prefix, start_after, limit, None, |answer| {
+            page(answer, self.root(), prefix, start_after)
+        })
+        .await
+    }
+
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
+    pub(crate) async fn list_common_prefixes(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        self.list_with(prefix, start_after, limit, Some("/"), |answer| {
+            folders(&answer, self.root(), prefix, start_after)
+        })
+        .await
+    }
+
+    async fn list_with<T>(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+        delimiter: Option<&str>,
+        read: impl Fn(ListObjectsV2Output) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         if limit == 0 {
             let rule = "ask for at least one entry";
             return Err(StoreError::Invalid { what: "limit", value: "0".to_owned(), rule });
@@ -29,14 +56,43 @@ impl S3Store {
                 .bucket(&self.config.bucket)
                 .prefix(&full_prefix)
                 .set_start_after(full_start.clone())
+                .set_delimiter(delimiter.map(str::to_owned))
                 .max_keys(limit);
             match list.send().await {
-                Ok(answer) => Ok((page(answer, self.root(), prefix, start_after)?, 0)),
+                Ok(answer) => Ok((read(answer)?, 0)),
                 Err(failure) => Err(classify(failure, &self.config.bucket, "").error),
             }
         })
         .await
     }
+}
+
+/// The common prefixes of a page. Keys beside them count for where the next page begins.
+fn folders(
+    answer: &ListObjectsV2Output,
+    root: &str,
+    prefix: &str,
+    start_after: Option<&str>,
+) -> Result<Folders, StoreError> {
+    let missing = |field| StoreError::BadAnswer { field };
+    let (mut names, mut ends): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+    for folder in answer.common_prefixes() {
+        let full = folder.prefix().and_then(|full| full.strip_prefix(root)).ok_or(missing("Prefix"))?;
+        let name =
+            full.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('/')).ok_or(missing("Prefix"))?;
+        let after = ends.last().map(String::as_str).or(start_after);
+        if after.is_some_and(|after| full <= after) {
+            return Err(missing("order of prefixes in a list"));
+        }
+        ends.push(Folders::end_of(prefix, name));
+        names.push(name.to_owned());
+    }
+    if !answer.is_truncated.unwrap_or(false) {
+        return Ok(Folders { names, next: None });
+    }
+    let last_key = answer.contents().last().and_then(|object| object.key()?.strip_prefix(root));
+    let next = ends.pop().into_iter().chain(last_key.map(str::to_owned)).max();
+    Ok(Folders { names, next: Some(next.ok_or(missing("CommonPrefixes in a truncated list"))?) })
 }
 
 fn page(
@@ -74,6 +130,7 @@ fn entry(object: Object, root: &str) -> Result<Entry, StoreError> {
 #[cfg(test)]
 mod tests {
     use aws_sdk_s3::primitives::DateTime;
+    use aws_sdk_s3::types::CommonPrefix;
 
     use super::*;
 
@@ -94,6 +151,38 @@ mod tests {
             ["log/1", "log/2"]
         );
         assert!(page.more);
+    }
+
+    #[test]
+    fn folders_continue_behind_all_that_a_page_has() {
+        let grouped = |prefixes: &[&str], keys: &[&str], more: bool| {
+            let prefix = |name: &&str| CommonPrefix::builder().prefix(*name).build();
+            let object = |key: &&str| Object::builder().key(*key).build();
+            let answer = ListObjectsV2Output::builder()
+                .set_common_prefixes(Some(prefixes.iter().map(prefix).collect()))
+                .set_contents(Some(keys.iter().map(object).collect()))
+                .is_truncated(more)
+                .build();
+            folders(&answer, "r/", "v/", Some("v/a0"))
+        };
+        let found = |names: &[&str], next: Option<&str>| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Folders { names, next: next.map(str::to_owned) }
+        };
+        assert_eq!(grouped(&["r/v/b-1/", "r/v/b/"], &[], false).unwrap(), found(&["b-1", "b"], None));
+        assert_eq!(grouped(&["r/v/b/"], &["r/v/b.txt"], true).unwrap(), found(&["b"], Some("v/b0")));
+        assert_eq!(grouped(&["r/v/b/"], &["r/v/c"], true).unwrap(), found(&["b"], Some("v/c")));
+        assert_eq!(grouped(&[], &["r/v/c"], true).unwrap(), found(&[], Some("v/c")));
+        for (prefixes, more) in [
+            (&["r/v/a/"][..], false),
+            (&["r/v/c/", "r/v/b/"], false),
+            (&["r/w/b/"], false),
+            (&["v/b/"], false),
+            (&[], true),
+        ] {
+            let refused = grouped(prefixes, &[], more).expect_err("misleading");
+            assert_eq!(refused.kind(), holdfast_objects::ErrorKind::Corrupt, "{prefixes:?}");
+        }
     }
 
     #[test]

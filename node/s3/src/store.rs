@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use bytes::Bytes;
 use holdfast_objects::{
-    CreateError, Created, ObjectStore, Page, Parts, RequestCounts, RequestMeter, RetryPolicy, SegmentError,
-    StoreError, Suffix, check_key,
+    CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, RequestMeter, RetryPolicy,
+    SegmentError, StoreError, Suffix, check_key,
 };
 use tokio::sync::Semaphore;
 
@@ -97,6 +97,15 @@ impl ObjectStore for S3Store {
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         self.list_objects(prefix, start_after, limit).await
+    }
+
+    async fn list_folders(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        self.list_common_prefixes(prefix, start_after, limit).await
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {

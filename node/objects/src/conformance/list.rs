@@ -67,6 +67,39 @@ pub(super) async fn start_after(ground: &Ground) -> Result<(), Violation> {
     Ok(())
 }
 
+/// A folder is one entry, whatever it holds, and is not confused with one whose name begins alike.
+pub(super) async fn folders(ground: &Ground) -> Result<(), Violation> {
+    for name in ["b/1", "b/2", "b/c/3", "a/1", "b-1/1", "b.x/1", "b0/1", "ba/1", "key", "z/1"] {
+        ground.must_create(&ground.key(&format!("volumes/{name}")), BODY).await?;
+    }
+    ground.must_create(&ground.key("volumesx/1"), BODY).await?;
+    let prefix = ground.key("volumes/");
+    let due = ["a", "b-1", "b.x", "b", "b0", "ba", "z"];
+    for limit in [1, 2, 3, 10, 5000] {
+        let (mut seen, mut after): (Vec<String>, Option<String>) = (Vec::new(), None);
+        for _ in 0..2 * due.len() {
+            let page = ground.store.list_folders(&prefix, after.as_deref(), limit).await;
+            let page = page.map_err(during("a page of folders"))?;
+            must!(page.names.len() <= limit, "a page of {limit} has {:?}", page.names);
+            seen.extend(page.names);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        must!(seen == due && after.is_none(), "pages of {limit} gave {seen:?}, and then {after:?}");
+    }
+    let nothing = ground.store.list_folders(&prefix, None, 0).await;
+    must!(
+        nothing.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid),
+        "a page of nothing gave {nothing:?}"
+    );
+    let empty = ground.store.list_folders(&ground.key("nothing/"), None, 10).await;
+    let empty = empty.map_err(during("listing nothing"))?;
+    must!(empty.names.is_empty() && empty.next.is_none(), "nothing was listed as {empty:?}");
+    Ok(())
+}
+
 pub(super) async fn fresh(ground: &Ground) -> Result<(), Violation> {
     let prefix = format!("{}/", ground.scope);
     let empty = ground.store.list(&prefix, None, 10).await.map_err(during("listing nothing"))?;

@@ -120,20 +120,35 @@ impl S3 for Backend {
         let after = input.start_after.unwrap_or_default();
         let limit = input.max_keys.unwrap_or(1000) as usize;
         let objects = self.objects.lock().unwrap();
-        let mut rest = objects.iter().filter(|(key, _)| key.starts_with(&prefix) && **key > after);
-        let contents = rest
-            .by_ref()
-            .take(limit)
-            .map(|(key, (body, modified))| Object {
-                key: Some(key.clone()),
-                size: Some(body.len() as i64),
-                last_modified: Some((*modified).into()),
-                ..Object::default()
-            })
-            .collect();
+        let (mut contents, mut folders): (Vec<Object>, Vec<String>) = (Vec::new(), Vec::new());
+        let mut is_truncated = false;
+        let found = objects.iter().filter(|(key, _)| key.starts_with(&prefix) && **key > after);
+        for (key, (body, modified)) in found {
+            let end = input.delimiter.as_deref().and_then(|delimiter| key[prefix.len()..].find(delimiter));
+            // Its delimiter is one byte.
+            let name = end.map_or(key.as_str(), |end| &key[..=prefix.len() + end]);
+            if folders.last().is_some_and(|last| last == name) {
+                continue;
+            }
+            if contents.len() + folders.len() == limit {
+                is_truncated = true;
+                break;
+            }
+            match end {
+                Some(_) => folders.push(name.to_owned()),
+                None => contents.push(Object {
+                    key: Some(key.clone()),
+                    size: Some(body.len() as i64),
+                    last_modified: Some((*modified).into()),
+                    ..Object::default()
+                }),
+            }
+        }
+        let folders = folders.into_iter().map(|prefix| CommonPrefix { prefix: Some(prefix) });
         Ok(S3Response::new(ListObjectsV2Output {
             contents: Some(contents),
-            is_truncated: Some(rest.next().is_some()),
+            common_prefixes: Some(folders.collect()),
+            is_truncated: Some(is_truncated),
             ..ListObjectsV2Output::default()
         }))
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_objects::{
-    CreateError, Created, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
+    CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
 };
 use holdfast_s3::{InvalidConfig, ProbeFailure, S3Store};
 use tokio::sync::OnceCell;
@@ -85,6 +85,15 @@ impl ObjectStore for StoreClient {
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         self.store().await?.list(prefix, start_after, limit).await
+    }
+
+    async fn list_folders(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        self.store().await?.list_folders(prefix, start_after, limit).await
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {

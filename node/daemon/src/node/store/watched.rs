@@ -16,7 +16,7 @@ use std::time::{Instant, SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_objects::{
-    CreateError, Created, ErrorKind, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
+    CreateError, Created, ErrorKind, Folders, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
 };
 use holdfast_service::chain;
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -221,6 +221,16 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         let sent = Sent::now();
         self.note(sent, StoreError::kind, self.current().list(prefix, start_after, limit).await)
+    }
+
+    async fn list_folders(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.current().list_folders(prefix, start_after, limit).await)
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
