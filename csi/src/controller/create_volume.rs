@@ -233,9 +233,16 @@ fn progress(volume: Option<&Volume>, uid: Option<&str>) -> Option<Result<Volume,
     if is_true(&status.conditions, PROVISIONED) {
         return Some(Ok(volume.clone()));
     }
-    (status.phase == Some(VolumePhase::Failed)).then(|| {
+    refused(volume).map(Err)
+}
+
+/// The answer about a volume that the operator does not provision: `FAILED_PRECONDITION`.
+pub(super) fn refused(volume: &Volume) -> Option<Status> {
+    let status = volume.status.as_ref()?;
+    let is_refused = status.phase == Some(VolumePhase::Failed) && !is_true(&status.conditions, PROVISIONED);
+    is_refused.then(|| {
         let why = first_unmet(volume, &[PROVISIONED], "the operator refused it");
-        Err(Status::failed_precondition(format!("Volume {} failed: {why}", volume.name_any())))
+        Status::failed_precondition(format!("Volume {} failed: {why}", volume.name_any()))
     })
 }
 

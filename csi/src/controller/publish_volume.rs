@@ -11,6 +11,7 @@ use serde_json::json;
 use tonic::{Request, Status};
 use tracing::Span;
 
+use super::create_volume;
 use super::object_name::volume_id;
 use super::objects::{ApiFailure, TimedOut};
 use super::readers;
@@ -157,6 +158,10 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
     if volume.metadata.deletion_timestamp.is_some() || volume.spec.desired_node() != Some(node) {
         return Some(Err(Status::aborted("the publication was withdrawn meanwhile; it is tried again")));
     }
+    // A reader is provisioned by its publication.
+    if let Some(refused) = create_volume::refused(volume) {
+        return Some(Err(refused));
+    }
     let status = volume.status.as_ref()?;
     if status.node.as_deref() == Some(node) && is_full(&status.conditions) {
         let why = condition_text(volume, ATTACHED).unwrap_or_default();
@@ -287,5 +292,19 @@ pub(super) mod tests {
         volume.status.as_mut().expect("a status").conditions[0].status = "False".to_owned();
         assert!(progress("data", Some(&volume), "a").is_none());
         assert_eq!(first_unmet(&volume, &OBSTACLES, "-"), "served (Attached=False, Attached)");
+    }
+
+    /// A reader is made by its publication: unlike any other volume it may be refused by the operator then.
+    #[test]
+    fn a_reader_that_never_will_be_provisioned_is_not_waited_for() {
+        let mut failed = volume(Some("a"), None);
+        let said = json!({
+            "type": "Provisioned", "status": "False", "reason": "SnapshotNotFound",
+            "message": "no VolumeSnapshot has the name", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        let status = json!({ "phase": "Failed", "conditions": [said] });
+        failed.status = Some(serde_json::from_value(status).expect("a status"));
+        let refused = progress("data", Some(&failed), "a").expect("an answer").expect_err("never");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
     }
 }

@@ -72,6 +72,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     for daemon in &daemons {
         daemon.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
         daemon.terminate()?;
+        // A daemon looks at once for what an earlier life left, and else every ten minutes.
+        daemon.restart()?;
+        until("the node to remove the caches of the deleted volumes", LIMIT, || {
+            let left = daemon.vm().exec("ls /var/lib/holdfast/volumes")?;
+            Ok(left.trim().is_empty().then_some(()))
+        })?;
+        daemon.terminate()?;
     }
     report::step("nothing is left, in the API or in the bucket");
     let objects = world.kubectl(["get", "volumes,volumesnapshots.storage.holdfast.dev", "--output=name"])?;

@@ -61,6 +61,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
+    /// Removes the files of a volume that was deleted, if a clean detach left them. Returns false if they stay.
+    fn discard_cache(&self, volume: &VolumeId) -> impl Future<Output = Result<bool, Failure>> + Send;
+
     /// Lets the volumes of a store use this configuration from now on; nothing where none does.
     fn renew_store(
         &self,
@@ -160,6 +163,10 @@ impl Volumes for Node {
             .clear(volume, store_name, store)
             .await
             .map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn discard_cache(&self, volume: &VolumeId) -> Result<bool, Failure> {
+        self.outdated().discard(volume).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn renew_store(&self, store_name: &str, store: &S3Config) -> Result<(), Failure> {

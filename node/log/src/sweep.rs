@@ -19,9 +19,10 @@
 //! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
 //! was stored before it, as S3 does. `grace` is a second guard.
 //!
-//! Owns: what is needed, and what a sweep remembers for the next one. Costs: for each volume two LISTs, two
-//! of its snapshots, those of its objects, and the requests that read its log; once, a GET for each merged
-//! run and each snapshot. On failure: what cannot be read keeps its own objects and those of every volume
+//! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000 volumes;
+//! for each volume those of its objects and snapshots, and the requests that read its log; once, a GET for
+//! each merged run and each snapshot. A removed volume of which nothing is left but what bars its id costs
+//! one GET, of its tombstone. On failure: what cannot be read keeps its own objects and those of every volume
 //! that it may read, and is named in the report. A store that does not answer ends the sweep.
 
 mod needed;
@@ -31,6 +32,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::try_join_all;
 use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::Body;
 use holdfast_engine::safeguard::{
     Safeguard::{SweepListsAgain, SweepPassedPlaces},
     safeguard,
@@ -42,13 +44,13 @@ use holdfast_types::{Place, Seq, SnapshotName, VolumeId};
 use crate::fork::confirm_fork;
 use crate::limit::PARALLEL_READS;
 use crate::list::list_volumes;
-use crate::read::{read_manifest_to_end, seqs_under};
+use crate::read::{read_manifest_to_end, read_record, seqs_under};
 use crate::remove::stays_of_removed;
 use crate::snapshot::marks_from;
 use crate::truncate::store_markers;
 use crate::{LogFailure, store};
 
-pub use needed::Heads;
+use needed::Heads;
 pub(crate) use needed::Needed;
 
 /// Limits of a sweep.
@@ -79,6 +81,21 @@ impl Amount {
         self.objects += 1;
         self.bytes += entry.size_bytes;
     }
+}
+
+/// Results of earlier sweeps of a store that spare later ones requests.
+#[derive(Debug, Default)]
+pub struct SweepMemory {
+    heads: Heads,
+    removed: BTreeMap<VolumeId, Removed>,
+}
+
+/// A removed volume of which nothing is left but what stays for good, for longer than the time of grace. What
+/// a writer stores under it that slept all the time stays as long as this is remembered.
+#[derive(Debug, Clone, Copy)]
+struct Removed {
+    tombstone: Seq,
+    left: Amount,
 }
 
 /// A volume whose objects a sweep left alone.
@@ -125,25 +142,33 @@ impl SweepOptions {
     }
 }
 
-/// Deletes what no volume of the store needs. `heads` is what the sweep before remembered of this store; it
-/// spares requests. Several sweeps at once are harmless.
+/// Deletes what no volume of the store needs. `memory` is that of earlier sweeps of this store. Several sweeps
+/// at once are harmless.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the store did not answer; the next sweep does what is left.
 pub async fn sweep(
     objects: &dyn ObjectStore,
-    heads: &mut Heads,
+    memory: &mut SweepMemory,
     options: SweepOptions,
 ) -> Result<SweepReport, LogFailure> {
-    let (known, mut skipped) = read_volumes(objects, options).await?;
-    let mut report = SweepReport { volumes: (known.len() + skipped.len()) as u64, ..SweepReport::default() };
+    let SweepMemory { heads, removed } = memory;
+    let (known, mut skipped) = read_volumes(objects, options, removed).await?;
+    let mut report = SweepReport::default();
+    report.volumes = (known.len() + skipped.len() + removed.len()) as u64;
+    for Removed { left, .. } in removed.values() {
+        report.kept.objects += left.objects;
+        report.kept.bytes += left.bytes;
+    }
     let needed = Needed::of(objects, heads, &known, &mut skipped).await?;
     report.snapshots = needed.snapshots.iter().map(|name| (name.clone(), 0)).collect();
     for (volume, known) in &known {
         if needed.is_kept_whole(volume, known) {
             continue;
         }
-        sweep_volume(objects, &needed, volume, known, options, &mut report).await?;
+        let left = sweep_volume(objects, &needed, volume, known, options, &mut report).await?;
+        let remains = left.map(|left| Removed { tombstone: known.manifest.seq(), left });
+        removed.extend(remains.map(|remains| (volume.clone(), remains)));
     }
     if !skipped.is_empty() {
         report.snapshots.clear();
@@ -157,6 +182,7 @@ pub async fn sweep(
 async fn read_volumes(
     objects: &dyn ObjectStore,
     options: SweepOptions,
+    removed: &mut BTreeMap<VolumeId, Removed>,
 ) -> Result<(BTreeMap<VolumeId, Known>, Vec<Skipped>), LogFailure> {
     let (mut known, mut skipped) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
@@ -164,8 +190,11 @@ async fn read_volumes(
         let mut new = list_volumes(objects).await.map_err(|source| LogFailure::Volumes { source })?;
         new.retain(|volume| seen.insert(volume.clone()));
         if new.is_empty() || (!known.is_empty() && !safeguard(SweepListsAgain)) {
+            removed.retain(|volume, _| seen.contains(volume));
             return Ok((known, skipped));
         }
+        forget_revived(objects, removed, &new).await?;
+        new.retain(|volume| !removed.contains_key(volume));
         let mut read = Vec::new();
         for batch in new.chunks(PARALLEL_READS) {
             let manifests = batch.iter().map(|volume| or_damage(read_volume(objects, volume, options)));
@@ -182,6 +211,26 @@ async fn read_volumes(
             }
         }
     }
+}
+
+/// Forgets those of `volumes` whose tombstone is gone: in a bucket that was set back a removed volume may be
+/// there again, and read what others left.
+async fn forget_revived(
+    objects: &dyn ObjectStore,
+    removed: &mut BTreeMap<VolumeId, Removed>,
+    volumes: &[VolumeId],
+) -> Result<(), LogFailure> {
+    let remembered: Vec<(VolumeId, Seq)> =
+        volumes.iter().filter_map(|volume| Some((volume.clone(), removed.get(volume)?.tombstone))).collect();
+    for batch in remembered.chunks(PARALLEL_READS) {
+        let read = batch.iter().map(|(volume, seq)| or_damage(read_record(objects, volume, *seq)));
+        for ((volume, _), read) in batch.iter().zip(try_join_all(read).await?) {
+            if !read.is_ok_and(|record| record.volume == *volume && record.body == Body::Delete) {
+                removed.remove(volume);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Reads a volume's log to its end. A fork that its creator left is decided first: if it came after the end
@@ -242,7 +291,8 @@ pub(crate) async fn or_damage<T>(
     }
 }
 
-/// Deletes what is not needed of one volume's objects.
+/// Deletes what is not needed of one volume's objects. Returns what is left of a removed one, if all of that
+/// stays for good and is old.
 async fn sweep_volume(
     objects: &dyn ObjectStore,
     needed: &Needed,
@@ -250,10 +300,11 @@ async fn sweep_volume(
     known: &Known,
     options: SweepOptions,
     report: &mut SweepReport,
-) -> Result<(), LogFailure> {
+) -> Result<Option<Amount>, LogFailure> {
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     let mut is_barred = !known.manifest.is_deleted();
+    let mut left = known.manifest.is_deleted().then(Amount::default);
     loop {
         let page = objects
             .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
@@ -262,6 +313,11 @@ async fn sweep_volume(
         let mut unneeded = Vec::new();
         for entry in &page.entries {
             let key = ObjectKey::parse(&entry.key);
+            let stays = key.as_ref().is_some_and(|key| stays_of_removed(key, known.manifest.seq()));
+            left = left.filter(|_| stays && options.is_old(entry.last_modified));
+            if let Some(left) = &mut left {
+                left.add(entry);
+            }
             if key.as_ref().is_none_or(|key| !is_garbage(key, needed, known)) {
                 report.kept.add(entry);
                 if let Some(number) = key.and_then(|key| needed.only_snapshot(&key)) {
@@ -270,8 +326,8 @@ async fn sweep_volume(
                 continue;
             }
             report.garbage.add(entry);
-            let left = options.most.saturating_sub(report.deleted.objects + unneeded.len() as u64);
-            if options.is_old(entry.last_modified) && left > 0 && !options.dry_run {
+            let more = options.most.saturating_sub(report.deleted.objects + unneeded.len() as u64);
+            if options.is_old(entry.last_modified) && more > 0 && !options.dry_run {
                 unneeded.push(entry);
             } else {
                 let oldest = report.oldest.get_or_insert(entry.last_modified);
@@ -289,7 +345,7 @@ async fn sweep_volume(
         unneeded.iter().for_each(|entry| report.deleted.add(entry));
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
-            Some(_) | None => return Ok(()),
+            Some(_) | None => return Ok(left),
         }
     }
 }

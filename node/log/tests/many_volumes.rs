@@ -15,7 +15,7 @@ use futures::FutureExt;
 use holdfast_engine::fork::Fork;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::SnapshotChange;
-use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest_to_end,
     read_snapshot, remove, snapshot_detached, truncate, write_checkpoint,
@@ -40,7 +40,7 @@ fn all() -> SweepOptions {
 }
 
 async fn swept(store: &MemoryStore) -> SweepReport {
-    sweep(store, &mut Heads::default(), all()).await.unwrap()
+    sweep(store, &mut SweepMemory::default(), all()).await.unwrap()
 }
 
 fn fork_of(volume: &str, seq: Seq) -> Creation {
@@ -136,7 +136,7 @@ async fn a_damaged_marker_of_one_volume_does_not_end_the_sweep_of_others() {
     store.put_segment(&key, &mut ReadyParts::new([b"unnamed".to_vec().into()])).await.unwrap();
     let marker = ObjectKey::TruncationMarker(a.volume.clone(), Seq(64)).to_string();
     let _created = store.create(&marker, b"x".to_vec().into()).await.unwrap();
-    let report = sweep(&store, &mut Heads::default(), all()).await.unwrap();
+    let report = sweep(&store, &mut SweepMemory::default(), all()).await.unwrap();
     assert_eq!((report.skipped.len(), report.deleted.objects), (1, 1));
 }
 
@@ -351,24 +351,24 @@ async fn a_removal_leaves_keys_that_are_not_its_own() {
 async fn a_sweep_that_fails_remembers_what_it_read() {
     let (a, _) = with_snapshot(MemoryStore::new(), "a").await;
     let store = a.store.clone();
-    let mut heads = Heads::default();
-    sweep(&store, &mut heads, all()).await.unwrap();
-    let count = async |heads: &mut Heads| {
+    let mut memory = SweepMemory::default();
+    sweep(&store, &mut memory, all()).await.unwrap();
+    let count = async |memory: &mut SweepMemory| {
         let before = store.counts().get;
-        sweep(&store, heads, all()).await.unwrap();
+        sweep(&store, memory, all()).await.unwrap();
         store.counts().get - before
     };
-    let known = count(&mut heads).await;
+    let known = count(&mut memory).await;
     // Another volume, whose head the store does not send.
     let mut b = Stored::attached(store.clone(), "b", Creation::plain(SECTORS, NONCE, 0), 2).await;
     b.commit(3, &[(0, 0b1)]).await;
     b.commit(4, &[(0, 0b1)]).await;
     b.merge(5, 0, 2).await;
     let failing = RangeFails { inner: store.clone() };
-    sweep(&failing, &mut heads, all()).await.unwrap_err();
+    sweep(&failing, &mut memory, all()).await.unwrap_err();
     remove(&store, &id("b"), NONCE, 0).await.unwrap();
     let log_of_b = 2;
-    assert!(count(&mut heads).await <= known + log_of_b, "the heads of volume a were read again");
+    assert!(count(&mut memory).await <= known + log_of_b, "the memory of volume a were read again");
 }
 
 /// Grace does not help: the segment is old, and became garbage a moment ago.
@@ -407,7 +407,7 @@ async fn what_a_snapshot_held_waits_for_the_grace_after_its_mark() {
     tokio::time::sleep(Duration::from_millis(1500)).await;
     forget(&a.store, &id("a"), seq).await.unwrap();
     let options = SweepOptions { grace: Duration::from_secs(1), now: SystemTime::now(), ..all() };
-    let report = sweep(&a.store, &mut Heads::default(), options).await.unwrap();
+    let report = sweep(&a.store, &mut SweepMemory::default(), options).await.unwrap();
     assert_eq!(report.deleted.objects, 0, "the mark is a moment old");
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use holdfast_engine::record::Body;
-use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{Creation, LogFailure, forget, provision, remove, snapshot_detached};
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, ObjectStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
@@ -29,7 +29,7 @@ fn all() -> SweepOptions {
 }
 
 async fn swept(store: &MemoryStore) -> SweepReport {
-    sweep(store, &mut Heads::default(), all()).await.unwrap()
+    sweep(store, &mut SweepMemory::default(), all()).await.unwrap()
 }
 
 /// Volume `a` with the commits 3 and 4, which the record at 5 merged, and the commit 6.
@@ -89,7 +89,7 @@ async fn a_dry_run_deletes_nothing_and_says_what_would_go() {
     let stored = with_garbage().await;
     let before = keys(&stored.store);
     let options = SweepOptions { dry_run: true, ..all() };
-    let report = sweep(&stored.store, &mut Heads::default(), options).await.unwrap();
+    let report = sweep(&stored.store, &mut SweepMemory::default(), options).await.unwrap();
     assert_eq!((report.garbage.objects, report.deleted.objects), (1, 0));
     assert!(report.garbage.bytes > 4096 && report.oldest.is_some());
     assert_eq!(keys(&stored.store), before);
@@ -100,11 +100,11 @@ async fn young_garbage_and_what_is_over_the_limit_waits() {
     let stored = with_garbage().await;
     leave_segment(&stored, 1).await;
     let young = SweepOptions { grace: DAY, ..all() };
-    let report = sweep(&stored.store, &mut Heads::default(), young).await.unwrap();
+    let report = sweep(&stored.store, &mut SweepMemory::default(), young).await.unwrap();
     assert_eq!((report.garbage.objects, report.deleted.objects), (2, 0));
     let one = SweepOptions { most: 1, ..all() };
     for left in [1, 0] {
-        let report = sweep(&stored.store, &mut Heads::default(), one).await.unwrap();
+        let report = sweep(&stored.store, &mut SweepMemory::default(), one).await.unwrap();
         assert_eq!((report.garbage.objects, report.deleted.objects), (left + 1, 1));
         assert_eq!(report.oldest.is_some(), left > 0);
     }
@@ -233,7 +233,7 @@ async fn a_store_that_does_not_answer_ends_the_sweep() {
         let stored = with_garbage().await;
         let before = keys(&stored.store);
         stored.store.fail_always(verb, Fault::Before(ErrorKind::Unavailable));
-        let error = sweep(&stored.store, &mut Heads::default(), all()).await.unwrap_err();
+        let error = sweep(&stored.store, &mut SweepMemory::default(), all()).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
         stored.store.heal();
         assert_eq!(keys(&stored.store), before);
@@ -272,10 +272,10 @@ async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
             let taken = holdfast_log::snapshot_detached(&stored.store, &stored.volume, uid, NONCE, 0).await;
             taken.unwrap();
         }
-        let mut heads = Heads::default();
+        let mut memory = SweepMemory::default();
         for _ in 0..2 {
             let before = stored.store.counts();
-            sweep(&stored.store, &mut heads, all()).await.unwrap();
+            sweep(&stored.store, &mut memory, all()).await.unwrap();
             let after = stored.store.counts();
             requests.push((after.get + after.list) - (before.get + before.list));
         }
@@ -292,12 +292,79 @@ async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
 async fn the_next_sweep_reads_no_root_or_run_again() {
     let stored = with_garbage().await;
     snapshot(&stored, 7).await;
-    let mut heads = Heads::default();
+    let mut memory = SweepMemory::default();
     let mut gets = Vec::new();
     for _ in 0..3 {
         let before = stored.store.counts().get;
-        sweep(&stored.store, &mut heads, all()).await.unwrap();
+        sweep(&stored.store, &mut memory, all()).await.unwrap();
         gets.push(stored.store.counts().get - before);
     }
     assert_eq!((gets[0] - gets[1], gets[1]), (2, gets[2]), "the run's head, and the root");
+}
+
+/// Each publication of a claim of ReadOnlyMany makes a fork that is removed at its end. What is left of it
+/// bars its id. Every later sweep read it like a volume in use, and every removal of a volume that had a
+/// snapshot listed it.
+#[tokio::test]
+async fn what_is_left_of_removed_volumes_costs_a_sweep_one_get_each() {
+    const READERS: u64 = 50;
+    let stored = Stored::attached(MemoryStore::new(), "v", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    let (store, mut memory) = (&stored.store, SweepMemory::default());
+    let seq = snapshot(&stored, 3).await;
+    let requests = async |memory: &mut SweepMemory| {
+        let before = store.counts();
+        let report = sweep(store, memory, all()).await.unwrap();
+        let after = store.counts();
+        (report, after.list - before.list, after.get - before.get)
+    };
+    requests(&mut memory).await;
+    let (_, lists, gets) = requests(&mut memory).await;
+    for number in 0..READERS {
+        let name = format!("reader-{number}");
+        let reader = Stored::attached(store.clone(), &name, fork_of("v", seq), 3).await;
+        reader.detach(4).await;
+        assert!(remove(store, &id(&name), NONCE, 0).await.unwrap().is_empty());
+    }
+    let (first, ..) = requests(&mut memory).await;
+    let (second, lists_then, gets_then) = requests(&mut memory).await;
+    assert_eq!((lists_then - lists, gets_then - gets), (0, READERS));
+    assert_eq!((second.volumes, second.kept), (first.volumes, first.kept));
+    assert_eq!(second.volumes, READERS + 1);
+    // One GET of each, and of the tombstones of those that are forks of it.
+    forget(store, &id("v"), seq).await.unwrap();
+    let before = store.counts();
+    assert!(remove(store, &id("v"), NONCE, 0).await.unwrap().is_empty());
+    let after = store.counts();
+    assert!(after.get - before.get <= 2 * READERS + 20, "{} GETs", after.get - before.get);
+    assert!(after.list - before.list <= READERS + 10, "{} LISTs", after.list - before.list);
+}
+
+/// A bucket that is set back may have a removed volume again, which reads what others left.
+#[tokio::test]
+async fn a_removed_volume_that_is_there_again_keeps_its_objects() {
+    let mut stored = Stored::attached(MemoryStore::new(), "v", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    stored.commit(3, &[(0, 0b1)]).await;
+    let seq = snapshot(&stored, 4).await;
+    let (store, mut memory) = (stored.store.clone(), SweepMemory::default());
+    let fork = Stored::attached(store.clone(), "fork", fork_of("v", seq), 3).await;
+    fork.detach(4).await;
+    let kept: Vec<String> = keys(&store).into_iter().filter(|key| key.starts_with("volumes/fork/")).collect();
+    let mut bodies = Vec::new();
+    for key in kept {
+        bodies.push((key.clone(), store.get(&key, u64::MAX).await.unwrap()));
+    }
+    assert!(remove(&store, &id("fork"), NONCE, 0).await.unwrap().is_empty());
+    for _ in 0..2 {
+        sweep(&store, &mut memory, all()).await.unwrap();
+    }
+    // Set back: the fork is there again, without its tombstone.
+    let tombstone = ObjectKey::Log(id("fork"), Seq(5)).to_string();
+    store.delete(&[&tombstone]).await.unwrap();
+    for (key, body) in bodies {
+        let _there = store.create(&key, body).await;
+    }
+    forget(&store, &id("v"), seq).await.unwrap();
+    assert_eq!(remove(&store, &id("v"), NONCE, 0).await.unwrap(), [id("fork")]);
+    sweep(&store, &mut memory, all()).await.unwrap();
+    assert!(keys(&store).contains(&segment_key(&stored, 0)), "the fork reads it");
 }

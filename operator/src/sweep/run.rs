@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use holdfast_crds::{ObjectStore, READY, is_true};
-use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_objects::ObjectStore as Bucket;
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
@@ -25,7 +25,7 @@ const EVERY: Duration = Duration::from_secs(60);
 #[derive(Default)]
 struct Known {
     /// Memory of the last sweep, and the connection through which it read.
-    remembered: Option<(Arc<dyn Bucket>, Heads)>,
+    remembered: Option<(Arc<dyn Bucket>, SweepMemory)>,
     /// True once this instance has looked which volumes in the trash are used here: another cluster may
     /// remove them, whenever this one sweeps.
     has_looked: bool,
@@ -166,12 +166,12 @@ impl<C: Cluster> Sweeps<C> {
         let grace = schedule.grace()?;
         let bucket = self.cluster.open(&store.name_any()).await?;
         let remembered = known.remembered.take().filter(|(read, _)| Arc::ptr_eq(read, &bucket));
-        let (_, heads) =
-            known.remembered.insert(remembered.unwrap_or_else(|| (bucket.clone(), Heads::default())));
+        let (_, memory) =
+            known.remembered.insert(remembered.unwrap_or_else(|| (bucket.clone(), SweepMemory::default())));
         let now = SystemTime::from(self.cluster.now());
         let trashed = empty_trash(&self.cluster, store, &*bucket, now).await?;
         let options = SweepOptions { grace, now, dry_run: false, most: u64::MAX };
-        Ok((sweep(&*bucket, heads, options).await?, trashed))
+        Ok((sweep(&*bucket, memory, options).await?, trashed))
     }
 
     async fn finish(&self, store: &ObjectStore, swept: &SweepReport, trash: &TrashReport) {

@@ -13,7 +13,7 @@ use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{SegmentBuilder, SegmentRef};
 use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_engine::volume::Pending;
-use holdfast_log::sweep::{Heads, SweepOptions, sweep};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
@@ -355,8 +355,8 @@ impl Written {
             dry_run: false,
             most: u64::MAX,
         };
-        let mut heads = Heads::default();
-        let report = sweep(&self.store, &mut heads, options).now_or_never().unwrap().unwrap();
+        let mut memory = SweepMemory::default();
+        let report = sweep(&self.store, &mut memory, options).now_or_never().unwrap().unwrap();
         assert!(report.skipped.is_empty() && report.garbage == report.deleted, "{report:?}");
         let segments = self.store.keys().into_iter().filter(|key| key.contains("/segments/"));
         (segments.map(|key| size(&self.store, &key)).sum(), report.kept.bytes)

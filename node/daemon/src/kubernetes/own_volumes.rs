@@ -2,7 +2,8 @@
 //!
 //! Owns: what the other parts see of Volumes. A watch brings those granted to this node; of all others the
 //! API server sends it nothing, whatever is written there. What is here without a grant is looked up by its
-//! id: a volume whose writer was cut off, files that an ended attach left. Runs on: the daemon's tokio
+//! id: a volume whose writer was cut off, files that an ended attach left. The cache of one that no Volume
+//! stands for is removed. Runs on: the daemon's tokio
 //! runtime. Invariants: a Volume that was looked up never replaces one of the watch. What was looked up may
 //! be old: the status is written under the resource version that was seen. On failure: the watch begins again
 //! with a list, a lookup is repeated at the next look; until then what was seen stays.
@@ -195,6 +196,9 @@ impl<V: Volumes> OwnVolumes<V> {
         for id in here.iter().chain(&due) {
             let volumes = self.list(&format!("status.volumeId={id}")).await?;
             self.schedule.looked_up(id, volumes.iter().any(|volume| grant(volume).is_some()), now);
+            if volumes.is_empty() && kept.contains(id) {
+                self.discard(id).await;
+            }
             add(volumes);
         }
         if self.claims == Claims::Wanted {
@@ -207,6 +211,18 @@ impl<V: Volumes> OwnVolumes<V> {
         // The watch has brought what is granted to this node, or is about to.
         found.retain(|_, volume| grant(volume) != Some(&self.me));
         Ok(found)
+    }
+
+    /// Removes the cache of a volume that no Volume stands for: of a deleted one. Should it come back, it only
+    /// lacks its cache.
+    async fn discard(&self, id: &VolumeId) {
+        match self.volumes.discard_cache(id).await {
+            Ok(true) => tracing::info!(volume = %id, "the cache of a deleted volume was removed"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(volume = %id, error = chain(&error), "the cache of a deleted volume stays");
+            }
+        }
     }
 
     async fn list(&self, fields: &str) -> Result<Vec<Volume>, ApiError> {

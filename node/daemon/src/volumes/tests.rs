@@ -274,6 +274,10 @@ impl Volumes for Fake {
         Ok(())
     }
 
+    async fn discard_cache(&self, _volume: &VolumeId) -> Result<bool, Failure> {
+        Ok(false)
+    }
+
     async fn renew_store(&self, store_name: &str, store: &S3Config) -> Result<(), Failure> {
         self.inner.lock().renewed.push((store_name.to_owned(), store.clone()));
         Ok(())

@@ -24,7 +24,7 @@ use crate::{LogFailure, store};
 /// Immutable objects that earlier sweeps read: the heads of merged runs, and the roots of snapshots. Only
 /// those that the last sweep needed are remembered.
 #[derive(Debug, Default)]
-pub struct Heads {
+pub(super) struct Heads {
     /// The segments that a run names, as its owner does, by the run's key.
     runs: BTreeMap<String, Arc<[SegmentId]>>,
     /// By the key, and the snapshot: in a bucket that was set back another one may come to stand there.

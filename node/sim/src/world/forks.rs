@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use holdfast_log::sweep::{Heads, sweep};
+use holdfast_log::sweep::{SweepMemory, sweep};
 use holdfast_log::{
     Creation, LogFailure, forget, provision, read_manifest_to_end, remove, snapshot_detached, snapshots,
 };
@@ -50,7 +50,7 @@ impl World {
         let objects = SimObjects(calls[1].clone());
         removals.start(async move { forget_and_remove(&objects, &volume).await });
         let objects = SimObjects(calls[2].clone());
-        sweeps.start(async move { sweep(&objects, &mut Heads::default(), AT_ONCE).await });
+        sweeps.start(async move { sweep(&objects, &mut SweepMemory::default(), AT_ONCE).await });
         let (mut made, mut removed, mut swept) = (None, None, None);
         // One of them works for a while, then another one.
         let (turns, mut who) = (*rng.pick(&[1, 4, 12]), 2);

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::Snapshot;
-use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
 use holdfast_objects::StoreError;
 use holdfast_types::{Nonce, Seq, SnapshotUid};
@@ -32,7 +32,7 @@ pub(super) const AT_ONCE: SweepOptions =
 enum Done {
     Taken(Result<Snapshot, SnapshotError>),
     Forgotten(Result<(), SnapshotError>),
-    Swept(Result<SweepReport, LogFailure>, Heads),
+    Swept(Result<SweepReport, LogFailure>, SweepMemory),
 }
 
 /// The control plane at work on the volume's snapshots and on what nothing needs any more: one thing at a
@@ -40,7 +40,7 @@ enum Done {
 #[derive(Default)]
 pub(crate) struct ControlPlane {
     /// Left by its last sweep, for the next one.
-    heads: Heads,
+    memory: SweepMemory,
     calls: Calls,
     tasks: Tasks<Done>,
     waiting: Option<Call>,
@@ -131,11 +131,11 @@ impl World {
 
     /// The control plane begins a sweep.
     pub(crate) fn begin_sweep(&mut self) {
-        let (objects, mut heads) =
-            (SimObjects(self.control.calls.clone()), mem::take(&mut self.control.heads));
+        let (objects, mut memory) =
+            (SimObjects(self.control.calls.clone()), mem::take(&mut self.control.memory));
         self.control.tasks.start(async move {
-            let swept = sweep(&objects, &mut heads, AT_ONCE).await;
-            Done::Swept(swept, heads)
+            let swept = sweep(&objects, &mut memory, AT_ONCE).await;
+            Done::Swept(swept, memory)
         });
         self.trace.host_event(CONTROL, 87, "the control plane begins a sweep");
         self.run_control();
@@ -144,7 +144,9 @@ impl World {
     /// Everything is at rest: a sweep leaves what is needed, and nothing else.
     pub(crate) fn check_sweep(&mut self) {
         let swept =
-            self.ask_soundly(|objects| async move { sweep(&objects, &mut Heads::default(), AT_ONCE).await });
+            self.ask_soundly(
+                |objects| async move { sweep(&objects, &mut SweepMemory::default(), AT_ONCE).await },
+            );
         let skipped = swept.expect("this store answers").skipped;
         Invariant::GarbageGoes.check(skipped.is_empty(), || format!("a sweep cannot read {skipped:?}"));
         self.store.check_swept();
@@ -161,8 +163,8 @@ impl World {
         let failed = match done {
             Done::Taken(Ok(taken)) => return drop(self.check_registered(taken)),
             Done::Forgotten(Ok(())) => return,
-            Done::Swept(swept, heads) => {
-                self.control.heads = heads;
+            Done::Swept(swept, memory) => {
+                self.control.memory = memory;
                 match swept {
                     Ok(_) => return,
                     Err(failure) => SnapshotError::Log(failure),
@@ -186,8 +188,8 @@ impl World {
 
     /// Ends the control plane: requests of its are lost.
     pub(super) fn stop_control(&mut self) {
-        let (last, heads) = (self.control.last, mem::take(&mut self.control.heads));
-        self.control = ControlPlane { last, heads, ..ControlPlane::default() };
+        let (last, memory) = (self.control.last, mem::take(&mut self.control.memory));
+        self.control = ControlPlane { last, memory, ..ControlPlane::default() };
     }
 
     /// Reads one of the snapshots that count from what is stored of it.

@@ -1,7 +1,8 @@
 //! Local files of volumes that this node does not serve: another node may hold the volume since.
 //!
 //! Data that such a volume had not uploaded here is preserved, as it is when a fenced writer notices. Data
-//! that it had uploaded is of no use any more and is removed. Only the log decides, not a report.
+//! that it had uploaded is of no use any more and is removed. Only the log decides, not a report. What a clean
+//! detach left of a volume is cache alone: that of one that was deleted is removed without a look at its log.
 
 use holdfast_background::LocalState;
 use holdfast_engine::attach::{Foreign, LocalData, worth};
@@ -71,6 +72,26 @@ impl OutdatedFiles<'_> {
                 LocalState::preserve(&local, found.header.epoch).await
             }
             LocalData::Foreign(_) => LocalState::discard(&local).await,
+        }
+    }
+
+    /// Removes the files of a volume that will not be attached again, if a clean detach left them. Returns
+    /// false if they stay: the volume is served or attached, or something in them is not uploaded.
+    ///
+    /// # Errors
+    /// The local files cannot be read or removed.
+    pub(crate) async fn discard(&self, volume: &VolumeId) -> Result<bool, NodeError> {
+        if !self.keeps(volume) {
+            return Ok(false);
+        }
+        let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };
+        let local = self.dirs.of(volume);
+        match LocalState::read_map(&local).await? {
+            Some(found) if found.header.closed_clean => {
+                LocalState::discard(&local).await?;
+                Ok(true)
+            }
+            Some(_) | None => Ok(false),
         }
     }
 }

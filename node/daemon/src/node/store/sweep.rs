@@ -6,7 +6,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use holdfast_log::sweep::{Heads, SweepOptions, SweepReport, sweep};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_s3::S3Config;
 
 use crate::node::error::NodeError;
@@ -43,7 +43,7 @@ impl Sweeps<'_> {
         let Some(_alone) = self.stores.sweep_alone(&name) else { return Err(NodeError::Sweeping { name }) };
         let objects = self.stores.connected(&name, &store).await?;
         let options = SweepOptions { grace, now: SystemTime::now(), dry_run, most };
-        let report = sweep(&*objects, &mut Heads::default(), options).await?;
+        let report = sweep(&*objects, &mut SweepMemory::default(), options).await?;
         tracing::info!(
             volumes = report.volumes,
             garbage_bytes = report.garbage.bytes,

@@ -202,8 +202,17 @@ async fn list(query: &str, objects: &MemoryStore) -> Response<Full<Bytes>> {
         pairs.find(|(known, _)| *known == name).map(|(_, value)| value.replace("%2F", "/"))
     };
     let limit = value("max-keys").unwrap().parse().unwrap();
-    let after = value("start-after");
-    let page = objects.list(&value("prefix").unwrap_or_default(), after.as_deref(), limit).await.unwrap();
+    let (prefix, after) = (value("prefix").unwrap_or_default(), value("start-after"));
+    if value("delimiter").is_some() {
+        let page = objects.list_folders(&prefix, after.as_deref(), limit).await.unwrap();
+        let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", page.next.is_some());
+        for name in page.names {
+            write!(text, "<CommonPrefixes><Prefix>{prefix}{name}/</Prefix></CommonPrefixes>").unwrap();
+        }
+        text.push_str("</ListBucketResult>");
+        return reply(200, text.into());
+    }
+    let page = objects.list(&prefix, after.as_deref(), limit).await.unwrap();
     let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", page.more);
     for entry in page.entries {
         let (key, bytes) = (entry.key, entry.size_bytes);

@@ -427,6 +427,39 @@ fn outdated_files_are_not_moved_below_an_attach() {
     });
 }
 
+/// Each detached volume left its files, also one that was deleted then: a node where claims come and go asked
+/// the API server for thousands of them, and measured them several times a second.
+#[test]
+fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        assert!(!node.outdated().discard(&volume()).await.unwrap(), "there is nothing");
+        let acquired = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
+        Writer::over(&dirs, &bucket.objects, acquired).write_and_commit().await;
+        assert!(!node.outdated().discard(&volume()).await.unwrap(), "its writer has not ended");
+        dirs.local().forget_attached().unwrap();
+        let before = fs::read(dirs.durable_map()).unwrap();
+        assert!(!node.outdated().discard(&volume()).await.unwrap(), "it was not closed clean");
+        assert!(fs::read(dirs.durable_map()).unwrap() == before);
+
+        let local = dirs.local();
+        let found = LocalState::read_map(&local).await.unwrap().unwrap();
+        let header = Header { closed_clean: true, ..found.header };
+        let files = local.open(SECTORS, &[]).await.unwrap();
+        local.write_header(&files, &header, found.generation + 1).await.unwrap();
+        drop(files);
+        dirs.local().forget_attached().unwrap();
+        let Ok(Reserved::Now(attaching)) = node.0.volumes.reserve(&request()) else { panic!("it is free") };
+        assert!(!node.outdated().discard(&volume()).await.unwrap(), "an attach has begun");
+        node.0.volumes.forget(&volume(), &attaching);
+        assert!(node.outdated().discard(&volume()).await.unwrap());
+        assert!(!dirs.durable_map().exists() && node.outdated().kept().is_empty());
+        node.shutdown().await;
+    });
+}
+
 /// An attach that failed for want of room on its node had fenced the writer that it was to replace, and
 /// served nothing.
 #[test]
