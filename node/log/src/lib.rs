@@ -3,9 +3,9 @@
 //! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, takes
 //! and forgets snapshots of a volume that no node has attached, and sweeps a store. What the records mean is
 //! the engine's; what the requests mean is the store's. Costs: finding the volumes of a store is one LIST for
-//! each 1,000; reading is one LIST (two where the log, or what comes before it, has hundreds of objects), and a GET
-//! of the last record if that is a detach with its root, else a GET of the newest checkpoint and of each
-//! record after it; to be sure that there is none after them, and that none of them was truncated, a GET
+//! each 1,000; reading is one LIST (two where the log, or what comes before it, has hundreds of objects), and
+//! a GET of the last record if that is a detach with its root, else a GET of the newest checkpoint and of
+//! each record after it; to be sure that there is none after them, and that none of them was truncated, a GET
 //! each; provisioning is one PUT; a record is one PUT; a snapshot is one PUT more. After 32 records a
 //! checkpoint is one PUT and one LIST, and its truncation one or two GETs, one LIST, one PUT for 64 records,
 //! and DELETEs.

@@ -19,11 +19,11 @@
 //! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
 //! was stored before it, as S3 does. `grace` is a second guard.
 //!
-//! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000 volumes;
-//! for each volume those of its objects and snapshots, and the requests that read its log; once, a GET for
-//! each merged run and each snapshot. A removed volume of which nothing is left but what bars its id costs
-//! one GET, of its tombstone. On failure: what cannot be read keeps its own objects and those of every volume
-//! that it may read, and is named in the report. A store that does not answer ends the sweep.
+//! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000
+//! volumes; for each volume those of its objects and snapshots, and the requests that read its log; once, a
+//! GET for each merged run and each snapshot. A removed volume of which nothing is left but what bars its id
+//! costs one GET, of its tombstone. On failure: what cannot be read keeps its own objects and those of every
+//! volume that it may read, and is named in the report. A store that does not answer ends the sweep.
 
 mod needed;
 
@@ -142,8 +142,8 @@ impl SweepOptions {
     }
 }
 
-/// Deletes what no volume of the store needs. `memory` is that of earlier sweeps of this store. Several sweeps
-/// at once are harmless.
+/// Deletes what no volume of the store needs. `memory` is that of earlier sweeps of this store. Several
+/// sweeps at once are harmless.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the store did not answer; the next sweep does what is left.

@@ -56,12 +56,13 @@ pub struct Page {
 pub struct Folders {
     /// Their names, without prefix and `/`.
     pub names: Vec<String>,
-    /// Where to continue (`start_after`); none if no folder remains.
+    /// Key to continue after (`start_after`); none if no folder remains.
     pub next: Option<String>,
 }
 
 impl Folders {
-    /// The key behind all keys of a folder, and before those of any later one: `0` is the character after `/`.
+    /// The key behind all keys of a folder, and before those of any later one: `0` is the character after
+    /// `/`.
     pub fn end_of(prefix: &str, name: &str) -> String {
         format!("{prefix}{name}0")
     }

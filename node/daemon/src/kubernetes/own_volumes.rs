@@ -213,8 +213,8 @@ impl<V: Volumes> OwnVolumes<V> {
         Ok(found)
     }
 
-    /// Removes the cache of a volume that no Volume stands for: of a deleted one. Should it come back, it only
-    /// lacks its cache.
+    /// Removes the cache of a volume that no Volume stands for: of a deleted one. Should it come back, it
+    /// lacks its cache, and nothing else.
     async fn discard(&self, id: &VolumeId) {
         match self.volumes.discard_cache(id).await {
             Ok(true) => tracing::info!(volume = %id, "the cache of a deleted volume was removed"),

@@ -226,8 +226,8 @@ impl Replay {
         let end = known.seq();
         let of_checkpoint = |(seq, fault, has_newer)| Finding {
             key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
-            // Readers take the newest, whatever it is, and read no root before it. One that is sound in itself
-            // is replaced only by a root at the log's end: they do not know that it differs.
+            // Readers take the newest, whatever it is, and read no root before it. One that is sound in
+            // itself is replaced only by a root at the log's end: they do not know that it differs.
             effect: if has_newer
                 || newest_whole.is_some_and(|newest| {
                     seq < newest && (newest == end || !matches!(fault, Damage::Differs))
@@ -273,8 +273,8 @@ impl Replay {
         }
     }
 
-    /// Returns true if readers begin at the newest root, because the newest checkpoint or a record after it is
-    /// damaged.
+    /// Returns true if readers begin at the newest root, because the newest checkpoint or a record after it
+    /// is damaged.
     fn readers_fall_back(&self) -> bool {
         let newest = |(_, _, has_newer): &&(Seq, Damage, bool)| !has_newer;
         let of_newest = self.damaged_checkpoints.iter().find(newest);

@@ -1,8 +1,9 @@
 //! Local files of volumes that this node does not serve: another node may hold the volume since.
 //!
 //! Data that such a volume had not uploaded here is preserved, as it is when a fenced writer notices. Data
-//! that it had uploaded is of no use any more and is removed. Only the log decides, not a report. What a clean
-//! detach left of a volume is cache alone: that of one that was deleted is removed without a look at its log.
+//! that it had uploaded is of no use any more and is removed. Only the log decides, not a report. What a
+//! clean detach left of a volume is cache alone: that of one that was deleted is removed without a look at
+//! its log.
 
 use holdfast_background::LocalState;
 use holdfast_engine::attach::{Foreign, LocalData, worth};
