@@ -213,7 +213,8 @@ mod tests {
     #[test]
     fn a_snapshot_is_waited_for_until_it_is_taken_or_never_will_be() {
         let code = |snapshot: Option<&VolumeSnapshot>| {
-            progress(snapshot, Some("uid-1")).map(|ended| ended.map(drop).map_err(|status| status.code()))
+            progress(snapshot, Some("01010101-0101-0101-0101-010101010101"))
+                .map(|ended| ended.map(drop).map_err(|status| status.code()))
         };
         assert_eq!(code(Some(&snapshot(true, "Taken"))), Some(Ok(())));
         for waits in ["VolumeNotFound", "VolumeNotReady", "VolumeAttached", "Taking"] {

@@ -79,7 +79,7 @@ pub(super) async fn answer(
     }
     let mut volume = match served {
         Some(served) => served,
-        None => readers::create(volumes, &volume, &node_id).await?,
+        None => readers::create(volumes, &volume, &node_id, until).await?,
     };
     let name = volume.name_any();
     if let Plan::Request = plan(&volume, &node_id)? {

@@ -85,7 +85,12 @@ pub(super) async fn find(
 ///
 /// # Errors
 /// `FAILED_PRECONDITION`: the volume is being deleted. Those of [`find`].
-pub(super) async fn create(volumes: &ClusterVolumes, volume: &Volume, node: &str) -> Result<Volume, Status> {
+pub(super) async fn create(
+    volumes: &ClusterVolumes,
+    volume: &Volume,
+    node: &str,
+    until: Instant,
+) -> Result<Volume, Status> {
     let made = volumes.create(&reader(volume, node)).await?;
     check_owner(&made, "Volume", volume)?;
     // A deletion that began meanwhile may have looked for readers before this one was there.
@@ -94,7 +99,7 @@ pub(super) async fn create(volumes: &ClusterVolumes, volume: &Volume, node: &str
     if now.is_some_and(|now| now.metadata.deletion_timestamp.is_none()) {
         return Ok(made);
     }
-    volumes.delete(&made).await?;
+    end_one(volumes, made, until).await?;
     Err(Status::failed_precondition(format!("volume_id: Volume {name} is being deleted")))
 }
 

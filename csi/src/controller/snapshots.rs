@@ -63,7 +63,7 @@ pub(crate) mod tests {
         let status = if ready { "True" } else { "False" };
         serde_json::from_value(json!({
             "apiVersion": "storage.holdfast.dev/v1alpha1", "kind": "VolumeSnapshot",
-            "metadata": { "name": "backup", "uid": "uid-1" },
+            "metadata": { "name": "backup", "uid": "01010101-0101-0101-0101-010101010101" },
             "spec": { "volume": "data" },
             "status": {
                 "objectStore": "main", "sizeBytes": 1 << 30, "takenTime": "2026-11-23T12:00:00Z",

@@ -5,11 +5,10 @@
 use holdfast_background::{Changes, ColdError, Indexes};
 use holdfast_cluster::store_config::{self, StoreConfigError};
 use holdfast_crds::VolumeSnapshot;
-use holdfast_log::{LogFailure, read_snapshot};
-use holdfast_objects::StoreError;
+use holdfast_log::{LogFailure, read_snapshot_of};
 use holdfast_s3::S3Store;
 use holdfast_service::chain;
-use holdfast_types::{Chunk, SectorRange, SnapshotName};
+use holdfast_types::{Chunk, SectorRange, SnapshotName, SnapshotUid};
 use kube::Client;
 use tonic::Status;
 
@@ -42,6 +41,8 @@ impl Source {
 struct Place {
     store: String,
     name: SnapshotName,
+    /// That of the VolumeSnapshot, for which it was taken.
+    uid: SnapshotUid,
 }
 
 /// Opens what a snapshot holds, or what changed from another one of its volume to it.
@@ -68,9 +69,12 @@ pub(super) async fn open(
     let objects = S3Store::connect(config.config)
         .await
         .map_err(|error| of_config(&StoreConfigError::Invalid(error)))?;
-    let root = async |place: Place| {
-        let SnapshotName { volume, seq } = &place.name;
-        read_snapshot(&objects, volume, *seq).await.map_err(|error| of_log(&place.name, &error))
+    let root = async |Place { store, name, uid }: Place| match read_snapshot_of(&objects, &name, uid).await {
+        Ok(Some(root)) => Ok(root),
+        Ok(None) => Err(Status::not_found(format!(
+            "snapshot {name} with the UUID {uid} is not in ObjectStore `{store}`: the bucket was set back, or is another one"
+        ))),
+        Err(error) => Err(of_log(&error)),
     };
     let target = root(target).await?;
     let changes = match base {
@@ -95,10 +99,10 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
     let Some((store, name)) = taken else {
         return Err(Status::unavailable(format!("{field}: not taken yet: {}", condition(snapshot))));
     };
-    let name = name.parse().map_err(|_| {
-        Status::internal(format!("{field}: status.snapshotId is `{name}`, which names no snapshot"))
-    })?;
-    Ok(Place { store, name })
+    let unlike = |what: &str| Status::internal(format!("{field}: {what} of the VolumeSnapshot is none"));
+    let name = name.parse().map_err(|_| unlike("status.snapshotId"))?;
+    let uid = snapshot.metadata.uid.as_deref().and_then(|uid| uid.parse().ok());
+    Ok(Place { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })
 }
 
 /// Checks that `target` is a later snapshot of the volume of `base`, or the same.
@@ -134,11 +138,8 @@ fn of_config(error: &StoreConfigError) -> Status {
     }
 }
 
-fn of_log(name: &SnapshotName, error: &LogFailure) -> Status {
+fn of_log(error: &LogFailure) -> Status {
     match error {
-        LogFailure::Store { source: StoreError::NotFound { .. }, .. } => {
-            Status::not_found(format!("snapshot {name} is not in the object store any more"))
-        }
         LogFailure::Store { .. } => Status::unavailable(chain(error)),
         _ => Status::data_loss(chain(error)),
     }
@@ -156,7 +157,8 @@ mod tests {
     use crate::controller::snapshots::tests::snapshot;
 
     fn at(store: &str, name: &str) -> Place {
-        Place { store: store.to_owned(), name: name.parse().expect("a snapshot") }
+        let name = name.parse().expect("a snapshot");
+        Place { store: store.to_owned(), name, uid: SnapshotUid([1; 16]) }
     }
 
     #[test]

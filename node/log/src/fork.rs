@@ -24,7 +24,7 @@ use crate::create::{CreateOutcome, create_record};
 use crate::limit::PARALLEL_READS;
 use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, read_record};
-use crate::snapshot::{is_forgotten, read_snapshot};
+use crate::snapshot::{is_forgotten, read_snapshot, registered};
 use crate::sweep::or_damage;
 use crate::truncate::was_truncated_after;
 
@@ -50,25 +50,6 @@ pub(crate) async fn read_fork(
         Err(error) => return Err(error),
     };
     Fork::of(&root).ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })
-}
-
-/// The uid of the snapshot that the log says the place is. A root that a writer left in another place is
-/// garbage.
-async fn registered(
-    objects: &dyn ObjectStore,
-    snapshot: &SnapshotName,
-) -> Result<Option<SnapshotUid>, LogFailure> {
-    let SnapshotName { volume, seq } = snapshot;
-    match read_record(objects, volume, *seq).await {
-        // A record in a place that was truncated came late, and is no part of the log.
-        Ok(record) if !was_truncated_after(objects, volume, Seq(seq.0.saturating_sub(1))).await? => {
-            return Ok(record.body.snapshot_taken());
-        }
-        Ok(_) | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
-        Err(error) => return Err(error),
-    }
-    let manifest = read_manifest_to_end(objects, volume).await?;
-    Ok(manifest.snapshots().iter().find(|known| known.seq == *seq).map(|known| known.uid))
 }
 
 pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogFailure {

@@ -30,7 +30,7 @@ use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 use crate::create::{CreateOutcome, create_record, drop_checkpoints, write_checkpoint};
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
-use crate::read::{decode_manifest, is_present, read_manifest_to_end, stored_under};
+use crate::read::{decode_manifest, is_present, read_manifest_to_end, read_record, stored_under};
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
@@ -263,6 +263,44 @@ pub async fn read_snapshot(
     let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
     let bytes = objects.get(&key, MAX_METADATA_BYTES).await.map_err(store("read a snapshot", volume))?;
     decode_manifest(key, volume, seq, &bytes)
+}
+
+/// Reads the root of a snapshot that was taken for `uid`: two GETs more, and others where its record was
+/// truncated. `None` if there is none, or another one: the bucket was set back, or is another one.
+///
+/// # Errors
+/// [`LogFailure`], but for a root that is not there.
+pub async fn read_snapshot_of(
+    objects: &dyn ObjectStore,
+    name: &SnapshotName,
+    uid: SnapshotUid,
+) -> Result<Option<Manifest>, LogFailure> {
+    if registered(objects, name).await? != Some(uid) {
+        return Ok(None);
+    }
+    match read_snapshot(objects, &name.volume, name.seq).await {
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// The uid of the snapshot that the log says the place is. A root that a writer left in another place is
+/// garbage.
+pub(crate) async fn registered(
+    objects: &dyn ObjectStore,
+    snapshot: &SnapshotName,
+) -> Result<Option<SnapshotUid>, LogFailure> {
+    let SnapshotName { volume, seq } = snapshot;
+    match read_record(objects, volume, *seq).await {
+        // A record in a place that was truncated came late, and is no part of the log.
+        Ok(record) if !was_truncated_after(objects, volume, Seq(seq.0.saturating_sub(1))).await? => {
+            return Ok(record.body.snapshot_taken());
+        }
+        Ok(_) | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
+        Err(error) => return Err(error),
+    }
+    let manifest = read_manifest_to_end(objects, volume).await?;
+    Ok(manifest.snapshots().iter().find(|known| known.seq == *seq).map(|known| known.uid))
 }
 
 /// The seqs whose snapshots are forgotten, from `first` on, as far as LIST shows them.

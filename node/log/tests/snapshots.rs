@@ -8,11 +8,12 @@ use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, provision,
-    read_manifest_to_end, read_snapshot, remove, snapshot_detached, snapshots, write_checkpoint,
+    read_manifest_to_end, read_snapshot, read_snapshot_of, remove, snapshot_detached, snapshots,
+    write_checkpoint,
 };
 use holdfast_objects::{Created, Fault, Gate, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
 const SECTORS: u64 = 1000;
@@ -63,6 +64,20 @@ async fn a_snapshot_of_a_detached_volume_is_two_puts() {
     assert_eq!(snapshots(&store, &volume()).await.unwrap(), [taken]);
     let root = read_snapshot(&store, &volume(), taken.seq).await.unwrap();
     assert_eq!((root.seq(), root.sectors()), (Seq(2), SECTORS));
+}
+
+/// Roots that no record registers, and the snapshots of another history, stand in the same places.
+#[tokio::test]
+async fn a_snapshot_is_read_only_for_the_uid_that_it_was_taken_for() {
+    let store = created().await;
+    let name = |seq| SnapshotName { volume: volume(), seq };
+    assert_eq!(read_snapshot_of(&store, &name(Seq(2)), uid(1)).await.unwrap(), None);
+    let taken = take(&store, 1).await.unwrap();
+    let root = read_snapshot_of(&store, &name(taken.seq), uid(1)).await.unwrap().unwrap();
+    assert_eq!(root.seq(), taken.seq);
+    assert_eq!(read_snapshot_of(&store, &name(taken.seq), uid(2)).await.unwrap(), None);
+    store.delete(&[&ObjectKey::Snapshot(volume(), taken.seq).to_string()]).await.unwrap();
+    assert_eq!(read_snapshot_of(&store, &name(taken.seq), uid(1)).await.unwrap(), None);
 }
 
 /// A bucket that was set back comes to places again whose roots it kept: they were taken for its own.
