@@ -38,6 +38,14 @@ for word; do
 done
 exec busybox dd \"$@\"
 ";
+/// The shell, which would run its own `dd` whatever the path has; a function comes first.
+const SH: &str = "#!/bin/busybox sh
+[ \"$1\" = -c ] || exec busybox sh \"$@\"
+command=$2
+shift 2
+exec busybox sh -c 'dd() { /bin/dd \"$@\"; }
+'\"$command\" \"$@\"
+";
 /// Name of the driver.
 const DRIVER: &str = "csi.holdfast.dev";
 /// Specs that run at a time: two fill an emulated machine.
@@ -98,6 +106,7 @@ pub fn images(toolbox: &Toolbox) -> Result<Vec<Image>> {
     for image in &mut images {
         image.layers[0].directory("tmp", 0o1777);
         image.layers[0].file("bin/dd", 0o755, DD.as_bytes().to_vec());
+        image.layers[0].file("bin/sh", 0o755, SH.as_bytes().to_vec());
     }
     Ok(images)
 }
