@@ -108,7 +108,7 @@ impl controller_server::Controller for Controller {
             .answer(
                 RequestKind::ControllerPublishVolume,
                 &about,
-                publish_volume::answer(&self.volumes, request),
+                publish_volume::answer(&self.volumes, &self.snapshots, request),
             )
             .await
     }

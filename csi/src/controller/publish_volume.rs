@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Condition, TRACEPARENT, Volume, find_condition, is_true};
+use holdfast_crds::{Condition, TRACEPARENT, Volume, VolumeSnapshot, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
 use holdfast_service::trace;
 use kube::ResourceExt;
@@ -13,7 +13,7 @@ use tracing::Span;
 
 use super::create_volume;
 use super::object_name::volume_id;
-use super::objects::{ApiFailure, TimedOut};
+use super::objects::{ApiFailure, Objects, TimedOut};
 use super::readers;
 use super::reason::{condition_text, first_unmet};
 use super::serving_node::serving_node;
@@ -40,6 +40,7 @@ enum Plan {
 
 pub(super) async fn answer(
     volumes: &ClusterVolumes,
+    snapshots: &Objects<VolumeSnapshot>,
     request: Request<ControllerPublishVolumeRequest>,
 ) -> Result<ControllerPublishVolumeResponse, Status> {
     let until = deadline::of(&request);
@@ -79,7 +80,11 @@ pub(super) async fn answer(
     }
     let mut volume = match served {
         Some(served) => served,
-        None => readers::create(volumes, &volume, &node_id, until).await?,
+        None => {
+            // Taken again where it was deleted by hand: the volume is what it was.
+            readers::prepare(snapshots, &volume, until).await?;
+            readers::create(volumes, &volume, &node_id, until).await?
+        }
     };
     let name = volume.name_any();
     if let Plan::Request = plan(&volume, &node_id)? {

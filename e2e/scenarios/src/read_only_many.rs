@@ -23,7 +23,7 @@ const MIB: i64 = 1 << 20;
 /// Volumes that the scenario makes, readers included.
 const VOLUMES: usize = 11;
 /// Snapshots that it makes or has made for it. A mark in the bucket says of each that it is forgotten.
-const SNAPSHOTS: usize = 6;
+const SNAPSHOTS: usize = 7;
 
 /// The parts that the steps share.
 struct Parts<'a> {
@@ -144,7 +144,16 @@ impl Parts<'_> {
         let reader = csi.publish_as("pvc-data", "b", &Use::read("ext4"), LIMIT)?;
         refused("a reader", reader, "InvalidArgument", "was not created for readers")?;
         let grown = csi.expand("pvc-read", 512 * MIB)?;
-        refused("a larger one", grown, "InvalidArgument", "does not grow")
+        refused("a larger one", grown, "InvalidArgument", "does not grow")?;
+        // By mistake: the first publication takes it again.
+        let mistake = self.world.kubectl([
+            "delete",
+            "volumesnapshots.storage.holdfast.dev",
+            "--selector=holdfast.dev/readers-of=pvc-read",
+            "--timeout=60s",
+        ])?;
+        ensure!(mistake.lines().count() == 1, "deleted: {mistake}");
+        Ok(())
     }
 
     /// Publishes `pvc-read` on a node, and returns it as a claim there with its device.
