@@ -74,7 +74,7 @@ impl SnapshotMetadata {
                     source::open(&service.client, &service.snapshots, base.as_deref(), &target).await?;
                 tell(source, asked, |told| {
                     let sent = sender.send(Ok(message(told)));
-                    async { sent.await.map_err(|_| Status::cancelled(GONE)) }
+                    async { sent.await.map_err(|_closed| Status::cancelled(GONE)) }
                 })
                 .await
             };

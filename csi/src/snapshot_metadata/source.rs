@@ -100,7 +100,7 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
         return Err(Status::unavailable(format!("{field}: not taken yet: {}", condition(snapshot))));
     };
     let unlike = |what: &str| Status::internal(format!("{field}: {what} of the VolumeSnapshot is none"));
-    let name = name.parse().map_err(|_| unlike("status.snapshotId"))?;
+    let name = name.parse().ok().ok_or_else(|| unlike("status.snapshotId"))?;
     let uid = snapshot.metadata.uid.as_deref().and_then(|uid| uid.parse().ok());
     Ok(Place { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })
 }
@@ -139,10 +139,9 @@ fn of_config(error: &StoreConfigError) -> Status {
 }
 
 fn of_log(error: &LogFailure) -> Status {
-    match error {
-        LogFailure::Store { .. } => Status::unavailable(chain(error)),
-        _ => Status::data_loss(chain(error)),
-    }
+    // The first is not answered, the second changes faster than it is read.
+    let may_change = matches!(error, LogFailure::Store { .. } | LogFailure::Contended(_));
+    if may_change { Status::unavailable(chain(error)) } else { Status::data_loss(chain(error)) }
 }
 
 fn unreadable(error: &ColdError) -> Status {

@@ -154,8 +154,8 @@ pub async fn sweep(
 ) -> Result<SweepReport, LogFailure> {
     let SweepMemory { heads, removed } = memory;
     let (known, mut skipped) = read_volumes(objects, options, removed).await?;
-    let mut report = SweepReport::default();
-    report.volumes = (known.len() + skipped.len() + removed.len()) as u64;
+    let volumes = (known.len() + skipped.len() + removed.len()) as u64;
+    let mut report = SweepReport { volumes, ..SweepReport::default() };
     for Removed { left, .. } in removed.values() {
         report.kept.objects += left.objects;
         report.kept.bytes += left.bytes;
