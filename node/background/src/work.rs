@@ -223,14 +223,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
     pub async fn tidy(&self, tidy: Tidy) {
         let Some(_alone) = self.tidying.try_lock() else { return };
         let Tidy { seq, checkpoint } = tidy;
-        let (objects, volume) = (&*self.objects, &self.volume);
-        let truncated = async {
-            match holdfast_log::drop_checkpoints(objects, volume, seq).await? {
-                Some(older) => holdfast_log::truncate(objects, volume, older, (seq, &checkpoint)).await,
-                None => Ok(()),
-            }
-        };
-        if let Err(error) = truncated.await {
+        if let Err(error) = holdfast_log::tidy(&*self.objects, &self.volume, seq, &checkpoint).await {
             self.warn(
                 "old log records and checkpoints were not deleted; they are tried again after the next checkpoint",
                 &error,

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use holdfast_engine::fork::Fork;
 use holdfast_engine::manifest::LogError;
 use holdfast_engine::record::{Body, Labels, Record};
-use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
-use holdfast_types::key::{ObjectKey, checkpoint_prefix};
+use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::fork::{confirm, confirm_fork, no_such_source, read_fork};
@@ -13,9 +13,6 @@ use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::is_forgotten;
 use crate::trash::take_back;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
-
-/// Checkpoints kept: the newest, and the one before it for readers that saw it last.
-const KEPT_CHECKPOINTS: usize = 2;
 
 /// Outcomes of a create-once, after every doubt was resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +188,7 @@ pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
 }
 
 /// Stores a checkpoint. That it is stored does not depend on what may be deleted for it
-/// ([`drop_checkpoints`]).
+/// ([`crate::tidy`]).
 ///
 /// # Errors
 /// [`LogFailure::Store`]: try again at the next occasion.
@@ -209,35 +206,4 @@ pub async fn write_checkpoint(
             Err(store("write a checkpoint", volume)(source))
         }
     }
-}
-
-/// Drops the checkpoints that the one of `seq` replaces. The seq of the one before it that was kept.
-///
-/// # Errors
-/// [`LogFailure::Store`]: what is left is dropped after a later checkpoint.
-pub async fn drop_checkpoints(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    seq: Seq,
-) -> Result<Option<Seq>, LogFailure> {
-    let page = objects
-        .list(&checkpoint_prefix(volume), None, MAX_PAGE_ENTRIES)
-        .await
-        .map_err(store("list the checkpoints", volume))?;
-    let surplus = page.entries.len().saturating_sub(KEPT_CHECKPOINTS);
-    let dropped: Vec<&str> = page.entries[..surplus].iter().map(|entry| entry.key.as_str()).collect();
-    objects.delete(&dropped).await.map_err(store("drop the old checkpoints", volume))?;
-    let mut newest_first = page.entries[surplus..].iter().rev();
-    Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
-        Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
-        Some(
-            ObjectKey::Log(..)
-            | ObjectKey::Segment(..)
-            | ObjectKey::Run(..)
-            | ObjectKey::TruncationMarker(..)
-            | ObjectKey::Snapshot(..)
-            | ObjectKey::Forgotten(..),
-        )
-        | None => None,
-    }))
 }

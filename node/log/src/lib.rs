@@ -23,9 +23,7 @@ pub mod sweep;
 pub mod trash;
 mod truncate;
 
-pub use create::{
-    CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_creation, write_checkpoint,
-};
+pub use create::{CreateOutcome, Creation, create_record, provision, read_creation, write_checkpoint};
 pub use fork::confirm_fork;
 pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
@@ -34,7 +32,7 @@ pub use snapshot::{
     RootPlace, SnapshotError, forget, forgotten_from, read_snapshot, read_snapshot_of, snapshot_detached,
     snapshots, store_root,
 };
-pub use truncate::{truncate, was_truncated_after};
+pub use truncate::{drop_checkpoints, tidy, truncate, was_truncated_after};
 
 use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;

@@ -1,7 +1,8 @@
 //! Snapshots of a volume: taken while no writer is attached, listed, forgotten.
 //!
 //! A snapshot that is taken here:
-//! 1. the log is read to its end; its writer has detached. Where it is long a checkpoint is stored;
+//! 1. the log is read to its end; its writer has detached. Where it is long a checkpoint is stored, and the
+//!    records that are not needed any more are deleted;
 //! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
 //!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
 //!    was set back may have kept, the log passes the place, and everything begins again at a later one;
@@ -27,11 +28,11 @@ use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::create::{CreateOutcome, create_record, drop_checkpoints, write_checkpoint};
+use crate::create::{CreateOutcome, create_record, write_checkpoint};
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
 use crate::read::{decode_manifest, is_present, read_manifest_to_end, read_record, stored_under};
-use crate::truncate::was_truncated_after;
+use crate::truncate::{tidy, was_truncated_after};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Reasons for which a snapshot was not taken, listed or forgotten.
@@ -129,15 +130,16 @@ pub async fn snapshot_detached(
     .into())
 }
 
-/// Stores a checkpoint of a log that is longer than a writer leaves it: each reader reads all records after
-/// the newest checkpoint.
+/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes what that replaces: each
+/// reader reads all records after the newest checkpoint, and each sweep lists those before it.
 async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
     let (volume, seq) = (manifest.volume(), manifest.seq());
     if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
         return Ok(());
     }
-    write_checkpoint(objects, volume, seq, manifest.encode_checkpoint().into()).await?;
-    drop_checkpoints(objects, volume, seq).await.map(drop)
+    let checkpoint = Bytes::from(manifest.encode_checkpoint());
+    write_checkpoint(objects, volume, seq, checkpoint.clone()).await?;
+    tidy(objects, volume, seq, &checkpoint).await
 }
 
 /// Outcomes of a try to register a snapshot.

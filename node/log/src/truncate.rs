@@ -25,12 +25,15 @@ use bytes::Bytes;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::log_length::{mark_after, mark_upto};
 use holdfast_engine::manifest::Manifest;
-use holdfast_objects::{CreateError, ObjectStore};
-use holdfast_types::key::ObjectKey;
+use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore};
+use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use crate::read::{is_present, records_after};
 use crate::{LogFailure, store};
+
+/// Checkpoints kept: the newest, and the one before it for readers that saw it last.
+const KEPT_CHECKPOINTS: usize = 2;
 
 /// True if records after `seq` may have been truncated before now. If false, what was read after `seq` and
 /// before this call is the log; if true, it may not be.
@@ -43,6 +46,54 @@ pub async fn was_truncated_after(
     seq: Seq,
 ) -> Result<bool, LogFailure> {
     is_marked(objects, volume, mark_after(seq)).await
+}
+
+/// Deletes what the checkpoint of `seq`, which is stored, replaces: older checkpoints but one, and the records
+/// that neither needs.
+///
+/// # Errors
+/// [`LogFailure`]: what is left is deleted after the next checkpoint.
+pub async fn tidy(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+    checkpoint: &[u8],
+) -> Result<(), LogFailure> {
+    match drop_checkpoints(objects, volume, seq).await? {
+        Some(older) => truncate(objects, volume, older, (seq, checkpoint)).await,
+        None => Ok(()),
+    }
+}
+
+/// Drops the checkpoints that the one of `seq` replaces. The seq of the one before it that was kept.
+///
+/// # Errors
+/// [`LogFailure::Store`]: what is left is dropped after a later checkpoint.
+pub async fn drop_checkpoints(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+) -> Result<Option<Seq>, LogFailure> {
+    let page = objects
+        .list(&checkpoint_prefix(volume), None, MAX_PAGE_ENTRIES)
+        .await
+        .map_err(store("list the checkpoints", volume))?;
+    let surplus = page.entries.len().saturating_sub(KEPT_CHECKPOINTS);
+    let dropped: Vec<&str> = page.entries[..surplus].iter().map(|entry| entry.key.as_str()).collect();
+    objects.delete(&dropped).await.map_err(store("drop the old checkpoints", volume))?;
+    let mut newest_first = page.entries[surplus..].iter().rev();
+    Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
+        Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
+        Some(
+            ObjectKey::Log(..)
+            | ObjectKey::Segment(..)
+            | ObjectKey::Run(..)
+            | ObjectKey::TruncationMarker(..)
+            | ObjectKey::Snapshot(..)
+            | ObjectKey::Forgotten(..),
+        )
+        | None => None,
+    }))
 }
 
 /// Deletes the records that are no longer needed. `newest` are the seq and the bytes of the writer's newest
