@@ -48,8 +48,8 @@ pub async fn was_truncated_after(
     is_marked(objects, volume, mark_after(seq)).await
 }
 
-/// Deletes what the checkpoint of `seq`, which is stored, replaces: older checkpoints but one, and the records
-/// that neither needs.
+/// Deletes what the checkpoint of `seq`, which is stored, replaces: older checkpoints but one, and the
+/// records that neither needs.
 ///
 /// # Errors
 /// [`LogFailure`]: what is left is deleted after the next checkpoint.
