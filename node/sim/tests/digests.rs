@@ -9,7 +9,7 @@ const DIGESTS: [&str; 26] = [
     "ba2c9dc503cc34f529503ab6341d6560",
     "34a2d62d78444693be506d4f5b954635",
     "5fcb6764c48fccfb9843b7349654094a",
-    "a4fe8eff90836845b2c8658d0fe87434",
+    "365697ac37165a64acefcb85f0623789",
     "2e9d5a59f9337824516448a07f8a8dba",
     "44845b91261c52b5162683e53b344790",
     "da9b0dd7c092760a5dd9f62899488f79",
@@ -18,7 +18,7 @@ const DIGESTS: [&str; 26] = [
     "3750fe22ebf5c388337ce4a59ae5bf3f",
     "0e4b5c9db510ce0e63a63475e70bf795",
     "2fdc05d529e45829d6f608bf1f58bbc5",
-    "e32a76e419293e7e36f166d55206fcbd",
+    "d14107ea9c80237ec03aa17e6415afa2",
     "49819904f5c78e51acbdf2e95cddd72c",
     "85c9629a6fcdf20ce5bfde82cf874c3a",
     "b16b8f0f68a04cd2c4aede55f8d21e0c",
@@ -31,7 +31,7 @@ const DIGESTS: [&str; 26] = [
     "f6c733fa2192cfc472232efdda3d3101",
     "ef7a6d7c599127f3dd0a25acee602d72",
     "0c8294380c0c8d8afbe1aedab0aaa471",
-    "f1f49029bea28517d1b1f0ecfccc9ec7",
+    "880629a23e738d3372ca7148fc088c83",
 ];
 
 #[test]
