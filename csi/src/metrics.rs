@@ -136,6 +136,7 @@ mod tests {
         for chart in [
             include_str!("../../charts/holdfast/templates/csi-controller.yaml"),
             include_str!("../../charts/holdfast/templates/csi-node.yaml"),
+            include_str!("../../charts/holdfast/templates/snapshot-metadata.yaml"),
         ] {
             assert!(chart.contains("--metrics-address=0.0.0.0:9182"), "{chart}");
             assert!(chart.contains("- {name: metrics, containerPort: 9182}"), "{chart}");

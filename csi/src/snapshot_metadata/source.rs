@@ -72,7 +72,8 @@ pub(super) async fn open(
     let root = async |Place { store, name, uid }: Place| match read_snapshot_of(&objects, &name, uid).await {
         Ok(Some(root)) => Ok(root),
         Ok(None) => Err(Status::not_found(format!(
-            "snapshot {name} with the UUID {uid} is not in ObjectStore `{store}`: the bucket was set back, or is another one"
+            "snapshot {name}, taken for UUID {uid}, is not in ObjectStore `{store}`: it was deleted meanwhile, or the bucket \
+             was set back or is another one"
         ))),
         Err(error) => Err(of_log(&error)),
     };
@@ -99,7 +100,8 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
     let Some((store, name)) = taken else {
         return Err(Status::unavailable(format!("{field}: not taken yet: {}", condition(snapshot))));
     };
-    let unlike = |what: &str| Status::internal(format!("{field}: {what} of the VolumeSnapshot is none"));
+    let unlike =
+        |what: &str| Status::internal(format!("{field}: the VolumeSnapshot has a {what} that is not valid"));
     let name = name.parse().ok().ok_or_else(|| unlike("status.snapshotId"))?;
     let uid = snapshot.metadata.uid.as_deref().and_then(|uid| uid.parse().ok());
     Ok(Place { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })

@@ -77,9 +77,7 @@ impl Socket {
             }
         }
     }
-}
 
-impl Socket {
     /// The same for a method that answers by several messages: those, and the refusal that ended them.
     ///
     /// # Errors

@@ -72,7 +72,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     for daemon in &daemons {
         daemon.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
         daemon.terminate()?;
-        // A daemon looks at once for what an earlier life left, and else every ten minutes.
+        // They stay for a day after their detach. A daemon looks at once for what an earlier life left, and
+        // else every ten minutes.
+        daemon.vm().exec(
+            "ls /var/lib/holdfast/volumes/*/map; touch -d '2 days ago' /var/lib/holdfast/volumes/*/map",
+        )?;
         daemon.restart()?;
         until("the node to remove the caches of the deleted volumes", LIMIT, || {
             let left = daemon.vm().exec("ls /var/lib/holdfast/volumes")?;

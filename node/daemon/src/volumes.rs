@@ -61,7 +61,8 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Removes the files of a deleted volume, if a clean detach left them. Returns false if they stay.
+    /// Removes the files of a deleted volume, if a clean detach left them a day ago. Returns false if they
+    /// stay.
     fn discard_cache(&self, volume: &VolumeId) -> impl Future<Output = Result<bool, Failure>> + Send;
 
     /// Lets the volumes of a store use this configuration from now on; nothing where none does.

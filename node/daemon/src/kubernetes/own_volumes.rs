@@ -3,10 +3,10 @@
 //! Owns: what the other parts see of Volumes. A watch brings those granted to this node; of all others the
 //! API server sends it nothing, whatever is written there. What is here without a grant is looked up by its
 //! id: a volume whose writer was cut off, files that an ended attach left. The cache of one that no Volume
-//! stands for is removed. Runs on: the daemon's tokio
-//! runtime. Invariants: a Volume that was looked up never replaces one of the watch. What was looked up may
-//! be old: the status is written under the resource version that was seen. On failure: the watch begins again
-//! with a list, a lookup is repeated at the next look; until then what was seen stays.
+//! stands for is removed. Runs on: the daemon's tokio runtime. Invariants: a Volume that was looked up never
+//! replaces one of the watch. What was looked up may be old: the status is written under the resource version
+//! that was seen. On failure: the watch begins again with a list, a lookup is repeated at the next look;
+//! until then what was seen stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -213,8 +213,8 @@ impl<V: Volumes> OwnVolumes<V> {
         Ok(found)
     }
 
-    /// Removes the cache of a volume that no Volume stands for: of a deleted one. Should it come back, it
-    /// lacks its cache, and nothing else.
+    /// Removes the cache of a volume that no Volume stands for, once it is a day old. Should the Volume come
+    /// back, it lacks its cache, and nothing else.
     async fn discard(&self, id: &VolumeId) {
         match self.volumes.discard_cache(id).await {
             Ok(true) => tracing::info!(volume = %id, "the cache of a deleted volume was removed"),

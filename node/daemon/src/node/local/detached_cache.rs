@@ -154,7 +154,8 @@ pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
     Ok(())
 }
 
-fn written_at(path: &Path) -> Result<Option<SystemTime>, NodeError> {
+/// Time at which a file was last written; none if there is no such file.
+pub(in crate::node) fn written_at(path: &Path) -> Result<Option<SystemTime>, NodeError> {
     match fs::metadata(path).and_then(|metadata| metadata.modified()) {
         Ok(time) => Ok(Some(time)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -2,8 +2,10 @@
 //!
 //! Data that such a volume had not uploaded here is preserved, as it is when a fenced writer notices. Data
 //! that it had uploaded is of no use any more and is removed. Only the log decides, not a report. What a
-//! clean detach left of a volume is cache alone: that of one that was deleted is removed without a look at
-//! its log.
+//! clean detach left of a volume is cache alone: that of one that was deleted is removed after a day, without
+//! a look at its log.
+
+use std::time::{Duration, SystemTime};
 
 use holdfast_background::LocalState;
 use holdfast_engine::attach::{Foreign, LocalData, worth};
@@ -14,9 +16,16 @@ use holdfast_service::chain;
 use holdfast_types::VolumeId;
 
 use crate::node::NodeError;
+use crate::node::local::detached_cache::written_at;
 use crate::node::local::volume_files::{LocalDirs, state_volumes, volumes_under};
+use crate::node::run_blocking::blocking;
 use crate::node::store::change::NodeStores;
 use crate::node::volume::table::NodeVolumes;
+
+/// Time that the cache of a deleted volume stays after its detach. A control plane that was lost knows no
+/// volumes until they are restored, and a bucket that lags behind may lack what was uploaded last: neither
+/// is to cost the only copy.
+const KEPT_FOR: Duration = Duration::from_hours(24);
 
 /// The local files of volumes that are not on this node.
 pub(crate) struct OutdatedFiles<'a> {
@@ -76,8 +85,9 @@ impl OutdatedFiles<'_> {
         }
     }
 
-    /// Removes the files of a volume that will not be attached again, if a clean detach left them. Returns
-    /// false if they stay: the volume is served or attached, or something in them is not uploaded.
+    /// Removes the files of a volume that was deleted, if a clean detach left them at least [`KEPT_FOR`] ago.
+    /// Returns false if they stay: they are younger, the volume is served or attached, or something in them
+    /// is not uploaded.
     ///
     /// # Errors
     /// The local files cannot be read or removed.
@@ -87,12 +97,15 @@ impl OutdatedFiles<'_> {
         }
         let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };
         let local = self.dirs.of(volume);
-        match LocalState::read_map(&local).await? {
-            Some(found) if found.header.closed_clean => {
-                LocalState::discard(&local).await?;
-                Ok(true)
+        blocking(move || {
+            let age = written_at(&local.map_path())?.and_then(|at| SystemTime::now().duration_since(at).ok());
+            let goes = age.is_some_and(|age| age >= KEPT_FOR)
+                && local.read_header()?.is_some_and(|(_generation, header)| header.closed_clean);
+            if goes {
+                local.discard()?;
             }
-            Some(_) | None => Ok(false),
-        }
+            Ok(goes)
+        })
+        .await
     }
 }

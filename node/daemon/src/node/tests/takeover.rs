@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_background::{Acquired, AttachError, Background, Preserved, StoreKey, Work, acquire};
@@ -451,6 +452,9 @@ fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
         local.write_header(&files, &header, found.generation + 1).await.unwrap();
         drop(files);
         dirs.local().forget_attached().unwrap();
+        assert!(!node.outdated().discard(&volume()).await.unwrap(), "it was used just now");
+        let map = File::options().write(true).open(dirs.durable_map()).unwrap();
+        map.set_modified(SystemTime::now() - Duration::from_hours(25)).unwrap();
         let Ok(Reserved::Now(attaching)) = node.0.volumes.reserve(&request()) else { panic!("it is free") };
         assert!(!node.outdated().discard(&volume()).await.unwrap(), "an attach has begun");
         node.0.volumes.forget(&volume(), &attaching);
