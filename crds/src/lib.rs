@@ -20,6 +20,7 @@ mod object_store;
 mod quantity;
 mod storage_node;
 mod volume;
+mod volume_group_snapshot;
 mod volume_snapshot;
 
 pub use condition::{ConditionBuilder, ConditionStatus, find_condition, is_true};
@@ -41,9 +42,12 @@ pub use volume::{
     READ_ONLY_MANY, READERS_OF, STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
     VolumeSource, VolumeSpec, VolumeStatus,
 };
+pub use volume_group_snapshot::{
+    GroupMember, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
+};
 pub use volume_snapshot::{
-    VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus,
-    is_final_snapshot_reason,
+    GroupProgress, GroupStep, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot, VolumeSnapshotSpec,
+    VolumeSnapshotStatus, is_final_snapshot_reason,
 };
 
 /// API group of every kind in this crate.
@@ -55,8 +59,12 @@ pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";
 /// Finalizer the operator holds on a VolumeSnapshot until the snapshot is forgotten.
 pub const SNAPSHOT_FINALIZER: &str = "holdfast.dev/snapshot";
 
+/// Finalizer the operator holds on a VolumeGroupSnapshot until its VolumeSnapshots are gone.
+pub const GROUP_SNAPSHOT_FINALIZER: &str = "holdfast.dev/group-snapshot";
+
 /// Condition type. Of an ObjectStore: the bucket answers, can be listed, and creates a key once only. Of a
-/// StorageNode: its daemon runs, and at least one transport can be used. Of a VolumeSnapshot: it is taken.
+/// StorageNode: its daemon runs, and at least one transport can be used. Of a VolumeSnapshot: it is
+/// taken. Of a VolumeGroupSnapshot: all of its VolumeSnapshots are.
 pub const READY: &str = "Ready";
 
 /// Server-side-apply field manager of the operator.

@@ -114,8 +114,11 @@ impl Wanted {
     /// The object to create. Its fate is that of the VolumeSnapshotContent: it is deleted by
     /// `DeleteSnapshot`.
     fn object(&self) -> VolumeSnapshot {
-        let spec =
-            VolumeSnapshotSpec { volume: self.volume.clone(), deletion_policy: DeletionPolicy::Delete };
+        let spec = VolumeSnapshotSpec {
+            volume: self.volume.clone(),
+            group: None,
+            deletion_policy: DeletionPolicy::Delete,
+        };
         let mut snapshot = VolumeSnapshot::new(&self.name.object, spec);
         let annotations: BTreeMap<String, String> =
             [(CSI_NAME, self.name.csi.clone()), (CLAIM_SNAPSHOT, self.asked_by.clone())]

@@ -86,7 +86,11 @@ pub(super) fn is_made_for(snapshot: &VolumeSnapshot, uid: &str) -> bool {
 /// The VolumeSnapshot for `clone`, of Volume `source` as long as it has this identity.
 pub(super) fn clone_snapshot(clone: &Volume, source: &str, volume_id: &str) -> VolumeSnapshot {
     let uid = clone.uid().unwrap_or_default();
-    let spec = VolumeSnapshotSpec { volume: source.to_owned(), deletion_policy: DeletionPolicy::Delete };
+    let spec = VolumeSnapshotSpec {
+        volume: source.to_owned(),
+        group: None,
+        deletion_policy: DeletionPolicy::Delete,
+    };
     let mut snapshot = VolumeSnapshot::new(&clone_snapshot_name(&uid), spec);
     snapshot.labels_mut().insert(CLONE_LABEL.to_owned(), clone.name_any());
     snapshot.annotations_mut().insert(OF_VOLUME_ID.to_owned(), volume_id.to_owned());

@@ -16,7 +16,11 @@ fn now() -> Time {
 fn facts() -> SnapshotFacts {
     SnapshotFacts {
         generation: 1,
-        spec: VolumeSnapshotSpec { volume: "data".to_owned(), deletion_policy: DeletionPolicy::Delete },
+        spec: VolumeSnapshotSpec {
+            volume: "data".to_owned(),
+            group: None,
+            deletion_policy: DeletionPolicy::Delete,
+        },
         status: VolumeSnapshotStatus::default(),
         finalizer: true,
         deleting: false,
