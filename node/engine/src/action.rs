@@ -6,7 +6,7 @@ use holdfast_types::{Block, Chunk, Mask, Place, SectorRange, Seq, SnapshotUid};
 use crate::event::{Errno, RequestId};
 use crate::index::{MergePlan, Runs};
 use crate::sector_map::Side;
-use crate::snapshot::{Snapshot, SnapshotRefused};
+use crate::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
 
 /// A local file that request bytes come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,6 +72,13 @@ pub enum Report {
         uid: SnapshotUid,
         /// The reason.
         why: SnapshotRefused,
+    },
+    /// How the cut of which this is the snapshot is.
+    Cut {
+        /// The snapshot.
+        uid: SnapshotUid,
+        /// The answer to the last request, or what became of the cut since.
+        answer: CutAnswer,
     },
     /// Requests to this many sectors may come.
     Grown {

@@ -170,6 +170,30 @@ pub enum Event {
         /// Places of snapshots that were forgotten: they are registered no longer.
         forgotten: Vec<Seq>,
     },
+    /// The snapshot of a cut is waited for. Answer: the same; it is refused (`Missed`) where none waits to be
+    /// registered and none is.
+    AwaitCut {
+        /// The snapshot.
+        uid: SnapshotUid,
+    },
+    /// A snapshot at one point with those of other volumes is about to be wanted. Answer, as of the two that
+    /// follow: [`crate::action::Report::Cut`], which here comes once what is dirty is committed.
+    PrepareCut {
+        /// The snapshot.
+        uid: SnapshotUid,
+    },
+    /// Writes wait from here on, [`crate::limit::HOLD_MS`] at most, and the snapshot is wanted.
+    Cut {
+        /// The snapshot.
+        uid: SnapshotUid,
+        /// Places of snapshots that were forgotten: they are registered no longer.
+        forgotten: Vec<Seq>,
+    },
+    /// All volumes of the cut are held, or it is given up: writes continue.
+    ReleaseCut {
+        /// The snapshot.
+        uid: SnapshotUid,
+    },
     /// `StoreRoot` ended: the root is in the store.
     RootStored,
     /// `StoreRoot` ended: another root is in its place, which another history of the bucket left.

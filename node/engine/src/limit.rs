@@ -9,6 +9,12 @@ pub const REMEMBERED_ATTACHES: usize = 256;
 pub const MAX_SNAPSHOTS: usize = 4096;
 /// Snapshots that wait for a writer at a time.
 pub const WAITING_SNAPSHOTS: usize = 64;
+/// Milliseconds for which a volume that is prepared for a cut defers seals: several answers of a slow API
+/// server.
+pub const PREPARED_MS: u64 = 10_000;
+/// Milliseconds after which the hold of a cut lapses: what writes wait at most where whoever asked for the cut
+/// is gone.
+pub const HOLD_MS: u64 = 5000;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.
 pub const REMEMBERED_NONCES: usize = 21;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).

@@ -141,6 +141,14 @@ impl Body {
         }
     }
 
+    /// Returns true if both say the same, but that one of them may register a snapshot.
+    pub(crate) fn is_same_but_snapshot(&self, other: &Self) -> bool {
+        let [mut one, mut other] = [self.clone(), other.clone()];
+        one.take_no_snapshot();
+        other.take_no_snapshot();
+        one == other
+    }
+
     /// Returns true if runs are merged with it.
     pub(crate) fn has_merges(&self) -> bool {
         match self {

@@ -154,6 +154,12 @@ pub enum Safeguard {
     SnapshotAfterSeal,
     /// The root of a snapshot is stored before the record that registers it.
     RootBeforeRecord,
+    /// Writes wait from the point of a cut until its release.
+    HoldUntilRelease,
+    /// The point of a cut is behind the writes that were in flight.
+    CutIsStill,
+    /// The snapshot of a cut is refused where only the record of a later seal could register it.
+    ExactCut,
     /// The control plane extends a log only while no writer does.
     ControlOnlyDetached,
     /// A volume that is served has a larger size once its log says so.
@@ -170,7 +176,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 77] = [
+    pub const ALL: [Self; 80] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -236,6 +242,9 @@ impl Safeguard {
         Self::PagesNameRecords,
         Self::SnapshotAfterSeal,
         Self::RootBeforeRecord,
+        Self::HoldUntilRelease,
+        Self::CutIsStill,
+        Self::ExactCut,
         Self::ControlOnlyDetached,
         Self::AskIfForgotten,
         Self::ForksKeepObjects,
@@ -314,6 +323,7 @@ impl Safeguard {
                 30
             }
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
+            Self::HoldUntilRelease | Self::CutIsStill | Self::ExactCut => 32,
         }
     }
 }

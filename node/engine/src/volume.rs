@@ -31,6 +31,7 @@
 
 mod commit;
 mod core;
+mod cut;
 mod data_path;
 mod dirty;
 mod durability;
@@ -63,18 +64,20 @@ use crate::manifest::Manifest;
 use crate::record::Body;
 use crate::safeguard::{
     Safeguard::{
-        CommitAfterFailedSync, FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits,
-        FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, LastRoundOfFenced, NameHeldChunks,
-        RememberFailedSync, RoundBeforeCommit, SnapshotAfterSeal, UploadStillSides,
+        CommitAfterFailedSync, CutIsStill, FlushAfterCommit, FlushInNextRound, FlushInNextSeal,
+        FlushInRoundWaits, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease,
+        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, SnapshotAfterSeal,
+        UploadStillSides,
     },
     safeguard,
 };
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
 use crate::segment::SegmentRef;
-use crate::snapshot::{SnapshotChange, SnapshotRefused};
+use crate::snapshot::{CutAnswer, SnapshotChange, SnapshotRefused};
 
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
+use cut::{Cut, CutStep, SealCounts};
 use data_path::{DataPath, Gate, StoreEnd};
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use growth::Growth;
@@ -99,6 +102,7 @@ pub struct Volume<M> {
     log: LogWriter,
     merger: Merger,
     snapshots: Snapshotter,
+    cut: Cut,
     growth: Growth,
     repair: RepairJob,
 }
@@ -179,6 +183,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             log: LogWriter::idle(nonce, pending, now),
             merger: Merger::idle(),
             snapshots: Snapshotter::default(),
+            cut: Cut::default(),
             growth: Growth::default(),
             repair: RepairJob::default(),
             core: Core::over(setup, map, now),
@@ -207,7 +212,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.io_completed(id, result, out);
                 // The common case, a write on a volume that has nothing to seal, ends here.
                 let few_dirty = !self.core.is_seal_full(self.core.map.active());
-                if self.sealer.is_open() && self.data.evictor.is_idle() && few_dirty {
+                let is_open = self.sealer.is_open() && self.cut.is_idle();
+                if is_open && self.data.evictor.is_idle() && few_dirty {
                     return;
                 }
             }
@@ -247,6 +253,19 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Merged { kind, output } => self.merger.merged(kind, output),
             Event::MergeFailed { kind, barred } => self.merger.failed(kind, barred),
             Event::Snapshot { uid, forgotten } => self.snapshot(uid, forgotten, out),
+            Event::AwaitCut { uid } => {
+                self.snapshots.await_exact(uid, self.core.manifest.as_ref(), out);
+            }
+            Event::PrepareCut { uid } => self.prepare_cut(uid, out),
+            Event::Cut { uid, forgotten } if self.core.lifecycle == Lifecycle::Serving => {
+                self.cut.begin(uid, forgotten, now, out);
+            }
+            Event::Cut { uid, .. } => cut::answer(uid, CutAnswer::Lapsed, out),
+            Event::ReleaseCut { uid } => {
+                if self.cut.release(uid, out) {
+                    self.unpark(out);
+                }
+            }
             Event::RootStored => self.log.root_stored(out),
             Event::RootBarred => {
                 self.log.root_barred(out);
@@ -290,6 +309,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Turn::Punch if self.evict_progress() == Some(RoundProgress::Ended) => self.advance_evict(out),
                 Turn::Punch => {}
                 Turn::Repair => self.advance_repair(out),
+                Turn::Cut => self.advance_cut(out),
                 Turn::Seal => self.advance_seal(out),
                 Turn::Snapshot => self.advance_snapshots(out),
                 Turn::Growth => self.advance_growth(out),
@@ -326,7 +346,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn gate(&self) -> Gate {
         let holds_active = self.sealer.holds_still(self.core.map.active());
-        Gate { is_open: self.sealer.is_open(), holds_active }
+        let is_held = self.cut.stops_writes() && safeguard(HoldUntilRelease);
+        Gate { is_open: self.sealer.is_open(), holds_active, is_held }
     }
 
     fn unpark(&mut self, out: &mut Vec<Action>) {
@@ -397,7 +418,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn covering_seal(&self) -> u64 {
         let active = self.core.map.active();
         // What completes before a seal of both sides is still is in it.
-        let is_covered = self.core.dirty[active].pages.is_empty() || self.gate().holds_active;
+        let is_covered = self.core.dirty[active].pages.is_empty() || self.sealer.holds_still(active);
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)
     }
@@ -524,9 +545,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if core.dirty[side].pages.is_empty() || self.log.is_full(manifest) {
             return false;
         }
+        let may_wait = self.cut.defers_seals() && core.dirty_bytes(side) < core.limits.max_bytes;
         core.lifecycle == Lifecycle::Detaching
             || self.sealer.seals.is_wanted()
-            || core.is_seal_full(side)
+            || (core.is_seal_full(side) && !may_wait)
             || core.is_overdue(side)
             || self.data.evictor.wants_other_side(core, true)
             || self.repair.wants_seal(side)
@@ -668,6 +690,40 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let seal = if safeguard(SnapshotAfterSeal) { self.covering_seal() } else { 0 };
         self.sealer.seals.want(seal);
         self.snapshots.ask(uid, seal, forgotten, out);
+    }
+
+    fn prepare_cut(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) {
+        if self.core.lifecycle != Lifecycle::Serving {
+            return cut::answer(uid, CutAnswer::Lapsed, out);
+        }
+        let seal = self.covering_seal();
+        if self.cut.prepare(uid, seal, self.core.now, out) {
+            self.sealer.seals.want(seal);
+        }
+    }
+
+    fn advance_cut(&mut self, out: &mut Vec<Action>) {
+        if self.cut.is_idle() {
+            return;
+        }
+        if self.core.lifecycle != Lifecycle::Serving {
+            return self.cut.lapse(out);
+        }
+        let stores = self.core.dirty[self.core.map.active()].in_flight;
+        let stores = if safeguard(CutIsStill) { stores } else { 0 };
+        let seals = &self.sealer.seals;
+        let counts = SealCounts { begun: seals.begun(), committed: seals.newest_committed() };
+        match self.cut.advance(self.core.now, stores, counts, out) {
+            CutStep::Wait => {}
+            CutStep::Continue => self.unpark(out),
+            CutStep::Ask(uid, forgotten) => {
+                let seal = self.covering_seal();
+                self.sealer.seals.want(seal);
+                self.snapshots.ask_exact(uid, seal, forgotten, out);
+                self.cut.asked(seal);
+                self.advance_cut(out);
+            }
+        }
     }
 
     /// Makes a record for a snapshot that no commit carries, since there is nothing to commit. It goes before
@@ -910,6 +966,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             out.push(Action::Report(Report::Repaired));
         }
         self.snapshots.refuse_all(SnapshotRefused::Fenced, out);
+        self.cut.lapse(out);
         self.growth.forget();
         out.push(Action::Report(Report::Fenced));
     }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::Event;
+use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::{Settings, Volume};
 use holdfast_types::{Millis, Nonce, SnapshotUid};
 
@@ -65,6 +66,10 @@ pub(crate) struct Host {
     pub(crate) attempt: Attempt,
     /// Snapshots that its client asked for since the attach, and what the volume held when it did first.
     pub(crate) asked: BTreeMap<SnapshotUid, Rc<Cut>>,
+    /// The cut that is being made of its volume, and the last answer to it.
+    pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
+    /// What the volume held when the writes of a cut were released, since the attach.
+    pub(crate) released: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// `None` where the volume is alone: then its client and its engine need no leave.
     pub(crate) access: Option<Access>,
 }
@@ -86,6 +91,8 @@ impl Host {
             lag: Lag::default(),
             attempt: Attempt::none(),
             asked: BTreeMap::new(),
+            cut: None,
+            released: BTreeMap::new(),
             access: None,
         }
     }
@@ -171,6 +178,9 @@ impl Host {
         for action in out {
             if let (Action::Complete { id, .. }, Some(device)) = (&action, &mut self.device) {
                 device.answers(*id, durability);
+            }
+            if let Action::Report(Report::Cut { uid, answer: CutAnswer::Released }) = action {
+                self.released.insert(uid, self.content.expect.cut());
             }
             trace.action(self.name, &action);
             process.begin(action, now, &mut self.device, &self.disk, self.content.sealed());

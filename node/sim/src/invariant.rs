@@ -68,11 +68,13 @@ pub enum Invariant {
     ForkIsItsSnapshot = 30,
     /// A volume has a size once its log says so, and keeps it.
     SizeIsKept = 31,
+    /// The snapshot of a cut whose writes waited until the release holds what the volume held then.
+    CutIsOnePoint = 32,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -103,6 +105,7 @@ impl Invariant {
         Self::SnapshotIsItsCut,
         Self::ForkIsItsSnapshot,
         Self::SizeIsKept,
+        Self::CutIsOnePoint,
     ];
 
     /// Its number in `docs/invariants.md`.

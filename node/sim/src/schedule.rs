@@ -411,6 +411,10 @@ impl Schedule {
                 self.world.repair(host, ranges, checkpoint);
             }
             8 if self.rng().once_in(3) => self.snapshots(host),
+            11 if self.rng().once_in(2) => {
+                let hasty = self.rng().once_in(8);
+                self.world.advance_cut(host, hasty);
+            }
             9 if self.chance(self.deaths.grow) => self.grow(host),
             10 if self.rng().once_in(4) => self.configure(host),
             _ => self.daemon(host),

@@ -155,6 +155,10 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
             (27, [*max_age_ms, u64::from(*durability == Durability::Object), 0, 0])
         }
         Event::CommitSoon(soon) => (28, [u64::from(*soon), 0, 0, 0]),
+        Event::AwaitCut { uid } => (29, [uid.0[0].into(), 0, 0, 0]),
+        Event::PrepareCut { uid } => (30, [uid.0[0].into(), 0, 0, 0]),
+        Event::Cut { uid, forgotten } => (31, [uid.0[0].into(), forgotten.len() as u64, 0, 0]),
+        Event::ReleaseCut { uid } => (32, [uid.0[0].into(), 0, 0, 0]),
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
     }
 }
@@ -302,8 +306,12 @@ fn event_words(event: &Event) -> String {
         | Event::CommitSoon(_)
         | Event::Repair { .. }
         | Event::MergeFailed { .. }
+        | Event::AwaitCut { .. }
+        | Event::PrepareCut { .. }
+        | Event::ReleaseCut { .. }
         | Event::Tick => format!("{event:?}"),
         Event::Snapshot { uid, .. } => format!("a snapshot is asked for: {uid}"),
+        Event::Cut { uid, .. } => format!("a cut is asked for: {uid}"),
         Event::Merged { output, .. } => format!("merged into {}, {} sectors", output.id, output.sectors),
     }
 }

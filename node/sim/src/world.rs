@@ -8,6 +8,7 @@ mod attach;
 mod client;
 mod company;
 mod corruption;
+mod cuts;
 mod dirty;
 mod forks;
 mod kept;
@@ -67,6 +68,8 @@ pub struct World {
     stamps: Stamps,
     dirty_check: DirtyCheck,
     control: ControlPlane,
+    /// Cuts that were begun.
+    cuts: u64,
     /// The volumes behind the one that is served.
     behind: Vec<Behind>,
     /// The volume shares its hosts and its store with others.
@@ -109,6 +112,7 @@ impl World {
             stamps: Stamps::default(),
             dirty_check: DirtyCheck::default(),
             control: ControlPlane::default(),
+            cuts: 0,
             behind: Vec::new(),
             company: None,
         }
@@ -315,6 +319,17 @@ impl World {
                 }
             }
             Report::SnapshotTaken(taken) => self.snapshot_taken(host, taken),
+            Report::Cut { uid, answer } => {
+                if let Some((asked, last)) = &mut here.cut
+                    && *asked == uid
+                {
+                    *last = Some(answer);
+                }
+                let registered = self.store.registered().iter().find(|known| known.uid == uid);
+                if let Some(cut) = registered.and_then(|known| self.store.cut_of_snapshot(known.seq)) {
+                    self.check_cut(host, uid, &cut);
+                }
+            }
             Report::SnapshotRefused { .. }
             | Report::Committed(_)
             | Report::Repaired

@@ -180,8 +180,8 @@ impl LogWriter {
         }
     }
 
-    /// Another root is in the snapshot's place. The record, which was never sent, takes the place without the
-    /// snapshot: that is registered later.
+    /// Another root is in the snapshot's place. The record, which this process never sent, takes the place
+    /// without the snapshot: that is registered later, unless the record of a dead process is there already.
     pub(super) fn root_barred(&mut self, out: &mut Vec<Action>) {
         match self.take_commit() {
             Commit::Rooting(mut record, _) => {
@@ -278,8 +278,11 @@ impl LogWriter {
                     return LogNews::Nothing;
                 };
                 match Record::decode(there) {
-                    // A predecessor of this very writer may have made the same record at another time.
-                    Ok(found) if found.nonce == self.nonce && found.body == record.body => {
+                    // A predecessor of this very writer may have made the same record at another time, and its
+                    // request may have been late: then the snapshot was registered, and since forgotten.
+                    Ok(found)
+                        if found.nonce == self.nonce && found.body.is_same_but_snapshot(&record.body) =>
+                    {
                         LogNews::Created(Box::new(found))
                     }
                     Ok(_) | Err(_) if safeguard(NoticeOtherWriters) => LogNews::Fenced(Seq(seq.0 - 1)),

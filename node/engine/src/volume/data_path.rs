@@ -36,6 +36,15 @@ pub(super) struct Gate {
     pub(super) is_open: bool,
     /// A seal covers the active side: writes wait for it.
     pub(super) holds_active: bool,
+    /// Writes wait for the release of a cut.
+    pub(super) is_held: bool,
+}
+
+impl Gate {
+    /// Returns true if nothing may be stored.
+    fn stops_writes(self) -> bool {
+        self.holds_active || self.is_held
+    }
 }
 
 /// The step left for a write or punch that ended.
@@ -107,7 +116,7 @@ impl DataPath {
         gate: Gate,
         out: &mut Vec<Action>,
     ) -> bool {
-        if gate.holds_active
+        if gate.stops_writes()
             || !(self.has_room(core, gate) || self.unreadable.is_overwritten_by(range))
             || self.requests.needs_preparing(range, &core.map, out)
         {
@@ -128,7 +137,7 @@ impl DataPath {
         out: &mut Vec<Action>,
     ) -> bool {
         let Some(manifest) = &core.manifest else { return false };
-        if gate.holds_active {
+        if gate.stops_writes() {
             return false;
         }
         let mut affected = Vec::new();
@@ -344,7 +353,7 @@ mod tests {
     use super::*;
     use crate::sector_map::{PAGE_SECTORS, SectorMap, SideSet, map_bytes};
 
-    const OPEN: Gate = Gate { is_open: true, holds_active: false };
+    const OPEN: Gate = Gate { is_open: true, holds_active: false, is_held: false };
     const ID: RequestId = RequestId(0);
 
     fn begun(op: Op, core: &mut Core<Vec<u8>>, gate: Gate) -> (DataPath, Vec<Action>) {
@@ -437,7 +446,8 @@ mod tests {
     #[test]
     fn writes_wait_for_a_seal_of_the_active_side_and_for_room() {
         let mut core = core(2);
-        let (mut data, out) = begun(Op::Write, &mut core, Gate { is_open: false, holds_active: true });
+        let (mut data, out) =
+            begun(Op::Write, &mut core, Gate { is_open: false, holds_active: true, is_held: false });
         assert_eq!((data.requests.parked(), out), (1, vec![]));
         data.evictor.space_measured(0, 0);
         let mut out = Vec::new();

@@ -7,6 +7,9 @@
 //!    `volume/commit.rs`). Where a bucket that was set back has another root there, the record registers
 //!    none, and the snapshot waits for the next one.
 //!
+//! A snapshot of a cut (`volume/cut.rs`) is exact: the record of its own seal registers it, or one that
+//! follows before that of the next seal. Where none can, it is refused.
+//!
 //! Owns: what waits. Does not own: the list of registered snapshots, which is the manifest's.
 //! The name is a crash point. A record registers one snapshot; more that wait follow one by one. Upholds
 //! invariant 29 (`docs/invariants.md`).
@@ -20,6 +23,7 @@ use holdfast_types::{Seq, SnapshotUid};
 use crate::action::{Action, Report};
 use crate::limit::{MAX_SNAPSHOTS, WAITING_SNAPSHOTS};
 use crate::manifest::Manifest;
+use crate::safeguard::{Safeguard::ExactCut, safeguard};
 use crate::snapshot::{Snapshot, SnapshotChange, SnapshotRefused};
 
 /// A snapshot that waits for its record.
@@ -30,6 +34,8 @@ struct Waiting {
     seal: u64,
     /// Places of snapshots that were forgotten.
     forgotten: Vec<Seq>,
+    /// It is of that seal and of no later one.
+    is_exact: bool,
 }
 
 /// The snapshots that wait, oldest first.
@@ -45,18 +51,49 @@ impl Snapshotter {
         self.waiting.is_empty()
     }
 
+    /// Returns true if the snapshot is not registered and will be.
+    fn waits(&self, uid: SnapshotUid) -> bool {
+        self.in_flight.iter().chain(&self.waiting).any(|waiting| waiting.uid == uid)
+    }
+
     /// A snapshot of what the seal with this number covers is wanted. One that waits already stays in its
     /// place.
     pub(super) fn ask(&mut self, uid: SnapshotUid, seal: u64, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
-        if self.in_flight.as_ref().is_some_and(|carried| carried.uid == uid)
-            || self.waiting.iter().any(|waiting| waiting.uid == uid)
-        {
+        self.add(Waiting { uid, seal, forgotten, is_exact: false }, out);
+    }
+
+    /// A snapshot of just this seal is wanted.
+    pub(super) fn ask_exact(
+        &mut self,
+        uid: SnapshotUid,
+        seal: u64,
+        forgotten: Vec<Seq>,
+        out: &mut Vec<Action>,
+    ) {
+        self.add(Waiting { uid, seal, forgotten, is_exact: true }, out);
+    }
+
+    fn add(&mut self, new: Waiting, out: &mut Vec<Action>) {
+        if self.waits(new.uid) {
             return;
         }
         if self.waiting.len() >= WAITING_SNAPSHOTS {
-            return refuse(uid, SnapshotRefused::Busy, out);
+            return refuse(new.uid, SnapshotRefused::Busy, out);
         }
-        self.waiting.push_back(Waiting { uid, seal, forgotten });
+        self.waiting.push_back(new);
+    }
+
+    /// Answers for a snapshot that was asked for as an exact one, by this process or by one that died; if it
+    /// waits, later.
+    pub(super) fn await_exact(&self, uid: SnapshotUid, manifest: Option<&Manifest>, out: &mut Vec<Action>) {
+        if self.waits(uid) {
+            return;
+        }
+        let Some(manifest) = manifest else { return refuse(uid, SnapshotRefused::Busy, out) };
+        match manifest.snapshots().iter().find(|known| known.uid == uid) {
+            Some(known) => out.push(Action::Report(Report::SnapshotTaken(*known))),
+            None => refuse(uid, SnapshotRefused::Missed, out),
+        }
     }
 
     /// Takes the change that the next record makes to the list, which is that of `manifest` before it: the
@@ -64,8 +101,13 @@ impl Snapshotter {
     pub(super) fn take(&mut self, seal: u64, manifest: &Manifest, out: &mut Vec<Action>) -> SnapshotChange {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.seal <= seal) {
             let next = self.waiting.remove(at).expect("it was found there");
-            let Waiting { uid, forgotten, .. } = &next;
+            let Waiting { uid, forgotten, seal: own, is_exact } = &next;
             let uid = *uid;
+            // The record holds what a later seal captured, too.
+            if *is_exact && *own < seal && safeguard(ExactCut) {
+                refuse(uid, SnapshotRefused::Missed, out);
+                continue;
+            }
             let (dropped, live): (Vec<&Snapshot>, Vec<&Snapshot>) =
                 manifest.snapshots().iter().partition(|known| forgotten.contains(&known.seq));
             if let Some(known) = live.iter().find(|known| known.uid == uid) {

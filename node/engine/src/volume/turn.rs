@@ -13,6 +13,7 @@ pub(super) enum Turn {
     /// The eviction continues if the round that it asked for ended at once, since there was nothing to write.
     Punch,
     Repair,
+    Cut,
     Seal,
     Snapshot,
     Growth,
@@ -31,7 +32,9 @@ pub(super) const AFTER_EVENT: &[Turn] = &[
     Turn::Round,
     Turn::Punch,
     Turn::Repair,
+    Turn::Cut,
     Turn::Seal,
+    Turn::Cut,
     Turn::Round,
     Turn::Snapshot,
     Turn::Growth,

@@ -59,6 +59,7 @@ impl World {
         assert!(!here.tmpfs.holds_a_map(), "attached already");
         here.attempt.begin(self.writers.count());
         here.asked.clear();
+        here.released.clear();
         let process = here.process.as_mut().expect("just begun");
         process.dies = dies;
         process.attach(claim);

@@ -71,6 +71,7 @@ impl World {
     /// The writer of `host` answered.
     pub(super) fn snapshot_taken(&mut self, host: usize, taken: Snapshot) {
         let cut = self.check_registered(taken);
+        self.check_cut(host, taken.uid, &cut);
         let here = &self.hosts[host];
         // What a client was promised is looked up while its host is the newest writer.
         if let Some(asked) = here.asked.get(&taken.uid).filter(|_| self.writers.is_last(host)) {

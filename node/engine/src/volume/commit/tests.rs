@@ -197,6 +197,19 @@ fn a_record_over_another_root_is_sent_without_its_snapshot() {
     assert_eq!(log.create_answered(CreateAnswer::Created, out), LogNews::Created(Box::new(passing)));
 }
 
+/// The request of a dead process landed after its successor had read the log, and the snapshot was forgotten
+/// before the successor stored its root: the newest writer took itself for fenced.
+#[test]
+fn a_late_record_of_a_forgotten_snapshot_is_the_own_one() {
+    let sent = Record { body: snapshot(), ..record(NONCE) };
+    let (mut log, out, core) = (after(&sent), &mut Vec::new(), core(1));
+    log.repeat(&core, out);
+    log.root_barred(out);
+    log.pending_stored(Ok(()), &core, out);
+    assert_eq!(log.create_answered(CreateAnswer::Exists, out), LogNews::Nothing);
+    assert_eq!(read(&mut log, Some(sent.clone())), LogNews::Created(Box::new(sent)));
+}
+
 #[test]
 fn a_record_left_by_another_writer_or_for_another_place_is_not_repeated() {
     let own = record(NONCE);

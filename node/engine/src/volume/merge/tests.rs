@@ -256,7 +256,7 @@ fn merges_count_as_carried_once_their_record_is_in_the_log() {
 #[test]
 fn a_read_planned_before_a_merge_is_planned_again() {
     let (id, range) = (RequestId(0), SectorRange::new(0, 1));
-    let gate = Gate { is_open: true, holds_active: false };
+    let gate = Gate { is_open: true, holds_active: false, is_held: false };
     let mut core = with_segments(2);
     let (mut data, mut out) = (DataPath::new(4, core.map.pages()), Vec::new());
     let failed = |data: &mut DataPath, core: &mut Core<Vec<u8>>| {

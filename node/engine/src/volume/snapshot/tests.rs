@@ -78,3 +78,37 @@ fn snapshots_that_nothing_will_register_are_refused() {
     assert_eq!(out.len(), WAITING_SNAPSHOTS, "the one in flight too");
     assert!(snapshots.is_idle());
 }
+
+/// A record of a later seal holds writes that came after the point.
+#[test]
+fn an_exact_snapshot_is_of_its_own_seal_or_none() {
+    let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[]));
+    snapshots.ask(uid(1), 2, Vec::new(), out);
+    snapshots.ask_exact(uid(2), 2, Vec::new(), out);
+    assert_eq!(taken(&snapshots.take(2, &manifest, out)), Some(1));
+    assert_eq!(taken(&snapshots.take(2, &manifest, out)), Some(2));
+    // Another root is in its place.
+    snapshots.postpone();
+    assert!(out.is_empty());
+    assert_eq!(taken(&snapshots.take(3, &manifest, out)), None);
+    let missed = Report::SnapshotRefused { uid: uid(2), why: SnapshotRefused::Missed };
+    assert_eq!(std::mem::take(out), [Action::Report(missed)]);
+    assert!(snapshots.is_idle());
+}
+
+#[test]
+fn an_exact_snapshot_is_not_asked_for_twice() {
+    let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[1]));
+    let said = |out: &mut Vec<Action>| std::mem::take(out);
+    snapshots.await_exact(uid(1), Some(&manifest), out);
+    assert_eq!(said(out), [Action::Report(Report::SnapshotTaken(manifest.snapshots()[0]))]);
+    let refused = |uid, why| [Action::Report(Report::SnapshotRefused { uid, why })];
+    // Of a process that died: what was dirty then is in a seal with later writes.
+    snapshots.await_exact(uid(2), Some(&manifest), out);
+    assert_eq!(said(out), refused(uid(2), SnapshotRefused::Missed));
+    snapshots.await_exact(uid(2), None, out);
+    assert_eq!(said(out), refused(uid(2), SnapshotRefused::Busy));
+    snapshots.ask_exact(uid(2), 1, Vec::new(), out);
+    snapshots.await_exact(uid(2), Some(&manifest), out);
+    assert!(out.is_empty(), "it is answered once it is registered");
+}

@@ -1,0 +1,224 @@
+//! A cut: the point at which several volumes are snapshot together.
+//!
+//! 1. the volume gets ready (`Event::PrepareCut`): what is dirty is committed, which proves that the store
+//!    answers, and for a while no seal begins because much is dirty. So the next step takes no longer than a
+//!    write in flight;
+//! 2. writes wait (`Event::Cut`). Once those in flight have ended, the snapshot is asked for, and the sides
+//!    are swapped if anything is dirty. From then on the volume is *held*;
+//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). Whether they waited until then is the
+//!    answer: if the hold of one volume lapsed before, the snapshots are of no common point.
+//!
+//! So a write that is not in the snapshot of its volume completes only after all volumes are held. What was
+//! begun after its completion, on whichever volume, is in no snapshot either.
+//!
+//! The snapshot is *exact*: it holds nothing that a later seal captures, or is refused (`volume/snapshot.rs`).
+//! Owns: the state of the cut. Does not own: the snapshot, the seal.
+//! Upholds invariant 32 (`docs/invariants.md`).
+//! On failure: a hold ends by itself after [`HOLD_MS`]. The state does not outlive the process: a successor
+//! answers that the cut has lapsed.
+
+use holdfast_types::{Millis, Seq, SnapshotUid};
+
+use crate::action::{Action, Report};
+use crate::limit::{HOLD_MS, PREPARED_MS};
+use crate::snapshot::CutAnswer;
+
+/// State of a volume's cut.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+enum State {
+    #[default]
+    Idle,
+    /// The commit of the seal with this number is waited for.
+    Preparing(SnapshotUid, u64),
+    /// Seals of much that is dirty wait until then.
+    Prepared(SnapshotUid, Millis),
+    /// Writes wait until then; those in flight are waited for.
+    Stopping { uid: SnapshotUid, until: Millis, forgotten: Vec<Seq> },
+    /// The same; the seal with this number is waited for.
+    Swapping { uid: SnapshotUid, until: Millis, seal: u64 },
+    /// The point is behind what has completed, and writes wait until then.
+    Held(SnapshotUid, Millis),
+}
+
+/// The cut of a volume.
+#[derive(Debug, Default)]
+pub(super) struct Cut {
+    state: State,
+}
+
+/// The newest seals of a volume, by number.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SealCounts {
+    /// The newest that was begun.
+    pub(super) begun: u64,
+    /// The newest whose commit is in the log.
+    pub(super) committed: u64,
+}
+
+/// What a cut needs next of the volume.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum CutStep {
+    /// Nothing.
+    Wait,
+    /// The snapshot with this uid is asked for; these are forgotten. The answer is [`Cut::asked`].
+    Ask(SnapshotUid, Vec<Seq>),
+    /// Writes may continue.
+    Continue,
+}
+
+impl Cut {
+    pub(super) fn is_idle(&self) -> bool {
+        self.state == State::Idle
+    }
+
+    /// Returns true if writes have to wait.
+    pub(super) fn stops_writes(&self) -> bool {
+        matches!(self.state, State::Stopping { .. } | State::Swapping { .. } | State::Held(..))
+    }
+
+    /// Returns true if a seal that can wait has to.
+    pub(super) fn defers_seals(&self) -> bool {
+        matches!(self.state, State::Prepared(..))
+    }
+
+    /// Gets ready for a cut, or stays ready for it. `seal` covers what is dirty; returns true if it is waited
+    /// for.
+    pub(super) fn prepare(
+        &mut self,
+        uid: SnapshotUid,
+        seal: u64,
+        now: Millis,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        match &mut self.state {
+            State::Idle => {
+                self.state = State::Preparing(uid, seal);
+                return true;
+            }
+            State::Preparing(known, _) if *known == uid => {}
+            State::Prepared(known, until) if *known == uid => {
+                *until = now + PREPARED_MS;
+                answer(uid, CutAnswer::Prepared, out);
+            }
+            State::Preparing(..)
+            | State::Prepared(..)
+            | State::Stopping { .. }
+            | State::Swapping { .. }
+            | State::Held(..) => answer(uid, CutAnswer::Busy, out),
+        }
+        false
+    }
+
+    /// Writes wait from here on, if the volume is ready for this cut.
+    pub(super) fn begin(
+        &mut self,
+        uid: SnapshotUid,
+        forgotten: Vec<Seq>,
+        now: Millis,
+        out: &mut Vec<Action>,
+    ) {
+        match &self.state {
+            State::Prepared(known, _) if *known == uid => {
+                self.state = State::Stopping { uid, until: now + HOLD_MS, forgotten };
+            }
+            State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } if *known == uid => {}
+            State::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
+            State::Idle
+            | State::Preparing(..)
+            | State::Prepared(..)
+            | State::Stopping { .. }
+            | State::Swapping { .. }
+            | State::Held(..) => answer(uid, CutAnswer::Lapsed, out),
+        }
+    }
+
+    /// Says whether the volume was held until now. Returns true if writes may continue.
+    pub(super) fn release(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) -> bool {
+        let (own, said) = match &self.state {
+            State::Held(known, _) => (*known == uid, CutAnswer::Released),
+            State::Preparing(known, _) | State::Prepared(known, _) => (*known == uid, CutAnswer::Lapsed),
+            State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } => {
+                (*known == uid, CutAnswer::Lapsed)
+            }
+            State::Idle => (false, CutAnswer::Lapsed),
+        };
+        answer(uid, if own { said } else { CutAnswer::Lapsed }, out);
+        let continues = own && self.stops_writes();
+        if own {
+            self.state = State::Idle;
+        }
+        continues
+    }
+
+    /// The snapshot that [`CutStep::Ask`] named is asked for, and is of the seal with this number.
+    pub(super) fn asked(&mut self, seal: u64) {
+        if let State::Stopping { uid, until, .. } = self.state {
+            self.state = State::Swapping { uid, until, seal };
+        }
+    }
+
+    /// Advances the cut of a volume with so many `stores` in flight.
+    pub(super) fn advance(
+        &mut self,
+        now: Millis,
+        stores: u32,
+        seals: SealCounts,
+        out: &mut Vec<Action>,
+    ) -> CutStep {
+        match &mut self.state {
+            State::Idle => {}
+            State::Preparing(uid, seal) => {
+                let uid = *uid;
+                if seals.committed >= *seal {
+                    self.state = State::Prepared(uid, now + PREPARED_MS);
+                    answer(uid, CutAnswer::Prepared, out);
+                }
+            }
+            State::Prepared(uid, until) => {
+                if now >= *until {
+                    answer(*uid, CutAnswer::Lapsed, out);
+                    self.state = State::Idle;
+                }
+            }
+            State::Stopping { until, .. } | State::Swapping { until, .. } | State::Held(_, until)
+                if now >= *until =>
+            {
+                self.lapse(out);
+                return CutStep::Continue;
+            }
+            State::Stopping { uid, forgotten, .. } => {
+                if stores == 0 {
+                    return CutStep::Ask(*uid, std::mem::take(forgotten));
+                }
+            }
+            State::Swapping { uid, until, seal } => {
+                if seals.begun >= *seal {
+                    let (uid, until) = (*uid, *until);
+                    self.state = State::Held(uid, until);
+                    answer(uid, CutAnswer::Held, out);
+                }
+            }
+            State::Held(..) => {}
+        }
+        CutStep::Wait
+    }
+
+    /// Ends without a common point.
+    pub(super) fn lapse(&mut self, out: &mut Vec<Action>) {
+        match std::mem::take(&mut self.state) {
+            State::Idle => {}
+            State::Preparing(uid, _) | State::Prepared(uid, _) | State::Held(uid, _) => {
+                answer(uid, CutAnswer::Lapsed, out);
+            }
+            State::Stopping { uid, .. } | State::Swapping { uid, .. } => answer(uid, CutAnswer::Lapsed, out),
+        }
+    }
+}
+
+/// Answers a request for a cut.
+pub(super) fn answer(uid: SnapshotUid, answer: CutAnswer, out: &mut Vec<Action>) {
+    out.push(Action::Report(Report::Cut { uid, answer }));
+}
+
+#[cfg(test)]
+mod tests;

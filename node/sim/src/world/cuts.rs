@@ -1,0 +1,57 @@
+//! Cuts: snapshots of the writer at one point with those of other volumes.
+//!
+//! The other volumes of a cut are left out. What a cut promises follows from what each volume does alone:
+//! what had completed when its writes were released is in its snapshot, and nothing that was begun after
+//! that. So any point at which all volumes of a cut are held is the point of all their snapshots.
+
+use holdfast_engine::event::Event;
+use holdfast_engine::snapshot::CutAnswer;
+use holdfast_types::SnapshotUid;
+
+use super::World;
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+
+/// Bit of the uids that ordinary snapshots do not have.
+const OF_A_CUT: u128 = 1 << 64;
+
+impl World {
+    /// The next step of a cut of the volume at `host`; `hasty`: whatever was answered to the last one.
+    pub(crate) fn advance_cut(&mut self, host: usize, hasty: bool) {
+        if self.hosts[host].process.as_ref().is_none_or(|process| process.volume.is_none()) {
+            return;
+        }
+        let Some((uid, answer)) = self.hosts[host].cut else {
+            self.cuts += 1;
+            let uid = SnapshotUid((OF_A_CUT + u128::from(self.cuts)).to_le_bytes());
+            self.hosts[host].cut = Some((uid, None));
+            return self.tell(host, Event::PrepareCut { uid });
+        };
+        match answer {
+            None if hasty => self.tell(host, Event::ReleaseCut { uid }),
+            None => {}
+            Some(CutAnswer::Prepared) => {
+                self.hosts[host].cut = Some((uid, None));
+                let forgotten = self.store.forgotten();
+                self.tell(host, Event::Cut { uid, forgotten });
+            }
+            Some(CutAnswer::Held) => self.tell(host, Event::ReleaseCut { uid }),
+            Some(CutAnswer::Busy | CutAnswer::Released | CutAnswer::Lapsed) => {
+                self.hosts[host].cut = None;
+                self.tell(host, Event::AwaitCut { uid });
+            }
+        }
+    }
+
+    /// The writes of a cut were released, and its snapshot was registered: it is of that point.
+    pub(super) fn check_cut(&self, host: usize, uid: SnapshotUid, registered: &Cut) {
+        let Some(released) = self.hosts[host].released.get(&uid) else { return };
+        let sectors = released.touched().chain(registered.touched());
+        for sector in sectors {
+            let (held, holds) = (released.allowed(sector), registered.allowed(sector));
+            Invariant::CutIsOnePoint.check(held.iter().any(|stamp| holds.contains(stamp)), || {
+                format!("sector {sector} was {held:?} when the writes of a cut were released, and is {holds:?} in its snapshot")
+            });
+        }
+    }
+}
