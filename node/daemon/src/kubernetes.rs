@@ -13,6 +13,7 @@ mod draining;
 mod event;
 mod facts;
 mod heartbeat;
+mod member;
 mod object_store;
 mod operations;
 mod orphan;

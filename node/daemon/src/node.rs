@@ -50,6 +50,7 @@ pub(crate) use ring::published_status::ServedCounts;
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
+pub(crate) use volume::cut::CutStep;
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
 pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, VolumeState};

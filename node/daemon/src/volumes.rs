@@ -12,8 +12,8 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Content, Node, NodeVolumeStatus, RingStatus, ScrubRequest,
-    Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
+    AttachRequest, Attached, Capabilities, Content, CutStep, Node, NodeVolumeStatus, RingStatus,
+    ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -89,6 +89,21 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         at: VolumeInStore,
         uid: SnapshotUid,
     ) -> impl Future<Output = Result<Snapshot, Failure>> + Send;
+
+    /// Makes a step of a cut of a volume that is served here. Returns false if the cut has lapsed.
+    fn cut(
+        &self,
+        volume: &VolumeId,
+        uid: SnapshotUid,
+        step: CutStep,
+    ) -> impl Future<Output = Result<bool, Failure>> + Send;
+
+    /// The snapshot of a cut whose writes were released; `None` if there is none of its point.
+    fn await_cut(
+        &self,
+        volume: &VolumeId,
+        uid: SnapshotUid,
+    ) -> impl Future<Output = Result<Option<Snapshot>, Failure>> + Send;
 
     /// The snapshots of a volume, oldest first.
     fn list_snapshots(
@@ -188,6 +203,14 @@ impl Volumes for Node {
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {
         self.snapshots().create(at, uid).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn cut(&self, volume: &VolumeId, uid: SnapshotUid, step: CutStep) -> Result<bool, Failure> {
+        self.snapshots().cut(volume, uid, step).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn await_cut(&self, volume: &VolumeId, uid: SnapshotUid) -> Result<Option<Snapshot>, Failure> {
+        self.snapshots().await_cut(volume, uid).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, Failure> {

@@ -181,13 +181,13 @@ pub enum Event {
     PrepareCut {
         /// The snapshot.
         uid: SnapshotUid,
+        /// Places of snapshots that were forgotten: they are registered no longer.
+        forgotten: Vec<Seq>,
     },
     /// Writes wait from here on, [`crate::limit::HOLD_MS`] at most, and the snapshot is wanted.
     Cut {
         /// The snapshot.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten: they are registered no longer.
-        forgotten: Vec<Seq>,
     },
     /// All volumes of the cut are held, or it is given up: writes continue.
     ReleaseCut {

@@ -256,11 +256,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::AwaitCut { uid } => {
                 self.snapshots.await_exact(uid, self.core.manifest.as_ref(), out);
             }
-            Event::PrepareCut { uid } => self.prepare_cut(uid, out),
-            Event::Cut { uid, forgotten } if self.core.lifecycle == Lifecycle::Serving => {
-                self.cut.begin(uid, forgotten, now, out);
+            Event::PrepareCut { uid, forgotten } => self.prepare_cut(uid, forgotten, out),
+            Event::Cut { uid } if self.core.lifecycle == Lifecycle::Serving => {
+                self.cut.begin(uid, now, out);
             }
-            Event::Cut { uid, .. } => cut::answer(uid, CutAnswer::Lapsed, out),
+            Event::Cut { uid } => cut::answer(uid, CutAnswer::Lapsed, out),
             Event::ReleaseCut { uid } => {
                 if self.cut.release(uid, out) {
                     self.unpark(out);
@@ -692,12 +692,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.snapshots.ask(uid, seal, forgotten, out);
     }
 
-    fn prepare_cut(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) {
+    fn prepare_cut(&mut self, uid: SnapshotUid, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
         if self.core.lifecycle != Lifecycle::Serving {
             return cut::answer(uid, CutAnswer::Lapsed, out);
         }
         let seal = self.covering_seal();
-        if self.cut.prepare(uid, seal, self.core.now, out) {
+        if self.cut.prepare(uid, forgotten, seal, self.core.now, out) {
             self.sealer.seals.want(seal);
         }
     }

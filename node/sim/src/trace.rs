@@ -156,8 +156,8 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         }
         Event::CommitSoon(soon) => (28, [u64::from(*soon), 0, 0, 0]),
         Event::AwaitCut { uid } => (29, [uid.0[0].into(), 0, 0, 0]),
-        Event::PrepareCut { uid } => (30, [uid.0[0].into(), 0, 0, 0]),
-        Event::Cut { uid, forgotten } => (31, [uid.0[0].into(), forgotten.len() as u64, 0, 0]),
+        Event::PrepareCut { uid, forgotten } => (30, [uid.0[0].into(), forgotten.len() as u64, 0, 0]),
+        Event::Cut { uid } => (31, [uid.0[0].into(), 0, 0, 0]),
         Event::ReleaseCut { uid } => (32, [uid.0[0].into(), 0, 0, 0]),
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
     }
@@ -307,11 +307,11 @@ fn event_words(event: &Event) -> String {
         | Event::Repair { .. }
         | Event::MergeFailed { .. }
         | Event::AwaitCut { .. }
-        | Event::PrepareCut { .. }
+        | Event::Cut { .. }
         | Event::ReleaseCut { .. }
         | Event::Tick => format!("{event:?}"),
         Event::Snapshot { uid, .. } => format!("a snapshot is asked for: {uid}"),
-        Event::Cut { uid, .. } => format!("a cut is asked for: {uid}"),
+        Event::PrepareCut { uid, .. } => format!("a cut is prepared: {uid}"),
         Event::Merged { output, .. } => format!("merged into {}, {} sectors", output.id, output.sectors),
     }
 }

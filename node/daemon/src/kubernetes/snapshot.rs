@@ -1,7 +1,7 @@
 //! Takes the VolumeSnapshots that the operator asks this node for: those of volumes that are served here.
 //!
-//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes` and the condition `Ready` of a
-//! VolumeSnapshot whose `status.node` is this node.
+//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes`, `status.groupProgress` and the condition
+//! `Ready` of a VolumeSnapshot whose `status.node` is this node.
 //! Does not own: who takes a snapshot, and its deletion (the operator).
 //! Invariants: a snapshot that was asked for is taken even if its deletion is requested meanwhile, because an
 //! earlier process may have begun it; asked again, the volume answers the same snapshot.
@@ -15,8 +15,8 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::{Recorder, event, turned};
 use holdfast_crds::{
-    ConditionBuilder, ConditionStatus, NODE_FIELD_MANAGER, READY, Time, VolumeSnapshot, VolumeSnapshotStatus,
-    find_condition,
+    ConditionBuilder, ConditionStatus, GroupProgress, NODE_FIELD_MANAGER, READY, Time, VolumeSnapshot,
+    VolumeSnapshotStatus, find_condition,
 };
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_service::chain;
@@ -30,6 +30,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
+use super::member::{self, AGAIN, Task};
 use super::retry::OperationFailure;
 use crate::node::VolumeInStore;
 use crate::volumes::Volumes;
@@ -71,44 +72,63 @@ async fn reconcile<V: Volumes>(
     snapshot: Arc<VolumeSnapshot>,
     context: Arc<Context<V>>,
 ) -> Result<Action, ApiError> {
-    let Some((volume, uid)) = asked(&snapshot, &context.me) else { return Ok(Action::await_change()) };
+    let Some((volume, uid, task)) = asked(&snapshot, &context.me) else { return Ok(Action::await_change()) };
     if !context.volumes.list().iter().any(|here| here.volume == volume) {
         return Ok(Action::requeue(NOT_HERE));
     }
-    let at = VolumeInStore { volume: volume.clone(), store: None };
-    let taken = context.volumes.create_snapshot(at, uid).await.map_err(OperationFailure::from);
-    let again = count(&mut context.failures.lock(), uid, &taken);
+    let volumes = &context.volumes;
+    let outcome = match task {
+        Task::Take => {
+            let at = VolumeInStore { volume: volume.clone(), store: None };
+            let taken = volumes.create_snapshot(at, uid).await;
+            taken.map_or_else(|failure| Outcome::Failed(failure.into()), Outcome::Taken)
+        }
+        Task::Cut(step) => member::cut(volumes, &volume, uid, step).await,
+        Task::Await => member::taken(volumes, &volume, uid).await,
+    };
+    let again = count(&mut context.failures.lock(), uid, &outcome);
     let before = snapshot.status.clone().unwrap_or_default();
     let generation = snapshot.metadata.generation;
-    let status = report(&before, generation, &volume, taken, &Time(Timestamp::now()));
+    let status = report(&before, generation, &volume, outcome, &Time(Timestamp::now()));
     if says_more(&before, &status) {
         write(&snapshot, &status, &context).await?;
     }
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Time until the next attempt; nothing once the snapshot is taken.
-fn count(
-    failures: &mut HashMap<SnapshotUid, u32>,
-    uid: SnapshotUid,
-    taken: &Result<Snapshot, OperationFailure>,
-) -> Option<Duration> {
-    let Err(failure) = taken else {
-        failures.remove(&uid);
-        return None;
+/// Outcome of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The snapshot is in the log.
+    Taken(Snapshot),
+    /// A snapshot of a group is so far.
+    Reached(GroupProgress),
+    Failed(OperationFailure),
+}
+
+/// Time until the next attempt; nothing once the step is done.
+fn count(failures: &mut HashMap<SnapshotUid, u32>, uid: SnapshotUid, outcome: &Outcome) -> Option<Duration> {
+    let failure = match outcome {
+        Outcome::Failed(failure) => failure,
+        Outcome::Taken(_) | Outcome::Reached(_) => {
+            failures.remove(&uid);
+            let ends = [GroupProgress::Prepared, GroupProgress::Held].map(Outcome::Reached).contains(outcome);
+            return ends.then_some(AGAIN);
+        }
     };
     let count = failures.entry(uid).or_default();
     *count = count.saturating_add(1);
     Some(failure.retry.delay(*count, fastrand::f64()))
 }
 
-/// The volume and the name of the snapshot that node `me` is to take.
-fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid)> {
+/// The volume and the name of the snapshot that node `me` is to take, and the next step towards it.
+fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid, Task)> {
     let status = snapshot.status.as_ref()?;
     if status.snapshot_id.is_some() || status.node.as_deref() != Some(me) {
         return None;
     }
-    Some((status.volume_id.clone()?.try_into().ok()?, snapshot.metadata.uid.as_ref()?.parse().ok()?))
+    let task = if snapshot.spec.group.is_some() { member::next(status)? } else { Task::Take };
+    Some((status.volume_id.clone()?.try_into().ok()?, snapshot.metadata.uid.as_ref()?.parse().ok()?, task))
 }
 
 /// The daemon's part of the status.
@@ -116,12 +136,14 @@ fn report(
     before: &VolumeSnapshotStatus,
     generation: Option<i64>,
     volume: &VolumeId,
-    taken: Result<Snapshot, OperationFailure>,
+    outcome: Outcome,
     now: &Time,
 ) -> VolumeSnapshotStatus {
     let conditions = ConditionBuilder { previous: &before.conditions, observed_generation: generation, now };
-    match taken {
-        Ok(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
+    // What is not written again is taken off the object.
+    let group_progress = before.group_progress;
+    match outcome {
+        Outcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
             let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
             let message = "the snapshot holds what the volume held at one point, as after a power cut";
             VolumeSnapshotStatus {
@@ -129,10 +151,22 @@ fn report(
                 taken_time: at.map(Time),
                 size_bytes: Some(sectors * SECTOR_BYTES),
                 conditions: vec![conditions.build(READY, ConditionStatus::True, "Taken", message)],
+                group_progress,
                 ..VolumeSnapshotStatus::default()
             }
         }
-        Err(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
+        Outcome::Reached(progress) => VolumeSnapshotStatus {
+            conditions: vec![conditions.build(
+                READY,
+                ConditionStatus::False,
+                "Taking",
+                member::message(progress),
+            )],
+            group_progress: Some(progress),
+            ..VolumeSnapshotStatus::default()
+        },
+        Outcome::Failed(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
+            group_progress,
             conditions: vec![conditions.build(READY, ConditionStatus::False, reason, message)],
             ..VolumeSnapshotStatus::default()
         },
@@ -142,7 +176,9 @@ fn report(
 /// True if `status` says something that `before` does not.
 fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bool {
     let ready = |status: &VolumeSnapshotStatus| find_condition(&status.conditions, READY).cloned();
-    status.snapshot_id != before.snapshot_id || ready(status) != ready(before)
+    status.snapshot_id != before.snapshot_id
+        || status.group_progress != before.group_progress
+        || ready(status) != ready(before)
 }
 
 /// The resource version makes the write fail if the operator asks another node meanwhile.
@@ -201,7 +237,7 @@ mod tests {
         let mine = json!({ "volumeId": "v", "objectStore": "main", "node": "a" });
         let mut wanted = snapshot(&mine);
         wanted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        let expected = ("v".parse().expect("an id"), UID.parse().expect("a uid"));
+        let expected = ("v".parse().expect("an id"), UID.parse().expect("a uid"), Task::Take);
         assert_eq!(asked(&wanted, "a"), Some(expected));
         assert_eq!(asked(&wanted, "b"), None);
         let mut taken = mine;
@@ -216,12 +252,15 @@ mod tests {
         let failure =
             OperationFailure { reason: "Busy", message: "it waits".to_owned(), retry: Retry::Later };
         let before = VolumeSnapshotStatus::default();
-        let failed = report(&before, Some(1), &volume, Err(failure.clone()), &now);
+        let failed = report(&before, Some(1), &volume, Outcome::Failed(failure.clone()), &now);
         assert_eq!((failed.conditions[0].reason.as_str(), &failed.snapshot_id), ("Busy", &None));
         assert!(says_more(&before, &failed));
-        assert!(!says_more(&failed, &report(&failed, Some(1), &volume, Err(failure), &now)), "said already");
+        assert!(
+            !says_more(&failed, &report(&failed, Some(1), &volume, Outcome::Failed(failure), &now)),
+            "said already"
+        );
         let taken = Snapshot { seq: Seq(7), uid: UID.parse().expect("a uid"), unix_ms: 5000, sectors: 16 };
-        let status = report(&failed, Some(1), &volume, Ok(taken), &now);
+        let status = report(&failed, Some(1), &volume, Outcome::Taken(taken), &now);
         assert!(says_more(&failed, &status));
         assert_eq!(status.snapshot_id.as_deref(), Some("v@7"));
         assert_eq!(status.size_bytes, Some(16 * SECTOR_BYTES));
@@ -234,11 +273,12 @@ mod tests {
         let uid = UID.parse().expect("a uid");
         let failure = OperationFailure { reason: "Busy", message: String::new(), retry: Retry::Later };
         let mut failures = HashMap::new();
-        let first = count(&mut failures, uid, &Err(failure.clone())).expect("again");
-        let third = (0..2).filter_map(|_| count(&mut failures, uid, &Err(failure.clone()))).last();
+        let failed = Outcome::Failed(failure);
+        let first = count(&mut failures, uid, &failed).expect("again");
+        let third = (0..2).filter_map(|_| count(&mut failures, uid, &failed)).last();
         assert!(third.is_some_and(|third| third > first));
         let taken = Snapshot { seq: Seq(7), uid, unix_ms: 0, sectors: 8 };
-        assert_eq!(count(&mut failures, uid, &Ok(taken)), None);
+        assert_eq!(count(&mut failures, uid, &Outcome::Taken(taken)), None);
         assert!(failures.is_empty());
     }
 }

@@ -3,6 +3,7 @@
 pub(in crate::node) mod attach;
 pub(in crate::node) mod background;
 pub(in crate::node) mod configure;
+pub(in crate::node) mod cut;
 pub(in crate::node) mod detach;
 pub(in crate::node) mod device;
 pub(in crate::node) mod grow;

@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, DiskStatus, FailureKind, NodeVolumeStatus,
-    RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus,
-    SweepRequest, VolumeInStore, VolumeState, millis,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus, FailureKind,
+    NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk,
+    StoreHealth, StoreStatus, SweepRequest, VolumeInStore, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -39,6 +39,9 @@ struct Inner {
     sweeps: Vec<SweepRequest>,
     swept: SweepReport,
     snapshots: Vec<(VolumeId, Option<String>, Snapshot)>,
+    cuts: Vec<(VolumeId, SnapshotUid, CutStep)>,
+    /// Cuts lapse.
+    cuts_lapse: bool,
     failure: Option<Failure>,
     renewed: Vec<(String, S3Config)>,
     draining: Vec<bool>,
@@ -77,6 +80,16 @@ impl Fake {
     /// The scrubs so far: volume, store, repair.
     pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
         self.inner.lock().scrubs.clone()
+    }
+
+    /// Lets cuts lapse from now on.
+    pub(crate) fn lapse_cuts(&self) {
+        self.inner.lock().cuts_lapse = true;
+    }
+
+    /// The steps of cuts so far.
+    pub(crate) fn cuts(&self) -> Vec<CutStep> {
+        self.inner.lock().cuts.iter().map(|(.., step)| *step).collect()
     }
 
     /// Sets the result of the next sweep.
@@ -320,6 +333,23 @@ impl Volumes for Fake {
         let taken = Snapshot { seq, uid, unix_ms: 1_700_000_000_000, sectors: 1 << 18 };
         inner.snapshots.push((at.volume, at.store.map(|(name, _)| name), taken));
         Ok(taken)
+    }
+
+    async fn cut(&self, volume: &VolumeId, uid: SnapshotUid, step: CutStep) -> Result<bool, Failure> {
+        let mut inner = self.inner.lock();
+        inner.cuts.push((volume.clone(), uid, step));
+        match inner.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(!inner.cuts_lapse),
+        }
+    }
+
+    async fn await_cut(&self, volume: &VolumeId, uid: SnapshotUid) -> Result<Option<Snapshot>, Failure> {
+        if self.inner.lock().cuts_lapse {
+            return Ok(None);
+        }
+        let at = VolumeInStore { volume: volume.clone(), store: None };
+        self.create_snapshot(at, uid).await.map(Some)
     }
 
     async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, Failure> {

@@ -33,7 +33,7 @@ enum State {
     /// Seals of much that is dirty wait until then.
     Prepared(SnapshotUid, Millis),
     /// Writes wait until then; those in flight are waited for.
-    Stopping { uid: SnapshotUid, until: Millis, forgotten: Vec<Seq> },
+    Stopping { uid: SnapshotUid, until: Millis },
     /// The same; the seal with this number is waited for.
     Swapping { uid: SnapshotUid, until: Millis, seal: u64 },
     /// The point is behind what has completed, and writes wait until then.
@@ -44,6 +44,8 @@ enum State {
 #[derive(Debug, Default)]
 pub(super) struct Cut {
     state: State,
+    /// Places of snapshots that were forgotten.
+    forgotten: Vec<Seq>,
 }
 
 /// The newest seals of a volume, by number.
@@ -86,6 +88,7 @@ impl Cut {
     pub(super) fn prepare(
         &mut self,
         uid: SnapshotUid,
+        forgotten: Vec<Seq>,
         seal: u64,
         now: Millis,
         out: &mut Vec<Action>,
@@ -93,6 +96,7 @@ impl Cut {
         match &mut self.state {
             State::Idle => {
                 self.state = State::Preparing(uid, seal);
+                self.forgotten = forgotten;
                 return true;
             }
             State::Preparing(known, _) if *known == uid => {}
@@ -110,16 +114,10 @@ impl Cut {
     }
 
     /// Writes wait from here on, if the volume is ready for this cut.
-    pub(super) fn begin(
-        &mut self,
-        uid: SnapshotUid,
-        forgotten: Vec<Seq>,
-        now: Millis,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
             State::Prepared(known, _) if *known == uid => {
-                self.state = State::Stopping { uid, until: now + HOLD_MS, forgotten };
+                self.state = State::Stopping { uid, until: now + HOLD_MS };
             }
             State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } if *known == uid => {}
             State::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
@@ -152,7 +150,7 @@ impl Cut {
 
     /// The snapshot that [`CutStep::Ask`] named is asked for, and is of the seal with this number.
     pub(super) fn asked(&mut self, seal: u64) {
-        if let State::Stopping { uid, until, .. } = self.state {
+        if let State::Stopping { uid, until } = self.state {
             self.state = State::Swapping { uid, until, seal };
         }
     }
@@ -186,9 +184,9 @@ impl Cut {
                 self.lapse(out);
                 return CutStep::Continue;
             }
-            State::Stopping { uid, forgotten, .. } => {
+            State::Stopping { uid, .. } => {
                 if stores == 0 {
-                    return CutStep::Ask(*uid, std::mem::take(forgotten));
+                    return CutStep::Ask(*uid, std::mem::take(&mut self.forgotten));
                 }
             }
             State::Swapping { uid, until, seal } => {

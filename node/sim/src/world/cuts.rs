@@ -25,15 +25,15 @@ impl World {
             self.cuts += 1;
             let uid = SnapshotUid((OF_A_CUT + u128::from(self.cuts)).to_le_bytes());
             self.hosts[host].cut = Some((uid, None));
-            return self.tell(host, Event::PrepareCut { uid });
+            let forgotten = self.store.forgotten();
+            return self.tell(host, Event::PrepareCut { uid, forgotten });
         };
         match answer {
             None if hasty => self.tell(host, Event::ReleaseCut { uid }),
             None => {}
             Some(CutAnswer::Prepared) => {
                 self.hosts[host].cut = Some((uid, None));
-                let forgotten = self.store.forgotten();
-                self.tell(host, Event::Cut { uid, forgotten });
+                self.tell(host, Event::Cut { uid });
             }
             Some(CutAnswer::Held) => self.tell(host, Event::ReleaseCut { uid }),
             Some(CutAnswer::Busy | CutAnswer::Released | CutAnswer::Lapsed) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use holdfast_engine::snapshot::{Snapshot, SnapshotRefused};
+use holdfast_engine::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
 use holdfast_engine::volume::Status;
 use holdfast_ring::Errno;
 use holdfast_types::SnapshotUid;
@@ -20,6 +20,8 @@ const WAITING_ANSWERS: usize = 64;
 pub(crate) enum SnapshotAnswer {
     Taken(Snapshot),
     Refused(SnapshotUid, SnapshotRefused),
+    /// Of its cut.
+    Cut(SnapshotUid, CutAnswer),
 }
 
 /// Counts of the I/O served since this process attached or recovered the volume. They only grow.

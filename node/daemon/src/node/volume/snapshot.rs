@@ -98,21 +98,36 @@ async fn snapshot_served(
     volume: &VolumeId,
     uid: SnapshotUid,
 ) -> Result<Snapshot, NodeError> {
+    let forgotten = forgotten_from(&*present.objects, volume, Seq::FIRST).await?.into_iter().collect();
+    ask(present, volume, Event::Snapshot { uid, forgotten }, |answer| match answer {
+        SnapshotAnswer::Taken(taken) if taken.uid == uid => Some(Ok(taken)),
+        SnapshotAnswer::Refused(of, why) if of == uid => Some(Err(refused(volume, why))),
+        SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) | SnapshotAnswer::Cut(..) => None,
+    })
+    .await
+}
+
+/// Tells the writer of a volume, and returns what `read` makes of the first answer that it takes.
+///
+/// # Errors
+/// [`NodeError::Busy`] if the volume is released before; what `read` makes.
+pub(super) async fn ask<T>(
+    present: &Present,
+    volume: &VolumeId,
+    event: Event,
+    read: impl Fn(SnapshotAnswer) -> Option<Result<T, NodeError>>,
+) -> Result<T, NodeError> {
     let mut answers = present.published.snapshot_answers();
-    let forgotten: Vec<Seq> =
-        forgotten_from(&*present.objects, volume, Seq::FIRST).await?.into_iter().collect();
     loop {
-        let event = Event::Snapshot { uid, forgotten: forgotten.clone() };
-        present.ring.send(Message::Event { key: present.key, event }).await;
+        present.ring.send(Message::Event { key: present.key, event: event.clone() }).await;
         loop {
             let answer = tokio::select! {
                 answer = answers.recv() => answer,
                 _ = present.state.reach(State::has_ended) => return Err(released(volume)),
             };
-            match answer {
-                Ok(SnapshotAnswer::Taken(taken)) if taken.uid == uid => return Ok(taken),
-                Ok(SnapshotAnswer::Refused(other, why)) if other == uid => return Err(refused(volume, why)),
-                Ok(SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..)) => {}
+            match answer.map(&read) {
+                Ok(Some(read)) => return read,
+                Ok(None) => {}
                 // The answer may be among those that were missed.
                 Err(RecvError::Lagged(_)) => break,
                 Err(RecvError::Closed) => return Err(released(volume)),
@@ -121,7 +136,8 @@ async fn snapshot_served(
     }
 }
 
-fn refused(volume: &VolumeId, why: SnapshotRefused) -> NodeError {
+/// The error for a snapshot that is not taken.
+pub(super) fn refused(volume: &VolumeId, why: SnapshotRefused) -> NodeError {
     match why {
         SnapshotRefused::Fenced => NodeError::Fenced(volume.clone()),
         SnapshotRefused::Released => released(volume),
@@ -129,9 +145,11 @@ fn refused(volume: &VolumeId, why: SnapshotRefused) -> NodeError {
         SnapshotRefused::Busy => {
             NodeError::Busy { volume: volume.clone(), doing: "taking as many snapshots as it can at a time" }
         }
+        SnapshotRefused::Missed => released(volume),
     }
 }
 
-fn released(volume: &VolumeId) -> NodeError {
+/// The error for a volume that is no longer served.
+pub(super) fn released(volume: &VolumeId) -> NodeError {
     NodeError::Busy { volume: volume.clone(), doing: "being detached" }
 }

@@ -22,7 +22,7 @@ fn said(out: &mut Vec<Action>) -> Vec<CutAnswer> {
 fn prepared(out: &mut Vec<Action>) -> Cut {
     out.clear();
     let mut cut = Cut::default();
-    assert!(cut.prepare(UID, 3, 0, out), "its seal is wanted");
+    assert!(cut.prepare(UID, vec![Seq(7)], 3, 0, out), "its seal is wanted");
     assert_eq!(cut.advance(0, 0, counts(3, 2), out), CutStep::Wait);
     assert!(said(out).is_empty(), "the commit is waited for");
     assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Wait);
@@ -34,7 +34,7 @@ fn prepared(out: &mut Vec<Action>) -> Cut {
 /// A cut that is held at time 0.
 fn held(out: &mut Vec<Action>) -> Cut {
     let mut cut = prepared(out);
-    cut.begin(UID, vec![Seq(7)], 0, out);
+    cut.begin(UID, 0, out);
     assert!(cut.stops_writes() && !cut.defers_seals());
     assert_eq!(cut.advance(0, 1, counts(3, 3), out), CutStep::Wait, "a write is in flight");
     assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Ask(UID, vec![Seq(7)]));
@@ -50,7 +50,7 @@ fn held(out: &mut Vec<Action>) -> Cut {
 fn a_volume_is_held_until_the_release() {
     let out = &mut Vec::new();
     let mut cut = held(out);
-    cut.begin(UID, Vec::new(), 1, out);
+    cut.begin(UID, 1, out);
     assert_eq!(said(out), [CutAnswer::Held], "asked again it says so again");
     assert!(cut.stops_writes());
     assert!(cut.release(UID, out), "writes continue");
@@ -70,10 +70,10 @@ fn a_hold_lapses_by_itself() {
     assert!(cut.is_idle());
     // A write that never ends, or a seal that does not begin, stops writes no longer than that.
     let mut cut = prepared(out);
-    cut.begin(UID, Vec::new(), 0, out);
+    cut.begin(UID, 0, out);
     assert_eq!(cut.advance(HOLD_MS, 1, counts(3, 3), out), CutStep::Continue);
     let mut cut = prepared(out);
-    cut.begin(UID, Vec::new(), 0, out);
+    cut.begin(UID, 0, out);
     cut.asked(4);
     assert_eq!(cut.advance(HOLD_MS, 0, counts(3, 3), out), CutStep::Continue);
 }
@@ -82,12 +82,12 @@ fn a_hold_lapses_by_itself() {
 fn what_was_not_prepared_is_not_cut() {
     let out = &mut Vec::new();
     let mut cut = Cut::default();
-    cut.begin(UID, Vec::new(), 0, out);
+    cut.begin(UID, 0, out);
     assert_eq!(said(out), [CutAnswer::Lapsed], "a successor of the process that prepared it");
     let mut cut = prepared(out);
     assert_eq!(cut.advance(PREPARED_MS, 0, counts(3, 3), out), CutStep::Wait);
     assert_eq!(said(out), [CutAnswer::Lapsed]);
-    cut.begin(UID, Vec::new(), PREPARED_MS, out);
+    cut.begin(UID, PREPARED_MS, out);
     assert_eq!(said(out), [CutAnswer::Lapsed]);
     assert!(!cut.stops_writes());
 }
@@ -96,12 +96,12 @@ fn what_was_not_prepared_is_not_cut() {
 fn a_volume_makes_one_cut_at_a_time() {
     let out = &mut Vec::new();
     let mut cut = prepared(out);
-    assert!(!cut.prepare(OTHER, 3, 0, out));
-    cut.begin(OTHER, Vec::new(), 0, out);
+    assert!(!cut.prepare(OTHER, Vec::new(), 3, 0, out));
+    cut.begin(OTHER, 0, out);
     assert_eq!(said(out), [CutAnswer::Busy, CutAnswer::Lapsed]);
     assert!(!cut.release(OTHER, out) && cut.defers_seals(), "the other one changes nothing");
     assert_eq!(said(out), [CutAnswer::Lapsed]);
-    assert!(!cut.prepare(UID, 9, 5, out));
+    assert!(!cut.prepare(UID, Vec::new(), 9, 5, out));
     assert_eq!(said(out), [CutAnswer::Prepared], "asked again it stays prepared");
     assert!(!cut.release(UID, out) && cut.is_idle(), "given up before writes waited");
     assert_eq!(said(out), [CutAnswer::Lapsed]);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use holdfast_background::{LineLimit, Rest};
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Unprepared};
+use holdfast_engine::snapshot::CutAnswer;
 use holdfast_ring::Errno as KernelErrno;
 use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
@@ -55,6 +56,14 @@ impl Lines {
             | Report::Grown { .. } => {}
             Report::SnapshotTaken(taken) => self.label.span().in_scope(|| {
                 tracing::info!(seq = %taken.seq, uid = %taken.uid, "took a snapshot");
+            }),
+            Report::Cut { uid, answer } => self.label.span().in_scope(|| match answer {
+                CutAnswer::Held => tracing::info!(%uid, "writes wait for the snapshots of a group"),
+                CutAnswer::Released => {
+                    tracing::info!(%uid, "writes continue, all snapshots of a group have their point")
+                }
+                CutAnswer::Lapsed => tracing::info!(%uid, "the snapshots of a group have no common point"),
+                CutAnswer::Prepared | CutAnswer::Busy => {}
             }),
             Report::SnapshotRefused { uid, why } => self.label.span().in_scope(|| {
                 tracing::info!(%uid, reason = ?why, "refused a snapshot");

@@ -23,6 +23,9 @@ impl ServedVolume {
             Report::Repaired => self.published.repaired(),
             Report::Grown { sectors } => self.published.grown(sectors),
             Report::SnapshotTaken(taken) => self.published.snapshot_answered(SnapshotAnswer::Taken(taken)),
+            Report::Cut { uid, answer } => {
+                self.published.snapshot_answered(SnapshotAnswer::Cut(uid, answer));
+            }
             Report::SnapshotRefused { uid, why } => {
                 self.published.snapshot_answered(SnapshotAnswer::Refused(uid, why));
             }

@@ -1,0 +1,101 @@
+//! The part of this node in a snapshot that belongs to a group: which step comes next, and what came of it.
+//!
+//! ```text
+//! the operator writes   Prepare              Hold            Release
+//! this node answers        Prepared, again     Held             Released, then the snapshot
+//!                          and again              \               /
+//!                                                  +-> Lapsed <--+--> a snapshot of some point, to be deleted
+//! ```
+//!
+//! Does not own: what a cut is (`node/engine/src/volume/cut.rs`).
+//! Invariants: a snapshot is reported beside `Released` only if it is of the point at which the volume was
+//! held. Once `Hold` was written, a snapshot is reported in any case, so that its deletion knows that nothing
+//! else comes into the log.
+//! On failure: a hold that fails has lapsed; the rest is tried again.
+
+use std::time::Duration;
+
+use holdfast_crds::{GroupProgress, GroupStep, VolumeSnapshotStatus};
+use holdfast_types::{SnapshotUid, VolumeId};
+
+use super::retry::OperationFailure;
+use super::snapshot::Outcome;
+use crate::node::CutStep;
+use crate::volumes::Volumes;
+
+/// Time after which a step that ends by itself is asked for again: a volume that is prepared stays so, and one
+/// that is held no longer says so.
+pub(super) const AGAIN: Duration = Duration::from_secs(5);
+
+/// A step of this node for a snapshot that it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Take a snapshot of all that has completed.
+    Take,
+    /// Make this step of a cut.
+    Cut(CutStep),
+    /// Wait for the snapshot of the cut.
+    Await,
+}
+
+/// The next step for a snapshot of a group; `None` while the operator is about to write one.
+pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<Task> {
+    use GroupProgress::{Held, Lapsed, Prepared, Released};
+    match (status.group_step?, status.group_progress) {
+        (GroupStep::Prepare, _) => Some(Task::Cut(CutStep::Prepare)),
+        (GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(Task::Take),
+        (GroupStep::Hold, None | Some(Prepared | Held)) => Some(Task::Cut(CutStep::Hold)),
+        (GroupStep::Hold, Some(Released)) => None,
+        (GroupStep::Release, None | Some(Prepared | Held)) => Some(Task::Cut(CutStep::Release)),
+        (GroupStep::Release, Some(Released)) => Some(Task::Await),
+    }
+}
+
+/// Makes a step of a cut.
+pub(super) async fn cut<V: Volumes>(
+    volumes: &V,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+    step: CutStep,
+) -> Outcome {
+    let reached = match step {
+        CutStep::Prepare => GroupProgress::Prepared,
+        CutStep::Hold => GroupProgress::Held,
+        CutStep::Release => GroupProgress::Released,
+    };
+    match (volumes.cut(volume, uid, step).await, step) {
+        (Ok(true), _) => Outcome::Reached(reached),
+        (Ok(false), _) => Outcome::Reached(GroupProgress::Lapsed),
+        (Err(failure), CutStep::Prepare) => Outcome::Failed(OperationFailure::from(failure)),
+        (Err(failure), CutStep::Hold | CutStep::Release) => {
+            tracing::warn!(%volume, %uid, error = failure.message, "the snapshot has no common point with its group");
+            Outcome::Reached(GroupProgress::Lapsed)
+        }
+    }
+}
+
+/// Waits for the snapshot of a cut whose writes were released.
+pub(super) async fn taken<V: Volumes>(volumes: &V, volume: &VolumeId, uid: SnapshotUid) -> Outcome {
+    match volumes.await_cut(volume, uid).await {
+        Ok(Some(taken)) => Outcome::Taken(taken),
+        Ok(None) => Outcome::Reached(GroupProgress::Lapsed),
+        Err(failure) => Outcome::Failed(OperationFailure::from(failure)),
+    }
+}
+
+/// The condition's message while the snapshot is not taken.
+pub(super) fn message(progress: GroupProgress) -> &'static str {
+    match progress {
+        GroupProgress::Prepared => "the volume is prepared for the snapshots of its group",
+        GroupProgress::Held => {
+            "writes to the volume wait for the snapshots of its group, some seconds at most"
+        }
+        GroupProgress::Released => "the snapshot has its point, and is being committed",
+        GroupProgress::Lapsed => {
+            "the snapshot has no common point with those of its group, and will be deleted"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

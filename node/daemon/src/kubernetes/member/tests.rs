@@ -1,0 +1,62 @@
+use serde_json::json;
+
+use super::*;
+use crate::node::FailureKind;
+use crate::volumes::tests::Fake;
+
+const UID: SnapshotUid = SnapshotUid([7; 16]);
+
+fn task(step: &str, progress: Option<&str>) -> Option<Task> {
+    let status = json!({ "groupStep": step, "groupProgress": progress });
+    next(&serde_json::from_value(status).expect("a status"))
+}
+
+#[test]
+fn a_node_makes_the_step_that_the_operator_wrote() {
+    assert_eq!(next(&VolumeSnapshotStatus::default()), None, "the operator has not written one");
+    for done in [None, Some("Prepared")] {
+        assert_eq!(task("Prepare", done), Some(Task::Cut(CutStep::Prepare)), "prepared ends by itself");
+        assert_eq!(task("Hold", done), Some(Task::Cut(CutStep::Hold)));
+    }
+    assert_eq!(task("Hold", Some("Held")), Some(Task::Cut(CutStep::Hold)), "a hold lapses by itself");
+    for done in [None, Some("Prepared"), Some("Held")] {
+        assert_eq!(task("Release", done), Some(Task::Cut(CutStep::Release)));
+    }
+    assert_eq!(task("Release", Some("Released")), Some(Task::Await));
+}
+
+/// Its deletion waits for it: the node may have begun it.
+#[test]
+fn a_cut_that_lapsed_still_ends_in_a_snapshot() {
+    assert_eq!(task("Hold", Some("Lapsed")), Some(Task::Take));
+    assert_eq!(task("Release", Some("Lapsed")), Some(Task::Take));
+}
+
+#[tokio::test]
+async fn a_hold_that_fails_has_lapsed_and_a_preparation_is_tried_again() {
+    let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
+    assert_eq!(
+        cut(&volumes, &volume, UID, CutStep::Prepare).await,
+        Outcome::Reached(GroupProgress::Prepared)
+    );
+    assert_eq!(cut(&volumes, &volume, UID, CutStep::Hold).await, Outcome::Reached(GroupProgress::Held));
+    for step in [CutStep::Hold, CutStep::Release] {
+        volumes.fail(FailureKind::Busy, "it is being detached");
+        assert_eq!(cut(&volumes, &volume, UID, step).await, Outcome::Reached(GroupProgress::Lapsed));
+    }
+    volumes.fail(FailureKind::Unavailable, "the store does not answer");
+    let failed = cut(&volumes, &volume, UID, CutStep::Prepare).await;
+    assert!(matches!(failed, Outcome::Failed(OperationFailure { reason: "Unavailable", .. })), "{failed:?}");
+    volumes.lapse_cuts();
+    assert_eq!(cut(&volumes, &volume, UID, CutStep::Release).await, Outcome::Reached(GroupProgress::Lapsed));
+    assert_eq!(volumes.cuts().len(), 6);
+}
+
+/// A process that took over knows nothing of the cut: what it would take is of another point.
+#[tokio::test]
+async fn a_snapshot_that_is_of_no_common_point_is_not_reported_as_one() {
+    let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
+    assert!(matches!(taken(&volumes, &volume, UID).await, Outcome::Taken(taken) if taken.uid == UID));
+    volumes.lapse_cuts();
+    assert_eq!(taken(&volumes, &volume, UID).await, Outcome::Reached(GroupProgress::Lapsed));
+}

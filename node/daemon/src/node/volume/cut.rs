@@ -1,0 +1,103 @@
+//! Cuts: the part of a volume that is served here in snapshots of several volumes at one point.
+//!
+//! Does not own: the order of the steps over all volumes (the operator), nor what a cut is
+//! (`node/engine/src/volume/cut.rs`).
+//! On failure: the cut has lapsed, and writes continue.
+
+use std::time::Duration;
+
+use holdfast_engine::event::Event;
+use holdfast_engine::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
+use holdfast_log::forgotten_from;
+use holdfast_types::{Seq, SnapshotUid, VolumeId};
+
+use super::snapshot::{Snapshots, ask, refused};
+use crate::node::error::NodeError;
+use crate::node::ring::published_status::SnapshotAnswer;
+
+/// Longest wait for the commit of what is dirty: it is tried again, and writes do not wait meanwhile.
+const PREPARES_WITHIN: Duration = Duration::from_secs(60);
+
+/// A step of a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CutStep {
+    /// Commit what is dirty, so that the next step takes no time.
+    Prepare,
+    /// Let writes wait, and take the snapshot's point.
+    Hold,
+    /// Let writes continue.
+    Release,
+}
+
+impl Snapshots<'_> {
+    /// Makes a step of a cut of a volume that is served here. Returns false if the cut has lapsed: writes do
+    /// not wait, or did not wait until now.
+    ///
+    /// # Errors
+    /// [`NodeError::NotAttached`], [`NodeError::Busy`], what the store says.
+    #[tracing::instrument(name = "cut", skip_all, fields(%volume, %uid, ?step))]
+    pub(crate) async fn cut(
+        &self,
+        volume: &VolumeId,
+        uid: SnapshotUid,
+        step: CutStep,
+    ) -> Result<bool, NodeError> {
+        let busy = |doing| NodeError::Busy { volume: volume.clone(), doing };
+        let present = self.volumes.present(volume)?;
+        match step {
+            CutStep::Prepare => {
+                let objects = &*present.objects;
+                let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?.into_iter().collect();
+                let prepare = Event::PrepareCut { uid, forgotten };
+                let prepared = ask(&present, volume, prepare, |answer| match answer {
+                    SnapshotAnswer::Cut(of, CutAnswer::Prepared) if of == uid => Some(Ok(true)),
+                    SnapshotAnswer::Cut(of, CutAnswer::Lapsed) if of == uid => Some(Ok(false)),
+                    SnapshotAnswer::Cut(of, CutAnswer::Busy) if of == uid => {
+                        Some(Err(busy("part of another group of snapshots that is being taken")))
+                    }
+                    SnapshotAnswer::Cut(..) | SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) => None,
+                });
+                let late = busy("committing what is dirty before a group of snapshots");
+                tokio::time::timeout(PREPARES_WITHIN, prepared).await.unwrap_or(Err(late))
+            }
+            CutStep::Hold => {
+                let hold = Event::Cut { uid };
+                ask(&present, volume, hold, |answer| lasts(answer, uid, CutAnswer::Held)).await
+            }
+            CutStep::Release => {
+                let release = Event::ReleaseCut { uid };
+                ask(&present, volume, release, |answer| lasts(answer, uid, CutAnswer::Released)).await
+            }
+        }
+    }
+
+    /// The snapshot of a cut whose writes were released, once it is registered; waits while the store is
+    /// unreachable. `None`: it is of another point, or none was taken.
+    ///
+    /// # Errors
+    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`], [`NodeError::Snapshot`].
+    #[tracing::instrument(name = "await_cut", skip_all, fields(%volume, %uid))]
+    pub(crate) async fn await_cut(
+        &self,
+        volume: &VolumeId,
+        uid: SnapshotUid,
+    ) -> Result<Option<Snapshot>, NodeError> {
+        let present = self.volumes.present(volume)?;
+        ask(&present, volume, Event::AwaitCut { uid }, |answer| match answer {
+            SnapshotAnswer::Taken(taken) if taken.uid == uid => Some(Ok(Some(taken))),
+            SnapshotAnswer::Refused(of, SnapshotRefused::Missed) if of == uid => Some(Ok(None)),
+            SnapshotAnswer::Refused(of, why) if of == uid => Some(Err(refused(volume, why))),
+            SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) | SnapshotAnswer::Cut(..) => None,
+        })
+        .await
+    }
+}
+
+/// Reads whether the cut is as far as `wanted`.
+fn lasts(answer: SnapshotAnswer, uid: SnapshotUid, wanted: CutAnswer) -> Option<Result<bool, NodeError>> {
+    match answer {
+        SnapshotAnswer::Cut(of, said) if of == uid && said == wanted => Some(Ok(true)),
+        SnapshotAnswer::Cut(of, CutAnswer::Lapsed) if of == uid => Some(Ok(false)),
+        SnapshotAnswer::Cut(..) | SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) => None,
+    }
+}
