@@ -31,6 +31,7 @@ fn facts() -> SnapshotFacts {
             deleting: false,
         }),
         of_volume_id: None,
+        is_of_group: false,
     }
 }
 
