@@ -464,3 +464,6 @@ fn report(name: &str, status: VolumeSnapshotStatus) -> MemberChange {
 fn change(changes: Vec<MemberChange>) -> Vec<GroupPlanStep> {
     if changes.is_empty() { Vec::new() } else { vec![GroupPlanStep::Change(changes)] }
 }
+
+#[cfg(test)]
+mod tests;
