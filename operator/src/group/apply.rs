@@ -229,3 +229,112 @@ fn first_failure<T, E>(outcomes: impl IntoIterator<Item = Result<T, E>>) -> Resu
 fn classify(error: ApiError) -> GroupFailure {
     if error.is_stale() { GroupFailure::Changed } else { GroupFailure::Api(error) }
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{GroupStep, Time};
+    use k8s_openapi::jiff::Timestamp;
+    use kube::client::Body;
+    use tokio::sync::{Barrier, mpsc};
+
+    use super::*;
+    use crate::group::facts::Cluster;
+    use crate::snapshot::plan::SnapshotStep;
+
+    /// VolumeSnapshots on Hold, and no Volumes.
+    struct Held(BTreeMap<String, Arc<VolumeSnapshot>>);
+
+    impl Cluster for Held {
+        fn snapshot(&self, name: &str) -> Option<Arc<VolumeSnapshot>> {
+            self.0.get(name).cloned()
+        }
+
+        fn snapshots_of(&self, _group: &str) -> Vec<Arc<VolumeSnapshot>> {
+            self.0.values().cloned().collect()
+        }
+
+        fn volume(&self, _name: &str) -> Option<Arc<holdfast_crds::Volume>> {
+            None
+        }
+    }
+
+    /// A group of two volumes.
+    fn group() -> VolumeGroupSnapshot {
+        let spec = json!({ "volumes": ["data", "wal"] });
+        let mut group = VolumeGroupSnapshot::new("g", serde_json::from_value(spec).expect("a spec"));
+        group.metadata.uid = Some("group".to_owned());
+        group.status.get_or_insert_default().attempt = Some(1);
+        group
+    }
+
+    /// Its VolumeSnapshots, in versions 10 and 11.
+    fn held() -> Held {
+        let snapshot = |place: usize| {
+            let mut snapshot = member(&group(), 1, place).expect("it has two volumes");
+            snapshot.metadata.uid = Some(format!("uid-{place}"));
+            snapshot.metadata.resource_version = Some(format!("1{place}"));
+            let status =
+                json!({ "volumeId": "v", "node": "a", "groupStep": "Hold", "groupProgress": "Held" });
+            snapshot.status = Some(serde_json::from_value(status).expect("a status"));
+            (snapshot.name_any(), Arc::new(snapshot))
+        };
+        Held((0..2).map(snapshot).collect())
+    }
+
+    fn release(held: &Held) -> Vec<MemberChange> {
+        let change = |(name, snapshot): (&String, &Arc<VolumeSnapshot>)| {
+            let mut status = snapshot.status.clone().expect("a status");
+            status.group_step = Some(GroupStep::Release);
+            MemberChange { name: name.clone(), step: SnapshotStep::Report(Box::new(status)) }
+        };
+        held.0.iter().map(change).collect()
+    }
+
+    /// Writes to all volumes wait for the last of these requests. A daemon that reports meanwhile is not
+    /// overwritten, and does not keep the others.
+    #[tokio::test(start_paused = true)]
+    async fn all_nodes_are_released_at_once_and_under_the_version_that_was_read() {
+        let (requests, mut received) = mpsc::unbounded_channel();
+        let all_there = Arc::new(Barrier::new(2));
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
+            let (requests, all_there) = (requests.clone(), all_there.clone());
+            async move {
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let mut answer: Value = serde_json::from_slice(&body).expect("JSON");
+                requests.send(answer.clone()).expect("it is received");
+                all_there.wait().await;
+                let is_stale = answer["metadata"]["name"] == "g-1-0";
+                answer["metadata"]["resourceVersion"] = json!("20");
+                answer["spec"] = json!({ "volume": "wal" });
+                if is_stale {
+                    answer = json!({ "status": "Failure", "reason": "Conflict", "code": 409, "message": "" });
+                }
+                let status = if is_stale { 409 } else { 200 };
+                let response = hyper::Response::builder().status(status);
+                Ok::<_, std::convert::Infallible>(
+                    response.body(Body::from(answer.to_string().into_bytes())).expect("a response"),
+                )
+            }
+        });
+        let held = held();
+        let facts = GroupFacts::new(&group(), &held);
+        let mut work = GroupApplier {
+            client: Client::new(service, "default"),
+            connections: &Connections::default(),
+            group: group(),
+            snapshots: held.0.clone(),
+            paused: None,
+        };
+        let step = GroupPlanStep::Change(release(&held));
+        let outcome = work.apply(&step, &facts, &Time(Timestamp::UNIX_EPOCH)).await;
+        assert!(matches!(outcome, Err(GroupFailure::Changed)), "{outcome:?}");
+        for version in ["10", "11"] {
+            let request = received.recv().await.expect("a request");
+            assert_eq!(request["metadata"]["resourceVersion"], version);
+            let status = &request["status"];
+            assert_eq!((&status["groupStep"], &status["groupProgress"]), (&json!("Release"), &json!("Held")));
+        }
+        assert_eq!(work.snapshots["g-1-0"], held.0["g-1-0"]);
+        assert_eq!(work.snapshots["g-1-1"].resource_version().as_deref(), Some("20"), "it is released");
+    }
+}

@@ -266,3 +266,49 @@ fn retry(group: Arc<VolumeGroupSnapshot>, failure: &GroupFailure, shared: Arc<Sh
     }
     Action::requeue(delay)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Two groups of the same volumes that fail together would let each other fail without end.
+    #[tokio::test(start_paused = true)]
+    async fn attempts_become_rarer_and_do_not_keep_step() {
+        let pauses = Pauses::default();
+        let left = |attempt, random| {
+            pauses.begin("uid", attempt, random);
+            pauses.left("uid", Some(attempt)).expect("it is to wait")
+        };
+        assert_ne!(left(2, 0.1), left(2, 0.9));
+        let waits = [2, 3, 4, 40].map(|attempt| left(attempt, 1.0).as_secs());
+        assert_eq!(waits, [2, 4, 8, 60]);
+        assert_eq!(pauses.left("uid", Some(39)), None, "of another attempt");
+        assert_eq!(pauses.left("other", Some(40)), None);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(pauses.left("uid", Some(40)), None);
+    }
+
+    #[test]
+    fn an_event_of_a_snapshot_looks_at_its_group() {
+        let snapshot = |name: &str, group: Option<&str>, owner: Option<&str>| {
+            let spec = json!({ "volume": "data", "group": group });
+            let mut snapshot = VolumeSnapshot::new(name, serde_json::from_value(spec).expect("a spec"));
+            let owner = owner.map(|name| {
+                json!({
+                    "apiVersion": "storage.holdfast.dev/v1alpha1", "kind": "VolumeGroupSnapshot",
+                    "name": name, "uid": "uid", "controller": true,
+                })
+            });
+            let owner = owner.map(|owner| serde_json::from_value(owner).expect("an owner"));
+            snapshot.metadata.owner_references = Some(owner.into_iter().collect());
+            group_of(&snapshot).map(|group| group.name)
+        };
+        assert_eq!(snapshot("my-g-1-0", Some("my-g"), Some("my-g")).as_deref(), Some("my-g"));
+        // It may have the name that a group waits for.
+        assert_eq!(snapshot("my-g-1-0", None, None).as_deref(), Some("my-g"));
+        assert_eq!(snapshot("my-g-1-0", Some("other"), None).as_deref(), Some("my-g"));
+        assert_eq!(snapshot("plain", None, None), None);
+    }
+}

@@ -1,4 +1,4 @@
-//! Whether a volume that no node served still holds what its snapshot holds.
+//! The proof that a volume that no node served still holds what its snapshot holds.
 
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;

@@ -599,19 +599,17 @@ fn a_taken_name_is_an_obstacle_and_is_not_overwritten() {
 
 #[test]
 fn a_volume_that_cannot_be_taken_is_named_and_asks_no_node() {
-    let unprovisioned = |world: &mut World| {
+    let missing: fn(&mut World) = |world| drop(world.volumes.remove("wal"));
+    let unprovisioned: fn(&mut World) = |world| {
         let volume = world.volumes.get_mut("wal").expect("it is there");
         volume.status.as_mut().expect("a status").conditions.clear();
     };
-    let deleted = |world: &mut World| {
+    let deleted: fn(&mut World) = |world| {
         world.volumes.get_mut("wal").expect("it is there").metadata.deletion_timestamp = Some(now());
     };
-    let missing = |world: &mut World| {
-        world.volumes.remove("wal");
-    };
-    let cases: [(&dyn Fn(&mut World), &str); 3] =
-        [(&missing, "VolumeNotFound"), (&unprovisioned, "VolumeNotReady"), (&deleted, "VolumeDeleted")];
-    for (change, reason) in cases {
+    for (change, reason) in
+        [(missing, "VolumeNotFound"), (unprovisioned, "VolumeNotReady"), (deleted, "VolumeDeleted")]
+    {
         let mut world = World::new();
         change(&mut world);
         assert!(world.run().is_ok());
