@@ -8,8 +8,8 @@
 //! wait before all are prepared, and none is told to let them continue in an attempt that goes on before all
 //! wait; each write names the version that it was planned from. A VolumeSnapshot that another client created
 //! is never written.
-//! On failure: an attempt in which a volume was not held, moved or changed is given up, and the next one begins.
-//! Every other step is repeated; every step may be repeated.
+//! On failure: an attempt in which a volume was not held, moved or changed is given up, and the next one
+//! begins. Every other step is repeated; every step may be repeated.
 
 pub(crate) mod apply;
 pub(crate) mod controller;

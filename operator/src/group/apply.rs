@@ -215,7 +215,7 @@ impl GroupApplier<'_> {
     }
 }
 
-/// What the VolumeSnapshot of this name says.
+/// The facts of the VolumeSnapshot of this name.
 fn own_facts<'a>(facts: &'a GroupFacts, name: &str) -> Option<&'a SnapshotFacts> {
     let own = facts.own().find(|(member, _)| member.name == name).map(|(_, snapshot)| snapshot);
     own.or_else(|| facts.leftovers.iter().find(|left| left.name == name).map(|left| &left.facts))

@@ -60,7 +60,7 @@ pub(crate) enum MemberSnapshot {
 pub(crate) struct OwnSnapshot {
     /// Its name.
     pub(crate) name: String,
-    /// What it says.
+    /// Its content.
     pub(crate) facts: SnapshotFacts,
 }
 
@@ -138,7 +138,7 @@ impl GroupFacts {
 }
 
 impl MemberFacts {
-    /// What the VolumeSnapshot says, if it is there.
+    /// The facts of the VolumeSnapshot, if it is there.
     pub(crate) fn own(&self) -> Option<&SnapshotFacts> {
         match &self.snapshot {
             MemberSnapshot::Own(facts) => Some(facts),
@@ -158,7 +158,7 @@ impl SnapshotFacts {
         self.status.volume_id.is_some()
     }
 
-    /// True if the snapshot is taken, by a node if one was asked, and the node has let writes continue in time.
+    /// True if the snapshot is taken; and if a node was asked, that one let writes wait until the release.
     pub(super) fn is_done(&self) -> bool {
         let is_released = self.status.group_progress == Some(GroupProgress::Released);
         self.status.snapshot_id.is_some() && (self.status.group_step.is_none() || is_released)

@@ -80,7 +80,7 @@ pub(crate) struct Unserved {
 struct AttemptFailure {
     /// Name of the Volume.
     volume: String,
-    /// What happened.
+    /// The event.
     why: String,
 }
 
@@ -354,7 +354,7 @@ fn complete(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     }))]
 }
 
-/// What is complete changes only with the deletion of its parts, and is never taken again.
+/// A complete group changes only with the deletion of its parts, and is never taken again.
 fn plan_finished(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let gone: Vec<_> = facts
         .members

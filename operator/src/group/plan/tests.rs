@@ -450,7 +450,7 @@ fn a_step_that_reached_some_nodes_reaches_the_others() {
     assert_eq!(changes(&world.plan()[..1]), [("g-1-1", Some(GroupStep::Release))]);
 }
 
-/// What the daemon reported is in the version that the write names, and stays.
+/// A report of the daemon is in the version that the write names, and stays.
 #[test]
 fn a_step_keeps_what_the_daemon_reported() {
     let mut world = World::new();
