@@ -1,6 +1,7 @@
 //! The Holdfast control-plane operator.
 
 mod event;
+mod group;
 mod heartbeats;
 mod last_writes;
 mod lease;

@@ -25,6 +25,7 @@ pub(crate) enum ObjectKind {
     Volume,
     ObjectStore,
     VolumeSnapshot,
+    VolumeGroupSnapshot,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]

@@ -24,7 +24,7 @@ use crate::readiness::Readiness;
 use crate::requeue::FailureCounts;
 use crate::settings::Settings;
 use crate::sweep::{self, cluster::ApiServer};
-use crate::{snapshot, volume};
+use crate::{group, snapshot, volume};
 
 /// Name of the Lease that elects the leader.
 const LEASE: &str = "holdfast-operator";
@@ -101,6 +101,13 @@ async fn lead(
         metrics: metrics.clone(),
         failures: FailureCounts::default(),
     });
+    let groups = Arc::new(group::controller::Context {
+        client: client.clone(),
+        connections: connections.clone(),
+        recorder: recorder.clone(),
+        metrics: metrics.clone(),
+        failures: FailureCounts::default(),
+    });
     let cluster =
         ApiServer { client: client.clone(), connections: connections.clone(), recorder: recorder.clone() };
     // On a task of its own, for a sweep looks at much at a time. Dropped with the controllers.
@@ -125,6 +132,7 @@ async fn lead(
             tokio::join!(
                 object_store::controller::run(stores, stop_requested(stopped.clone())),
                 snapshot::controller::run(snapshots, stop_requested(stopped.clone())),
+                group::controller::run(groups, stop_requested(stopped.clone())),
                 volume::controller::run(volumes, stop_requested(stopped)),
             );
         };

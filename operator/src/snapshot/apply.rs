@@ -34,11 +34,35 @@ pub(crate) struct SnapshotApplier<'a> {
 }
 
 impl SnapshotApplier<'_> {
+    /// Carries out the steps in order, and reports the first failure.
+    ///
+    /// # Errors
+    /// That failure.
+    pub(crate) async fn carry_out(
+        &mut self,
+        steps: &[SnapshotStep],
+        facts: &SnapshotFacts,
+        now: &Time,
+    ) -> Result<(), SnapshotFailure> {
+        for step in steps {
+            if let Err(failure) = self.apply(step, facts, now).await {
+                // What an earlier step recorded stays.
+                let recorded = self.snapshot.status.clone().unwrap_or_default();
+                let facts = SnapshotFacts { status: recorded, ..facts.clone() };
+                if let Some(status) = failure.status(&facts, now) {
+                    self.apply(&SnapshotStep::Report(Box::new(status)), &facts, now).await?;
+                }
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
     /// Carries out one step.
     ///
     /// # Errors
     /// [`SnapshotFailure`]; the step may have taken effect.
-    pub(crate) async fn apply(
+    async fn apply(
         &mut self,
         step: &SnapshotStep,
         facts: &SnapshotFacts,

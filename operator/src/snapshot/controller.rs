@@ -17,8 +17,9 @@ use kube::{Api, Client, Resource, ResourceExt};
 use super::apply::SnapshotApplier;
 use super::facts::SnapshotFacts;
 use super::failure::SnapshotFailure;
-use super::plan::{SnapshotStep, plan};
+use super::plan::plan;
 use crate::event::changes;
+use crate::group::member::is_member;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
@@ -64,7 +65,9 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
 /// True if the plan for the snapshot depends on its Volume.
 fn needs_volume(snapshot: &VolumeSnapshot) -> bool {
     let is_taken = snapshot.status.as_ref().is_some_and(|status| status.snapshot_id.is_some());
-    !is_taken
+    // Its group takes it.
+    let is_left_alone = snapshot.metadata.deletion_timestamp.is_none() && is_member(snapshot);
+    !is_taken && !is_left_alone
 }
 
 #[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
@@ -90,30 +93,11 @@ async fn reconcile_once(snapshot: VolumeSnapshot, context: &Context) -> Result<(
     let (now, reference) = (Time(Timestamp::now()), snapshot.object_ref(&()));
     let mut work =
         SnapshotApplier { client: context.client.clone(), connections: &context.connections, snapshot };
-    let outcome = carry_out(&mut work, &facts, &now).await;
+    let outcome = work.carry_out(&plan(&facts, &now), &facts, &now).await;
     if let Some(after) = &work.snapshot.status {
         context.recorder.publish(changes(&facts.status.conditions, &after.conditions), &reference).await;
     }
     outcome
-}
-
-async fn carry_out(
-    work: &mut SnapshotApplier<'_>,
-    facts: &SnapshotFacts,
-    now: &Time,
-) -> Result<(), SnapshotFailure> {
-    for step in plan(facts, now) {
-        if let Err(failure) = work.apply(&step, facts, now).await {
-            // What an earlier step recorded stays.
-            let recorded = work.snapshot.status.clone().unwrap_or_default();
-            let facts = SnapshotFacts { status: recorded, ..facts.clone() };
-            if let Some(status) = failure.status(&facts, now) {
-                work.apply(&SnapshotStep::Report(Box::new(status)), &facts, now).await?;
-            }
-            return Err(failure);
-        }
-    }
-    Ok(())
 }
 
 fn retry(snapshot: Arc<VolumeSnapshot>, failure: &SnapshotFailure, context: Arc<Context>) -> Action {

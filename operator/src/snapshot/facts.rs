@@ -1,12 +1,13 @@
 //! Facts that one plan for a snapshot is made from.
 
 use holdfast_crds::{
-    ConditionBuilder, SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot, VolumeSnapshotSpec,
+    ConditionBuilder, GroupStep, SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot, VolumeSnapshotSpec,
     VolumeSnapshotStatus, is_true,
 };
 
 use kube::ResourceExt;
 
+use crate::group::member::is_member;
 use crate::volume::facts::ClusterFacts;
 use crate::volume::plan::PROVISIONED;
 
@@ -31,6 +32,8 @@ pub(crate) struct SnapshotFacts {
     pub(crate) volume: Option<SourceVolume>,
     /// The identity that it must have: of a snapshot that the operator made for a clone.
     pub(crate) of_volume_id: Option<String>,
+    /// True if the VolumeGroupSnapshot that the spec names created it.
+    pub(crate) is_of_group: bool,
 }
 
 /// The Volume of a snapshot.
@@ -71,11 +74,16 @@ impl SnapshotFacts {
             deleting: snapshot.metadata.deletion_timestamp.is_some(),
             volume: volume.map(SourceVolume::of),
             of_volume_id: snapshot.annotations().get(OF_VOLUME_ID).cloned(),
+            is_of_group: is_member(snapshot),
         }
     }
 
-    /// The node that was asked for the snapshot, has not taken it, and still serves its volume.
+    /// The node that was asked for the snapshot, has not taken it, and still serves its volume. One that only
+    /// prepares itself was not asked yet.
     pub(crate) fn taking(&self) -> Option<&str> {
+        if self.status.group_step == Some(GroupStep::Prepare) {
+            return None;
+        }
         let asked = self.status.node.as_deref().filter(|_| self.status.snapshot_id.is_none())?;
         let volume = self.volume.as_ref().filter(|volume| self.is_of(volume))?;
         (volume.node.as_deref() == Some(asked)).then_some(asked)

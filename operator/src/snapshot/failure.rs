@@ -52,7 +52,7 @@ impl SnapshotFailure {
     }
 
     /// Reason of the condition; `None` when there is nothing to report.
-    fn reason(&self) -> Option<&'static str> {
+    pub(crate) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),

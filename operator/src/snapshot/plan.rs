@@ -8,16 +8,20 @@
 //!    +------------------------------------------> the operator takes it ------------+
 //! deletion asked --> once no node takes it: forgotten in the log, then the object goes
 //! ```
+//!
+//! A snapshot of a group is recorded and driven by `group`, until it is taken or to be deleted.
 
 use holdfast_crds::{
-    ConditionStatus, DeletionPolicy, READY, Time, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshotStatus,
-    is_true,
+    ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED, VOLUME_REPLACED,
+    VolumeSnapshotStatus, is_true,
 };
 
 use super::facts::{SnapshotFacts, SourceVolume};
 
 /// Reason: the snapshot is being taken.
 pub(crate) const TAKING: &str = "Taking";
+/// Reason: the snapshot names a group that did not create it.
+const NOT_IN_GROUP: &str = "NotInGroup";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,9 +39,21 @@ pub(crate) enum SnapshotStep {
 }
 
 /// The reason that a snapshot cannot be taken now.
-struct SnapshotObstacle {
-    reason: &'static str,
-    message: String,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotObstacle {
+    /// Reason of the condition.
+    pub(crate) reason: &'static str,
+    /// State of the Volume.
+    pub(crate) state: String,
+    /// Way out for a snapshot that is of no group.
+    fix: &'static str,
+}
+
+impl SnapshotObstacle {
+    /// Message of the condition of a snapshot that is of no group.
+    fn message(&self) -> String {
+        format!("spec.volume: {}; {}", self.state, self.fix)
+    }
 }
 
 /// Plans the next steps, in order; a failed step ends the plan.
@@ -48,31 +64,27 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if facts.status.snapshot_id.is_some() {
         return plan_taken(facts);
     }
+    if let Some(group) = &facts.spec.group {
+        return plan_member(facts, group, now);
+    }
     // What was asked for is reported by the node's daemon.
     if facts.finalizer && facts.taking().is_some() {
         return Vec::new();
     }
     let (volume, id) = match source(facts) {
         Ok(source) => source,
-        Err(SnapshotObstacle { reason, message }) => {
-            return vec![SnapshotStep::Report(Box::new(not_ready(facts, reason, message, now)))];
+        Err(obstacle) => {
+            let status = not_ready(facts, obstacle.reason, obstacle.message(), now);
+            return vec![SnapshotStep::Report(Box::new(status))];
         }
     };
     // Nothing is taken that a deletion would not look for. The change is planned again.
     if !facts.finalizer {
         return vec![SnapshotStep::AddFinalizer];
     }
-    let asked = |node: &str| format!("node {node}, which serves the volume, takes the snapshot");
-    let message = volume.node.as_deref().map_or_else(|| "the operator takes the snapshot".to_owned(), asked);
-    let recorded = Box::new(VolumeSnapshotStatus {
-        volume_id: Some(id.to_owned()),
-        object_store: Some(volume.object_store.clone()),
-        node: volume.node.clone(),
-        ..not_ready(facts, TAKING, message, now)
-    });
     let mut steps = Vec::new();
     if facts.status.volume_id.is_none() || facts.status.node != volume.node {
-        steps.push(SnapshotStep::Report(recorded));
+        steps.push(SnapshotStep::Report(Box::new(recorded(facts, volume, id, now))));
     }
     if volume.node.is_none() {
         steps.push(SnapshotStep::Take);
@@ -80,10 +92,48 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     steps
 }
 
-/// No node has to do with a snapshot that is taken.
+/// The status that records of what the snapshot is to be taken, and by which node.
+pub(crate) fn recorded(
+    facts: &SnapshotFacts,
+    volume: &SourceVolume,
+    id: &str,
+    now: &Time,
+) -> VolumeSnapshotStatus {
+    let asked = |node: &str| format!("node {node}, which serves the volume, takes the snapshot");
+    let message = volume.node.as_deref().map_or_else(|| "the operator takes the snapshot".to_owned(), asked);
+    VolumeSnapshotStatus {
+        volume_id: Some(id.to_owned()),
+        object_store: Some(volume.object_store.clone()),
+        node: volume.node.clone(),
+        ..not_ready(facts, TAKING, message, now)
+    }
+}
+
+/// A snapshot of a group is taken with the others only, and never by itself.
+fn plan_member(facts: &SnapshotFacts, group: &str, now: &Time) -> Vec<SnapshotStep> {
+    if facts.is_of_group || facts.taking().is_some() {
+        return Vec::new();
+    }
+    let message = format!(
+        "spec.group: VolumeGroupSnapshot `{group}` did not create this VolumeSnapshot, and it is never taken; delete it, and create one without spec.group or a VolumeGroupSnapshot"
+    );
+    vec![SnapshotStep::Report(Box::new(VolumeSnapshotStatus {
+        node: None,
+        ..not_ready(facts, NOT_IN_GROUP, message, now)
+    }))]
+}
+
+/// No node has to do with a snapshot that is taken, nor with the group of one.
 fn plan_taken(facts: &SnapshotFacts) -> Vec<SnapshotStep> {
     if !facts.finalizer {
         return vec![SnapshotStep::AddFinalizer];
+    }
+    // The node still has to let writes continue, or to say that it did.
+    if facts.status.group_step.is_some() {
+        match facts.status.group_progress {
+            None | Some(GroupProgress::Prepared | GroupProgress::Held) => return Vec::new(),
+            Some(GroupProgress::Released | GroupProgress::Lapsed) => {}
+        }
     }
     let ended =
         || SnapshotStep::Report(Box::new(VolumeSnapshotStatus { node: None, ..facts.status.clone() }));
@@ -94,12 +144,18 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if !facts.finalizer {
         return Vec::new();
     }
+    // Writes wait for nothing any more.
+    if facts.status.group_step == Some(GroupStep::Hold) {
+        return vec![SnapshotStep::Report(Box::new(released(facts)))];
+    }
     // What the node has begun may be registered at any time: it is looked for after that. Its daemon says
     // meanwhile what it waits for.
     if facts.taking().is_some() {
         return Vec::new();
     }
-    if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
+    // A node that only prepares itself has begun nothing.
+    let is_begun = facts.status.volume_id.is_some() && facts.status.group_step != Some(GroupStep::Prepare);
+    if !is_begun || facts.spec.deletion_policy == DeletionPolicy::Retain {
         return vec![SnapshotStep::RemoveFinalizer];
     }
     let mut steps = Vec::new();
@@ -116,49 +172,56 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     steps
 }
 
+/// The status by which a node lets writes continue. Everything that its daemon reported stays.
+pub(crate) fn released(facts: &SnapshotFacts) -> VolumeSnapshotStatus {
+    VolumeSnapshotStatus { group_step: Some(GroupStep::Release), ..facts.status.clone() }
+}
+
 /// The volume of which the snapshot is to be taken, and its identity.
-fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), SnapshotObstacle> {
+///
+/// # Errors
+/// Why it cannot be taken now.
+pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), SnapshotObstacle> {
     let name = &facts.spec.volume;
-    let obstacle = |reason, message| Err(SnapshotObstacle { reason, message });
+    let obstacle = |reason, state, fix| Err(SnapshotObstacle { reason, state, fix });
     let Some(volume) = &facts.volume else {
         return obstacle(
             "VolumeNotFound",
-            format!(
-                "spec.volume: no Volume has the name `{name}`; create it, or delete this VolumeSnapshot and create one that names another"
-            ),
+            format!("no Volume has the name `{name}`"),
+            "create it, or delete this VolumeSnapshot and create one that names another",
         );
     };
     if volume.deleting {
         return obstacle(
             VOLUME_DELETED,
-            format!(
-                "spec.volume: Volume `{name}` is being deleted, and no snapshot is taken of it; delete this VolumeSnapshot"
-            ),
+            format!("Volume `{name}` is being deleted, and no snapshot is taken of it"),
+            "delete this VolumeSnapshot",
         );
     }
     let Some(id) = &volume.id else {
         return obstacle(
             "VolumeNotReady",
-            format!(
-                "spec.volume: Volume `{name}` is not provisioned yet; its conditions say what it waits for"
-            ),
+            format!("Volume `{name}` is not provisioned yet"),
+            "its conditions say what it waits for",
         );
     };
     match &facts.status.volume_id {
         Some(recorded) if !facts.is_of(volume) => obstacle(
             VOLUME_REPLACED,
             format!(
-                "spec.volume: Volume `{name}` is `{id}` in ObjectStore `{}`, and the snapshot was asked of `{recorded}` in `{}`; nothing is taken. Delete this VolumeSnapshot and create another",
+                "Volume `{name}` is `{id}` in ObjectStore `{}`, the snapshot was asked of `{recorded}` in `{}`, and nothing is taken",
                 volume.object_store,
                 facts.status.object_store.as_deref().unwrap_or_default(),
             ),
+            "delete this VolumeSnapshot and create another",
         ),
         Some(_) | None => match &facts.of_volume_id {
             Some(wanted) if wanted != id => obstacle(
                 VOLUME_REPLACED,
                 format!(
-                    "spec.volume: Volume `{name}` is `{id}`, and the snapshot is to be of `{wanted}`; nothing is taken. Delete this VolumeSnapshot and what was to begin with it"
+                    "Volume `{name}` is `{id}`, the snapshot is to be of `{wanted}`, and nothing is taken"
                 ),
+                "delete this VolumeSnapshot and what was to begin with it",
             ),
             Some(_) | None => Ok((volume, id)),
         },

@@ -31,6 +31,7 @@ fn facts() -> SnapshotFacts {
             deleting: false,
         }),
         of_volume_id: None,
+        is_of_group: false,
     }
 }
 
@@ -175,4 +176,64 @@ fn a_failure_keeps_the_record_and_says_its_cause() {
     let status = failure.status(&facts, &now()).expect("something to report");
     assert!(status.conditions[0].message.contains("`Retain`"), "{status:?}");
     assert_eq!(SnapshotFailure::Changed.status(&facts, &now()), None);
+}
+
+/// A node holds writes of its volume, and registers the snapshot even where that was in vain.
+#[test]
+fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
+    let mut asked = recorded(Some("a"));
+    asked.spec.group = Some("g".to_owned());
+    asked.is_of_group = true;
+    asked.deleting = true;
+    asked.status.group_step = Some(GroupStep::Prepare);
+    assert_eq!(plan(&asked, &now()), [SnapshotStep::RemoveFinalizer], "nothing was begun");
+    asked.status.group_step = Some(GroupStep::Hold);
+    asked.status.group_progress = Some(GroupProgress::Held);
+    let released = reported(&asked);
+    assert_eq!(released.group_step, Some(GroupStep::Release), "its writes do not wait any more");
+    assert_eq!(released.group_progress, Some(GroupProgress::Held), "what the daemon said stays");
+    asked.status = released;
+    assert_eq!(plan(&asked, &now()), [], "the node registers it");
+    asked.status.group_progress = Some(GroupProgress::Lapsed);
+    assert_eq!(plan(&asked, &now()), []);
+    asked.status.snapshot_id = Some(format!("{ID}@7"));
+    let steps = plan(&asked, &now());
+    assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
+}
+
+/// The field by which its daemon finds the snapshot.
+#[test]
+fn a_node_stays_asked_until_it_has_released_its_volume() {
+    let mut taken = recorded(Some("a"));
+    taken.spec.group = Some("g".to_owned());
+    taken.is_of_group = true;
+    taken.status.snapshot_id = Some(format!("{ID}@7"));
+    for (step, progress) in
+        [(GroupStep::Hold, GroupProgress::Held), (GroupStep::Release, GroupProgress::Held)]
+    {
+        (taken.status.group_step, taken.status.group_progress) = (Some(step), Some(progress));
+        assert_eq!(plan(&taken, &now()), []);
+    }
+    for progress in [GroupProgress::Released, GroupProgress::Lapsed] {
+        taken.status.group_progress = Some(progress);
+        assert_eq!(reported(&taken).node, None);
+    }
+}
+
+/// Its group takes it together with the others.
+#[test]
+fn a_snapshot_of_a_group_is_not_taken_by_itself() {
+    let mut member = facts();
+    member.spec.group = Some("g".to_owned());
+    assert_eq!(reason(&member), "NotInGroup", "no group created it");
+    assert_eq!(plan(&member, &now()).len(), 1);
+    member.is_of_group = true;
+    for node in [None, Some("a")] {
+        serve(&mut member, node);
+        assert_eq!(plan(&member, &now()), []);
+    }
+    let mut orphan = recorded(Some("a"));
+    orphan.spec.group = Some("g".to_owned());
+    orphan.status.group_step = Some(GroupStep::Prepare);
+    assert_eq!(reported(&orphan).node, None, "the node is not asked any more");
 }

@@ -1,0 +1,469 @@
+//! Plan of the next steps for a group of snapshots: a pure function of facts and time.
+//!
+//! ```text
+//! attempt recorded --> VolumeSnapshots created --> of volumes that no node serves: recorded and taken
+//!     ^                                                                  |
+//!     |                                                                  v
+//!     |                    Hold                  all Prepared         Prepare, to the nodes of the others
+//!     |  all Held <---------------------------------------------------------+
+//!     |     |
+//!     |     v  Release to all, then: volumes that no node serves are what they were
+//!     |  takenTime --> all Released and all in their logs --> Ready
+//!     |
+//!     +-- any Lapsed, moved, attached, changed or deleted before that: the attempt failed
+//! ```
+//!
+//! The point is any moment at which all nodes are Held. A volume that no node serves does not change, so its
+//! snapshot may come before that moment, as long as it has not changed after it: so no write to any volume
+//! waits for an object store.
+//!
+//! `Release` in the present attempt says that all were Held. So an attempt that failed is replaced by the
+//! next one *before* its nodes are released: a process that dies between the two leaves no attempt that looks
+//! as if it had a point.
+
+use holdfast_crds::{
+    ConditionStatus, GroupMember, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED, VOLUME_REPLACED,
+    VolumeGroupSnapshotStatus, VolumeSnapshotStatus, find_condition,
+};
+
+use super::facts::{GroupFacts, MemberFacts, MemberSnapshot, OwnSnapshot};
+use crate::snapshot::facts::SnapshotFacts;
+use crate::snapshot::plan::{SnapshotObstacle, SnapshotStep, TAKING, not_ready, recorded, released, source};
+
+/// Reason: the attempt failed, and another one begins by itself.
+const ATTEMPT_FAILED: &str = "AttemptFailed";
+/// Reason: a VolumeSnapshot of another owner has the name of one of the group.
+const NAME_TAKEN: &str = "NameTaken";
+/// Reason: a VolumeSnapshot of a group that was complete is gone.
+const SNAPSHOT_DELETED: &str = "SnapshotDeleted";
+
+/// One idempotent step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum GroupPlanStep {
+    /// Put our finalizer on the object.
+    AddFinalizer,
+    /// Allow the API server to delete the object.
+    RemoveFinalizer,
+    /// Write the status.
+    Report(Box<VolumeGroupSnapshotStatus>),
+    /// Create the VolumeSnapshots of the volumes at these places of the spec, all at once.
+    Create(Vec<usize>),
+    /// Carry out one step for each of these VolumeSnapshots, all at once.
+    Change(Vec<MemberChange>),
+    /// Read in their logs that the volumes of these VolumeSnapshots have not changed since.
+    Confirm(Vec<Unserved>),
+    /// Let this attempt begin later.
+    Pause(i64),
+    /// Ask for the deletion of these VolumeSnapshots, all at once.
+    Delete(Vec<String>),
+}
+
+/// A step for one VolumeSnapshot of the group.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MemberChange {
+    /// Name of the VolumeSnapshot.
+    pub(crate) name: String,
+    /// The step.
+    pub(crate) step: SnapshotStep,
+}
+
+/// A snapshot of a volume that no node served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unserved {
+    /// Name of the Volume.
+    pub(crate) volume: String,
+    /// Name of its VolumeSnapshot.
+    pub(crate) name: String,
+}
+
+/// The reason that an attempt has no point, or none that is known.
+struct AttemptFailure {
+    /// Name of the Volume.
+    volume: String,
+    /// The event.
+    why: String,
+}
+
+/// Plans the next steps, in order; a failed step ends the plan.
+pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    if facts.deleting {
+        return plan_deletion(facts, now);
+    }
+    if !facts.finalizer {
+        return vec![GroupPlanStep::AddFinalizer];
+    }
+    if facts.is_finished() {
+        return plan_finished(facts, now);
+    }
+    // A VolumeSnapshot is created for an attempt that is recorded.
+    let Some(attempt) = facts.status.attempt else {
+        let status = VolumeGroupSnapshotStatus {
+            attempt: Some(1),
+            ..waiting(facts, TAKING, "its VolumeSnapshots are being created".to_owned(), now)
+        };
+        return vec![GroupPlanStep::Report(Box::new(status))];
+    };
+    let mut steps = match failure(facts) {
+        Some(failure) => fail(facts, attempt, &failure, now),
+        None => go_on(facts, now),
+    };
+    steps.extend(dispose(facts.leftovers.iter().map(|left| (left.name.as_str(), &left.facts))));
+    steps
+}
+
+/// The first reason that the attempt failed.
+fn failure(facts: &GroupFacts) -> Option<AttemptFailure> {
+    let is_late = facts.status.taken_time.is_some() || facts.own().any(|(_, snapshot)| snapshot.was_held());
+    facts.members.iter().find_map(|member| {
+        let why = if facts.touched.contains(&member.volume) {
+            Some("it was attached and changed after its snapshot was taken".to_owned())
+        } else {
+            member_failure(facts, member, is_late)
+        };
+        Some(AttemptFailure { volume: member.volume.clone(), why: why? })
+    })
+}
+
+/// `is_late` is true once a node was asked to let writes wait: nothing begins any more.
+fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Option<String> {
+    let name = &member.name;
+    let snapshot = match &member.snapshot {
+        MemberSnapshot::Own(snapshot) => snapshot,
+        MemberSnapshot::Missing | MemberSnapshot::Foreign if is_late => {
+            return Some(format!("its VolumeSnapshot `{name}` is gone"));
+        }
+        MemberSnapshot::Missing | MemberSnapshot::Foreign => return None,
+    };
+    if snapshot.deleting {
+        return Some(format!("its VolumeSnapshot `{name}` was deleted"));
+    }
+    if !snapshot.is_recorded() {
+        return is_late.then(|| format!("its VolumeSnapshot `{name}` was created too late"));
+    }
+    let asked = snapshot.status.node.as_deref();
+    if snapshot.status.group_progress == Some(GroupProgress::Lapsed) {
+        let node = asked.unwrap_or("that serves it");
+        let said = trouble(snapshot).map(|(_, message)| format!(" ({message})")).unwrap_or_default();
+        return Some(format!("node {node} let writes continue before all volumes were held{said}"));
+    }
+    let is_settled = if snapshot.status.group_step.is_some() {
+        snapshot.is_done()
+    } else {
+        facts.status.taken_time.is_some()
+    };
+    if is_settled { None } else { movement(snapshot) }
+}
+
+/// A change of the volume since it was recorded by whom its snapshot is taken.
+fn movement(snapshot: &SnapshotFacts) -> Option<String> {
+    let Some(volume) = snapshot.volume.as_ref() else { return Some("it was deleted".to_owned()) };
+    if !snapshot.is_of(volume) {
+        return Some("another volume has its name".to_owned());
+    }
+    // A node that holds it finishes that first.
+    if volume.deleting && !snapshot.was_held() {
+        return Some("it is being deleted".to_owned());
+    }
+    let asked = snapshot.status.node.as_deref().filter(|_| snapshot.status.group_step.is_some());
+    match (asked, volume.node.as_deref()) {
+        (asked, serving) if asked == serving => None,
+        (Some(asked), None) => Some(format!("node {asked} released it meanwhile")),
+        (Some(asked), Some(other)) => Some(format!("it moved from node {asked} to node {other} meanwhile")),
+        (None, Some(other)) => Some(format!("node {other} attached it meanwhile")),
+        (None, None) => None,
+    }
+}
+
+/// The next attempt is recorded before the nodes of this one are released: see above.
+fn fail(facts: &GroupFacts, attempt: i64, failure: &AttemptFailure, now: &Time) -> Vec<GroupPlanStep> {
+    let next = attempt.saturating_add(1);
+    let AttemptFailure { volume, why } = failure;
+    let message =
+        format!("attempt {attempt} failed: Volume `{volume}`: {why}; attempt {next} begins by itself");
+    let status = VolumeGroupSnapshotStatus {
+        attempt: Some(next),
+        taken_time: None,
+        ..waiting(facts, ATTEMPT_FAILED, message, now)
+    };
+    let mut steps = vec![GroupPlanStep::Pause(next), GroupPlanStep::Report(Box::new(status))];
+    steps.extend(dispose(facts.own().map(|(member, snapshot)| (member.name.as_str(), snapshot))));
+    steps
+}
+
+/// Lets writes continue that wait, and deletes the VolumeSnapshots.
+fn dispose<'a>(snapshots: impl Iterator<Item = (&'a str, &'a SnapshotFacts)>) -> Vec<GroupPlanStep> {
+    let (mut held, mut unwanted) = (Vec::new(), Vec::new());
+    for (name, snapshot) in snapshots {
+        if snapshot.status.group_step == Some(GroupStep::Hold) {
+            held.push(report(name, released(snapshot)));
+        }
+        if !snapshot.deleting {
+            unwanted.push(name.to_owned());
+        }
+    }
+    let mut steps = change(held);
+    if !unwanted.is_empty() {
+        steps.push(GroupPlanStep::Delete(unwanted));
+    }
+    steps
+}
+
+/// The next steps of an attempt that has not failed.
+fn go_on(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    if let Some(member) =
+        facts.members.iter().find(|member| matches!(member.snapshot, MemberSnapshot::Foreign))
+    {
+        let MemberFacts { name, volume, .. } = member;
+        let message = format!(
+            "VolumeSnapshot `{name}` is to hold Volume `{volume}`, but does not belong to this VolumeGroupSnapshot; delete that VolumeSnapshot, or delete this VolumeGroupSnapshot and create one of another name"
+        );
+        return say(facts, NAME_TAKEN, message, now);
+    }
+    let places = facts.members.iter().enumerate();
+    let missing: Vec<usize> = places
+        .filter_map(|(place, member)| matches!(member.snapshot, MemberSnapshot::Missing).then_some(place))
+        .collect();
+    if !missing.is_empty() {
+        return if facts.is_paused { Vec::new() } else { vec![GroupPlanStep::Create(missing)] };
+    }
+    let bare: Vec<_> = facts
+        .own()
+        .filter(|(_, snapshot)| !snapshot.finalizer)
+        .map(|(member, _)| MemberChange { name: member.name.clone(), step: SnapshotStep::AddFinalizer })
+        .collect();
+    if !bare.is_empty() {
+        return change(bare);
+    }
+    if facts.own().any(|(_, snapshot)| !snapshot.is_recorded() || is_untaken(snapshot)) {
+        return record(facts, now);
+    }
+    hold(facts, now)
+}
+
+/// True of a snapshot that the operator is to take.
+fn is_untaken(snapshot: &SnapshotFacts) -> bool {
+    snapshot.status.group_step.is_none() && snapshot.status.snapshot_id.is_none()
+}
+
+/// Records of what the snapshots are to be taken and by whom, once all of them can be. Nodes are asked last:
+/// what they prepare does not last.
+fn record(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    let (mut obstacles, mut unserved, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+    for (member, snapshot) in facts.own().filter(|(_, snapshot)| !snapshot.is_recorded()) {
+        match source(snapshot) {
+            Err(obstacle) => obstacles.push((member, snapshot, obstacle)),
+            Ok((volume, id)) if volume.node.is_none() => {
+                unserved.push(report(&member.name, recorded(snapshot, volume, id, now)));
+            }
+            Ok((volume, id)) => {
+                let prepare = VolumeSnapshotStatus {
+                    group_step: Some(GroupStep::Prepare),
+                    ..recorded(snapshot, volume, id, now)
+                };
+                asked.push(report(&member.name, prepare));
+            }
+        }
+    }
+    if !obstacles.is_empty() {
+        return say_obstacles(facts, &obstacles, now);
+    }
+    let is_to_take = |name: &str, snapshot: &SnapshotFacts| {
+        unserved.iter().any(|recorded| recorded.name == name)
+            || snapshot.is_recorded() && is_untaken(snapshot)
+    };
+    let takes: Vec<_> = facts
+        .own()
+        .filter(|(member, snapshot)| is_to_take(&member.name, snapshot))
+        .map(|(member, _)| MemberChange { name: member.name.clone(), step: SnapshotStep::Take })
+        .collect();
+    if !takes.is_empty() {
+        let mut steps = change(unserved);
+        steps.extend(change(takes));
+        return steps;
+    }
+    let mut steps = say(facts, TAKING, PREPARING.to_owned(), now);
+    steps.extend(change(asked));
+    steps
+}
+
+const PREPARING: &str =
+    "the nodes that serve the volumes prepare; status.groupProgress of its VolumeSnapshots says which have";
+const STORING: &str = "the contents of the volumes at one point are kept; it is Ready once all of its VolumeSnapshots are in their object stores";
+
+/// The steps from all recorded to all taken. Between Hold and Release there is no other request than these.
+fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    let asked = || facts.own().filter(|(_, snapshot)| snapshot.status.group_step.is_some());
+    let at = |step: GroupStep| asked().filter(move |(_, snapshot)| snapshot.status.group_step == Some(step));
+    let lacks = |progress| {
+        move |(_, snapshot): (&MemberFacts, &SnapshotFacts)| snapshot.status.group_progress != Some(progress)
+    };
+    let next = |step: GroupStep, from: GroupStep| {
+        let status = |snapshot: &SnapshotFacts| VolumeSnapshotStatus {
+            group_step: Some(step),
+            ..snapshot.status.clone()
+        };
+        change(at(from).map(|(member, snapshot)| report(&member.name, status(snapshot))).collect())
+    };
+    if at(GroupStep::Prepare).next().is_some() {
+        return if at(GroupStep::Prepare).any(lacks(GroupProgress::Prepared)) {
+            say_progress(facts, PREPARING, now)
+        } else {
+            next(GroupStep::Hold, GroupStep::Prepare)
+        };
+    }
+    if at(GroupStep::Hold).any(lacks(GroupProgress::Held)) {
+        return Vec::new();
+    }
+    let mut steps = next(GroupStep::Release, GroupStep::Hold);
+    if facts.status.taken_time.is_none() {
+        let unserved: Vec<_> = facts
+            .own()
+            .filter(|(_, snapshot)| snapshot.status.group_step.is_none())
+            .map(|(member, _)| Unserved { volume: member.volume.clone(), name: member.name.clone() })
+            .collect();
+        if !unserved.is_empty() {
+            steps.push(GroupPlanStep::Confirm(unserved));
+        }
+        steps.push(GroupPlanStep::Report(Box::new(VolumeGroupSnapshotStatus {
+            taken_time: Some(now.clone()),
+            ..waiting(facts, TAKING, STORING.to_owned(), now)
+        })));
+        return steps;
+    }
+    if !steps.is_empty() {
+        return steps;
+    }
+    if facts.own().all(|(_, snapshot)| snapshot.is_done()) {
+        return complete(facts, now);
+    }
+    say_progress(facts, STORING, now)
+}
+
+/// All snapshots are taken, at one point.
+fn complete(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    let message =
+        "the snapshots hold what the volumes held at one point, as after a power cut of all of them at once";
+    let snapshots = facts
+        .members
+        .iter()
+        .map(|member| GroupMember { volume: member.volume.clone(), snapshot: member.name.clone() });
+    vec![GroupPlanStep::Report(Box::new(VolumeGroupSnapshotStatus {
+        snapshots: snapshots.collect(),
+        conditions: vec![facts.conditions(now).build(READY, ConditionStatus::True, "Taken", message)],
+        ..waiting(facts, TAKING, String::new(), now)
+    }))]
+}
+
+/// A complete group changes only with the deletion of its parts, and is never taken again.
+fn plan_finished(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    let gone: Vec<_> = facts
+        .members
+        .iter()
+        .filter(|member| member.own().is_none_or(|snapshot| snapshot.deleting))
+        .map(|member| format!("VolumeSnapshot `{}` of Volume `{}`", member.name, member.volume))
+        .collect();
+    let mut steps = Vec::new();
+    if !gone.is_empty() {
+        let message = format!(
+            "deleted: {}; what is left is no whole, and is not taken again. Delete this VolumeGroupSnapshot and create another",
+            gone.join(", ")
+        );
+        steps = say(facts, SNAPSHOT_DELETED, message, now);
+    }
+    steps.extend(dispose(facts.leftovers.iter().map(|left| (left.name.as_str(), &left.facts))));
+    steps
+}
+
+fn plan_deletion(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    if !facts.finalizer {
+        return Vec::new();
+    }
+    let own = facts.own().map(|(member, snapshot)| (member.name.as_str(), snapshot));
+    let left = facts.leftovers.iter().map(|OwnSnapshot { name, facts }| (name.as_str(), facts));
+    let all: Vec<_> = own.chain(left).collect();
+    if all.is_empty() {
+        return vec![GroupPlanStep::RemoveFinalizer];
+    }
+    let mut steps = dispose(all.into_iter());
+    let message = "its VolumeSnapshots are being deleted; their conditions say what they wait for".to_owned();
+    steps.extend(say(facts, "Deleting", message, now));
+    steps
+}
+
+/// Reports at each VolumeSnapshot what keeps it from being taken, and at the group what keeps that.
+fn say_obstacles(
+    facts: &GroupFacts,
+    obstacles: &[(&MemberFacts, &SnapshotFacts, SnapshotObstacle)],
+    now: &Time,
+) -> Vec<GroupPlanStep> {
+    let group = |snapshot: &SnapshotFacts| snapshot.spec.group.clone().unwrap_or_default();
+    let changes = obstacles.iter().filter_map(|(member, snapshot, obstacle)| {
+        let message = format!(
+            "spec.volume: {}; VolumeGroupSnapshot `{}` waits for it",
+            obstacle.state,
+            group(snapshot)
+        );
+        let status = not_ready(snapshot, obstacle.reason, message, now);
+        (status != snapshot.status).then(|| report(&member.name, status))
+    });
+    let mut steps = change(changes.collect());
+    let Some((_, _, first)) = obstacles.first() else { return steps };
+    let states: Vec<_> = obstacles.iter().map(|(_, _, obstacle)| obstacle.state.as_str()).collect();
+    let fix = match first.reason {
+        VOLUME_DELETED | VOLUME_REPLACED => "delete this VolumeGroupSnapshot and create another",
+        "VolumeNotReady" => "its conditions say what it waits for",
+        _ => "create it, or delete this VolumeGroupSnapshot and create one without it",
+    };
+    let message = format!("spec.volumes: {}; {fix}", states.join("; "));
+    steps.extend(say(facts, first.reason, message, now));
+    steps
+}
+
+/// Reports what a VolumeSnapshot of the group waits for, or else that the group goes on.
+fn say_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanStep> {
+    let waits = facts.own().filter(|(_, snapshot)| !snapshot.is_done());
+    let troubled = waits.filter_map(|(member, snapshot)| Some((member, trouble(snapshot)?))).next();
+    let Some((member, (reason, why))) = troubled else {
+        return say(facts, TAKING, message.to_owned(), now);
+    };
+    let MemberFacts { name, volume, .. } = member;
+    say(facts, reason, format!("Volume `{volume}`: VolumeSnapshot `{name}`: {why}"), now)
+}
+
+/// Reason and message of a failure that a snapshot reports.
+fn trouble(snapshot: &SnapshotFacts) -> Option<(&str, &str)> {
+    let ready = find_condition(&snapshot.status.conditions, READY)?;
+    (ready.status == "False" && ready.reason != TAKING).then_some((&ready.reason, &ready.message))
+}
+
+/// Reports that the group is not complete, unless it says so already.
+fn say(facts: &GroupFacts, reason: &str, message: String, now: &Time) -> Vec<GroupPlanStep> {
+    let status = waiting(facts, reason, message, now);
+    if status == facts.status { Vec::new() } else { vec![GroupPlanStep::Report(Box::new(status))] }
+}
+
+/// The status of a group that is not complete. What is recorded stays.
+pub(crate) fn waiting(
+    facts: &GroupFacts,
+    reason: &str,
+    message: String,
+    now: &Time,
+) -> VolumeGroupSnapshotStatus {
+    VolumeGroupSnapshotStatus {
+        observed_generation: Some(facts.generation),
+        conditions: vec![facts.conditions(now).build(READY, ConditionStatus::False, reason, message)],
+        ..facts.status.clone()
+    }
+}
+
+fn report(name: &str, status: VolumeSnapshotStatus) -> MemberChange {
+    MemberChange { name: name.to_owned(), step: SnapshotStep::Report(Box::new(status)) }
+}
+
+/// One step for all changes; nothing without one.
+fn change(changes: Vec<MemberChange>) -> Vec<GroupPlanStep> {
+    if changes.is_empty() { Vec::new() } else { vec![GroupPlanStep::Change(changes)] }
+}
+
+#[cfg(test)]
+mod tests;
