@@ -1,7 +1,9 @@
-//! The CSI GroupController service: snapshots of several volumes at one point, as VolumeGroupSnapshot objects.
+//! The CSI GroupController service: snapshots of several volumes at one point, as VolumeGroupSnapshot
+//! objects.
 //!
 //! Owns: the answers; one file for each request.
-//! Does not own: any state, as the Controller service; the VolumeSnapshots of a group, which the operator makes.
+//! Does not own: any state, as the Controller service; the VolumeSnapshots of a group, which the operator
+//! makes.
 //! On failure: a status whose message is the condition that the operator wrote. `ABORTED` while something is
 //! still waited for.
 
@@ -86,8 +88,8 @@ pub(crate) mod tests {
     use holdfast_crds::VolumeGroupSnapshot;
     use serde_json::json;
 
-    /// Group `nightly` of volumes `data` and `log`, with this reason of its condition and these snapshots; it is
-    /// ready if the reason is `Taken`.
+    /// Group `nightly` of volumes `data` and `log`, with this reason of its condition and these snapshots; it
+    /// is ready if the reason is `Taken`.
     pub(crate) fn group(reason: &str, snapshots: &[(&str, &str)]) -> VolumeGroupSnapshot {
         let members =
             snapshots.iter().map(|(volume, snapshot)| json!({ "volume": volume, "snapshot": snapshot }));

@@ -1,4 +1,4 @@
-//! `CreateVolumeGroupSnapshot`: a VolumeGroupSnapshot object, and the wait until all of its snapshots are taken.
+//! `CreateVolumeGroupSnapshot`: a VolumeGroupSnapshot object, and the wait until its snapshots are taken.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -22,7 +22,8 @@ use crate::deadline;
 const MAX_NAME_BYTES: usize = 52;
 /// Most volumes of a group.
 const MAX_VOLUMES: usize = 32;
-/// Keys that the snapshotter adds (`--extra-create-metadata`): the user's VolumeGroupSnapshot, and its content.
+/// Keys that the snapshotter adds (`--extra-create-metadata`): the user's VolumeGroupSnapshot, and its
+/// content.
 const METADATA: [&str; 3] = [
     "csi.storage.k8s.io/volumegroupsnapshot/namespace",
     "csi.storage.k8s.io/volumegroupsnapshot/name",
@@ -99,8 +100,8 @@ async fn check_volumes(volumes: &Objects<Volume>, names: &[String]) -> Result<()
 /// Waits until a group is taken.
 ///
 /// # Errors
-/// `ABORTED`: it is not yet, or was deleted. `FAILED_PRECONDITION`: it never will be. Then it is deleted, unless
-/// its snapshots were taken once: the caller may know of them.
+/// `ABORTED`: it is not yet, or was deleted. `FAILED_PRECONDITION`: it never will be. Then it is deleted,
+/// unless its snapshots were taken once: the caller may know of them.
 async fn wait(
     groups: &Objects<VolumeGroupSnapshot>,
     found: VolumeGroupSnapshot,

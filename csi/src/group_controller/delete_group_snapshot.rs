@@ -1,5 +1,5 @@
-//! `DeleteVolumeGroupSnapshot`: deletes the VolumeGroupSnapshot object, and waits until it and its snapshots are
-//! forgotten.
+//! `DeleteVolumeGroupSnapshot`: deletes the VolumeGroupSnapshot object, and waits until it and its snapshots
+//! are forgotten.
 
 use futures::future::try_join_all;
 use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};

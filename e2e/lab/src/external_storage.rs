@@ -125,8 +125,8 @@ impl Suite {
         Ok(Self { ginkgo: toolbox.kubernetes("ginkgo")?, tests: toolbox.kubernetes("e2e.test")? })
     }
 
-    /// Runs the specs whose name matches `chosen`, or all, on the world's cluster; `class` names StorageClass,
-    /// VolumeSnapshotClass and VolumeGroupSnapshotClass.
+    /// Runs the specs whose name matches `chosen`, or all, on the world's cluster; `class` names
+    /// StorageClass, VolumeSnapshotClass and VolumeGroupSnapshotClass.
     ///
     /// # Errors
     /// If they cannot be run; a spec that fails is in the result.
