@@ -17,6 +17,7 @@ mod create_volume;
 mod delete_snapshot;
 mod delete_volume;
 mod expand_volume;
+pub(crate) mod group_members;
 mod list_snapshots;
 mod list_volumes;
 mod modify_volume;
@@ -33,7 +34,7 @@ mod validate_capabilities;
 mod volume_id;
 mod volumes;
 
-use holdfast_crds::VolumeSnapshot;
+use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};
 use holdfast_proto::csi::v1::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
     ControllerGetCapabilitiesResponse, ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
@@ -58,14 +59,15 @@ use volumes::ClusterVolumes;
 pub(crate) struct Controller {
     volumes: ClusterVolumes,
     snapshots: Objects<VolumeSnapshot>,
+    groups: Objects<VolumeGroupSnapshot>,
     requests: Requests,
 }
 
 impl Controller {
     /// The service over the API server of `client`.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
-        let snapshots = Objects::new(client.clone());
-        Self { volumes: ClusterVolumes::new(client), snapshots, requests }
+        let (snapshots, groups) = (Objects::new(client.clone()), Objects::new(client.clone()));
+        Self { volumes: ClusterVolumes::new(client), snapshots, groups, requests }
     }
 }
 
@@ -185,7 +187,7 @@ impl controller_server::Controller for Controller {
         request: Request<DeleteSnapshotRequest>,
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
         let about = request.get_ref().snapshot_id.clone();
-        let answer = delete_snapshot::answer(&self.snapshots, request);
+        let answer = delete_snapshot::answer(&self.snapshots, &self.groups, request);
         self.requests.answer(RequestKind::DeleteSnapshot, &about, answer).await
     }
 
@@ -193,7 +195,7 @@ impl controller_server::Controller for Controller {
         &self,
         request: Request<ListSnapshotsRequest>,
     ) -> Result<Response<ListSnapshotsResponse>, Status> {
-        let answer = list_snapshots::answer(&self.snapshots, request.into_inner());
+        let answer = list_snapshots::answer(&self.snapshots, &self.groups, request.into_inner());
         self.requests.answer(RequestKind::ListSnapshots, "", answer).await
     }
 
@@ -202,7 +204,7 @@ impl controller_server::Controller for Controller {
         request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
         let about = request.get_ref().snapshot_id.clone();
-        let answer = list_snapshots::one(&self.snapshots, request.into_inner());
+        let answer = list_snapshots::one(&self.snapshots, &self.groups, request.into_inner());
         self.requests.answer(RequestKind::GetSnapshot, &about, answer).await
     }
 
@@ -244,13 +246,21 @@ impl controller_server::Controller for Controller {
 
 #[cfg(test)]
 mod tests {
-    /// The provisioner and the resizer watch every one of these, and do nothing before they may.
+    /// Provisioner, resizer and snapshotter watch every one of these, and do nothing before they may.
     #[test]
     fn the_sidecars_may_read_what_they_watch() {
         let roles = include_str!("../../charts/holdfast/roles/csi-sidecars.yaml");
         let watched = roles.split("- apiGroups:").filter(|rule| rule.contains("verbs: [get, list, watch]"));
         let watched: String = watched.collect();
-        for kind in ["storageclasses", "csinodes", "volumeattributesclasses", "nodes", "pods"] {
+        for kind in [
+            "storageclasses",
+            "csinodes",
+            "volumeattributesclasses",
+            "nodes",
+            "pods",
+            "volumesnapshotclasses",
+            "volumegroupsnapshotclasses",
+        ] {
             assert!(watched.contains(kind), "{kind}");
         }
     }

@@ -1,10 +1,11 @@
-//! The Holdfast CSI driver on Unix sockets: the Controller service, once for a cluster, the Node service,
-//! once on each node, and the SnapshotMetadata service, where backups use it.
+//! The Holdfast CSI driver on Unix sockets: the Controller and GroupController services, once for a cluster,
+//! the Node service, once on each node, and the SnapshotMetadata service, where backups use it.
 
 mod capability;
 mod controller;
 mod deadline;
 mod endpoint;
+mod group_controller;
 mod identity;
 mod metrics;
 mod node;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use holdfast_proto::csi::v1::controller_server::ControllerServer;
+use holdfast_proto::csi::v1::group_controller_server::GroupControllerServer;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use holdfast_proto::csi::v1::node_server::NodeServer;
 use holdfast_proto::csi::v1::snapshot_metadata_server::SnapshotMetadataServer;
@@ -35,6 +37,7 @@ use kube::Client;
 use tonic::service::Routes;
 
 use crate::controller::Controller;
+use crate::group_controller::GroupController;
 use crate::identity::Identity;
 use crate::metrics::{AdminEndpoint, Metrics};
 use crate::node::{Daemon, NodeService};
@@ -100,8 +103,10 @@ async fn serve_controller(settings: ClusterSettings, log_level: LogLevel) -> any
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let (readiness, requests) = (Readiness::ready(), Requests::default());
     let service = ClusterService::start(settings, &readiness, &requests).await?;
+    let groups = GroupController::new(service.client.clone(), requests.clone());
     let services = Routes::new(IdentityServer::new(Identity::new(readiness)))
-        .add_service(ControllerServer::new(Controller::new(service.client, requests)));
+        .add_service(ControllerServer::new(Controller::new(service.client, requests)))
+        .add_service(GroupControllerServer::new(groups));
     tracing::info!(name = identity::NAME, "controller listens");
     tokio::select! {
         ended = service.socket.serve(services, shutdown.requested()) => ended.context("the socket failed"),

@@ -137,7 +137,9 @@ impl Wanted {
                 "VolumeSnapshot {name} is being deleted; it is created again after that"
             )));
         }
-        let difference = if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
+        let difference = if let Some(group) = &found.spec.group {
+            format!("VolumeGroupSnapshot `{group}` as its group")
+        } else if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
             "another name in CSI".to_owned()
         } else if found.spec.volume != self.volume {
             format!("Volume `{}` as its source", found.spec.volume)
@@ -192,6 +194,10 @@ mod tests {
             assert_eq!(refused.code(), Code::AlreadyExists);
             assert!(refused.message().contains("Volume `data` as its source"), "{}", refused.message());
         }
+        let alone = wanted("backup", "data", &[]).expect("a request");
+        let mut of_group = alone.object();
+        of_group.spec.group = Some("nightly".to_owned());
+        assert_eq!(alone.accept(&of_group).expect_err("of a group").code(), Code::AlreadyExists);
         let hashed = wanted("A.b", "data", &[]).expect("a request");
         let foreign = wanted(&hashed.name.object, "data", &[]).expect("a request").object();
         assert_eq!(hashed.accept(&foreign).expect_err("another").code(), Code::AlreadyExists);

@@ -1,18 +1,17 @@
 //! `DeleteSnapshot`: deletes the VolumeSnapshot object, and waits until the snapshot is forgotten.
 
-use holdfast_crds::VolumeSnapshot;
+use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteSnapshotRequest, DeleteSnapshotResponse};
-use kube::ResourceExt;
-use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::is_object_name;
-use super::objects::{ApiFailure, Objects, TimedOut};
+use super::objects::Objects;
 use super::snapshots::{condition, snapshot_id};
 use crate::deadline;
 
 pub(super) async fn answer(
     snapshots: &Objects<VolumeSnapshot>,
+    groups: &Objects<VolumeGroupSnapshot>,
     request: Request<DeleteSnapshotRequest>,
 ) -> Result<DeleteSnapshotResponse, Status> {
     let until = deadline::of(&request);
@@ -23,32 +22,12 @@ pub(super) async fn answer(
         return Ok(DeleteSnapshotResponse {});
     }
     let Some(snapshot) = snapshots.get(name).await? else { return Ok(DeleteSnapshotResponse {}) };
-    remove(snapshots, snapshot, until).await.map(|()| DeleteSnapshotResponse {})
-}
-
-/// Deletes a snapshot, and waits until it is gone.
-///
-/// # Errors
-/// `ABORTED`: it is not gone yet, or changed meanwhile.
-pub(super) async fn remove(
-    snapshots: &Objects<VolumeSnapshot>,
-    snapshot: VolumeSnapshot,
-    until: Instant,
-) -> Result<(), Status> {
-    if snapshot.metadata.deletion_timestamp.is_none() {
-        match snapshots.delete(&snapshot).await {
-            Ok(()) => {}
-            Err(ApiFailure::Stale) => {
-                return Err(Status::aborted("the VolumeSnapshot changed meanwhile; it is tried again"));
-            }
-            Err(failure) => return Err(failure.into()),
-        }
+    if let Some(group) = &snapshot.spec.group
+        && groups.get(group).await?.is_some()
+    {
+        return Err(Status::invalid_argument(format!(
+            "snapshot_id: VolumeSnapshot {name} is one of VolumeGroupSnapshot {group}; delete the group"
+        )));
     }
-    let (name, uid) = (snapshot.name_any(), snapshot.uid());
-    let is_gone = |now: Option<&VolumeSnapshot>| now.is_none_or(|now| now.metadata.uid != uid).then_some(());
-    let gone = snapshots.wait(&name, Some(snapshot), until, is_gone).await;
-    gone.map_err(|TimedOut { last }| {
-        let why = last.as_ref().map(condition).unwrap_or_default();
-        Status::aborted(format!("VolumeSnapshot {name} is still being deleted: {why}"))
-    })
+    snapshots.remove(snapshot, until, condition).await.map(|()| DeleteSnapshotResponse {})
 }

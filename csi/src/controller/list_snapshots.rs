@@ -1,22 +1,24 @@
 //! `ListSnapshots` and `GetSnapshot`: the VolumeSnapshots that are taken.
 
-use holdfast_crds::VolumeSnapshot;
+use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};
 use holdfast_proto::csi::v1::list_snapshots_response::Entry;
 use holdfast_proto::csi::v1::{
     GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse,
 };
 use tonic::Status;
 
+use super::group_members::told;
 use super::object_name::is_object_name;
 use super::objects::{ApiFailure, Objects};
 use super::readers::not_for_readers;
-use super::snapshots::{described, missing, snapshot_id};
+use super::snapshots::{missing, snapshot_id};
 
 /// Objects of one request to the API server.
 const PAGE: u32 = 500;
 
 pub(super) async fn answer(
     snapshots: &Objects<VolumeSnapshot>,
+    groups: &Objects<VolumeGroupSnapshot>,
     request: ListSnapshotsRequest,
 ) -> Result<ListSnapshotsResponse, Status> {
     let ListSnapshotsRequest { max_entries, starting_token, source_volume_id, snapshot_id, secrets: _ } =
@@ -27,11 +29,11 @@ pub(super) async fn answer(
     if !snapshot_id.is_empty() {
         let found = if is_object_name(&snapshot_id) { snapshots.get(&snapshot_id).await? } else { None };
         let found = found.filter(|it| source_volume_id.is_empty() || it.spec.volume == source_volume_id);
-        return Ok(listed(found.iter(), String::new()));
+        return listed(groups, found.into_iter().collect(), String::new()).await;
     }
     if source_volume_id.is_empty() {
         let (page, next) = page(snapshots, limit, &starting_token).await?;
-        return Ok(listed(page.iter(), next));
+        return listed(groups, page, next).await;
     }
     // The API server cannot select by the volume: these are all of them, in one answer.
     let (mut of_volume, mut token) = (Vec::new(), String::new());
@@ -39,7 +41,7 @@ pub(super) async fn answer(
         let (page, next) = page(snapshots, PAGE, &token).await?;
         of_volume.extend(page.into_iter().filter(|it| it.spec.volume == source_volume_id));
         if next.is_empty() {
-            return Ok(listed(of_volume.iter(), next));
+            return listed(groups, of_volume, next).await;
         }
         token = next;
     }
@@ -48,12 +50,13 @@ pub(super) async fn answer(
 /// The snapshot of an id.
 pub(super) async fn one(
     snapshots: &Objects<VolumeSnapshot>,
+    groups: &Objects<VolumeGroupSnapshot>,
     request: GetSnapshotRequest,
 ) -> Result<GetSnapshotResponse, Status> {
     let GetSnapshotRequest { snapshot_id: id, secrets: _ } = request;
     let name = snapshot_id(&id)?;
     let found = if is_object_name(name) { snapshots.get(name).await? } else { None };
-    match found.as_ref().and_then(described) {
+    match told(groups, found.into_iter().collect()).await?.pop() {
         Some(snapshot) => Ok(GetSnapshotResponse { snapshot: Some(snapshot) }),
         None => Err(missing("snapshot_id", name)),
     }
@@ -74,7 +77,12 @@ async fn page(
 }
 
 /// Only what is taken can be restored.
-fn listed<'a>(found: impl Iterator<Item = &'a VolumeSnapshot>, next_token: String) -> ListSnapshotsResponse {
-    let entries = found.filter_map(described).map(|snapshot| Entry { snapshot: Some(snapshot) }).collect();
-    ListSnapshotsResponse { entries, next_token }
+async fn listed(
+    groups: &Objects<VolumeGroupSnapshot>,
+    found: Vec<VolumeSnapshot>,
+    next_token: String,
+) -> Result<ListSnapshotsResponse, Status> {
+    let told = told(groups, found).await?;
+    let entries = told.into_iter().map(|snapshot| Entry { snapshot: Some(snapshot) }).collect();
+    Ok(ListSnapshotsResponse { entries, next_token })
 }

@@ -3,19 +3,19 @@
 use tonic::Status;
 
 /// Annotation of an object whose name could not be that of the request: the name of the request.
-pub(super) const CSI_NAME: &str = "holdfast.dev/csi-name";
-/// Longest name of a Volume.
+pub(crate) const CSI_NAME: &str = "holdfast.dev/csi-name";
+/// Longest name of a Volume or VolumeSnapshot.
 const MAX_BYTES: usize = 63;
 /// Hex digits of the hash in a name that is made up.
 const HASH_DIGITS: usize = 40;
 
-/// Name of a Volume object, and the name of the request if it differs.
+/// Name of an object, and the name of the request if it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ObjectName {
+pub(crate) struct ObjectName {
     /// Name of the object.
-    pub(super) object: String,
+    pub(crate) object: String,
     /// The request's name, where it is no name of an object.
-    pub(super) csi: Option<String>,
+    pub(crate) csi: Option<String>,
 }
 
 impl ObjectName {
@@ -24,10 +24,18 @@ impl ObjectName {
     /// # Errors
     /// `INVALID_ARGUMENT`: there is no name.
     pub(super) fn of(name: &str) -> Result<Self, Status> {
+        Self::within(name, MAX_BYTES)
+    }
+
+    /// The same of an object whose name is shorter: it has at most so many bytes.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub(crate) fn within(name: &str, max_bytes: usize) -> Result<Self, Status> {
         if name.is_empty() {
             return Err(Status::invalid_argument("name: is empty; write a name"));
         }
-        if is_object_name(name) {
+        if is_object_name(name) && name.len() <= max_bytes {
             return Ok(Self { object: name.to_owned(), csi: None });
         }
         let hash = blake3::hash(name.as_bytes()).to_hex();
@@ -76,5 +84,15 @@ mod tests {
         }
         assert_ne!(ObjectName::of("a.b").ok(), ObjectName::of("a.c").ok());
         assert!(ObjectName::of("").is_err());
+    }
+
+    #[test]
+    fn a_shorter_limit_hashes_longer_names() {
+        let fits = "groupsnapshot-8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4";
+        let expected = ObjectName { object: fits.to_owned(), csi: None };
+        assert_eq!(ObjectName::within(fits, 52).ok(), Some(expected));
+        let long = "a".repeat(53);
+        let found = ObjectName::within(&long, 52).expect("a name");
+        assert!(found.object.len() == 42 && found.csi.as_deref() == Some(long.as_str()), "{found:?}");
     }
 }

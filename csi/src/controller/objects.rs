@@ -92,9 +92,9 @@ pub(super) async fn call<T>(request: impl Future<Output = Result<T, kube::Error>
 
 /// The deadline of a wait passed.
 #[derive(Debug)]
-pub(super) struct TimedOut<K> {
+pub(crate) struct TimedOut<K> {
     /// The object as it was seen last; none if there was none.
-    pub(super) last: Option<K>,
+    pub(crate) last: Option<K>,
 }
 
 /// The objects of a kind.
@@ -115,7 +115,7 @@ where
     }
 
     /// Creates an object, or returns the one that has its name already.
-    pub(super) async fn create(&self, object: &K) -> Result<K, ApiFailure> {
+    pub(crate) async fn create(&self, object: &K) -> Result<K, ApiFailure> {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         match call(self.0.create(&params, object)).await {
             Err(ApiFailure::Stale) => self.get(&object.name_any()).await?.ok_or(ApiFailure::Stale),
@@ -124,10 +124,39 @@ where
     }
 
     /// Deletes an object as it was read.
-    pub(super) async fn delete(&self, object: &K) -> Result<(), ApiFailure> {
+    pub(crate) async fn delete(&self, object: &K) -> Result<(), ApiFailure> {
         let preconditions = Preconditions { resource_version: object.resource_version(), uid: object.uid() };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         call(self.0.delete(&object.name_any(), &params)).await.map(drop)
+    }
+
+    /// Deletes an object, and waits until it is gone. `condition` says what it waits for.
+    ///
+    /// # Errors
+    /// `ABORTED`: it is not gone yet, or changed meanwhile.
+    pub(crate) async fn remove(
+        &self,
+        object: K,
+        until: Instant,
+        condition: impl Fn(&K) -> String,
+    ) -> Result<(), Status> {
+        let kind = K::kind(&());
+        if object.meta().deletion_timestamp.is_none() {
+            match self.delete(&object).await {
+                Ok(()) => {}
+                Err(ApiFailure::Stale) => {
+                    return Err(Status::aborted(format!("the {kind} changed meanwhile; it is tried again")));
+                }
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+        let (name, uid) = (object.name_any(), object.uid());
+        let is_gone = |now: Option<&K>| now.is_none_or(|now| now.meta().uid != uid).then_some(());
+        let gone = self.wait(&name, Some(object), until, is_gone).await;
+        gone.map_err(|TimedOut { last }| {
+            let why = last.as_ref().map(condition).unwrap_or_default();
+            Status::aborted(format!("{kind} {name} is still being deleted: {why}"))
+        })
     }
 
     /// Changes fields of the spec of an object as it was read, and returns it as it is then.
@@ -141,7 +170,7 @@ where
     }
 
     /// The objects with these labels.
-    pub(super) async fn list(&self, labels: &str) -> Result<Vec<K>, ApiFailure> {
+    pub(crate) async fn list(&self, labels: &str) -> Result<Vec<K>, ApiFailure> {
         Ok(call(self.0.list(&ListParams::default().labels(labels))).await?.items)
     }
 
@@ -167,7 +196,7 @@ where
     ///
     /// # Errors
     /// The deadline passed.
-    pub(super) async fn wait<T>(
+    pub(crate) async fn wait<T>(
         &self,
         name: &str,
         seen: Option<K>,

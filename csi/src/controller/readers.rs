@@ -24,8 +24,9 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::objects::{ApiFailure, Objects};
+use super::snapshots::condition;
 use super::volumes::ClusterVolumes;
-use super::{create_snapshot, delete_snapshot, delete_volume, unpublish_volume, volume_id};
+use super::{create_snapshot, delete_volume, unpublish_volume, volume_id};
 
 /// Value of [`READ_ONLY_MANY`].
 const MARKED: &str = "true";
@@ -160,7 +161,7 @@ pub(super) async fn end_all(
 ) -> Result<(), Status> {
     end(volumes, of(volumes, name, "").await?, until).await?;
     match snapshots.get(&snapshot_name(name)).await?.filter(|found| is_made_for(found, name)) {
-        Some(snapshot) => delete_snapshot::remove(snapshots, snapshot, until).await,
+        Some(snapshot) => snapshots.remove(snapshot, until, condition).await,
         None => Ok(()),
     }
 }

@@ -9,8 +9,9 @@ use tonic::Status;
 
 use super::capacity::signed;
 
-/// The answer about a snapshot that is taken; `None` about any other.
-pub(super) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
+/// The answer about a snapshot that is taken; `None` about any other. Of a snapshot of a group, see
+/// [`super::group_members`] too.
+pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
     let status = snapshot.status.as_ref()?;
     if !is_true(&status.conditions, READY) {
         return None;
@@ -22,6 +23,7 @@ pub(super) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
         source_volume_id: snapshot.spec.volume.clone(),
         creation_time: Some(SystemTime::from(taken).into()),
         ready_to_use: true,
+        group_snapshot_id: snapshot.spec.group.clone().unwrap_or_default(),
         ..Snapshot::default()
     })
 }

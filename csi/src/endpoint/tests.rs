@@ -29,7 +29,7 @@ async fn the_driver_identifies_itself_and_removes_its_socket() {
     );
     let capabilities =
         client.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await.expect("capabilities");
-    assert_eq!(capabilities.into_inner().capabilities.len(), 3);
+    assert_eq!(capabilities.into_inner().capabilities.len(), 4);
     assert_eq!(client.probe(ProbeRequest {}).await.expect("probe").into_inner().ready, Some(true));
 
     drop(client);

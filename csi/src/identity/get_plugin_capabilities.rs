@@ -15,6 +15,7 @@ pub(super) fn answer(
     let online = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
     let mut capabilities = vec![
         service(service::Type::ControllerService),
+        service(service::Type::GroupControllerService),
         service(service::Type::VolumeAccessibilityConstraints),
         plugin_capability::Type::VolumeExpansion(online),
     ];

@@ -52,7 +52,8 @@ pub struct Cluster<'a> {
 /// Parts that not every cluster has.
 #[derive(Debug, Default)]
 pub struct Extras {
-    /// The kinds of `snapshot.storage.k8s.io` and their controller, so that the chart has the snapshotter.
+    /// The kinds of snapshots and of their groups, and their controller, so that the chart has the
+    /// snapshotter.
     pub snapshots: bool,
     /// Images that pods may name.
     pub images: Vec<Image>,
@@ -210,7 +211,8 @@ pub struct Store<'a> {
 }
 
 impl Store<'_> {
-    /// The chart's values. With `snapshots` there is a VolumeSnapshotClass of the same name.
+    /// The chart's values. With `snapshots` there are a VolumeSnapshotClass and a VolumeGroupSnapshotClass of
+    /// the same name.
     fn values(&self, snapshots: bool) -> Value {
         let classes: &[&str] = if snapshots { &[self.name] } else { &[] };
         let tag = |name: &str| {
@@ -286,7 +288,8 @@ fn share_images(world: &World, extras: &Extras) -> Result<()> {
     Ok(())
 }
 
-/// Installs the kinds of `snapshot.storage.k8s.io` and starts their controller on the host.
+/// Installs the kinds of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`, and starts their
+/// controller on the host.
 fn start_snapshots(world: &World) -> Result<Process> {
     report::step("install the kinds of snapshots, start their controller");
     let kinds = world.toolbox().snapshot_kinds()?;
@@ -294,7 +297,8 @@ fn start_snapshots(world: &World) -> Result<Process> {
     for entry in fs::read_dir(&kinds).with_context(|| format!("list {}", kinds.display()))? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("snapshot.storage.k8s.io_") {
+        // The directory has a list of them, too.
+        if name.contains("snapshot.storage.k8s.io_") {
             files.push(format!("--filename={}", path.display()));
         }
     }

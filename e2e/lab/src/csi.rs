@@ -12,6 +12,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+pub use holdfast_proto::csi::v1::VolumeGroupSnapshot as GroupSnapshot;
 use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
 use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use holdfast_proto::csi::v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
@@ -170,6 +171,10 @@ impl NewVolume {
 
 fn owned(parameters: &[(&str, &str)]) -> HashMap<String, String> {
     parameters.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn names(of: &[&str]) -> Vec<String> {
+    of.iter().map(|&name| name.to_owned()).collect()
 }
 
 /// A volume as the driver lists it.
@@ -400,6 +405,79 @@ impl Csi {
             self.ask("Controller/ListSnapshots", &request, LIMIT)?;
         let id = |entry: v1::list_snapshots_response::Entry| entry.snapshot.unwrap_or_default().snapshot_id;
         Ok(answer.map(|list| list.entries.into_iter().map(id).collect()))
+    }
+
+    /// `ListSnapshots`: all of them as they are told.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn all_snapshots(&self) -> Result<Answer<Vec<v1::Snapshot>>> {
+        let request = v1::ListSnapshotsRequest::default();
+        let answer: Answer<v1::ListSnapshotsResponse> =
+            self.ask("Controller/ListSnapshots", &request, LIMIT)?;
+        Ok(answer.map(|list| list.entries.into_iter().filter_map(|entry| entry.snapshot).collect()))
+    }
+
+    /// `GetSnapshot`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn get_snapshot(&self, id: &str) -> Result<Answer<v1::Snapshot>> {
+        let request = v1::GetSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+        let answer: Answer<v1::GetSnapshotResponse> = self.ask("Controller/GetSnapshot", &request, LIMIT)?;
+        Ok(answer.map(|found| found.snapshot.unwrap_or_default()))
+    }
+
+    /// `CreateVolumeGroupSnapshot` with these parameters of a VolumeGroupSnapshotClass.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn group_snapshot(
+        &self,
+        name: &str,
+        volumes: &[&str],
+        parameters: &[(&str, &str)],
+        limit: Duration,
+    ) -> Result<Answer<GroupSnapshot>> {
+        let request = v1::CreateVolumeGroupSnapshotRequest {
+            name: name.to_owned(),
+            source_volume_ids: names(volumes),
+            parameters: owned(parameters),
+            ..Default::default()
+        };
+        let answer: Answer<v1::CreateVolumeGroupSnapshotResponse> =
+            self.ask("GroupController/CreateVolumeGroupSnapshot", &request, limit)?;
+        Ok(answer.map(|created| created.group_snapshot.unwrap_or_default()))
+    }
+
+    /// `GetVolumeGroupSnapshot`, of a group of these snapshots.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn get_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<Answer<GroupSnapshot>> {
+        let request = v1::GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.to_owned(),
+            snapshot_ids: names(snapshots),
+            ..Default::default()
+        };
+        let answer: Answer<v1::GetVolumeGroupSnapshotResponse> =
+            self.ask("GroupController/GetVolumeGroupSnapshot", &request, LIMIT)?;
+        Ok(answer.map(|found| found.group_snapshot.unwrap_or_default()))
+    }
+
+    /// `DeleteVolumeGroupSnapshot`, of a group of these snapshots.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn delete_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<Answer<()>> {
+        let request = v1::DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.to_owned(),
+            snapshot_ids: names(snapshots),
+            ..Default::default()
+        };
+        let answer: Answer<v1::DeleteVolumeGroupSnapshotResponse> =
+            self.ask("GroupController/DeleteVolumeGroupSnapshot", &request, LIMIT)?;
+        Ok(answer.map(drop))
     }
 
     /// `ListVolumes`: each volume with the nodes that it is published on.

@@ -125,8 +125,8 @@ impl Suite {
         Ok(Self { ginkgo: toolbox.kubernetes("ginkgo")?, tests: toolbox.kubernetes("e2e.test")? })
     }
 
-    /// Runs the specs whose name matches `chosen`, or all, on the world's cluster; `class` names StorageClass
-    /// and VolumeSnapshotClass.
+    /// Runs the specs whose name matches `chosen`, or all, on the world's cluster; `class` names
+    /// StorageClass, VolumeSnapshotClass and VolumeGroupSnapshotClass.
     ///
     /// # Errors
     /// If they cannot be run; a spec that fails is in the result.
@@ -183,6 +183,7 @@ fn declaration(class: &str) -> Value {
     json!({
         "StorageClass": { "FromExistingClassName": class },
         "SnapshotClass": { "FromExistingClassName": class },
+        "GroupSnapshotClass": { "FromExistingClassName": class },
         "VolumeAttributesClass": { "FromExistingClassName": ATTRIBUTES },
         "Timeouts": waits.iter().map(|wait| (*wait, SLOW)).collect::<std::collections::BTreeMap<_, _>>(),
         "DriverInfo": {
@@ -206,16 +207,16 @@ fn declaration(class: &str) -> Value {
                 "offlineExpansion": true,
                 "onlineExpansion": true,
                 "snapshotDataSource": true,
+                "groupSnapshot": true,
                 "pvcDataSource": true,
                 "topology": true,
                 "volumeLimits": true,
                 // The specs begin with a snapshot or a claim.
                 "capReadOnlyMany": true,
                 // One node writes a volume at a time, and a bucket has no capacity to report. SELinux is not
-                // in the machine's kernel. The driver does not announce groups of snapshots.
+                // in the machine's kernel.
                 "RWX": false,
                 "capacity": false,
-                "groupSnapshot": false,
                 "seLinuxMount": false,
                 "singleNodeVolume": false,
                 "snapshotMetadata": false,

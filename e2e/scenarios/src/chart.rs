@@ -12,6 +12,8 @@ use serde_json::json;
 
 /// Group of the snapshot controller's kinds.
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
+/// Group of its kinds for groups.
+const GROUP_SNAPSHOTS: &str = "groupsnapshot.storage.k8s.io/v1";
 /// The same of the service that tells changed blocks.
 const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
 /// Group of the Prometheus operator's kinds, which the API server here does not have.
@@ -81,6 +83,21 @@ fn snapshots(world: &World) -> Result<()> {
     let rendered = helm(world, &["template", "holdfast", "--api-versions", SNAPSHOTS], &file)?;
     ensure!(rendered.contains("kind: VolumeSnapshotClass"), "no class is rendered");
     ensure!(rendered.contains("- name: snapshotter"), "no snapshotter is rendered");
+    let group_parts = ["kind: VolumeGroupSnapshotClass", "--feature-gates=CSIVolumeGroupSnapshot=true"];
+    for part in group_parts {
+        ensure!(!rendered.contains(part), "{part} is rendered without the kinds of groups");
+    }
+    // The snapshotter knows none of their kinds but v1.
+    let old = format!("{SNAPSHOTS},groupsnapshot.storage.k8s.io/v1beta2");
+    let rendered = helm(world, &["template", "holdfast", "--api-versions", &old], &file)?;
+    ensure!(!group_parts.iter().any(|part| rendered.contains(part)), "groups are asked for with v1beta2");
+    let both = format!("{SNAPSHOTS},{GROUP_SNAPSHOTS}");
+    let rendered = helm(world, &["template", "holdfast", "--api-versions", &both], &file)?;
+    for part in group_parts {
+        ensure!(rendered.contains(part), "{part} is not rendered");
+    }
+    let default = "groupsnapshot.storage.kubernetes.io/is-default-class: \"true\"";
+    ensure!(rendered.contains(default), "the default class of snapshots is not that of groups");
     let without = helm(world, &["template", "holdfast", "--set-json", "volumeSnapshotClasses=[]"], &file)?;
     ensure!(!without.contains("- name: snapshotter"), "a snapshotter without its kinds");
     Ok(())

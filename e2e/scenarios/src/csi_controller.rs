@@ -15,6 +15,8 @@ use holdfast_lab::world::World;
 use super::provisioning::{apply, creates};
 use super::story::provision_store_at;
 
+mod groups;
+
 const BUCKET: &str = "csi";
 const GIB: i64 = 1 << 30;
 /// Requests that the API server must deny the driver.
@@ -43,6 +45,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     granted("delete", csi.delete("pvc-2", LIMIT)?)?;
 
     snapshots(world, &controller, &operator)?;
+    groups::run(world, &csi, &operator)?;
     publish(world, &csi)?;
     withdraw(world, &controller)?;
 

@@ -58,10 +58,13 @@ impl Controllers {
     }
 }
 
-/// Starts the controller of snapshots, as an administrator. Their kinds exist.
+/// Starts the controller of snapshots and of their groups, as an administrator. Their kinds exist.
 pub(super) fn start_snapshots(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Process> {
     let [_, name] = SNAPSHOT_PROGRAMS;
     let mut command = Command::new(toolbox.sidecar(name)?);
-    command.arg(format!("--kubeconfig={}", control_plane.admin_kubeconfig().display()));
+    command
+        .arg(format!("--kubeconfig={}", control_plane.admin_kubeconfig().display()))
+        // Not on by default before 8.7.
+        .arg("--feature-gates=CSIVolumeGroupSnapshot=true");
     Process::spawn(name, &command, &control_plane.dir().join(format!("{name}.log")))
 }

@@ -117,7 +117,7 @@ pub fn sidecar(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
     Ok(dir.join(name))
 }
 
-/// The directory of the kinds of `snapshot.storage.k8s.io`, as the snapshotter's module has them.
+/// The directory of the kinds of snapshots and of their groups, as the snapshotter's module has them.
 ///
 /// # Errors
 /// If Go is not to be had or the module cannot be fetched.

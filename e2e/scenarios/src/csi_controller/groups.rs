@@ -1,0 +1,161 @@
+//! Group snapshots. The scenario plays the operator: it makes the VolumeSnapshots, and says when the group is
+//! taken.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, NewVolume, SHORT, granted, refused};
+use holdfast_lab::operator::Operator;
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::super::provisioning::apply;
+use super::{GIB, in_background};
+
+const GROUP: &str = "groupsnapshot-1";
+const VOLUMES: [&str; 2] = ["pvc-1", "pvc-log"];
+const MEMBERS: [&str; 2] = ["groupsnapshot-1-2-0", "groupsnapshot-1-2-1"];
+/// Of an attempt that failed, and not deleted yet.
+const FAILED: &str = "groupsnapshot-1-1-0";
+
+pub(super) fn run(world: &World, csi: &Csi, operator: &Operator) -> Result<()> {
+    granted("create", csi.create(&NewVolume::new("pvc-log", GIB, "store"), LIMIT)?)?;
+    operator.kill();
+    refuse(world, csi)?;
+    let first = take(world, csi)?;
+    one_by_one(csi)?;
+
+    report::step("get the group, and delete it with its snapshots");
+    let found = granted("get", csi.get_group_snapshot(GROUP, &MEMBERS)?)?;
+    ensure!(found == first, "{found:?} is not {first:?}");
+    let others = [MEMBERS[0], "other"];
+    let words =
+        "snapshot_ids: are not those of VolumeGroupSnapshot groupsnapshot-1; name groupsnapshot-1-2-0";
+    refused("get others", csi.get_group_snapshot(GROUP, &others)?, "InvalidArgument", words)?;
+    refused("delete others", csi.delete_group_snapshot(GROUP, &others)?, "InvalidArgument", words)?;
+    refused("get none", csi.get_group_snapshot("none", &MEMBERS)?, "NotFound", "is named `none`")?;
+    for group in [GROUP, GROUP, "none", "No Name"] {
+        granted("delete", csi.delete_group_snapshot(group, &MEMBERS)?)?;
+    }
+    let left = world.kubectl(["get", "volumesnapshots.storage.holdfast.dev", "--output=name"])?;
+    let left = left.trim();
+    ensure!(left.ends_with(FAILED) && left.lines().count() == 1, "left after the deletion: {left}");
+    granted("delete what no group owns", csi.delete_snapshot(FAILED)?)?;
+    operator.restart()?;
+    granted("delete", csi.delete("pvc-log", LIMIT)?)
+}
+
+fn refuse(world: &World, csi: &Csi) -> Result<()> {
+    report::step("refuse groups that cannot be");
+    let ask = |volumes: &[&str]| csi.group_snapshot("groupsnapshot-0", volumes, &[], LIMIT);
+    let many: Vec<String> = (0..33).map(|number| format!("pvc-{number}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    for (volumes, code, words) in [
+        (&[][..], "InvalidArgument", "source_volume_ids: is empty"),
+        (&["pvc-1", "pvc-1"], "InvalidArgument", "source_volume_ids: names `pvc-1` twice"),
+        (&many, "InvalidArgument", "source_volume_ids: names 33 volumes"),
+        (&["pvc-1", "pvc-none"], "NotFound", "source_volume_ids: no Volume is named `pvc-none`"),
+    ] {
+        refused(words, ask(volumes)?, code, words)?;
+    }
+    let unknown = csi.group_snapshot("groupsnapshot-0", &VOLUMES, &[("retention", "7d")], LIMIT)?;
+    refused("a parameter", unknown, "InvalidArgument", "parameters.retention: is not known")?;
+    let left = world.kubectl(["get", "volumegroupsnapshots.storage.holdfast.dev", "--output=name"])?;
+    ensure!(left.is_empty(), "a refused group is there: {left}");
+    Ok(())
+}
+
+fn take(world: &World, csi: &Csi) -> Result<GroupSnapshot> {
+    report::step("take a group: wait for the operator, and do not tell snapshots of an unfinished one");
+    let parameters = [
+        ("csi.storage.k8s.io/volumegroupsnapshot/name", "nightly"),
+        ("csi.storage.k8s.io/volumegroupsnapshot/namespace", "shop"),
+        ("csi.storage.k8s.io/volumegroupsnapshotcontent/name", "content"),
+    ];
+    let waits = csi.group_snapshot(GROUP, &VOLUMES, &parameters, SHORT)?;
+    refused("without an operator", waits, "Aborted", "VolumeGroupSnapshot groupsnapshot-1 is not taken yet")?;
+    let path = "--output=jsonpath={.spec.volumes} {.spec.deletionPolicy} \
+                {.metadata.annotations.holdfast\\.dev/csi-volumegroupsnapshot}";
+    let written =
+        world.kubectl(["get", &format!("volumegroupsnapshot.storage.holdfast.dev/{GROUP}"), path])?;
+    ensure!(written == "[\"pvc-1\",\"pvc-log\"] Delete shop/nightly", "the object says {written:?}");
+    let other = csi.group_snapshot(GROUP, &["pvc-1"], &parameters, LIMIT)?;
+    refused("other volumes", other, "AlreadyExists", "exists with the Volumes pvc-1, pvc-log")?;
+    let hidden = csi.get_group_snapshot(GROUP, &[])?;
+    refused("get", hidden, "NotFound", "VolumeGroupSnapshot groupsnapshot-1 is not taken yet")?;
+
+    let waiting = in_background(csi, move |csi| csi.group_snapshot(GROUP, &VOLUMES, &parameters, LIMIT));
+    member(world, FAILED, VOLUMES[0])?;
+    for (name, volume) in MEMBERS.iter().zip(VOLUMES) {
+        member(world, name, volume)?;
+    }
+    let told = granted("list", csi.all_snapshots()?)?;
+    ensure!(told.is_empty(), "snapshots of an unfinished group are told: {told:?}");
+    let hidden = csi.get_snapshot(MEMBERS[0])?;
+    refused("get a snapshot", hidden, "NotFound", "is named `groupsnapshot-1-2-0`")?;
+    thread::sleep(Duration::from_millis(500));
+    let members = format!(
+        "[{{\"volume\": \"{}\", \"snapshot\": \"{}\"}}, {{\"volume\": \"{}\", \"snapshot\": \"{}\"}}]",
+        VOLUMES[0], MEMBERS[0], VOLUMES[1], MEMBERS[1]
+    );
+    let fields = format!("\"snapshots\": {members}, \"takenTime\": \"2026-01-01T00:00:00Z\"");
+    taken(world, "volumegroupsnapshot", GROUP, &fields)?;
+    let first = granted("take", waiting.join().ok().context("the request ends")??)?;
+    let again = granted("take again", csi.group_snapshot(GROUP, &[VOLUMES[1], VOLUMES[0]], &[], SHORT)?)?;
+    ensure!(first == again && first.ready_to_use && first.creation_time.is_some(), "{first:?}, {again:?}");
+    let told: Vec<(&str, &str)> =
+        first.snapshots.iter().map(|one| (one.snapshot_id.as_str(), one.source_volume_id.as_str())).collect();
+    ensure!(told == [(MEMBERS[0], VOLUMES[0]), (MEMBERS[1], VOLUMES[1])], "{first:?}");
+    ensure!(
+        first.snapshots.iter().all(|one| one.group_snapshot_id == GROUP && one.ready_to_use),
+        "{first:?}"
+    );
+    Ok(first)
+}
+
+/// The snapshots of a group by themselves.
+fn one_by_one(csi: &Csi) -> Result<()> {
+    report::step("tell the snapshots of the group one by one, and refuse to delete one");
+    until("the snapshots to be told", LIMIT, || {
+        Ok((granted("list", csi.all_snapshots()?)?.len() == MEMBERS.len()).then_some(()))
+    })?;
+    for (name, volume) in MEMBERS.iter().zip(VOLUMES) {
+        ensure!(granted("list", csi.snapshots(volume)?)? == [*name], "the snapshots of {volume}");
+        let told = granted("get a snapshot", csi.get_snapshot(name)?)?;
+        ensure!(told.group_snapshot_id == GROUP && told.source_volume_id == volume, "{told:?}");
+        let words = format!("VolumeSnapshot {name} is one of VolumeGroupSnapshot {GROUP}; delete the group");
+        refused("delete one", csi.delete_snapshot(name)?, "InvalidArgument", &words)?;
+    }
+    let alone = csi.snapshot(MEMBERS[0], VOLUMES[0], SHORT)?;
+    refused(
+        "take one of its name",
+        alone,
+        "AlreadyExists",
+        "VolumeGroupSnapshot `groupsnapshot-1` as its group",
+    )
+}
+
+/// A VolumeSnapshot of the group, as operator and node leave it once it is taken.
+fn member(world: &World, name: &str, volume: &str) -> Result<()> {
+    apply(
+        world,
+        &format!(
+            "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {{name: {name}}}\n\
+             spec: {{volume: {volume}, group: {GROUP}, deletionPolicy: Delete}}\n"
+        ),
+    )?;
+    let fields = format!("\"sizeBytes\": {GIB}, \"takenTime\": \"2026-01-01T00:00:00Z\"");
+    taken(world, "volumesnapshot", name, &fields)
+}
+
+/// Writes the status of an object that is taken.
+fn taken(world: &World, kind: &str, name: &str, fields: &str) -> Result<()> {
+    let condition = "{\"type\": \"Ready\", \"status\": \"True\", \"reason\": \"Taken\", \"message\": \"taken\", \
+                     \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";
+    let status = format!("{{\"status\": {{{fields}, \"conditions\": [{condition}]}}}}");
+    let kind = format!("{kind}.storage.holdfast.dev");
+    let words = ["patch", &kind, name, "--subresource=status", "--type=merge", "--patch", &status];
+    world.kubectl(words).map(drop)
+}
