@@ -43,7 +43,7 @@ pub use volume::{
     VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_group_snapshot::{
-    GroupMember, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
+    GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
 };
 pub use volume_snapshot::{
     GroupProgress, GroupStep, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot, VolumeSnapshotSpec,

@@ -65,6 +65,9 @@ pub struct VolumeGroupSnapshotStatus {
     pub conditions: Vec<Condition>,
 }
 
+/// Reason of `Ready`: a VolumeSnapshot of a group that was complete is gone. It is not taken again.
+pub const SNAPSHOT_DELETED: &str = "SnapshotDeleted";
+
 /// A snapshot of a group.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]

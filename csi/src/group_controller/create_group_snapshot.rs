@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use futures::future::try_join_all;
 use holdfast_crds::{
-    DeletionPolicy, READY, Volume, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeSnapshot,
-    find_condition, is_final_snapshot_reason,
+    DeletionPolicy, READY, SNAPSHOT_DELETED, Volume, VolumeGroupSnapshot, VolumeGroupSnapshotSpec,
+    VolumeSnapshot, find_condition, is_final_snapshot_reason,
 };
 use holdfast_proto::csi::v1::{CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse};
 use kube::ResourceExt;
@@ -33,8 +33,6 @@ const METADATA: [&str; 3] = [
 const DELETION_POLICY: &str = "deletionPolicy";
 /// Annotation: namespace and name of the user's VolumeGroupSnapshot.
 const CLAIM_GROUP: &str = "holdfast.dev/csi-volumegroupsnapshot";
-/// Reason of `Ready`: a snapshot of the group was deleted by itself.
-const SNAPSHOT_DELETED: &str = "SnapshotDeleted";
 
 /// A group as the request wants it.
 #[derive(Debug)]

@@ -21,6 +21,7 @@ mod damage;
 mod device_identity;
 pub mod drain;
 mod fenced;
+mod group_snapshots;
 mod guards;
 mod held_requests;
 mod host_shutdown;
@@ -215,6 +216,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: volume_snapshots::run,
+    },
+    Scenario {
+        name: "group-snapshots",
+        about: "snapshots of Volumes on two nodes that are written in turn are of one point; a dead daemon and an outage delay no write",
+        expected: Duration::from_secs(100),
+        alone: false,
+        run: group_snapshots::run,
     },
     Scenario {
         name: "pid-namespace",

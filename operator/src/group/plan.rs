@@ -22,8 +22,8 @@
 //! as if it had a point.
 
 use holdfast_crds::{
-    ConditionStatus, GroupMember, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED, VOLUME_REPLACED,
-    VolumeGroupSnapshotStatus, VolumeSnapshotStatus, find_condition,
+    ConditionStatus, GroupMember, GroupProgress, GroupStep, READY, SNAPSHOT_DELETED, Time, VOLUME_DELETED,
+    VOLUME_REPLACED, VolumeGroupSnapshotStatus, VolumeSnapshotStatus, find_condition,
 };
 
 use super::facts::{GroupFacts, MemberFacts, MemberSnapshot, OwnSnapshot};
@@ -34,8 +34,6 @@ use crate::snapshot::plan::{SnapshotObstacle, SnapshotStep, TAKING, not_ready, r
 const ATTEMPT_FAILED: &str = "AttemptFailed";
 /// Reason: a VolumeSnapshot of another owner has the name of one of the group.
 const NAME_TAKEN: &str = "NameTaken";
-/// Reason: a VolumeSnapshot of a group that was complete is gone.
-const SNAPSHOT_DELETED: &str = "SnapshotDeleted";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]

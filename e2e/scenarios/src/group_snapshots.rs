@@ -1,0 +1,219 @@
+//! VolumeGroupSnapshots: of Volumes that two nodes serve while a program writes first the one, then the
+//! other, and of a detached one; over the death of a daemon and an outage of the store; deleted, they leave
+//! nothing.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition, volume};
+use super::story::{provision_store, serve};
+use super::volume_snapshots::{field, from_snapshot};
+
+const BUCKET: &str = "group-snapshots";
+const LIMIT: Duration = Duration::from_secs(60);
+/// Writes before the first group, between two, and after the last one.
+const SOME_WRITES: u64 = 5;
+/// A write that waits longer than a hold may last was forgotten.
+const LONGEST_WRITE: Duration = Duration::from_secs(30);
+
+/// A Volume and the node that serves it.
+struct Place<'a> {
+    node: &'a Node,
+    device: String,
+}
+
+impl Place<'_> {
+    /// Writes a number into the first block.
+    fn write(&self, number: u64) -> Result<()> {
+        let device = &self.device;
+        let write = format!(
+            "printf %08d {number} | dd of={device} bs=4096 conv=sync,notrunc oflag=direct status=none"
+        );
+        self.node.vm().exec(&write).map(drop)
+    }
+
+    fn read(&self) -> Result<u64> {
+        let device = &self.device;
+        let read = format!("dd if={device} bs=4096 count=1 iflag=direct status=none | head -c 8");
+        let text = self.node.vm().exec(&read)?;
+        text.trim().trim_start_matches('0').parse().with_context(|| format!("{device} holds {text:?}"))
+    }
+}
+
+/// Numbers written to the first Volume, and then to the second one, without a pause.
+struct Writer<'a> {
+    first: &'a Place<'a>,
+    second: &'a Place<'a>,
+    done: std::sync::atomic::AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Writer<'_> {
+    /// Returns the longest time that a write took.
+    fn run(&self) -> Result<Duration> {
+        let mut longest = Duration::ZERO;
+        while !self.stop.load(Ordering::Relaxed) {
+            let number = self.done.load(Ordering::Relaxed) + 1;
+            for place in [self.first, self.second] {
+                let began = Instant::now();
+                place.write(number)?;
+                longest = longest.max(began.elapsed());
+            }
+            self.done.store(number, Ordering::Relaxed);
+        }
+        Ok(longest)
+    }
+
+    /// Waits until some more numbers are written. Returns the last of them.
+    fn more(&self) -> Result<u64> {
+        let wanted = self.done.load(Ordering::Relaxed) + SOME_WRITES;
+        until("some more writes", LIMIT, || {
+            let done = self.done.load(Ordering::Relaxed);
+            Ok((done >= wanted).then_some(done))
+        })
+    }
+}
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    for name in ["left", "right", "idle"] {
+        apply(world, &volume(name, "store", "64Mi"))?;
+        world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    }
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = Node::start(world.vm("a")?, &control, "user-copy", "")?;
+    let b = Node::start(world.vm("b")?, &control, "user-copy", "")?;
+    let left = Place { node: &a, device: serve(world, &a, "left")? };
+    let right = Place { node: &b, device: serve(world, &b, "right")? };
+
+    report::step("write both in turn, and snapshot them and a detached one three times meanwhile");
+    let groups = ["first", "second", "third"];
+    let writer = Writer { first: &left, second: &right, done: 0.into(), stop: false.into() };
+    let (longest, before) = thread::scope(|scope| {
+        let writes = scope.spawn(|| writer.run());
+        let groups = || -> Result<Vec<u64>> {
+            let before = groups.iter().map(|name| {
+                let before = writer.more()?;
+                apply(world, &group(name, "[left, right, idle]"))?;
+                ready(world, name)?;
+                Ok(before)
+            });
+            let before = before.collect::<Result<_>>()?;
+            writer.more()?;
+            Ok(before)
+        };
+        let before = groups();
+        writer.stop.store(true, Ordering::Relaxed);
+        let longest = writes.join().map_err(|_panic| anyhow::anyhow!("the writer panicked"))??;
+        Ok::<_, anyhow::Error>((longest, before?))
+    })?;
+    report::step(format_args!("{} writes of each; the longest took {longest:?}", writer.done.into_inner()));
+    ensure!(longest < LONGEST_WRITE, "a write waited for {longest:?}");
+    report::step(world.kubectl(["get", "hfgroup,volumesnapshots", "--output=wide"])?);
+
+    report::step("restore the groups: no write to the right one is there without that to the left one");
+    for (name, before) in groups.into_iter().zip(before) {
+        let restored = |place: &Place, index: usize| -> Result<u64> {
+            let copy = format!("{name}-copy-{index}");
+            let snapshot = member(world, name, index)?;
+            apply(world, &from_snapshot(&copy, &snapshot))?;
+            world.wait_for(&format!("volume/{copy}"), "jsonpath={.status.phase}=Ready")?;
+            let device = serve(world, place.node, &copy)?;
+            let number = Place { node: place.node, device }.read()?;
+            world.kubectl(["delete", "volume", &copy, "--timeout=60s"])?;
+            Ok(number)
+        };
+        let (left, right) = (restored(&left, 0)?, restored(&right, 1)?);
+        report::step(format_args!("{name}: left {left}, right {right}, at least {before}"));
+        ensure!(left == right || left == right + 1, "{name}: {left} on the left, {right} on the right");
+        ensure!(right >= before, "{name} lacks what was written before it was asked for");
+    }
+
+    obstacle(world)?;
+    report::step("kill the daemon of one Volume: the others are written, and the group waits for it");
+    b.kill()?;
+    apply(world, &group("patient", "[left, right]"))?;
+    until("the other node to be prepared", LIMIT, || {
+        let progress = field(world, "volumesnapshot/patient-1-0", "{.status.groupProgress}");
+        Ok((progress.unwrap_or_default() == "Prepared").then_some(()))
+    })?;
+    left.write(1)?;
+    b.restart()?;
+    ready(world, "patient")?;
+    outage(world, &s3, &left)?;
+
+    report::step("delete the groups: their snapshots go, and are forgotten");
+    let deleted = ["delete", "hfgroup", "first", "second", "third", "patient", "--timeout=120s"];
+    world.kubectl(deleted)?;
+    let kept = world.kubectl(["get", "volumesnapshots", "--output=name"])?;
+    ensure!(kept.is_empty(), "left: {kept}");
+    for name in ["left", "right", "idle"] {
+        let id = field(world, &format!("volume/{name}"), "{.status.volumeId}")?;
+        let objects = |folder: &str| -> Result<usize> {
+            Ok(s3.keys(BUCKET, &format!("volumes/{id}/{folder}/"))?.len())
+        };
+        let (taken, forgotten) = (objects("snapshots")?, objects("forgotten")?);
+        ensure!(taken >= 3 && taken == forgotten, "{name}: {taken} snapshots, {forgotten} forgotten");
+    }
+    a.terminate()?;
+    b.terminate()?;
+    operator.stop()
+}
+
+/// A group of which one Volume does not exist takes no snapshot, and says why.
+fn obstacle(world: &World) -> Result<()> {
+    report::step("a group that names no Volume takes no snapshot, says so, and can be deleted");
+    apply(world, &group("lost", "[left, nothing]"))?;
+    until("the group to say what it lacks", LIMIT, || {
+        let said = condition(world, "hfgroup/lost", "Ready")?;
+        Ok((said.starts_with("VolumeNotFound: ") && said.contains("nothing")).then_some(()))
+    })?;
+    ensure!(field(world, "volumesnapshot/lost-1-0", "{.status.snapshotId}")?.is_empty(), "one was taken");
+    world.kubectl(["delete", "hfgroup", "lost", "--timeout=60s"]).map(drop)
+}
+
+/// Without the store no write waits for a group, and a group can be deleted.
+fn outage(world: &World, s3: &S3Server, left: &Place<'_>) -> Result<()> {
+    report::step("without the store no write waits for a group, and it can be deleted");
+    left.write(2)?;
+    s3.stop();
+    apply(world, &group("waiting", "[left, right]"))?;
+    world.wait_for("volumesnapshot/waiting-1-0", "jsonpath={.status.groupStep}=Prepare")?;
+    for number in 3..8 {
+        left.write(number)?;
+    }
+    let progress = field(world, "volumesnapshot/waiting-1-0", "{.status.groupProgress}")?;
+    ensure!(progress.is_empty(), "{progress}, without its store");
+    world.kubectl(["delete", "hfgroup", "waiting", "--timeout=60s"])?;
+    s3.resume()
+}
+
+fn group(name: &str, volumes: &str) -> String {
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeGroupSnapshot\nmetadata: {{name: {name}}}\n\
+         spec: {{volumes: {volumes}}}\n"
+    )
+}
+
+/// Waits until a group is taken.
+fn ready(world: &World, name: &str) -> Result<()> {
+    world.wait_for(&format!("hfgroup/{name}"), "condition=Ready")?;
+    let said = condition(world, &format!("hfgroup/{name}"), "Ready")?;
+    ensure!(said.starts_with("Taken: "), "{name} says {said}");
+    Ok(())
+}
+
+/// Name of the VolumeSnapshot at this place of the group.
+fn member(world: &World, group: &str, index: usize) -> Result<String> {
+    field(world, &format!("hfgroup/{group}"), &format!("{{.status.snapshots[{index}].snapshot}}"))
+}
