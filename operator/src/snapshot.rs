@@ -2,8 +2,9 @@
 //!
 //! Owns: `status.volumeId`, `status.objectStore`, `status.node` and the finalizer; the condition `Ready`
 //! until a node is asked, and the whole status of a snapshot that the operator takes itself.
-//! Does not own: snapshots of a volume that a node serves, which the node's daemon takes and reports; those of
-//! a group until they are taken or to be deleted (`group`); what a snapshot is in the log (`holdfast-log`).
+//! Does not own: snapshots of a volume that a node serves, which the node's daemon takes and reports; those
+//! of a group until they are taken or to be deleted (`group`); what a snapshot is in the log
+//! (`holdfast-log`).
 //! Invariants: the uid of the object identifies its snapshot, so that the log registers one, however
 //! often it is taken and by which process; the volume and its ObjectStore are recorded before it is taken;
 //! the deletion of a snapshot that a node was asked for waits until the node has taken it or released the

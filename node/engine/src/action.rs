@@ -73,7 +73,7 @@ pub enum Report {
         /// The reason.
         why: SnapshotRefused,
     },
-    /// How the cut of which this is the snapshot is.
+    /// State of the cut that this is the snapshot of.
     Cut {
         /// The snapshot.
         uid: SnapshotUid,

@@ -189,7 +189,7 @@ pub enum Event {
         /// The snapshot.
         uid: SnapshotUid,
     },
-    /// All volumes of the cut are held, or it is given up: writes continue.
+    /// All volumes of the cut are held, or it has failed: writes continue.
     ReleaseCut {
         /// The snapshot.
         uid: SnapshotUid,

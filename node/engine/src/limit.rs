@@ -12,8 +12,7 @@ pub const WAITING_SNAPSHOTS: usize = 64;
 /// Milliseconds for which a volume that is prepared for a cut defers seals: several answers of a slow API
 /// server.
 pub const PREPARED_MS: u64 = 10_000;
-/// Milliseconds after which the hold of a cut lapses: what writes wait at most where whoever asked for the cut
-/// is gone.
+/// Milliseconds after which the hold of a cut lapses: the longest wait of a write where no release comes.
 pub const HOLD_MS: u64 = 5000;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.
 pub const REMEMBERED_NONCES: usize = 21;

@@ -68,7 +68,7 @@ pub(crate) struct Host {
     pub(crate) asked: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// The cut that is being made of its volume, and the last answer to it.
     pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
-    /// What the volume held when the writes of a cut were released, since the attach.
+    /// Content of the volume at the release of each cut since the attach.
     pub(crate) released: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// `None` where the volume is alone: then its client and its engine need no leave.
     pub(crate) access: Option<Access>,

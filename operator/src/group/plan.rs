@@ -103,7 +103,7 @@ pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     };
     let mut steps = match failure(facts) {
         Some(failure) => fail(facts, attempt, &failure, now),
-        None => go_on(facts, now),
+        None => proceed(facts, now),
     };
     steps.extend(dispose(facts.leftovers.iter().map(|left| (left.name.as_str(), &left.facts))));
     steps
@@ -141,7 +141,7 @@ fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Op
     let asked = snapshot.status.node.as_deref();
     if snapshot.status.group_progress == Some(GroupProgress::Lapsed) {
         let node = asked.unwrap_or("that serves it");
-        let said = trouble(snapshot).map(|(_, message)| format!(" ({message})")).unwrap_or_default();
+        let said = obstacle_of(snapshot).map(|(_, message)| format!(" ({message})")).unwrap_or_default();
         return Some(format!("node {node} let writes continue before all volumes were held{said}"));
     }
     let is_settled = if snapshot.status.group_step.is_some() {
@@ -207,7 +207,7 @@ fn dispose<'a>(snapshots: impl Iterator<Item = (&'a str, &'a SnapshotFacts)>) ->
 }
 
 /// The next steps of an attempt that has not failed.
-fn go_on(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+fn proceed(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if let Some(member) =
         facts.members.iter().find(|member| matches!(member.snapshot, MemberSnapshot::Foreign))
     {
@@ -417,11 +417,11 @@ fn say_obstacles(
     steps
 }
 
-/// Reports what a VolumeSnapshot of the group waits for, or else that the group goes on.
+/// Reports what a VolumeSnapshot of the group waits for, or else that the group continues.
 fn say_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanStep> {
     let waits = facts.own().filter(|(_, snapshot)| !snapshot.is_done());
-    let troubled = waits.filter_map(|(member, snapshot)| Some((member, trouble(snapshot)?))).next();
-    let Some((member, (reason, why))) = troubled else {
+    let obstructed = waits.filter_map(|(member, snapshot)| Some((member, obstacle_of(snapshot)?))).next();
+    let Some((member, (reason, why))) = obstructed else {
         return say(facts, TAKING, message.to_owned(), now);
     };
     let MemberFacts { name, volume, .. } = member;
@@ -429,7 +429,7 @@ fn say_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanS
 }
 
 /// Reason and message of a failure that a snapshot reports.
-fn trouble(snapshot: &SnapshotFacts) -> Option<(&str, &str)> {
+fn obstacle_of(snapshot: &SnapshotFacts) -> Option<(&str, &str)> {
     let ready = find_condition(&snapshot.status.conditions, READY)?;
     (ready.status == "False" && ready.reason != TAKING).then_some((&ready.reason, &ready.message))
 }

@@ -23,8 +23,8 @@ use super::snapshot::Outcome;
 use crate::node::CutStep;
 use crate::volumes::Volumes;
 
-/// Time after which a step that ends by itself is asked for again: a volume that is prepared stays so, and one
-/// that is held no longer says so.
+/// Time after which a step that ends by itself is asked for again: a volume that is prepared stays so, and
+/// one that is held no longer says so.
 pub(super) const AGAIN: Duration = Duration::from_secs(5);
 
 /// A step of this node for a snapshot that it is asked for.

@@ -1,7 +1,7 @@
 //! Takes the VolumeSnapshots that the operator asks this node for: those of volumes that are served here.
 //!
-//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes`, `status.groupProgress` and the condition
-//! `Ready` of a VolumeSnapshot whose `status.node` is this node.
+//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes`, `status.groupProgress` and the
+//! condition `Ready` of a VolumeSnapshot whose `status.node` is this node.
 //! Does not own: who takes a snapshot, and its deletion (the operator).
 //! Invariants: a snapshot that was asked for is taken even if its deletion is requested meanwhile, because an
 //! earlier process may have begun it; asked again, the volume answers the same snapshot.

@@ -278,8 +278,8 @@ impl LogWriter {
                     return LogNews::Nothing;
                 };
                 match Record::decode(there) {
-                    // A predecessor of this very writer may have made the same record at another time, and its
-                    // request may have been late: then the snapshot was registered, and since forgotten.
+                    // A predecessor of this very writer may have made the same record at another time, and
+                    // its request may have been late: then the snapshot was registered, and since forgotten.
                     Ok(found)
                         if found.nonce == self.nonce && found.body.is_same_but_snapshot(&record.body) =>
                     {

@@ -11,7 +11,9 @@
 //! So a write that is not in the snapshot of its volume completes only after all volumes are held. What was
 //! begun after its completion, on whichever volume, is in no snapshot either.
 //!
-//! The snapshot is *exact*: it holds nothing that a later seal captures, or is refused (`volume/snapshot.rs`).
+//! The snapshot is *exact*: it holds nothing that a later seal captures, or is refused
+//! (`volume/snapshot.rs`).
+//!
 //! Owns: the state of the cut. Does not own: the snapshot, the seal.
 //! Upholds invariant 32 (`docs/invariants.md`).
 //! On failure: a hold ends by itself after [`HOLD_MS`]. The state does not outlive the process: a successor
@@ -57,7 +59,7 @@ pub(super) struct SealCounts {
     pub(super) committed: u64,
 }
 
-/// What a cut needs next of the volume.
+/// The next step of the volume for a cut.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CutStep {
     /// Nothing.

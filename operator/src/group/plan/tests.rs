@@ -315,7 +315,7 @@ impl World {
     }
 
     /// The first attempt failed for this reason, writes wait for nothing, and the next one is complete.
-    fn assert_fails_and_goes_on(mut self, why: &str) {
+    fn assert_fails_and_begins_again(mut self, why: &str) {
         assert!(self.run().is_ok());
         let (status, ready) = (self.status(), self.ready());
         assert_eq!((status.attempt, ready.reason.as_str()), (Some(2), ATTEMPT_FAILED), "{ready:?}");
@@ -368,7 +368,7 @@ fn an_attempt_is_recorded_before_its_snapshots_are_created() {
 
 /// After each single write, as after a loss of its lease.
 #[test]
-fn an_operator_that_dies_goes_on() {
+fn a_restarted_operator_continues() {
     for writes in 0.. {
         let mut world = World { writes_left: writes, ..World::new() };
         let has_died = matches!(world.run(), Err(Stopped::Died));
@@ -478,7 +478,7 @@ fn a_lapsed_hold_fails_the_attempt_and_releases_the_others() {
     assert!(matches!(&steps[1], GroupPlanStep::Report(status) if status.attempt == Some(2)));
     assert!(changes(&steps[2..3]).contains(&("g-1-0", Some(GroupStep::Release))));
     assert!(matches!(&steps[3], GroupPlanStep::Delete(names) if names.len() == 3));
-    world.assert_fails_and_goes_on("Volume `wal`: node b let writes continue");
+    world.assert_fails_and_begins_again("Volume `wal`: node b let writes continue");
 }
 
 /// A hold that ended on the way from Held to the release.
@@ -488,7 +488,7 @@ fn a_hold_that_lapsed_after_the_release_fails_the_attempt() {
     world.run_to(GroupStep::Hold);
     world.daemons();
     world.held.remove("g-1-0");
-    world.assert_fails_and_goes_on("Volume `data`: node a let writes continue");
+    world.assert_fails_and_begins_again("Volume `data`: node a let writes continue");
 }
 
 #[test]
@@ -502,7 +502,7 @@ fn a_volume_that_moves_fails_the_attempt() {
             world.run_to(step);
             world.serve("wal", node);
             world.held.remove("g-1-1");
-            world.assert_fails_and_goes_on(why);
+            world.assert_fails_and_begins_again(why);
         }
     }
 }
@@ -513,7 +513,7 @@ fn a_volume_that_is_attached_meanwhile_fails_the_attempt() {
         let mut world = World::new();
         world.run_to(step);
         world.serve("attic", Some("c"));
-        world.assert_fails_and_goes_on("Volume `attic`: node c attached it");
+        world.assert_fails_and_begins_again("Volume `attic`: node c attached it");
     }
 }
 
@@ -523,7 +523,7 @@ fn a_volume_that_changed_in_its_log_fails_the_attempt() {
     let mut world = World::new();
     world.run_to(GroupStep::Hold);
     world.touched = vec!["attic".to_owned()];
-    world.assert_fails_and_goes_on("Volume `attic`: it was attached and changed");
+    world.assert_fails_and_begins_again("Volume `attic`: it was attached and changed");
 }
 
 #[test]
@@ -532,7 +532,7 @@ fn a_snapshot_that_is_deleted_early_fails_the_attempt() {
         let mut world = World::new();
         world.run_to(step);
         world.delete("g-1-0");
-        world.assert_fails_and_goes_on("Volume `data`: its VolumeSnapshot `g-1-0` was deleted");
+        world.assert_fails_and_begins_again("Volume `data`: its VolumeSnapshot `g-1-0` was deleted");
     }
 }
 

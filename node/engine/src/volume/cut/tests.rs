@@ -103,6 +103,6 @@ fn a_volume_makes_one_cut_at_a_time() {
     assert_eq!(said(out), [CutAnswer::Lapsed]);
     assert!(!cut.prepare(UID, Vec::new(), 9, 5, out));
     assert_eq!(said(out), [CutAnswer::Prepared], "asked again it stays prepared");
-    assert!(!cut.release(UID, out) && cut.is_idle(), "given up before writes waited");
+    assert!(!cut.release(UID, out) && cut.is_idle(), "ended before writes waited");
     assert_eq!(said(out), [CutAnswer::Lapsed]);
 }
