@@ -5,7 +5,7 @@
 //! Does not own: the hold of a volume's writes, and the snapshots of volumes that a node serves (the node's
 //! daemon); deletion of a VolumeSnapshot (`snapshot`).
 //! Invariants: an attempt is recorded before its VolumeSnapshots are created; no node is asked to let writes
-//! wait before all are prepared, and none is told to let them continue in an attempt that continues before all
+//! wait before all are prepared, and none to let them continue in an attempt that has not failed before all
 //! wait; each write names the version that it was planned from. A VolumeSnapshot that another client created
 //! is never written.
 //! On failure: an attempt in which a volume was not held, moved or changed has failed, and the next one
