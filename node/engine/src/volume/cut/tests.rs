@@ -8,12 +8,10 @@ fn counts(begun: u64, committed: u64) -> SealCounts {
 }
 
 fn said(out: &mut Vec<Action>) -> Vec<CutAnswer> {
-    let answer = |action| match action {
-        Action::Report(Report::Cut { uid, answer }) => {
-            assert!([UID, OTHER].contains(&uid));
-            answer
-        }
-        other => panic!("{other:?}"),
+    let answer = |action| {
+        let Action::Report(Report::Cut { uid, answer }) = action else { panic!("{action:?}") };
+        assert!([UID, OTHER].contains(&uid));
+        answer
     };
     std::mem::take(out).into_iter().map(answer).collect()
 }
