@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use tonic::Status;
 
 use super::capacity::signed;
+use crate::capability::FileSystem;
 
 /// The answer about a snapshot that is taken; `None` about any other. Of a snapshot of a group, see
 /// [`super::group_members`] too.
@@ -18,7 +19,7 @@ pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
     }
     let taken = status.taken_time.as_ref()?.0;
     Some(Snapshot {
-        size_bytes: signed(status.size_bytes?),
+        size_bytes: restore_size(status.size_bytes?),
         snapshot_id: snapshot.name_any(),
         source_volume_id: snapshot.spec.volume.clone(),
         creation_time: Some(SystemTime::from(taken).into()),
@@ -26,6 +27,13 @@ pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
         group_snapshot_id: snapshot.spec.group.clone().unwrap_or_default(),
         ..Snapshot::default()
     })
+}
+
+/// The least size of a claim that begins with a snapshot of so many bytes. A claim that asked for less than
+/// its file system needs got that, and one like it may begin with its snapshot: 0, which says nothing.
+fn restore_size(bytes: u64) -> i64 {
+    let is_rounded_up = FileSystem::ALL.iter().any(|one| one.least_bytes() == bytes);
+    if is_rounded_up { 0 } else { signed(bytes) }
 }
 
 /// The condition of a snapshot, in words.
@@ -88,6 +96,7 @@ pub(crate) mod tests {
         );
         assert!(told.ready_to_use && told.creation_time.is_some_and(|time| time.seconds == 1_795_435_200));
         assert_eq!(described(&snapshot(false, "Taking")), None);
+        assert_eq!([restore_size(8 << 20), restore_size((8 << 20) + 4096)], [0, (8 << 20) + 4096]);
         assert!(condition(&snapshot(false, "Taking")).ends_with("(Ready=False, Taking)"));
     }
 }

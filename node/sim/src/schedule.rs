@@ -411,7 +411,8 @@ impl Schedule {
                 self.world.repair(host, ranges, checkpoint);
             }
             8 if self.rng().once_in(3) => self.snapshots(host),
-            11 if self.rng().once_in(2) => {
+            // A cut outlives no process, and so no disk.
+            11 if self.ailments.other_disk.is_none() && self.rng().once_in(3) => {
                 let hasty = self.rng().once_in(8);
                 self.world.advance_cut(host, hasty);
             }
