@@ -1,0 +1,198 @@
+//! Cuts of a volume on a host that answers at once.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use holdfast_engine::action::{Action, Report};
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
+use holdfast_engine::limit::MAX_SNAPSHOTS;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::segment::SegmentBuilder;
+use holdfast_engine::snapshot::{CutAnswer, SnapshotChange};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SectorRange, SegmentId, SnapshotUid};
+
+const NONCE: Nonce = Nonce([7; 16]);
+const SECTORS: u64 = CHUNK_SECTORS;
+const UID: SnapshotUid = SnapshotUid([1; 16]);
+const OTHER: SnapshotUid = SnapshotUid([2; 16]);
+
+/// A volume on a host that answers at once.
+struct Host {
+    volume: Volume<Vec<u8>>,
+    now: u64,
+}
+
+/// The log of a volume after its first attach, with so many snapshots.
+fn log(snapshots: usize) -> Manifest {
+    let mut log = Manifest::empty("v".parse().unwrap());
+    let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
+    let taken = (0..snapshots).map(|number| {
+        let mut name = [9; 16];
+        name[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        Body::Change {
+            segments: Vec::new(),
+            chunks: Default::default(),
+            invalidated: SideSet::NONE,
+            generation: 0,
+            merges: Vec::new(),
+            closed: Default::default(),
+            snapshots: SnapshotChange { taken: Some(SnapshotUid(name)), dropped: Vec::new() },
+            sectors: None,
+        }
+    });
+    let bodies = [(0, Body::create(SECTORS)), (1, attach)];
+    for (epoch, body) in bodies.into_iter().chain(taken.map(|body| (1, body))) {
+        let (volume, seq) = (log.volume().clone(), log.seq().next());
+        let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
+        log.apply(&record).unwrap();
+    }
+    log
+}
+
+impl Host {
+    fn over(log: Manifest) -> Self {
+        let header = Header {
+            volume: log.volume().clone(),
+            identity: log.identity(),
+            sectors: SECTORS,
+            epoch: Epoch(1),
+            writer: NONCE,
+            nonces: vec![NONCE],
+            active: Side::A,
+            closed_clean: false,
+            invalidated: SideSet::NONE,
+            seq: log.seq(),
+            synced_generation: 0,
+        };
+        let limits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: 1 << 40 };
+        let durability = Durability::Local;
+        let setup =
+            Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability };
+        let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
+        let volume = Volume::attach(setup, memory, AttachState::in_log(log), 0, &mut Vec::new());
+        Self { volume, now: 0 }
+    }
+
+    /// Does what the volume asks for until it asks for nothing; returns what it reports.
+    fn tell(&mut self, event: Event) -> Vec<Report> {
+        let (mut events, mut seen) = (vec![event], Vec::new());
+        while let Some(event) = events.pop() {
+            let mut out = Vec::new();
+            self.volume.handle(self.now, event, &mut out);
+            for action in out {
+                if let Action::Report(report) = action {
+                    seen.push(report);
+                } else {
+                    events.extend(answer(&action));
+                }
+            }
+        }
+        seen
+    }
+
+    fn write(&mut self, sector: u64) {
+        self.tell(Event::Request { id: RequestId(0), op: Op::Write, range: SectorRange::new(sector, 1) });
+    }
+
+    /// The answers to this event that are about cuts.
+    fn cut(&mut self, event: Event) -> Vec<CutAnswer> {
+        let said = self.tell(event).into_iter();
+        said.filter_map(|report| if let Report::Cut { answer, .. } = report { Some(answer) } else { None })
+            .collect()
+    }
+}
+
+fn answer(action: &Action) -> Option<Event> {
+    let result = Ok(());
+    Some(match action {
+        Action::Write { id, .. } | Action::Read { id, .. } => Event::IoCompleted { id: *id, result },
+        Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result: Ok(()) },
+        Action::SyncSide { side } => Event::SideSynced { side: *side, result },
+        Action::WriteMap(_) => Event::MapWritten { result },
+        Action::SyncMap => Event::MapSynced { result },
+        Action::NextTurn => Event::NextTurn,
+        Action::Upload { place, blocks } => {
+            let mut builder = SegmentBuilder::default();
+            for dirty in blocks {
+                let mask = dirty.a.union(dirty.b);
+                builder.push(dirty.block, mask, &vec![1; mask.count() as usize * 4096]);
+            }
+            Event::Uploaded(builder.finish(SegmentId::new(*place, 1, [1; 10])).0)
+        }
+        Action::ReadRecord { seq } => Event::RecordRead { seq: *seq, bytes: None },
+        Action::StorePending { .. } => Event::PendingStored { result },
+        Action::StoreRoot { .. } => Event::RootStored,
+        Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+        Action::WriteCheckpoint { seq, .. } => Event::CheckpointWritten { seq: *seq, written: true },
+        Action::Complete { .. } => return None,
+        Action::Report(_)
+        | Action::ReadCold { .. }
+        | Action::Punch { .. }
+        | Action::Evict { .. }
+        | Action::Merge(_)
+        | Action::ReleaseMap { .. } => unreachable!("{action:?}"),
+    })
+}
+
+fn prepare(uid: SnapshotUid) -> Event {
+    Event::PrepareCut { uid, forgotten: Vec::new() }
+}
+
+#[test]
+fn a_cut_ends_in_a_snapshot_of_its_point() {
+    let mut host = Host::over(log(0));
+    host.write(1);
+    assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
+    host.write(2);
+    assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Held]);
+    assert_eq!(host.cut(Event::ReleaseCut { uid: UID }), [CutAnswer::Released]);
+    let said = host.tell(Event::AwaitCut { uid: UID });
+    assert!(matches!(said[..], [Report::SnapshotTaken(taken)] if taken.uid == UID), "{said:?}");
+}
+
+/// A daemon of the previous release takes what it is asked to prepare as an ordinary snapshot, and dies before
+/// it says so. Its successor knows cuts, and is asked to make one of the same name: what is in the log under
+/// that name is of another point, and must never be reported beside `Released`.
+#[test]
+fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
+    let mut host = Host::over(log(0));
+    host.write(1);
+    let said = host.tell(Event::Snapshot { uid: UID, forgotten: Vec::new() });
+    assert!(said.iter().any(|report| matches!(report, Report::SnapshotTaken(_))), "{said:?}");
+    // Completed after it, and before the cut.
+    host.write(2);
+    host.cut(prepare(UID));
+    host.cut(Event::Cut { uid: UID });
+    let released = host.cut(Event::ReleaseCut { uid: UID });
+    assert_eq!(released, [CutAnswer::Lapsed], "its snapshot is of another point");
+}
+
+/// Groups that have volumes in common may each have what the other waits for. Nodes keep prepared what is asked
+/// for again and again, so without an end neither would ever be taken.
+#[test]
+fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
+    let mut host = Host::over(log(0));
+    assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
+    let mut said = Vec::new();
+    for _ in 0..60 {
+        host.now += 5000;
+        // The node of the first group asks again before that of the second one.
+        said.extend(host.cut(prepare(UID)));
+        if host.cut(prepare(OTHER)) == [CutAnswer::Prepared] {
+            assert!(said.contains(&CutAnswer::Lapsed), "the first is told: {said:?}");
+            return;
+        }
+    }
+    panic!("the second group never gets the volume: {said:?}");
+}
+
+/// A volume that can have no more snapshots: its writes would wait for each attempt, and each would fail.
+#[test]
+fn a_volume_with_as_many_snapshots_as_it_can_have_is_not_prepared() {
+    let mut host = Host::over(log(MAX_SNAPSHOTS));
+    let said = host.tell(prepare(UID));
+    assert!(matches!(said[..], [Report::SnapshotRefused { uid: UID, .. }]), "{said:?}");
+    assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Lapsed]);
+}
