@@ -12,6 +12,9 @@ pub const WAITING_SNAPSHOTS: usize = 64;
 /// Milliseconds for which a volume that is prepared for a cut defers seals: several answers of a slow API
 /// server.
 pub const PREPARED_MS: u64 = 10_000;
+/// Milliseconds for which it stays prepared where it is asked for again and again: two groups may each have a
+/// volume that the other waits for. The slowest volume of a group commits what is dirty meanwhile.
+pub const PREPARED_AT_MOST_MS: u64 = 120_000;
 /// Milliseconds after which the hold of a cut lapses: the longest wait of a write where no release comes.
 pub const HOLD_MS: u64 = 5000;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.

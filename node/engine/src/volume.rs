@@ -696,10 +696,28 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle != Lifecycle::Serving {
             return cut::answer(uid, CutAnswer::Lapsed, out);
         }
+        // Nothing is held in vain.
+        if self.cut.is_idle()
+            && let Some(manifest) = &self.core.manifest
+        {
+            if self.is_begun(uid) {
+                return cut::answer(uid, CutAnswer::Lapsed, out);
+            }
+            if Snapshotter::is_full(manifest, &forgotten) {
+                return snapshot::refuse(uid, SnapshotRefused::TooMany, out);
+            }
+        }
         let seal = self.covering_seal();
         if self.cut.prepare(uid, forgotten, seal, self.core.now, out) {
             self.sealer.seals.want(seal);
         }
+    }
+
+    /// Returns true if a snapshot of this name is in the log, or may come into it: it is of an earlier point. A
+    /// process that died may have taken it, one that knew no cuts too.
+    fn is_begun(&self, uid: SnapshotUid) -> bool {
+        let known = self.core.manifest.as_ref().map_or(&[][..], |manifest| manifest.snapshots());
+        known.iter().any(|known| known.uid == uid) || self.snapshots.waits(uid) || self.log.registers(uid)
     }
 
     fn advance_cut(&mut self, out: &mut Vec<Action>) {
@@ -709,6 +727,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle != Lifecycle::Serving {
             return self.cut.lapse(out);
         }
+        // What is begun is not known yet.
+        if self.core.manifest.is_none() {
+            return;
+        }
         let stores = self.core.dirty[self.core.map.active()].in_flight;
         let stores = if safeguard(CutIsStill) { stores } else { 0 };
         let seals = &self.sealer.seals;
@@ -716,6 +738,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match self.cut.advance(self.core.now, stores, counts, out) {
             CutStep::Wait => {}
             CutStep::Continue => self.unpark(out),
+            CutStep::Ask(uid, _) if self.is_begun(uid) => {
+                self.cut.lapse(out);
+                self.unpark(out);
+            }
             CutStep::Ask(uid, forgotten) => {
                 let seal = self.covering_seal();
                 self.sealer.seals.want(seal);

@@ -17,7 +17,7 @@
 //! (`CheckpointMade`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11
 //! and 12 (`docs/invariants.md`).
 
-use holdfast_types::{Millis, Nonce, Seq};
+use holdfast_types::{Millis, Nonce, Seq, SnapshotUid};
 
 use super::core::{Core, Memory};
 use super::setup::Pending;
@@ -103,6 +103,18 @@ impl LogWriter {
         }
         self.checkpointed = manifest.checkpointed();
         self.last_log_contact = now;
+    }
+
+    /// Returns true if a record that registers this snapshot is in flight, or may be in the log already.
+    pub(super) fn registers(&self, uid: SnapshotUid) -> bool {
+        match &self.commit {
+            Commit::Left(record, _)
+            | Commit::Storing(record)
+            | Commit::Rooting(record, _)
+            | Commit::Creating(record, _)
+            | Commit::Reading(record, _) => record.body.snapshot_taken() == Some(uid),
+            Commit::Idle | Commit::Probing(_) => false,
+        }
     }
 
     /// Returns true if a record that merges runs is in flight, or may be in the log already.

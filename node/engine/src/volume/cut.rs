@@ -11,6 +11,8 @@
 //! So a write that is not in the snapshot of its volume completes only after all volumes are held. What was
 //! begun after its completion, on whichever volume, is in no snapshot either.
 //!
+//! A snapshot of the same name that was taken or begun before is of an earlier point: then there is no cut.
+//!
 //! The snapshot is *exact*: it holds nothing that a later seal captures, or is refused
 //! (`volume/snapshot.rs`).
 //!
@@ -22,7 +24,7 @@
 use holdfast_types::{Millis, Seq, SnapshotUid};
 
 use crate::action::{Action, Report};
-use crate::limit::{HOLD_MS, PREPARED_MS};
+use crate::limit::{HOLD_MS, PREPARED_AT_MOST_MS, PREPARED_MS};
 use crate::snapshot::CutAnswer;
 
 /// State of a volume's cut.
@@ -33,7 +35,7 @@ enum State {
     /// The commit of the seal with this number is waited for.
     Preparing(SnapshotUid, u64),
     /// Seals of much that is dirty wait until then.
-    Prepared(SnapshotUid, Millis),
+    Prepared { uid: SnapshotUid, until: Millis, since: Millis },
     /// Writes wait until then; those in flight are waited for.
     Stopping { uid: SnapshotUid, until: Millis },
     /// The same; the seal with this number is waited for.
@@ -82,10 +84,10 @@ impl Cut {
 
     /// Returns true if a seal that can wait has to.
     pub(super) fn defers_seals(&self) -> bool {
-        matches!(self.state, State::Prepared(..))
+        matches!(self.state, State::Prepared { .. })
     }
 
-    /// Gets ready for a cut, or stays ready for it. `seal` covers what is dirty; returns true if it is waited
+    /// Gets ready for a cut, or stays ready for it, though not without end. `seal` covers what is dirty; returns true if it is waited
     /// for.
     pub(super) fn prepare(
         &mut self,
@@ -102,12 +104,17 @@ impl Cut {
                 return true;
             }
             State::Preparing(known, _) if *known == uid => {}
-            State::Prepared(known, until) if *known == uid => {
+            State::Prepared { uid: known, since, .. }
+                if *known == uid && now >= *since + PREPARED_AT_MOST_MS =>
+            {
+                self.lapse(out);
+            }
+            State::Prepared { uid: known, until, .. } if *known == uid => {
                 *until = now + PREPARED_MS;
                 answer(uid, CutAnswer::Prepared, out);
             }
             State::Preparing(..)
-            | State::Prepared(..)
+            | State::Prepared { .. }
             | State::Stopping { .. }
             | State::Swapping { .. }
             | State::Held(..) => answer(uid, CutAnswer::Busy, out),
@@ -118,14 +125,14 @@ impl Cut {
     /// Writes wait from here on, if the volume is ready for this cut.
     pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
-            State::Prepared(known, _) if *known == uid => {
+            State::Prepared { uid: known, .. } if *known == uid => {
                 self.state = State::Stopping { uid, until: now + HOLD_MS };
             }
             State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } if *known == uid => {}
             State::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
             State::Idle
             | State::Preparing(..)
-            | State::Prepared(..)
+            | State::Prepared { .. }
             | State::Stopping { .. }
             | State::Swapping { .. }
             | State::Held(..) => answer(uid, CutAnswer::Lapsed, out),
@@ -136,7 +143,9 @@ impl Cut {
     pub(super) fn release(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) -> bool {
         let (own, said) = match &self.state {
             State::Held(known, _) => (*known == uid, CutAnswer::Released),
-            State::Preparing(known, _) | State::Prepared(known, _) => (*known == uid, CutAnswer::Lapsed),
+            State::Preparing(known, _) | State::Prepared { uid: known, .. } => {
+                (*known == uid, CutAnswer::Lapsed)
+            }
             State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } => {
                 (*known == uid, CutAnswer::Lapsed)
             }
@@ -170,11 +179,11 @@ impl Cut {
             State::Preparing(uid, seal) => {
                 let uid = *uid;
                 if seals.committed >= *seal {
-                    self.state = State::Prepared(uid, now + PREPARED_MS);
+                    self.state = State::Prepared { uid, until: now + PREPARED_MS, since: now };
                     answer(uid, CutAnswer::Prepared, out);
                 }
             }
-            State::Prepared(uid, until) => {
+            State::Prepared { uid, until, .. } => {
                 if now >= *until {
                     answer(*uid, CutAnswer::Lapsed, out);
                     self.state = State::Idle;
@@ -207,10 +216,11 @@ impl Cut {
     pub(super) fn lapse(&mut self, out: &mut Vec<Action>) {
         match std::mem::take(&mut self.state) {
             State::Idle => {}
-            State::Preparing(uid, _) | State::Prepared(uid, _) | State::Held(uid, _) => {
-                answer(uid, CutAnswer::Lapsed, out);
-            }
-            State::Stopping { uid, .. } | State::Swapping { uid, .. } => answer(uid, CutAnswer::Lapsed, out),
+            State::Preparing(uid, _)
+            | State::Prepared { uid, .. }
+            | State::Stopping { uid, .. }
+            | State::Swapping { uid, .. }
+            | State::Held(uid, _) => answer(uid, CutAnswer::Lapsed, out),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Snapshotter {
     }
 
     /// Returns true if the snapshot is not registered and will be.
-    fn waits(&self, uid: SnapshotUid) -> bool {
+    pub(super) fn waits(&self, uid: SnapshotUid) -> bool {
         self.in_flight.iter().chain(&self.waiting).any(|waiting| waiting.uid == uid)
     }
 
@@ -94,6 +94,12 @@ impl Snapshotter {
             Some(known) => out.push(Action::Report(Report::SnapshotTaken(*known))),
             None => refuse(uid, SnapshotRefused::Missed, out),
         }
+    }
+
+    /// Returns true if no more snapshots can be registered once these are forgotten.
+    pub(super) fn is_full(manifest: &Manifest, forgotten: &[Seq]) -> bool {
+        let live = manifest.snapshots().iter().filter(|known| !forgotten.contains(&known.seq));
+        live.count() >= MAX_SNAPSHOTS
     }
 
     /// Takes the change that the next record makes to the list, which is that of `manifest` before it: the
