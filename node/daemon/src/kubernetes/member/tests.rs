@@ -25,6 +25,13 @@ fn a_node_makes_the_step_that_the_operator_wrote() {
     assert_eq!(task("Release", Some("Released")), Some(Task::Await));
 }
 
+/// A volume that was prepared again would say so, before the operator has seen that the attempt failed, and
+/// would be kept from other groups.
+#[test]
+fn a_preparation_that_lapsed_is_not_made_again() {
+    assert_eq!(task("Prepare", Some("Lapsed")), Some(Task::Take), "as any other that lapsed");
+}
+
 /// Its deletion waits for it: the node may have begun it.
 #[test]
 fn a_cut_that_lapsed_still_ends_in_a_snapshot() {
