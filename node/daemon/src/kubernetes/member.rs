@@ -9,8 +9,8 @@
 //!
 //! Does not own: what a cut is (`node/engine/src/volume/cut.rs`).
 //! Invariants: a snapshot is reported beside `Released` only if it is of the point at which the volume was
-//! held. Once `Hold` was written, a snapshot is reported in any case, so that its deletion knows that nothing
-//! else comes into the log.
+//! held. Once `Hold` was written or the cut has lapsed, a snapshot is reported in any case, so that its deletion
+//! knows that nothing else comes into the log: an earlier process may have taken one.
 //! On failure: a hold that fails has lapsed; the rest is tried again.
 
 use std::time::Duration;
@@ -42,8 +42,8 @@ pub(super) enum Task {
 pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<Task> {
     use GroupProgress::{Held, Lapsed, Prepared, Released};
     match (status.group_step?, status.group_progress) {
-        (GroupStep::Prepare, _) => Some(Task::Cut(CutStep::Prepare)),
-        (GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(Task::Take),
+        (GroupStep::Prepare | GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(Task::Take),
+        (GroupStep::Prepare, None | Some(Prepared | Held | Released)) => Some(Task::Cut(CutStep::Prepare)),
         (GroupStep::Hold, None | Some(Prepared | Held)) => Some(Task::Cut(CutStep::Hold)),
         (GroupStep::Hold, Some(Released)) => None,
         (GroupStep::Release, None | Some(Prepared | Held)) => Some(Task::Cut(CutStep::Release)),

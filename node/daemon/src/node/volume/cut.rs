@@ -34,7 +34,7 @@ impl Snapshots<'_> {
     /// not wait, or did not wait until now.
     ///
     /// # Errors
-    /// [`NodeError::NotAttached`], [`NodeError::Busy`], what the store says.
+    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Snapshot`], what the store says.
     #[tracing::instrument(name = "cut", skip_all, fields(%volume, %uid, ?step))]
     pub(crate) async fn cut(
         &self,
@@ -55,6 +55,7 @@ impl Snapshots<'_> {
                     SnapshotAnswer::Cut(of, CutAnswer::Busy) if of == uid => {
                         Some(Err(busy("part of another group of snapshots that is being taken")))
                     }
+                    SnapshotAnswer::Refused(of, why) if of == uid => Some(Err(refused(volume, why))),
                     SnapshotAnswer::Cut(..) | SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) => None,
                 });
                 let late = busy("committing what is dirty before a group of snapshots");
