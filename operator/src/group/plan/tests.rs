@@ -234,6 +234,10 @@ impl World {
         let Some(snapshot) = self.snapshots.get(name) else { return };
         let (volume, status) = (snapshot.spec.volume.clone(), snapshot.status.clone().unwrap_or_default());
         let (Some(step), Some(_asked)) = (status.group_step, status.node.as_ref()) else { return };
+        // It is done with what it has taken.
+        if status.snapshot_id.is_some() {
+            return;
+        }
         let progress = match (step, status.group_progress) {
             (GroupStep::Prepare, _) => GroupProgress::Prepared,
             (GroupStep::Hold, Some(GroupProgress::Held)) => return,
@@ -524,6 +528,43 @@ fn a_volume_that_changed_in_its_log_fails_the_attempt() {
     world.run_to(GroupStep::Hold);
     world.touched = vec!["attic".to_owned()];
     world.assert_fails_and_begins_again("Volume `attic`: it was attached and changed");
+}
+
+/// It knows no groups, and takes what it is asked to prepare at once. Nothing that comes later changes what it
+/// has reported.
+#[test]
+fn a_daemon_of_the_previous_release_fails_the_attempt() {
+    for step in [GroupStep::Prepare, GroupStep::Hold] {
+        let mut world = World::new();
+        world.run_to(step);
+        let facts = world.facts();
+        let taken = facts.conditions(&now()).build(READY, ConditionStatus::True, "Taken", "");
+        let member = world.member("g-1-0");
+        // It takes what it does not write off the object.
+        (member.snapshot_id, member.group_progress) = (Some("id-of-data@5".to_owned()), None);
+        member.conditions = vec![taken];
+        world.assert_fails_and_begins_again("Volume `data`: node a took its snapshot by itself");
+    }
+}
+
+/// The watch of groups is behind that of snapshots, and an operator that was the leader before went on: of a
+/// group that is complete since, nothing may be deleted.
+#[test]
+fn a_snapshot_of_a_later_attempt_is_no_leftover() {
+    let mut world = World::new();
+    let before = world.group.clone();
+    world.run_to(GroupStep::Prepare);
+    let first = world.group.clone();
+    let mut status = world.status();
+    (status.attempt, world.snapshots) = (Some(2), BTreeMap::new());
+    world.group.as_mut().expect("it is there").status = Some(status);
+    assert!(world.run().is_ok());
+    world.assert_complete();
+    for old in [first, before] {
+        world.group = old;
+        let steps = world.plan();
+        assert!(!steps.iter().any(|step| matches!(step, GroupPlanStep::Delete(_))), "{steps:?}");
+    }
 }
 
 #[test]

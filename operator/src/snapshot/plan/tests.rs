@@ -186,6 +186,7 @@ fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
     asked.is_of_group = true;
     asked.deleting = true;
     asked.status.group_step = Some(GroupStep::Prepare);
+    asked.status.group_progress = Some(GroupProgress::Prepared);
     assert_eq!(plan(&asked, &now()), [SnapshotStep::RemoveFinalizer], "nothing was begun");
     asked.status.group_step = Some(GroupStep::Hold);
     asked.status.group_progress = Some(GroupProgress::Held);
@@ -199,6 +200,27 @@ fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
     asked.status.snapshot_id = Some(format!("{ID}@7"));
     let steps = plan(&asked, &now());
     assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
+}
+
+/// One that knows no groups takes the snapshot at once: it would stay in the log.
+#[test]
+fn a_deletion_forgets_what_a_daemon_of_the_previous_release_took() {
+    let mut asked = recorded(Some("a"));
+    asked.spec.group = Some("g".to_owned());
+    asked.is_of_group = true;
+    asked.deleting = true;
+    asked.status.group_step = Some(GroupStep::Prepare);
+    assert_eq!(plan(&asked, &now()), [], "which one is asked is not known before it answers");
+    let mut lapsed = asked.clone();
+    lapsed.status.group_progress = Some(GroupProgress::Lapsed);
+    assert_eq!(plan(&lapsed, &now()), [], "its successor may have found it, and reports it");
+    let mut taken = asked.clone();
+    taken.status.snapshot_id = Some(format!("{ID}@7"));
+    let forgets = [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer];
+    assert_eq!(plan(&taken, &now())[1..], forgets);
+    // It released the volume before it said what it took.
+    serve(&mut asked, None);
+    assert_eq!(plan(&asked, &now())[1..], forgets);
 }
 
 /// The field by which its daemon finds the snapshot.
