@@ -8,7 +8,7 @@ use holdfast_crds::{
 };
 use kube::ResourceExt;
 
-use super::member::{is_member_of, member_name};
+use super::member::{attempt_of, is_member_of, member_name};
 use crate::snapshot::facts::SnapshotFacts;
 
 /// One group, its VolumeSnapshots and their Volumes, as seen at one moment.
@@ -26,6 +26,8 @@ pub(crate) struct GroupFacts {
     pub(crate) members: Vec<MemberFacts>,
     /// The VolumeSnapshots of the group that are not of the present attempt.
     pub(crate) leftovers: Vec<OwnSnapshot>,
+    /// True if there are VolumeSnapshots of a later attempt than the one that is known to be recorded.
+    pub(crate) is_old: bool,
     /// True if the present attempt is to begin later.
     pub(crate) is_paused: bool,
     /// Volumes of the attempt that no node served when their snapshots were taken, and that changed after
@@ -98,14 +100,16 @@ impl GroupFacts {
             .attempt
             .map(|attempt| volumes().map(|volume| member(attempt, volume)).collect())
             .unwrap_or_default();
-        let leftovers = cluster
+        let leftovers: Vec<OwnSnapshot> = cluster
             .snapshots_of(&name)
             .iter()
             .filter(|found| is_member_of(found, &uid))
             .filter(|found| !members.iter().any(|member| member.name == found.name_any()))
             .map(|found| OwnSnapshot { name: found.name_any(), facts: facts(found) })
             .collect();
+        let is_later = |left: &OwnSnapshot| attempt_of(&name, &left.name) > status.attempt;
         Self {
+            is_old: leftovers.iter().any(is_later),
             generation: group.metadata.generation.unwrap_or_default(),
             status,
             finalizer: group.finalizers().iter().any(|name| name == GROUP_SNAPSHOT_FINALIZER),

@@ -9,6 +9,11 @@ pub(super) fn member_name(group: &str, attempt: i64, place: usize) -> String {
     format!("{group}-{attempt}-{place}")
 }
 
+/// The attempt that the name of a VolumeSnapshot of the group says.
+pub(super) fn attempt_of(group: &str, member: &str) -> Option<i64> {
+    member.strip_prefix(group)?.strip_prefix('-')?.split_once('-')?.0.parse().ok()
+}
+
 /// The VolumeSnapshot of the volume at this place of `spec.volumes`. It has its finalizer from the beginning:
 /// nothing is taken that a deletion would not look for.
 pub(super) fn member(group: &VolumeGroupSnapshot, attempt: i64, place: usize) -> Option<VolumeSnapshot> {
@@ -73,6 +78,8 @@ mod tests {
         assert_eq!(snapshot.finalizers(), [SNAPSHOT_FINALIZER]);
         assert!(is_member(&snapshot) && is_member_of(&snapshot, "uid-1"));
         assert_eq!(member(&group(), 3, 2), None);
+        assert_eq!(attempt_of("nightly", &snapshot.name_any()), Some(3));
+        assert_eq!(attempt_of("nightly", "other-3-1"), None);
     }
 
     /// A group of the same name that was created later, and an owner that is no group.

@@ -90,6 +90,10 @@ pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if !facts.finalizer {
         return vec![GroupPlanStep::AddFinalizer];
     }
+    // What is not known of the group says which of its VolumeSnapshots are wanted.
+    if facts.is_old {
+        return Vec::new();
+    }
     if facts.is_finished() {
         return plan_finished(facts, now);
     }
@@ -142,7 +146,17 @@ fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Op
     if snapshot.status.group_progress == Some(GroupProgress::Lapsed) {
         let node = asked.unwrap_or("that serves it");
         let said = obstacle_of(snapshot).map(|(_, message)| format!(" ({message})")).unwrap_or_default();
+        if !snapshot.was_held() {
+            return Some(format!("node {node} was prepared for too long, or could not be{said}"));
+        }
         return Some(format!("node {node} let writes continue before all volumes were held{said}"));
+    }
+    if snapshot.status.group_step.is_some() && snapshot.status.snapshot_id.is_some() && !snapshot.is_done() {
+        // Its daemon is of the previous release, or was for a while.
+        let node = asked.unwrap_or("that serves it");
+        return Some(format!(
+            "node {node} took its snapshot by itself: its daemon knows no groups, update it"
+        ));
     }
     let is_settled = if snapshot.status.group_step.is_some() {
         snapshot.is_done()

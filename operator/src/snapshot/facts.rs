@@ -1,8 +1,8 @@
 //! Facts that one plan for a snapshot is made from.
 
 use holdfast_crds::{
-    ConditionBuilder, GroupStep, SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot, VolumeSnapshotSpec,
-    VolumeSnapshotStatus, is_true,
+    ConditionBuilder, GroupProgress, GroupStep, SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot,
+    VolumeSnapshotSpec, VolumeSnapshotStatus, is_true,
 };
 
 use kube::ResourceExt;
@@ -81,9 +81,20 @@ impl SnapshotFacts {
     /// The node that was asked for the snapshot, has not taken it, and still serves its volume. One that only
     /// prepares itself was not asked yet.
     pub(crate) fn taking(&self) -> Option<&str> {
-        if self.status.group_step == Some(GroupStep::Prepare) {
-            return None;
-        }
+        self.asked().filter(|_| self.status.group_step != Some(GroupStep::Prepare))
+    }
+
+    /// True if a node was asked to prepare itself, and has: it knows groups, and has begun nothing.
+    pub(crate) fn is_only_prepared(&self) -> bool {
+        let Self { status, .. } = self;
+        status.group_step == Some(GroupStep::Prepare)
+            && status.group_progress == Some(GroupProgress::Prepared)
+            && status.snapshot_id.is_none()
+    }
+
+    /// The node that was asked for the snapshot or to prepare itself for it, has not taken it, and still serves
+    /// its volume.
+    pub(crate) fn asked(&self) -> Option<&str> {
         let asked = self.status.node.as_deref().filter(|_| self.status.snapshot_id.is_none())?;
         let volume = self.volume.as_ref().filter(|volume| self.is_of(volume))?;
         (volume.node.as_deref() == Some(asked)).then_some(asked)

@@ -149,12 +149,11 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return vec![SnapshotStep::Report(Box::new(released(facts)))];
     }
     // What the node has begun may be registered at any time: it is looked for after that. Its daemon says
-    // meanwhile what it waits for.
-    if facts.taking().is_some() {
+    // meanwhile what it waits for. One of the previous release takes what it is asked to prepare.
+    if facts.asked().is_some() && !facts.is_only_prepared() {
         return Vec::new();
     }
-    // A node that only prepares itself has begun nothing.
-    let is_begun = facts.status.volume_id.is_some() && facts.status.group_step != Some(GroupStep::Prepare);
+    let is_begun = facts.status.volume_id.is_some() && !facts.is_only_prepared();
     if !is_begun || facts.spec.deletion_policy == DeletionPolicy::Retain {
         return vec![SnapshotStep::RemoveFinalizer];
     }
