@@ -236,7 +236,9 @@ fn proceed(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
         .filter_map(|(place, member)| matches!(member.snapshot, MemberSnapshot::Missing).then_some(place))
         .collect();
     if !missing.is_empty() {
-        return if facts.is_paused { Vec::new() } else { vec![GroupPlanStep::Create(missing)] };
+        // An attempt may leave what cannot be deleted yet: there is never more than that of one.
+        let waits = facts.is_paused || !facts.leftovers.is_empty();
+        return if waits { Vec::new() } else { vec![GroupPlanStep::Create(missing)] };
     }
     let bare: Vec<_> = facts
         .own()
