@@ -113,6 +113,9 @@ pub enum GroupStep {
 /// State of a node on the way to a snapshot at the same point as others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 pub enum GroupProgress {
+    /// The node commits what is dirty, and has begun no snapshot: a daemon of a release that knows no groups says
+    /// nothing.
+    Preparing,
     /// The snapshot can be taken without delay.
     Prepared,
     /// Writes wait, and the point of the snapshot is behind the last one that did not.

@@ -188,12 +188,12 @@ fn outage(world: &World, s3: &S3Server, left: &Place<'_>) -> Result<()> {
     left.write(2)?;
     s3.stop();
     apply(world, &group("waiting", "[left, right]"))?;
-    world.wait_for("volumesnapshot/waiting-1-0", "jsonpath={.status.groupStep}=Prepare")?;
+    world.wait_for("volumesnapshot/waiting-1-0", "jsonpath={.status.groupProgress}=Preparing")?;
     for number in 3..8 {
         left.write(number)?;
     }
     let progress = field(world, "volumesnapshot/waiting-1-0", "{.status.groupProgress}")?;
-    ensure!(progress.is_empty(), "{progress}, without its store");
+    ensure!(progress == "Preparing", "{progress}, without its store");
     world.kubectl(["delete", "hfgroup", "waiting", "--timeout=60s"])?;
     s3.resume()
 }

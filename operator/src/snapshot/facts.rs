@@ -84,16 +84,18 @@ impl SnapshotFacts {
         self.asked().filter(|_| self.status.group_step != Some(GroupStep::Prepare))
     }
 
-    /// True if a node was asked to prepare itself, and has: it knows groups, and has begun nothing.
+    /// True if a node was asked to prepare itself, and said that it does: it knows groups, and has begun
+    /// nothing.
     pub(crate) fn is_only_prepared(&self) -> bool {
         let Self { status, .. } = self;
+        let prepares = [GroupProgress::Preparing, GroupProgress::Prepared].map(Some);
         status.group_step == Some(GroupStep::Prepare)
-            && status.group_progress == Some(GroupProgress::Prepared)
+            && prepares.contains(&status.group_progress)
             && status.snapshot_id.is_none()
     }
 
-    /// The node that was asked for the snapshot or to prepare itself for it, has not taken it, and still serves
-    /// its volume.
+    /// The node that was asked for the snapshot or to prepare itself for it, has not taken it, and still
+    /// serves its volume.
     pub(crate) fn asked(&self) -> Option<&str> {
         let asked = self.status.node.as_deref().filter(|_| self.status.snapshot_id.is_none())?;
         let volume = self.volume.as_ref().filter(|volume| self.is_of(volume))?;

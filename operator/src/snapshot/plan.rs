@@ -131,7 +131,9 @@ fn plan_taken(facts: &SnapshotFacts) -> Vec<SnapshotStep> {
     // The node still has to let writes continue, or to say that it did.
     if facts.status.group_step.is_some() {
         match facts.status.group_progress {
-            None | Some(GroupProgress::Prepared | GroupProgress::Held) => return Vec::new(),
+            None | Some(GroupProgress::Preparing | GroupProgress::Prepared | GroupProgress::Held) => {
+                return Vec::new();
+            }
             Some(GroupProgress::Released | GroupProgress::Lapsed) => {}
         }
     }

@@ -1,16 +1,16 @@
 //! The part of this node in a snapshot that belongs to a group: which step comes next, and what came of it.
 //!
 //! ```text
-//! the operator writes   Prepare              Hold            Release
-//! this node answers        Prepared, again     Held             Released, then the snapshot
-//!                          and again              \               /
-//!                                                  +-> Lapsed <--+--> a snapshot of some point, to be deleted
+//! the operator writes   Prepare                    Hold            Release
+//! this node answers        Preparing, Prepared,      Held             Released, then the snapshot
+//!                          Prepared ...                 \               /
+//!                                                        +-> Lapsed <--+--> a snapshot, to be deleted
 //! ```
 //!
 //! Does not own: what a cut is (`node/engine/src/volume/cut.rs`).
 //! Invariants: a snapshot is reported beside `Released` only if it is of the point at which the volume was
-//! held. Once `Hold` was written or the cut has lapsed, a snapshot is reported in any case, so that its deletion
-//! knows that nothing else comes into the log: an earlier process may have taken one.
+//! held. Once `Hold` was written or the cut has lapsed, a snapshot is reported in any case, so that its
+//! deletion knows that nothing else comes into the log: an earlier process may have taken one.
 //! On failure: a hold that fails has lapsed; the rest is tried again.
 
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub(super) const AGAIN: Duration = Duration::from_secs(5);
 pub(super) enum Task {
     /// Take a snapshot of all that has completed.
     Take,
+    /// Say that this node knows groups, and has begun no snapshot.
+    Announce,
     /// Make this step of a cut.
     Cut(CutStep),
     /// Wait for the snapshot of the cut.
@@ -40,13 +42,16 @@ pub(super) enum Task {
 
 /// The next step for a snapshot of a group; `None` while the operator is about to write one.
 pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<Task> {
-    use GroupProgress::{Held, Lapsed, Prepared, Released};
+    use GroupProgress::{Held, Lapsed, Prepared, Preparing, Released};
     match (status.group_step?, status.group_progress) {
         (GroupStep::Prepare | GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(Task::Take),
-        (GroupStep::Prepare, None | Some(Prepared | Held | Released)) => Some(Task::Cut(CutStep::Prepare)),
-        (GroupStep::Hold, None | Some(Prepared | Held)) => Some(Task::Cut(CutStep::Hold)),
+        (GroupStep::Prepare, None) => Some(Task::Announce),
+        (GroupStep::Prepare, Some(Preparing | Prepared | Held | Released)) => {
+            Some(Task::Cut(CutStep::Prepare))
+        }
+        (GroupStep::Hold, None | Some(Preparing | Prepared | Held)) => Some(Task::Cut(CutStep::Hold)),
         (GroupStep::Hold, Some(Released)) => None,
-        (GroupStep::Release, None | Some(Prepared | Held)) => Some(Task::Cut(CutStep::Release)),
+        (GroupStep::Release, None | Some(Preparing | Prepared | Held)) => Some(Task::Cut(CutStep::Release)),
         (GroupStep::Release, Some(Released)) => Some(Task::Await),
     }
 }
@@ -86,6 +91,7 @@ pub(super) async fn taken<V: Volumes>(volumes: &V, volume: &VolumeId, uid: Snaps
 /// The condition's message while the snapshot is not taken.
 pub(super) fn message(progress: GroupProgress) -> &'static str {
     match progress {
+        GroupProgress::Preparing => "what is dirty is being committed before the snapshots of its group",
         GroupProgress::Prepared => "the volume is prepared for the snapshots of its group",
         GroupProgress::Held => {
             "writes to the volume wait for the snapshots of its group, some seconds at most"

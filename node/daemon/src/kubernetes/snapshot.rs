@@ -83,6 +83,7 @@ async fn reconcile<V: Volumes>(
             let taken = volumes.create_snapshot(at, uid).await;
             taken.map_or_else(|failure| Outcome::Failed(failure.into()), Outcome::Taken)
         }
+        Task::Announce => Outcome::Reached(GroupProgress::Preparing),
         Task::Cut(step) => member::cut(volumes, &volume, uid, step).await,
         Task::Await => member::taken(volumes, &volume, uid).await,
     };

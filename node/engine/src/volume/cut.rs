@@ -87,8 +87,8 @@ impl Cut {
         matches!(self.state, State::Prepared { .. })
     }
 
-    /// Gets ready for a cut, or stays ready for it, though not without end. `seal` covers what is dirty; returns true if it is waited
-    /// for.
+    /// Gets ready for a cut, or stays ready for it, though not without end. `seal` covers what is dirty;
+    /// returns true if it is waited for.
     pub(super) fn prepare(
         &mut self,
         uid: SnapshotUid,

@@ -186,8 +186,10 @@ fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
     asked.is_of_group = true;
     asked.deleting = true;
     asked.status.group_step = Some(GroupStep::Prepare);
-    asked.status.group_progress = Some(GroupProgress::Prepared);
-    assert_eq!(plan(&asked, &now()), [SnapshotStep::RemoveFinalizer], "nothing was begun");
+    for progress in [GroupProgress::Preparing, GroupProgress::Prepared] {
+        asked.status.group_progress = Some(progress);
+        assert_eq!(plan(&asked, &now()), [SnapshotStep::RemoveFinalizer], "nothing was begun");
+    }
     asked.status.group_step = Some(GroupStep::Hold);
     asked.status.group_progress = Some(GroupProgress::Held);
     let released = reported(&asked);

@@ -14,7 +14,9 @@ fn task(step: &str, progress: Option<&str>) -> Option<Task> {
 #[test]
 fn a_node_makes_the_step_that_the_operator_wrote() {
     assert_eq!(next(&VolumeSnapshotStatus::default()), None, "the operator has not written one");
-    for done in [None, Some("Prepared")] {
+    // Without it a deletion could not tell the node from one that takes a snapshot at once.
+    assert_eq!(task("Prepare", None), Some(Task::Announce));
+    for done in [Some("Preparing"), Some("Prepared")] {
         assert_eq!(task("Prepare", done), Some(Task::Cut(CutStep::Prepare)), "prepared ends by itself");
         assert_eq!(task("Hold", done), Some(Task::Cut(CutStep::Hold)));
     }
