@@ -713,8 +713,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Returns true if a snapshot of this name is in the log, or may come into it: it is of an earlier point. A
-    /// process that died may have taken it, one that knew no cuts too.
+    /// Returns true if a snapshot of this name is in the log, or may come into it: it is of an earlier point.
+    /// A process that died may have taken it, one that knew no cuts too.
     fn is_begun(&self, uid: SnapshotUid) -> bool {
         let known = self.core.manifest.as_ref().map_or(&[][..], |manifest| manifest.snapshots());
         known.iter().any(|known| known.uid == uid) || self.snapshots.waits(uid) || self.log.registers(uid)

@@ -152,9 +152,9 @@ fn a_cut_ends_in_a_snapshot_of_its_point() {
     assert!(matches!(said[..], [Report::SnapshotTaken(taken)] if taken.uid == UID), "{said:?}");
 }
 
-/// A daemon of the previous release takes what it is asked to prepare as an ordinary snapshot, and dies before
-/// it says so. Its successor knows cuts, and is asked to make one of the same name: what is in the log under
-/// that name is of another point, and must never be reported beside `Released`.
+/// A daemon of the previous release takes what it is asked to prepare as an ordinary snapshot, and dies
+/// before it says so. Its successor knows cuts, and is asked to make one of the same name: what is in the log
+/// under that name is of another point, and must never be reported beside `Released`.
 #[test]
 fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
     let mut host = Host::over(log(0));
@@ -169,8 +169,8 @@ fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
     assert_eq!(released, [CutAnswer::Lapsed], "its snapshot is of another point");
 }
 
-/// Groups that have volumes in common may each have what the other waits for. Nodes keep prepared what is asked
-/// for again and again, so without an end neither would ever be taken.
+/// Groups that have volumes in common may each have what the other waits for. Nodes keep prepared what is
+/// asked for again and again, so without an end neither would ever be taken.
 #[test]
 fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
     let mut host = Host::over(log(0));

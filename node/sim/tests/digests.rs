@@ -9,7 +9,7 @@ const DIGESTS: [&str; 26] = [
     "e4245f0fcccd8b9f6aa7f0a51aa7559a",
     "3a5cd8c3661a9eb714a9e045f931ccae",
     "164bdc6952afb5be4ae8739d6a86d64e",
-    "49c5ebf4fabd190888228a09cdcdf6ae",
+    "3b0ca3626937a530ed1045dae0830b3a",
     "ea769547f1124c89c673da0bc920e8f5",
     "afff0bb9cebe0b2e2d91404ddc6b7a63",
     "862abc84e2fbe62d491bdc03f53837e8",
@@ -18,7 +18,7 @@ const DIGESTS: [&str; 26] = [
     "3fce9ff06723ca4a073f3451e449a398",
     "4087eb5a9339b19fbe68c045c3d00c10",
     "59af497f198729db2612dab2acd4d987",
-    "a38db1967afeed2a7988454acc55f257",
+    "20e0eec1d2da01cfa078d896d7836000",
     "3c3a5abede92bc9e990c44a9a6b0a830",
     "a7261064474dbcfdfa84fe1a4a740664",
     "55b0a5fa65c91db82669f82febba0f4e",
@@ -26,12 +26,12 @@ const DIGESTS: [&str; 26] = [
     "165d9af289cbe12a895333bb6ffa19ba",
     "2beaa31b3cd2e742517f52d85ff1855e",
     "1429c1b55db7e001b48ddb172b03f684",
-    "aa62cc72fb7bae8d4751e63c95480be9",
+    "86f5e3dfd9697893ed211d4ae5d7ed71",
     "da69e7abcb46730c0c09cee9576916b0",
     "400d1f3b83946469403e60007f62afda",
     "8130a3fccefe1b895545f0cce786711d",
     "0c8294380c0c8d8afbe1aedab0aaa471",
-    "841b0f882bc5f2ae3f392994e40e1bcf",
+    "18935d391c3db45d0bfb4b0d6e74474e",
 ];
 
 #[test]

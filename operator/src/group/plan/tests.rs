@@ -530,8 +530,8 @@ fn a_volume_that_changed_in_its_log_fails_the_attempt() {
     world.assert_fails_and_begins_again("Volume `attic`: it was attached and changed");
 }
 
-/// It knows no groups, and takes what it is asked to prepare at once. Nothing that comes later changes what it
-/// has reported.
+/// It knows no groups, and takes what it is asked to prepare at once. Nothing that comes later changes what
+/// it has reported.
 #[test]
 fn a_daemon_of_the_previous_release_fails_the_attempt() {
     for step in [GroupStep::Prepare, GroupStep::Hold] {
@@ -547,7 +547,7 @@ fn a_daemon_of_the_previous_release_fails_the_attempt() {
     }
 }
 
-/// The watch of groups is behind that of snapshots, and an operator that was the leader before went on: of a
+/// The watch of groups is behind that of snapshots, and an operator that was the leader before did not stop: of a
 /// group that is complete since, nothing may be deleted.
 #[test]
 fn a_snapshot_of_a_later_attempt_is_no_leftover() {
@@ -699,8 +699,8 @@ fn snapshots_of_old_attempts_are_deleted() {
     world.assert_complete();
 }
 
-/// A node that is gone, or a log that takes no more snapshots: what such an attempt leaves stays for as long. Each
-/// further attempt would leave the same again, without end.
+/// A node that is gone, or a log that takes no more snapshots: what such an attempt leaves stays for as long.
+/// Each further attempt would leave the same again, without end.
 #[test]
 fn an_attempt_waits_for_what_the_last_one_left() {
     let mut world = World::new();
