@@ -547,8 +547,8 @@ fn a_daemon_of_the_previous_release_fails_the_attempt() {
     }
 }
 
-/// The watch of groups is behind that of snapshots, and an operator that was the leader before did not stop: of a
-/// group that is complete since, nothing may be deleted.
+/// The watch of groups is behind that of snapshots, and an operator that was the leader before did not stop:
+/// of a group that is complete since, nothing may be deleted.
 #[test]
 fn a_snapshot_of_a_later_attempt_is_no_leftover() {
     let mut world = World::new();
