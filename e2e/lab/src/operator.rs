@@ -85,6 +85,22 @@ impl Operator {
         Ok(())
     }
 
+    /// Stops it in the middle of what it does, until [`Operator::thaw`].
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn freeze(&self) -> Result<()> {
+        self.lock().as_ref().context("the operator does not run")?.freeze()
+    }
+
+    /// Lets it continue.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn thaw(&self) -> Result<()> {
+        self.lock().as_ref().context("the operator does not run")?.signal(Signal::CONT)
+    }
+
     /// Starts it again after [`Operator::kill`] or [`Operator::stop`].
     ///
     /// # Errors

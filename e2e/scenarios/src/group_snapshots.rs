@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, Node};
+use holdfast_lab::operator::Operator;
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
@@ -21,6 +22,8 @@ const BUCKET: &str = "group-snapshots";
 const LIMIT: Duration = Duration::from_secs(60);
 /// Writes before the first group, between two, and after the last one.
 const SOME_WRITES: u64 = 5;
+/// A node is stopped for so long, less than a hold may last.
+const STOPPED: Duration = Duration::from_secs(2);
 /// A write that waits longer than a hold may last was forgotten.
 const LONGEST_WRITE: Duration = Duration::from_secs(30);
 
@@ -150,6 +153,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     left.write(1)?;
     b.restart()?;
     ready(world, "patient")?;
+    held(world, &operator, &left, &right)?;
     outage(world, &s3, &left)?;
 
     report::step("delete the groups: their snapshots go, and are forgotten");
@@ -180,6 +184,49 @@ fn obstacle(world: &World) -> Result<()> {
     })?;
     ensure!(field(world, "volumesnapshot/lost-1-0", "{.status.snapshotId}")?.is_empty(), "one was taken");
     world.kubectl(["delete", "hfgroup", "lost", "--timeout=60s"]).map(drop)
+}
+
+/// The second node is stopped before it takes its point: writes to the first one wait for it, and are not in
+/// its snapshot.
+fn held(world: &World, operator: &Operator, left: &Place<'_>, right: &Place<'_>) -> Result<()> {
+    report::step("stop a node once it is prepared: writes to the Volume of the other one wait for it");
+    let signal = |signal: &str| right.node.vm().exec(&format!("pkill -{signal} -x holdfast-node")).map(drop);
+    let reaches = |member: &str, progress: &str| {
+        world.wait_for(
+            &format!("volumesnapshot/{member}"),
+            &format!("jsonpath={{.status.groupProgress}}={progress}"),
+        )
+    };
+    left.write(1)?;
+    signal("STOP")?;
+    apply(world, &group("skewed", "[left, right]"))?;
+    reaches("skewed-1-0", "Prepared")?;
+    operator.freeze()?;
+    signal("CONT")?;
+    reaches("skewed-1-1", "Prepared")?;
+    signal("STOP")?;
+    operator.thaw()?;
+    reaches("skewed-1-0", "Held")?;
+    let waited = thread::scope(|scope| {
+        let write = scope.spawn(|| {
+            let began = Instant::now();
+            left.write(2).map(|()| began.elapsed())
+        });
+        thread::sleep(STOPPED);
+        signal("CONT")?;
+        write.join().map_err(|_panic| anyhow::anyhow!("the writer panicked"))?
+    })?;
+    report::step(format_args!("a write waited for {waited:?}"));
+    ensure!(waited >= STOPPED, "a write completed after {waited:?}, while the other node had no point");
+    ready(world, "skewed")?;
+    ensure!(field(world, "hfgroup/skewed", "{.status.attempt}")? == "1", "the hold has lapsed");
+    apply(world, &from_snapshot("skewed-copy", "skewed-1-0"))?;
+    world.wait_for("volume/skewed-copy", "jsonpath={.status.phase}=Ready")?;
+    let device = serve(world, left.node, "skewed-copy")?;
+    let number = Place { node: left.node, device }.read()?;
+    ensure!(number == 1, "the snapshot has write {number}, which came after its point");
+    world.kubectl(["delete", "volume", "skewed-copy", "--timeout=60s"])?;
+    world.kubectl(["delete", "hfgroup", "skewed", "--timeout=60s"]).map(drop)
 }
 
 /// Without the store no write waits for a group, and a group can be deleted.
