@@ -48,12 +48,13 @@ mod requests;
 mod seal;
 mod setup;
 mod snapshot;
+mod snapshotting;
 mod status;
 mod turn;
 mod unflushed;
 mod unreadable;
 
-use holdfast_types::{Millis, SectorRange, Seq, SnapshotUid};
+use holdfast_types::{Millis, SectorRange, Seq};
 
 use crate::action::{Action, Report};
 use crate::chunk_set::ChunkSet;
@@ -64,10 +65,9 @@ use crate::manifest::Manifest;
 use crate::record::Body;
 use crate::safeguard::{
     Safeguard::{
-        CommitAfterFailedSync, CutIsStill, FlushAfterCommit, FlushInNextRound, FlushInNextSeal,
-        FlushInRoundWaits, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease,
-        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, SnapshotAfterSeal,
-        UploadStillSides,
+        CommitAfterFailedSync, FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits,
+        FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease, LastRoundOfFenced,
+        NameHeldChunks, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
     },
     safeguard,
 };
@@ -77,7 +77,7 @@ use crate::snapshot::{CutAnswer, SnapshotChange, SnapshotRefused};
 
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
-use cut::{Cut, CutStep, SealCounts};
+use cut::Cut;
 use data_path::{DataPath, Gate, StoreEnd};
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use growth::Growth;
@@ -675,100 +675,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.sealer.begin(SideSet::BOTH);
                 reach(CrashPoint::BothSealed);
             }
-        }
-    }
-
-    // ---- snapshots ----
-
-    fn snapshot(&mut self, uid: SnapshotUid, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
-        if self.core.lifecycle.is_fenced() {
-            return snapshot::refuse(uid, SnapshotRefused::Fenced, out);
-        }
-        if self.core.lifecycle == Lifecycle::Detached {
-            return snapshot::refuse(uid, SnapshotRefused::Released, out);
-        }
-        let seal = if safeguard(SnapshotAfterSeal) { self.covering_seal() } else { 0 };
-        self.sealer.seals.want(seal);
-        self.snapshots.ask(uid, seal, forgotten, out);
-    }
-
-    fn prepare_cut(&mut self, uid: SnapshotUid, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
-        if self.core.lifecycle != Lifecycle::Serving {
-            return cut::answer(uid, CutAnswer::Lapsed, out);
-        }
-        // Nothing is held in vain.
-        if self.cut.is_idle()
-            && let Some(manifest) = &self.core.manifest
-        {
-            if self.is_begun(uid) {
-                return cut::answer(uid, CutAnswer::Lapsed, out);
-            }
-            if Snapshotter::is_full(manifest, &forgotten) {
-                return snapshot::refuse(uid, SnapshotRefused::TooMany, out);
-            }
-        }
-        let seal = self.covering_seal();
-        if self.cut.prepare(uid, forgotten, seal, self.core.now, out) {
-            self.sealer.seals.want(seal);
-        }
-    }
-
-    /// Returns true if a snapshot of this name is in the log, or may come into it: it is of an earlier point.
-    /// A process that died may have taken it, one that knew no cuts too.
-    fn is_begun(&self, uid: SnapshotUid) -> bool {
-        let known = self.core.manifest.as_ref().map_or(&[][..], |manifest| manifest.snapshots());
-        known.iter().any(|known| known.uid == uid) || self.snapshots.waits(uid) || self.log.registers(uid)
-    }
-
-    fn advance_cut(&mut self, out: &mut Vec<Action>) {
-        if self.cut.is_idle() {
-            return;
-        }
-        if self.core.lifecycle != Lifecycle::Serving {
-            return self.cut.lapse(out);
-        }
-        // What is begun is not known yet.
-        if self.core.manifest.is_none() {
-            return;
-        }
-        let stores = self.core.dirty[self.core.map.active()].in_flight;
-        let stores = if safeguard(CutIsStill) { stores } else { 0 };
-        let seals = &self.sealer.seals;
-        let counts = SealCounts { begun: seals.begun(), committed: seals.newest_committed() };
-        match self.cut.advance(self.core.now, stores, counts, out) {
-            CutStep::Wait => {}
-            CutStep::Continue => self.unpark(out),
-            CutStep::Ask(uid, _) if self.is_begun(uid) => {
-                self.cut.lapse(out);
-                self.unpark(out);
-            }
-            CutStep::Ask(uid, forgotten) => {
-                let seal = self.covering_seal();
-                self.sealer.seals.want(seal);
-                self.snapshots.ask_exact(uid, seal, forgotten, out);
-                self.cut.asked(seal);
-                self.advance_cut(out);
-            }
-        }
-    }
-
-    /// Makes a record for a snapshot that no commit carries, since there is nothing to commit. It goes before
-    /// a detach record.
-    fn advance_snapshots(&mut self, out: &mut Vec<Action>) {
-        let Some(manifest) = &self.core.manifest else { return };
-        if self.snapshots.is_idle() || !self.log.is_idle() {
-            return;
-        }
-        if !manifest.is_attached() {
-            // The detach record is in the log: only the control plane extends it now.
-            return self.snapshots.refuse_all(SnapshotRefused::Released, out);
-        }
-        if !self.sealer.is_open() || self.log.is_full(manifest) {
-            return;
-        }
-        let change = self.snapshots.take(self.sealer.seals.newest_committed(), manifest, out);
-        if change.taken.is_some() {
-            self.create_change(Default::default(), SideSet::NONE, change, out);
         }
     }
 

@@ -147,7 +147,7 @@ fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Op
         let node = asked.unwrap_or("that serves it");
         let said = obstacle_of(snapshot).map(|(_, message)| format!(" ({message})")).unwrap_or_default();
         if !snapshot.was_held() {
-            return Some(format!("node {node} was prepared for too long, or could not be{said}"));
+            return Some(format!("node {node} could not prepare, or stayed prepared for too long{said}"));
         }
         return Some(format!("node {node} let writes continue before all volumes were held{said}"));
     }
@@ -379,7 +379,7 @@ fn plan_finished(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let mut steps = Vec::new();
     if !gone.is_empty() {
         let message = format!(
-            "deleted: {}; what is left is no whole, and is not taken again. Delete this VolumeGroupSnapshot and create another",
+            "deleted: {}; the group is not complete any more, and is not taken again. The VolumeSnapshots that are left can be restored. Delete this VolumeGroupSnapshot and create another",
             gone.join(", ")
         );
         steps = say(facts, SNAPSHOT_DELETED, message, now);

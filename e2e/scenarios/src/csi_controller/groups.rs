@@ -1,9 +1,6 @@
 //! Group snapshots. The scenario plays the operator: it makes the VolumeSnapshots, and says when the group is
 //! taken.
 
-use std::thread;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, NewVolume, SHORT, granted, refused};
 use holdfast_lab::operator::Operator;
@@ -95,7 +92,6 @@ fn take(world: &World, csi: &Csi) -> Result<GroupSnapshot> {
     ensure!(told.is_empty(), "snapshots of an unfinished group are told: {told:?}");
     let hidden = csi.get_snapshot(MEMBERS[0])?;
     refused("get a snapshot", hidden, "NotFound", "is named `groupsnapshot-1-2-0`")?;
-    thread::sleep(Duration::from_millis(500));
     let members = format!(
         "[{{\"volume\": \"{}\", \"snapshot\": \"{}\"}}, {{\"volume\": \"{}\", \"snapshot\": \"{}\"}}]",
         VOLUMES[0], MEMBERS[0], VOLUMES[1], MEMBERS[1]
