@@ -306,6 +306,7 @@ pub fn plan_attach(
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(0),
             synced_generation: 0,
         },

@@ -66,6 +66,8 @@ crash_points! {
     PagesCopied,
     /// Step 3: the sides are synced.
     SidesSynced,
+    /// Before step 4: the journal is filled and synced, and the header does not say so.
+    JournalFilled,
     /// Step 4: the pages are in the durable map's file, not synced.
     PagesWritten,
     /// Step 5: they are synced; the live map still names the slots before.

@@ -5,13 +5,14 @@
 //! 0      4096  header slot 0        4096   4096  header slot 1
 //! 8192 + 8192 * page       4096     slot 0 of the page
 //! 8192 + 8192 * page + 4096         slot 1 of the page
+//! JOURNAL_OFFSET       ..           the journal (see `journal`)
 //! ```
 //! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512
 //! bytes, each an envelope of its own, zero to its end:
 //! `u64 page, u64 generation, u64 seq, u8 unit, u8 first, 256 bytes`. The header's payload:
 //! ```text
 //! u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
-//! u8 active side, u8 flags (1 closed clean, 2 A invalidated, 4 B invalidated), u64 seq,
+//! u8 active side, u8 flags (1 closed clean, 2 A invalidated, 4 B invalidated, 8 has a journal), u64 seq,
 //! u64 synced generation, u32 n, n x u8[16] nonce
 //! ```
 //!
@@ -30,6 +31,10 @@
 //! units beside it tell whether it was part of something newer. The first write of a page fills both slots,
 //! and the header written behind it proves that: from then on zeros are corruption too.
 
+mod journal;
+
+use std::collections::BTreeMap;
+
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
@@ -38,6 +43,9 @@ use crate::sector_map::{
     LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, Side, SideSet, chunk_pages, map_bytes,
 };
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
+
+pub use journal::{JOURNAL_OFFSET, journal_extent};
+pub(crate) use journal::{Entry, encode_fill, encode_record, journal_offset, journal_slots, record_slots};
 
 /// Bytes of one slot.
 pub const SLOT_BYTES: usize = 4096;
@@ -76,6 +84,8 @@ pub struct Header {
     /// Sides whose data is invalid, whatever the pages say: a commit said so (`Body::Change`), and no round
     /// has written the pages since.
     pub invalidated: SideSet,
+    /// The journal has changes that the pages' slots may lack.
+    pub has_journal: bool,
     /// The last record that the writer knew when the round began that wrote this. A log that ends before it
     /// was set back.
     pub seq: Seq,
@@ -118,7 +128,7 @@ impl Header {
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.extend_from_slice(&self.writer.0);
         out.push(self.active as u8);
-        out.push(u8::from(self.closed_clean) | (self.invalidated.bits() << 1));
+        out.push(u8::from(self.closed_clean) | (self.invalidated.bits() << 1) | (u8::from(self.has_journal) << 3));
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.synced_generation.to_le_bytes());
         out.extend_from_slice(
@@ -146,8 +156,11 @@ impl Header {
         let active = if fields.u8()? == 0 { Side::A } else { Side::B };
         let flags = fields.u8()?;
         let closed_clean = flags & 1 != 0;
-        let invalidated =
-            SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
+        if flags > 15 {
+            return Err(fields.bad("flags", u64::from(flags)));
+        }
+        let invalidated = SideSet::from_bits((flags >> 1) & 3).expect("two bits");
+        let has_journal = flags & 8 != 0;
         let seq = Seq(fields.u64()?);
         let synced_generation = fields.u64()?;
         let mut nonces = Vec::new();
@@ -167,6 +180,7 @@ impl Header {
                 active,
                 closed_clean,
                 invalidated,
+                has_journal,
                 seq,
                 synced_generation,
             },
@@ -307,38 +321,54 @@ impl FoundPage {
     }
 }
 
-/// A page whose synced bytes are lost; no data of its 16 MiB of volume can be told clean from stale.
+/// A part of the map whose synced bytes are lost: what it described cannot be told clean from stale.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("durable map page {page} (its 16 MiB begin at sector {first}) is damaged", first = page * PAGE_SECTORS)]
-pub struct DamagedPage {
-    /// The page.
-    pub page: u64,
-    /// The defect of the page.
-    #[source]
-    pub source: DecodeError,
+pub enum DamagedMap {
+    /// A page.
+    #[error("durable map page {page} (its 16 MiB begin at sector {first}) is damaged", first = page * PAGE_SECTORS)]
+    Page {
+        /// The page.
+        page: u64,
+        /// Its defect.
+        #[source]
+        source: DecodeError,
+    },
+    /// The journal.
+    #[error("the journal of the durable map is damaged")]
+    Journal(#[source] DecodeError),
 }
 
-/// The newest synced form of each page of the file, without what the header calls invalid.
+/// The newest synced form of each page of the file, without what the header calls invalid, lowest first.
 ///
-/// `pages` are page numbers with the 8192 bytes of both slots; pages never written may be left out.
+/// `pages` are page numbers with the 8192 bytes of both slots; pages never written may be left out. `journal`
+/// are the bytes of the file from [`JOURNAL_OFFSET`] on; a header without a journal needs none.
 ///
 /// # Errors
-/// [`DamagedPage`] when what was synced last may be lost.
-pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<FoundPage>, DamagedPage> {
-    let mut found = Vec::new();
+/// [`DamagedMap`] when what was synced last may be lost.
+pub fn newest_pages(
+    header: &Header,
+    pages: &[(u64, Vec<u8>)],
+    journal: &[u8],
+) -> Result<Vec<FoundPage>, DamagedMap> {
+    let mut found = BTreeMap::new();
     for (page, pair) in pages {
         let newest = halves(PAGE, pair)
             .and_then(|(first, second)| newest_of(*page, [first, second], header.synced_generation));
-        let newest = newest.map_err(|source| DamagedPage { page: *page, source })?;
-        found.extend(newest.map(|mut newest| {
-            newest.forget(header.invalidated);
-            newest
-        }));
+        let newest = newest.map_err(|source| DamagedMap::Page { page: *page, source })?;
+        found.extend(newest.map(|newest| (*page, newest)));
     }
-    Ok(found)
+    if header.has_journal {
+        journal::replay(journal, &mut found).map_err(DamagedMap::Journal)?;
+    }
+    let forget = |(_, mut page): (u64, FoundPage)| {
+        page.forget(header.invalidated);
+        page
+    };
+    Ok(found.into_values().map(forget).collect())
 }
 
-fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPage>, DecodeError> {
+/// The newest of a page's slots, with its generation.
+fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, FoundPage)>, DecodeError> {
     let mut slots = slots.map(|bytes| Slot::read(page, bytes));
     let Some(generation) = slots.iter().filter_map(|slot| slot.newest).max() else {
         return slots.iter_mut().find_map(|slot| slot.bad.take()).map_or(Ok(None), Err);
@@ -352,7 +382,8 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
             .iter()
             .all(|slot| slot.bad.is_none() && slot.is_first && slot.newest.is_none_or(|g| g > synced));
         return if torn {
-            Ok(Some(FoundPage { page, slot: None, generation, seq: Seq(0), nibbles: vec![0; PAGE_BYTES] }))
+            let nibbles = vec![0; PAGE_BYTES];
+            Ok(Some((0, FoundPage { page, slot: None, generation, seq: Seq(0), nibbles })))
         } else {
             Err(slots.into_iter().find_map(Slot::defect).expect("neither slot is whole"))
         };
@@ -364,7 +395,7 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
         return Err(other.defect().expect("it is not whole"));
     }
     let Slot { seq, nibbles, .. } = newest;
-    Ok(Some(FoundPage { page, slot: Some(u8::from(slot == 1)), generation, seq, nibbles }))
+    Ok(Some((held, FoundPage { page, slot: Some(u8::from(slot == 1)), generation, seq, nibbles })))
 }
 
 /// A slot of a page, as read from the file.

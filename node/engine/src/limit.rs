@@ -42,6 +42,17 @@ pub const ROUND_PAGES: usize = 512;
 /// are written at once: about a millisecond, and at most 512 KiB of buffers. As many are looked through in
 /// one turn for what is dirty, or made clean after a commit.
 pub const MAP_WRITE_PAGES: usize = 64;
+/// Blocks (128 KiB of volume each) of a map page that may have changed for the journal to take them instead
+/// of the page.
+pub const JOURNAL_BLOCKS: u32 = 32;
+/// Map pages that a slot of the journal (4 KiB, as a page's) must save at least: each of them may have to be
+/// written later for the journal to begin anew, so that a ninth is lost at worst.
+pub const JOURNAL_SAVES: u64 = 8;
+/// Map pages of a volume for each slot of its journal, which takes 1/16384 of the volume's size: the two
+/// rounds of a commit of 16,384 scattered sectors of 1 TiB take 192 of its 16,384 slots.
+pub const JOURNAL_PAGES_PER_SLOT: u64 = 4;
+/// Slots of the journal at most: 256 MiB.
+pub const JOURNAL_SLOTS: u64 = 65_536;
 /// Map pages (16 MiB of volume each) evicted between two rounds.
 pub const EVICT_PAGES: u64 = 64;
 /// Bytes to evict when a write hits ENOSPC.

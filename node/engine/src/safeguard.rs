@@ -142,6 +142,12 @@ pub enum Safeguard {
     MoveVisible,
     /// After a commit the policy is asked for a merge.
     MergeWhenDue,
+    /// Entries of the journal count for pages whose slots are older.
+    ReplayOnlyNewer,
+    /// The journal is written over once the slots of its pages have what it has.
+    KeepJournal,
+    /// The journal is filled after a round of this process made every page durable in its slots.
+    JournalAfterFullRound,
     /// Memory of the live map is given back where no write is in flight.
     ReleaseStillChunks,
     /// Memory of the live map is used again after it was given back.
@@ -176,7 +182,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 80] = [
+    pub const ALL: [Self; 83] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -236,6 +242,9 @@ impl Safeguard {
         Self::NameMovedFrame,
         Self::MoveVisible,
         Self::MergeWhenDue,
+        Self::ReplayOnlyNewer,
+        Self::KeepJournal,
+        Self::JournalAfterFullRound,
         Self::ReleaseStillChunks,
         Self::PrepareReleased,
         Self::ClearOlderFirst,
@@ -279,6 +288,9 @@ impl Safeguard {
             | Self::FuaIsDurable
             | Self::FuaInNextRound
             | Self::SyncEachGroup
+            | Self::ReplayOnlyNewer
+            | Self::KeepJournal
+            | Self::JournalAfterFullRound
             | Self::CommitAfterFailedSync => 1,
             Self::ReadsBeforePunch | Self::ReleaseStillChunks | Self::PrepareReleased => 2,
             Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce => 3,

@@ -23,6 +23,7 @@
 //! zeros take no space and next to no upload. A copy that is not the newest counts, since nothing says of it
 //! that it is zeros.
 
+mod block_set;
 mod nibble;
 mod page_set;
 mod side;
@@ -39,6 +40,7 @@ use crate::safeguard::{
 };
 use crate::wire;
 
+pub(crate) use block_set::{BlockSet, Blocks, PAGE_BLOCKS};
 pub(crate) use nibble::Nibble;
 use nibble::Nibbles;
 pub(crate) use page_set::PageSet;
@@ -49,6 +51,8 @@ pub use side::{Newest, Side, SideSet};
 pub const PAGE_SECTORS: u64 = 4096;
 /// Bytes of one map page.
 pub const PAGE_BYTES: usize = (PAGE_SECTORS / 2) as usize;
+/// Bytes of the map for one block.
+pub(crate) const BLOCK_MAP_BYTES: usize = (BLOCK_SECTORS / 2) as usize;
 const PAGES_PER_CHUNK: u64 = CHUNK_SECTORS / PAGE_SECTORS;
 const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
 /// Chunks of a group.
@@ -404,6 +408,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         &self.memory.as_ref()[at..at + PAGE_BYTES]
     }
 
+    /// The map's part of a block.
+    pub(crate) fn block(&self, block: Block) -> [u8; BLOCK_MAP_BYTES] {
+        let at = index(nibble_at(block.first_sector().0));
+        *self.memory.as_ref()[at..].first_chunk().expect("a page has whole blocks")
+    }
+
     pub(crate) fn set_page(&mut self, page: u64, bytes: &[u8]) {
         let at = index(nibble_at(page * PAGE_SECTORS));
         self.bytes_mut()[at..at + PAGE_BYTES].copy_from_slice(bytes);
@@ -431,22 +441,22 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         true
     }
 
-    /// Counts what is dirty in `page`, which was not counted yet. Returns in which sides anything is.
-    pub(crate) fn count(&mut self, page: u64) -> SideSet {
-        let mut dirty = SideSet::NONE;
+    /// Counts what is dirty in `page`, which was not counted yet. Returns the blocks with anything dirty.
+    pub(crate) fn count(&mut self, page: u64) -> PerSide<Blocks> {
+        let mut dirty = PerSide::<Blocks>::default();
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
         let at = index(nibble_at(first));
         let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
-        for (index, word) in whole.as_chunks::<8>().0.iter().enumerate() {
+        for (index, word) in (0..).zip(whole.as_chunks::<8>().0) {
             let word = u64::from_le_bytes(*word);
             // Most of a page is in the store only, and all of most pages.
             if word != 0 {
-                let left = end.saturating_sub(first + index as u64 * 16);
+                let left = end.saturating_sub(first + u64::from(index) * 16);
                 let nibbles = Nibbles(if left >= 16 { word } else { word & ((1 << (4 * left)) - 1) });
                 for side in Side::BOTH {
                     if nibbles.any_dirty(side) {
-                        dirty = dirty.with(side);
+                        dirty[side].insert(index / 2);
                     }
                     self.counted[side] += u64::from(nibbles.counted(side));
                 }
@@ -537,39 +547,40 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         changed
     }
 
-    /// The sectors of `page` dirty in `side`, block by block.
-    pub(crate) fn dirty_blocks(&self, page: u64, side: Side) -> impl Iterator<Item = (Block, Mask)> + '_ {
-        let first = page * PAGE_SECTORS;
-        let at = index(nibble_at(first));
-        let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
+    /// The sectors of these blocks of `page` that are dirty in `side`, block by block.
+    pub(crate) fn dirty_blocks(
+        &self,
+        page: u64,
+        blocks: Blocks,
+        side: Side,
+    ) -> impl Iterator<Item = (Block, Mask)> + '_ {
         let dirty = in_each(side.dirty_bit());
-        let end = self.sectors;
-        (first..).step_by(BLOCK_SECTORS as usize).zip(whole.as_chunks::<16>().0).filter_map(
-            move |(start, nibbles)| {
-                let mut left = u128::from_le_bytes(*nibbles) & dirty;
-                let mut mask = 0u32;
-                while left != 0 {
-                    let sector = left.trailing_zeros() / 4;
-                    if start + u64::from(sector) < end {
-                        mask |= 1 << sector;
-                    }
-                    left &= left - 1;
+        blocks.iter().filter_map(move |number| {
+            let block = Block(page * PAGE_BLOCKS + u64::from(number));
+            let start = block.first_sector().0;
+            let mut left = u128::from_le_bytes(self.block(block)) & dirty;
+            let mut mask = 0u32;
+            while left != 0 {
+                let sector = left.trailing_zeros() / 4;
+                if start + u64::from(sector) < self.sectors {
+                    mask |= 1 << sector;
                 }
-                (mask != 0).then_some((Sector(start).block(), Mask(mask)))
-            },
-        )
+                left &= left - 1;
+            }
+            (mask != 0).then_some((block, Mask(mask)))
+        })
     }
 
     /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there. Appends
     /// the ranges of those blocks, whether or not the side held their newest bytes. Returns how many sectors
-    /// became remote.
-    pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> u64 {
+    /// became remote, and the blocks they are in.
+    pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> (u64, Blocks) {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
         let (newest, dirty) = (in_each(side.newest_bits()), in_each(side.dirty_bit()));
         let elsewhere = in_each(side.other().newest_bits());
-        let mut released = 0;
-        for block in SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS) {
+        let (mut released, mut changed) = (0, Blocks::default());
+        for (number, block) in (0..).zip(SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS)) {
             let at = index(nibble_at(block.start.0));
             let bytes = &self.memory.as_ref()[at..at + 16];
             let nibbles = u128::from_ne_bytes(bytes.try_into().expect("16 bytes"));
@@ -584,11 +595,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
             let punchable = nibbles & newest & !both;
             if punchable != 0 {
                 released += u64::from(punchable.count_ones());
+                changed.insert(number);
                 self.bytes_mut()[at..at + 16].copy_from_slice(&(nibbles & !punchable).to_ne_bytes());
             }
             append(ranges, block);
         }
-        released
+        (released, changed)
     }
 
     /// Makes every sector of `range` that is dirty nowhere and has its newest bytes in a side remote. Returns
@@ -604,15 +616,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         forgotten
     }
 
-    /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
-    pub(crate) fn clear_dirty(&mut self, page: u64, side: Side) {
-        let at = index(nibble_at(page * PAGE_SECTORS));
+    /// Takes the dirty mark of `side` from every sector of these blocks of `page`; the data stays as cache.
+    pub(crate) fn clear_dirty(&mut self, page: u64, blocks: Blocks, side: Side) {
         let mut uncounted = 0;
-        for word in self.bytes_mut()[at..at + PAGE_BYTES].as_chunks_mut::<8>().0 {
-            let nibbles = Nibbles(u64::from_le_bytes(*word));
-            if nibbles.any_dirty(side) {
-                uncounted += u64::from(nibbles.counted(side));
-                *word = nibbles.clean(side).0.to_le_bytes();
+        for number in blocks.iter() {
+            let at = index(nibble_at(page * PAGE_SECTORS)) + number as usize * BLOCK_MAP_BYTES;
+            for word in self.bytes_mut()[at..at + BLOCK_MAP_BYTES].as_chunks_mut::<8>().0 {
+                let nibbles = Nibbles(u64::from_le_bytes(*word));
+                if nibbles.any_dirty(side) {
+                    uncounted += u64::from(nibbles.counted(side));
+                    *word = nibbles.clean(side).0.to_le_bytes();
+                }
             }
         }
         self.counted[side] -= uncounted;

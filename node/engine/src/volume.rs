@@ -178,7 +178,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         Self {
             durability: setup.durability,
             data: DataPath::new(setup.requests, pages),
-            rounds: FlushRounds::after_takeover(pages, setup.header_generation),
+            rounds: FlushRounds::after_takeover(&map, setup.header_generation),
             sealer: Sealer::open(),
             log: LogWriter::idle(nonce, pending, now),
             merger: Merger::idle(),
@@ -418,7 +418,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn covering_seal(&self) -> u64 {
         let active = self.core.map.active();
         // What completes before a seal of both sides is still is in it.
-        let is_covered = self.core.dirty[active].pages.is_empty() || self.sealer.holds_still(active);
+        let is_covered = self.core.dirty[active].blocks.is_empty() || self.sealer.holds_still(active);
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)
     }
@@ -542,7 +542,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, true) {
             return false;
         }
-        if core.dirty[side].pages.is_empty() || self.log.is_full(manifest) {
+        if core.dirty[side].blocks.is_empty() || self.log.is_full(manifest) {
             return false;
         }
         let may_wait = self.cut.defers_seals() && core.dirty_bytes(side) < core.limits.max_bytes;

@@ -6,8 +6,8 @@
 //! 6   2  kind (see `Kind`)
 //! 8   4  payload length in bytes
 //! 12  4  zero
-//! 16 16  BLAKE3-128 of bytes 0..16 and the payload; for a page of the map XXH3-128 (little-endian), or
-//!        BLAKE3-128 as an earlier version wrote it
+//! 16 16  BLAKE3-128 of bytes 0..16 and the payload; for a page of the map and its journal XXH3-128
+//!        (little-endian), for the page or BLAKE3-128 as an earlier version wrote it
 //! 32     payload
 //! ```
 //! Invariant: nothing is decoded before its checksum, kind and version were found right.
@@ -47,6 +47,8 @@ pub enum Kind {
     RunPage = 7,
     /// The head of an index run.
     RunHead = 8,
+    /// A unit of the durable map's journal.
+    MapJournal = 9,
 }
 
 /// Reason why stored bytes were refused.
@@ -104,10 +106,10 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
     short
 }
 
-/// The checksum of a structure of `kind`: pages of the map are written by each flush, so theirs is one that
-/// is quick for a few hundred bytes.
+/// The checksum of a structure of `kind`: pages of the map and its journal are written by each flush, so
+/// theirs is one that is quick for a few hundred bytes.
 fn sum(kind: u16, head_and_payload: &[u8]) -> [u8; 16] {
-    if kind == Kind::MapPage as u16 {
+    if [Kind::MapPage as u16, Kind::MapJournal as u16].contains(&kind) {
         xxhash_rust::xxh3::xxh3_128(head_and_payload).to_le_bytes()
     } else {
         checksum(head_and_payload)

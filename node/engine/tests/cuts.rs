@@ -63,6 +63,7 @@ impl Host {
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: log.seq(),
             synced_generation: 0,
         };

@@ -37,6 +37,7 @@ fn volume() -> Volume<Vec<u8>> {
         active: Side::A,
         closed_clean: false,
         invalidated: SideSet::NONE,
+        has_journal: false,
         seq: Seq(0),
         synced_generation: 0,
     };

@@ -46,6 +46,7 @@ impl Bench {
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(0),
             synced_generation: 0,
         };

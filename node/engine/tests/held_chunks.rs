@@ -45,6 +45,7 @@ impl Host {
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(0),
             synced_generation: 0,
         };

@@ -56,6 +56,7 @@ fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
         active: Side::A,
         closed_clean: false,
         invalidated: SideSet::NONE,
+        has_journal: false,
         seq: Seq(0),
         synced_generation: 0,
     };

@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::{Foreign, LocalData, worth};
-use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, file_bytes, newest_pages, page_offset};
+use holdfast_engine::durable_map::{
+    FoundMap, FoundPage, Header, JOURNAL_OFFSET, file_bytes, newest_pages, page_offset,
+};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
 use holdfast_engine::limit::{MAP_WRITE_PAGES, ROUND_PAGES};
@@ -78,6 +80,8 @@ struct Host {
     header: Header,
     /// The durable map's file; empty where it is not read.
     file: Vec<u8>,
+    /// The journal behind it.
+    journal: Vec<u8>,
     turns: Turns,
     /// Writes of the map fail from this one on.
     fails_at: Option<u64>,
@@ -132,6 +136,7 @@ impl Host {
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(0),
             synced_generation: 0,
             identity: manifest.identity(),
@@ -151,6 +156,7 @@ impl Host {
             steps,
             header,
             file,
+            journal: Vec::new(),
             turns: Turns::default(),
             fails_at: None,
             unreadable: None,
@@ -230,7 +236,11 @@ impl Host {
                 }
                 for write in &writes {
                     let at = write.offset as usize;
-                    if let Some(place) = self.file.get_mut(at..at + write.bytes.len()) {
+                    if let Some(at) = write.offset.checked_sub(JOURNAL_OFFSET) {
+                        let end = at as usize + write.bytes.len();
+                        self.journal.resize(self.journal.len().max(end), 0);
+                        self.journal[at as usize..end].copy_from_slice(&write.bytes);
+                    } else if let Some(place) = self.file.get_mut(at..at + write.bytes.len()) {
                         place.copy_from_slice(&write.bytes);
                     }
                 }
@@ -298,7 +308,7 @@ impl Host {
         let pair = |page| self.file[page_offset(page, 0) as usize..][..8192].to_vec();
         let pages: Vec<_> =
             (0..header.sectors.div_ceil(PAGE_SECTORS)).map(|page| (page, pair(page))).collect();
-        let pages = newest_pages(&header, &pages).unwrap();
+        let pages = newest_pages(&header, &pages, &self.journal).unwrap();
         FoundMap { generation, header, pages }
     }
 }
@@ -398,6 +408,41 @@ fn no_event_of_a_commit_does_more_in_a_larger_volume() {
     assert_eq!((small.uploaded_blocks, large.uploaded_blocks), (WRITES as usize, WRITES as usize));
     assert!(2 * large.most_steps <= 3 * small.most_steps, "{} and {}", large.most_steps, small.most_steps);
     assert!(large.max_writes <= 2 * MAP_WRITE_PAGES && large.max_actions <= 3, "{large:?}");
+    // Each group of a round is one record, some with a fill before; and the header.
+    assert!(large.map_writes <= 4 * WRITES.div_ceil(ROUND_PAGES as u64) + 1, "{large:?}");
+}
+
+/// Scattered changes go into the journal; once it is full, all pages that it has changes of are written, and
+/// it begins anew. The loss of the host finds all that was flushed after each round, and after the death of
+/// the process that began the journal.
+#[test]
+fn what_is_flushed_is_found_however_full_the_journal_is() {
+    const PAGES: u64 = 256;
+    const ROUNDS: u64 = 200;
+    /// Pages changed in each round: worth a slot of the journal.
+    const CHANGED: u64 = 16;
+    let mut host = Host::new(PAGES * PAGE_SECTORS, true, limits(TEBIBYTE));
+    let mut written = BTreeSet::new();
+    for round in 0..ROUNDS {
+        for change in 0..CHANGED {
+            let page = (round * 7 + change * 16) % PAGES;
+            let sector = page * PAGE_SECTORS + (round * 331 + change) % PAGE_SECTORS;
+            host.ask(Op::Write, SectorRange::new(sector, 1));
+            written.insert(sector);
+        }
+        if round == ROUNDS / 2 {
+            host.resume();
+        }
+        host.ask(Op::Flush, SectorRange::new(0, 0));
+        let found = host.found();
+        let runs = found.iter().flat_map(FoundPage::dirty_runs);
+        let sectors: BTreeSet<u64> = runs.flat_map(|(range, _)| range.start.0..range.end()).collect();
+        assert!(sectors == written, "round {round}");
+    }
+    // The process of the second half: its first round writes every page of the map, the others what changed.
+    let changes = ROUNDS / 2 * CHANGED;
+    println!("{} writes of the map for {changes} changed pages", host.turns.map_writes - PAGES);
+    assert!(2 * (host.turns.map_writes - PAGES) < changes, "{:?}", host.turns);
 }
 
 /// A round wrote all pages of a chunk in which something was written for the first time. Those that hold
@@ -413,12 +458,12 @@ fn a_page_is_first_written_when_it_holds_something() {
     }
     let header = Header::newest(&host.file[..8192]).unwrap().unwrap().1;
     let slots = |page| host.file[page_offset(page, 0) as usize..][..8192].to_vec();
-    assert_eq!(newest_pages(&header, &[(1, slots(1)), (3, slots(3))]), Ok(vec![]));
+    assert_eq!(newest_pages(&header, &[(1, slots(1)), (3, slots(3))], &[]), Ok(vec![]));
     for page in [0, 2] {
-        assert_eq!(newest_pages(&header, &[(page, slots(page))]).map(|found| found.len()), Ok(1));
+        assert_eq!(newest_pages(&header, &[(page, slots(page))], &[]).map(|found| found.len()), Ok(1));
         let mut zeroed = slots(page);
         zeroed[4096..].fill(0);
-        assert!(newest_pages(&header, &[(page, zeroed)]).is_err(), "page {page}");
+        assert!(newest_pages(&header, &[(page, zeroed)], &[]).is_err(), "page {page}");
     }
 }
 

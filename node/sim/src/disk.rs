@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use holdfast_engine::action::{MapWrite, Source};
-use holdfast_engine::durable_map::{FoundMap, Header, holds_dirty, newest_pages, page_offset};
+use holdfast_engine::durable_map::{FoundMap, Header, JOURNAL_OFFSET, holds_dirty, newest_pages, page_offset};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_types::SectorRange;
@@ -253,7 +253,7 @@ impl Default for MapFile {
 impl MapFile {
     /// Writes those units of `write` that `reaches` says get there.
     pub(crate) fn write(&mut self, write: &MapWrite, mut reaches: impl FnMut() -> bool) {
-        assert!(write.offset.is_multiple_of(4096) && write.bytes.len() == 4096, "whole slots only");
+        assert!(write.offset.is_multiple_of(4096) && write.bytes.len().is_multiple_of(4096), "whole slots only");
         for (index, unit) in write.bytes.as_chunks::<UNIT>().0.iter().enumerate() {
             if reaches() {
                 self.0.write(write.offset / UNIT as u64 + index as u64, *unit);
@@ -261,9 +261,10 @@ impl MapFile {
         }
     }
 
-    /// End of all that was ever written.
-    pub(crate) fn end(&self) -> u64 {
-        self.0.cells.last_key_value().map_or(0, |(at, _)| (at + 1) * UNIT as u64)
+    /// End of all that was ever written below `limit`.
+    pub(crate) fn end(&self, limit: u64) -> u64 {
+        let last = self.0.cells.range(..limit / UNIT as u64).next_back();
+        last.map_or(0, |(at, _)| (at + 1) * UNIT as u64)
     }
 
     pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
@@ -349,10 +350,12 @@ impl Disk {
         // To the end of the file: an attach that saw an old log may have written a header of the size before
         // the volume grew.
         let count =
-            self.map.end().saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
+            self.map.end(JOURNAL_OFFSET).saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
         let pairs: Vec<_> =
             (0..count).map(|page| (page, self.map.read(page_offset(page, 0), 8192))).collect();
-        let pages = newest_pages(&header, &pairs).map_err(|error| damaged(&error))?;
+        let length = self.map.end(u64::MAX).saturating_sub(JOURNAL_OFFSET);
+        let journal = self.map.read(JOURNAL_OFFSET, length as usize);
+        let pages = newest_pages(&header, &pairs, &journal).map_err(|error| damaged(&error))?;
         Ok(Some(FoundMap { generation, header, pages }))
     }
 

@@ -4,6 +4,7 @@ mod crowd;
 mod forks;
 
 use holdfast_engine::event::Op;
+use holdfast_engine::round_size::RoundSize;
 use holdfast_engine::volume::{DirtyLimits, Durability, Settings};
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
@@ -103,7 +104,8 @@ impl Schedule {
         // What is changed at once seldom fills a group of the usual size. A job for each page takes a while.
         if !profile.is_timely() && world.rng.once_in(2) {
             let (copied, written) = *world.rng.pick(&[(1, 1), (2, 1), (3, 2)]);
-            world.slice_rounds(copied, written);
+            let journal_slots = Some(*world.rng.pick(&[0, 2, 3, 5]));
+            world.slice_rounds(RoundSize { copied, written, saved: 1, journal_slots });
         }
         Self {
             world,

@@ -28,7 +28,7 @@ use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::fence;
 use holdfast_engine::index::policy;
 use holdfast_engine::log_length;
-use holdfast_engine::round_size;
+use holdfast_engine::round_size::{self, RoundSize};
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::{Millis, Nonce, Sector, VolumeId};
 
@@ -118,9 +118,9 @@ impl World {
         }
     }
 
-    /// Rounds copy `copied` map pages at a time from now on, and write `written`.
-    pub fn slice_rounds(&mut self, copied: usize, written: usize) {
-        round_size::scale(Some((copied, written)));
+    /// Rounds have these sizes from now on.
+    pub fn slice_rounds(&mut self, size: RoundSize) {
+        round_size::scale(Some(size));
     }
 
     /// Checkpoints are `records` apart from now on, and the log is truncated as often in proportion.

@@ -14,7 +14,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use holdfast_engine::action::Action;
-use holdfast_engine::durable_map::{DamagedPage, FoundPage, Header, newest_pages, page_offset};
+use holdfast_engine::durable_map::{DamagedMap, FoundPage, Header, newest_pages, page_offset};
 use holdfast_engine::event::{Event, Op};
 use holdfast_engine::fork::Fork;
 use holdfast_engine::index::merge::{Input, Merge, MergeStep};
@@ -383,9 +383,9 @@ fn durable_map_headers() {
 
 /// The front of a durable map's file: the header's slots, and the slots of one page, which are called page
 /// 0's.
-fn found_page(file: &[u8], page: u64) -> Result<Option<FoundPage>, DamagedPage> {
+fn found_page(file: &[u8], page: u64) -> Result<Option<FoundPage>, DamagedMap> {
     let (_, header) = Header::newest(file).unwrap().unwrap();
-    newest_pages(&header, &[(page, file[2 * SLOT..].to_vec())]).map(|found| found.into_iter().next())
+    newest_pages(&header, &[(page, file[2 * SLOT..].to_vec())], &[]).map(|found| found.into_iter().next())
 }
 
 /// Invariant 13: whatever becomes of one slot, the older form of the page is never served in place of the

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use holdfast_background::AttachError;
 use holdfast_engine::DecodeError;
 use holdfast_engine::attach::AttachRefused;
-use holdfast_engine::durable_map::DamagedPage;
+use holdfast_engine::durable_map::DamagedMap;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
 use holdfast_log::{LogFailure, SnapshotError};
@@ -381,7 +381,7 @@ pub(crate) enum LocalDamage {
     Bytes(#[from] DecodeError),
     /// A page of the durable map.
     #[error(transparent)]
-    Page(#[from] DamagedPage),
+    Page(#[from] DamagedMap),
     /// The live map.
     #[error(transparent)]
     LiveMap(#[from] LiveMapError),

@@ -1,4 +1,7 @@
+use holdfast_types::Block;
+
 use super::*;
+use crate::sector_map::PAGE_BLOCKS;
 
 fn header() -> Header {
     Header {
@@ -11,6 +14,7 @@ fn header() -> Header {
         active: Side::B,
         closed_clean: true,
         invalidated: SideSet::NONE,
+        has_journal: false,
         seq: Seq(4),
         synced_generation: 5,
     }
@@ -68,11 +72,12 @@ const PAGE_7_GENERATIONS: [u64; 2] = [4, 5];
 
 fn found(pair: [&[u8]; 2], synced_generation: u64) -> Result<(Option<u8>, u64, u8), u64> {
     let pages = [(7, pair.concat())];
-    match newest_pages(&Header { synced_generation, ..header() }, &pages) {
+    match newest_pages(&Header { synced_generation, ..header() }, &pages, &[]) {
         Ok(found) => {
             Ok(found.first().map_or((None, 0, 0), |page| (page.slot, page.generation, page.nibbles[0])))
         }
-        Err(damaged) => Err(damaged.page),
+        Err(DamagedMap::Page { page, .. }) => Err(page),
+        Err(damaged @ DamagedMap::Journal(_)) => panic!("{damaged}"),
     }
 }
 
@@ -162,4 +167,97 @@ fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
     let mut altered = first.clone();
     altered[1000] ^= 1;
     assert_eq!(found([&altered, &blank], 3), Err(7), "no power cut leaves that");
+}
+
+/// A journal of six slots that was filled as generation 2, with these records: generation, entries.
+fn journal(records: &[(u64, Vec<Entry>)]) -> Vec<u8> {
+    let mut bytes = encode_fill(2, 6);
+    let mut at = 0;
+    for (generation, entries) in records {
+        let record = encode_record(*generation, Seq(*generation), 2, entries);
+        bytes[at..at + record.len()].copy_from_slice(&record);
+        at += record.len();
+    }
+    bytes
+}
+
+/// Entries for blocks of page 7 and the ones behind it, each of which says `nibble` of all its sectors.
+fn entries(count: u64, nibble: u8) -> Vec<Entry> {
+    (0..count).map(|block| (Block(7 * PAGE_BLOCKS + block), [nibble; _])).collect()
+}
+
+/// What is found of the first block of each page, with its generation and the newest record known.
+fn replayed(pages: &[(u64, Vec<u8>)], journal: &[u8]) -> Result<Vec<(u64, u8, u64, Seq)>, DamagedMap> {
+    let header = Header { has_journal: true, synced_generation: 2, ..header() };
+    let found = newest_pages(&header, pages, journal)?;
+    Ok(found.iter().map(|page| (page.page, page.nibbles[0], page.generation, page.seq)).collect())
+}
+
+#[test]
+fn an_entry_of_the_journal_counts_for_a_page_whose_slots_are_older() {
+    let page = |generation| {
+        let slots = [1, generation].map(|g| encode_page(7, g, Seq(g), false, &[0x11; PAGE_BYTES]));
+        vec![(7, slots.concat())]
+    };
+    let records = [(3, entries(1, 0x55)), (4, entries(1, 0x66)), (4, entries(129, 0x77))];
+    assert_eq!(replayed(&page(2), &journal(&[])), Ok(vec![(7, 0x11, 2, Seq(2))]));
+    assert_eq!(replayed(&page(2), &journal(&records[..1])), Ok(vec![(7, 0x55, 3, Seq(3))]));
+    assert_eq!(replayed(&page(3), &journal(&records[..2])), Ok(vec![(7, 0x66, 4, Seq(4))]));
+    assert_eq!(replayed(&page(5), &journal(&records[..2])), Ok(vec![(7, 0x11, 5, Seq(5))]));
+    let both = vec![(7, 0x77, 4, Seq(4)), (8, 0x77, 4, Seq(4))];
+    assert_eq!(replayed(&page(2), &journal(&records)), Ok(both), "page 8 has no slot yet");
+    let header = Header { synced_generation: 2, ..header() };
+    assert_eq!(newest_pages(&header, &page(2), &journal(&records)).unwrap()[0].nibbles[0], 0x11);
+}
+
+/// The journal began anew: what is behind its newest record is of an earlier use.
+#[test]
+fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
+    let older = journal(&[(3, entries(1, 0x55)), (4, entries(1, 0x66)), (5, entries(1, 0x77))]);
+    let newer = encode_record(6, Seq(6), 2, &entries(1, 0x99));
+    let anew = [&newer[..], &older[newer.len()..]].concat();
+    assert_eq!(replayed(&[], &anew), Ok(vec![(7, 0x99, 6, Seq(6))]));
+}
+
+/// Invariant 13: the record that was being written when the power was cut counts as a whole or not at all.
+#[test]
+fn a_torn_record_of_the_journal_is_left_out() {
+    let first = (3, entries(1, 0x55));
+    // The place held the fill, or an older record.
+    for old in [journal(&[first.clone()]), journal(&[first.clone(), (1, entries(200, 0x77))])] {
+        let new = journal(&[first.clone(), (4, entries(1, 0x66))]);
+        for reached in 0..=u8::MAX {
+            let second = torn(&old[SLOT_BYTES..2 * SLOT_BYTES], &new[SLOT_BYTES..2 * SLOT_BYTES], reached);
+            let file = [&old[..SLOT_BYTES], &second, &old[2 * SLOT_BYTES..]].concat();
+            let nibble = if reached == u8::MAX { 0x66 } else { 0x55 };
+            assert_eq!(replayed(&[], &file).unwrap()[0].1, nibble, "{reached:b}");
+        }
+    }
+}
+
+/// Invariant 13: one byte, or one unit, of what was synced last is lost.
+#[test]
+fn decay_of_the_journal_is_named_where_it_may_hold_what_was_synced() {
+    let whole = journal(&[(3, entries(1, 0x55)), (4, entries(200, 0x66))]);
+    let sound = replayed(&[], &whole);
+    // Three slots of records, and the unit behind them, which shows that they end.
+    let live = 3 * SLOT_BYTES + UNIT_BYTES;
+    for at in 0..live {
+        let mut corrupted = whole.clone();
+        corrupted[at] ^= 0x20;
+        assert!(matches!(replayed(&[], &corrupted), Err(DamagedMap::Journal(_))), "byte {at}");
+    }
+    for unit in 0..whole.len() / UNIT_BYTES {
+        for value in [0, 0xff] {
+            let mut corrupted = whole.clone();
+            corrupted[unit * UNIT_BYTES..][..UNIT_BYTES].fill(value);
+            let found = replayed(&[], &corrupted);
+            if unit * UNIT_BYTES < live {
+                assert!(matches!(found, Err(DamagedMap::Journal(_))), "unit {unit} became {value}");
+            } else {
+                assert_eq!(found, sound, "unit {unit} is not needed");
+            }
+        }
+    }
+    assert!(matches!(replayed(&[], &[]), Err(DamagedMap::Journal(_))), "it is not there");
 }

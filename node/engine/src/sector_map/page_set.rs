@@ -1,9 +1,5 @@
 //! Sets of map pages.
 
-use holdfast_types::SectorRange;
-
-use super::PAGE_SECTORS;
-
 /// A set of map pages.
 #[derive(Default)]
 pub(crate) struct PageSet {
@@ -38,12 +34,6 @@ impl PageSet {
         self.lowest = self.lowest.min(index);
     }
 
-    pub(crate) fn insert_range(&mut self, range: SectorRange) {
-        for page in range.start.0 / PAGE_SECTORS..=(range.end() - 1) / PAGE_SECTORS {
-            self.insert(page);
-        }
-    }
-
     pub(crate) fn remove(&mut self, page: u64) {
         let word = &mut self.words[(page / 64) as usize];
         let bit = 1 << (page % 64);
@@ -71,8 +61,12 @@ impl PageSet {
     pub(crate) fn iter_from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
         let words = self.words.iter().enumerate().skip(self.lowest.max((first / 64) as usize));
         let set = |(index, word): (usize, &u64)| {
-            let (index, word) = (index as u64, *word);
-            (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index * 64 + bit)
+            let (index, mut left) = (index as u64, *word);
+            std::iter::from_fn(move || {
+                let page = (left != 0).then(|| index * 64 + u64::from(left.trailing_zeros()))?;
+                left &= left - 1;
+                Some(page)
+            })
         };
         words.filter(|(_, word)| **word != 0).flat_map(set).filter(move |page| *page >= first)
     }

@@ -18,7 +18,7 @@ fn a_late_completion_on_the_sealed_side_does_not_hide_newer_data() {
     map.mark_written(SectorRange::new(4, 3), Side::A);
     let newest: Vec<_> = (4..7).map(|s| map.first_run(SectorRange::new(s, 1)).1).collect();
     assert_eq!(newest, [Some(Side::A), Some(Side::B), Some(Side::A)]);
-    assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111_0000))]);
+    assert_eq!(map.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111_0000))]);
 }
 
 #[test]
@@ -27,9 +27,9 @@ fn zeroing_marks_only_what_may_hold_data() {
     assert!(!map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
     map.mark_written(SectorRange::new(3, 1), Side::A);
     assert!(map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
-    assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
+    assert_eq!(map.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
     assert!(map.mark_zeroed(SectorRange::new(0, 2), Side::A, true));
-    assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
+    assert_eq!(map.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
 }
 
 /// The map's counts. Asserts that the map would count the same if it were taken over now.
@@ -63,10 +63,10 @@ fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
     assert_eq!(counted(&map), [30, 18], "a late write to the sealed side leaves the newer zeros");
     assert!(map.mark_uncertain(range(15, 1), Side::B), "a write that failed may have left data");
     assert_eq!(counted(&map), [30, 19]);
-    map.clear_dirty(0, Side::A);
+    map.clear_dirty(0, Blocks::ALL, Side::A);
     assert_eq!(counted(&map), [0, 19]);
     assert_eq!(map.first_run(range(0, 200)), (range(0, 20), Some(Side::B)));
-    map.clear_dirty(0, Side::B);
+    map.clear_dirty(0, Blocks::ALL, Side::B);
     assert_eq!(counted(&map), [0, 0]);
     let newest = [0, 19, 20, 99, 100].map(|sector| map.first_run(range(sector, 1)).1);
     assert_eq!(newest, [Some(Side::B), Some(Side::B), Some(Side::A), Some(Side::A), None]);
@@ -76,13 +76,13 @@ fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
 fn releasing_one_side_leaves_zeros_of_the_other() {
     let mut map = map(64);
     map.mark_written(SectorRange::new(0, 64), Side::A);
-    map.clear_dirty(0, Side::A);
+    map.clear_dirty(0, Blocks::ALL, Side::A);
     map.set_active(Side::B);
     map.mark_zeroed(SectorRange::new(0, 8), Side::B, false);
-    assert_eq!(map.release(0, Side::A, &mut Vec::new()), 56);
+    assert_eq!(map.release(0, Side::A, &mut Vec::new()).0, 56);
     let newest = [0, 7, 8].map(|sector| map.first_run(SectorRange::new(sector, 1)).1);
     assert_eq!(newest, [Some(Side::B), Some(Side::B), None]);
-    assert_eq!(map.dirty_blocks(0, Side::B).collect::<Vec<_>>(), [(Block(0), Mask(0xff))]);
+    assert_eq!(map.dirty_blocks(0, Blocks::ALL, Side::B).collect::<Vec<_>>(), [(Block(0), Mask(0xff))]);
     assert_eq!(counted(&map), [0, 0]);
 }
 
@@ -90,12 +90,12 @@ fn releasing_one_side_leaves_zeros_of_the_other() {
 fn a_side_releases_whole_blocks_without_dirty_sectors() {
     let mut map = map(200);
     map.mark_written(SectorRange::new(0, 200), Side::A);
-    map.clear_dirty(0, Side::A);
+    map.clear_dirty(0, Blocks::ALL, Side::A);
     map.mark_written(SectorRange::new(40, 1), Side::A);
     map.set_active(Side::B);
     map.mark_written(SectorRange::new(70, 2), Side::B);
     let mut ranges = Vec::new();
-    assert_eq!(map.release(0, Side::A, &mut ranges), 200 - 32 - 2);
+    assert_eq!(map.release(0, Side::A, &mut ranges).0, 200 - 32 - 2);
     assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
     let newest: Vec<_> = [0, 33, 40, 64, 70, 199]
         .into_iter()
@@ -104,7 +104,7 @@ fn a_side_releases_whole_blocks_without_dirty_sectors() {
     assert_eq!(newest, [None, Some(Side::A), Some(Side::A), None, Some(Side::B), None]);
     // Stale copies are released too, and nothing is counted twice.
     ranges.clear();
-    assert_eq!(map.release(0, Side::A, &mut ranges), 0);
+    assert_eq!(map.release(0, Side::A, &mut ranges), (0, Blocks::default()));
     assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
 }
 
@@ -112,7 +112,7 @@ fn a_side_releases_whole_blocks_without_dirty_sectors() {
 fn only_clean_sectors_are_forgotten() {
     let mut map = map(100);
     map.mark_written(SectorRange::new(0, 10), Side::A);
-    map.clear_dirty(0, Side::A);
+    map.clear_dirty(0, Blocks::ALL, Side::A);
     map.mark_written(SectorRange::new(4, 2), Side::A);
     assert_eq!(map.forget_clean(SectorRange::new(2, 20)), 6);
     assert_eq!(map.first_run(SectorRange::new(0, 100)), (SectorRange::new(0, 2), Some(Side::A)));
@@ -171,7 +171,7 @@ fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
     let mut large = SectorMap::open(memory, sectors, &"v".parse().unwrap()).unwrap();
     assert_eq!((large.sectors(), large.pages()), (sectors, 2 * GROUP_SECTORS / PAGE_SECTORS + 1));
     assert_eq!(large.synced_slot(0), Some(1));
-    assert_eq!(large.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111 << 7))]);
+    assert_eq!(large.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111 << 7))]);
     assert_eq!(large.prepared_pages().count(), 8, "and nothing else is there");
     for chunk in [Chunk(GROUP_CHUNKS - 1), Chunk(GROUP_CHUNKS), last] {
         large.set_prepared(chunk);
@@ -183,10 +183,10 @@ fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
     for chunk in [Chunk(GROUP_CHUNKS - 1), Chunk(GROUP_CHUNKS), last] {
         let first = chunk.first_sector();
         assert_eq!(again.newest(first.0), Some(Side::A));
-        assert_eq!(again.dirty_blocks(first.0 / PAGE_SECTORS, Side::A).count(), 1);
+        assert_eq!(again.dirty_blocks(first.0 / PAGE_SECTORS, Blocks::ALL, Side::A).count(), 1);
         assert_eq!(again.synced_slot(first.0 / PAGE_SECTORS), Some(0));
     }
-    assert_eq!(again.dirty_blocks(0, Side::A).count(), 1);
+    assert_eq!(again.dirty_blocks(0, Blocks::ALL, Side::A).count(), 1);
     assert!(!again.is_prepared(Chunk(1)) && !again.is_prepared(Chunk(GROUP_CHUNKS + 1)));
 }
 
@@ -231,7 +231,7 @@ fn only_a_chunk_that_is_remote_and_clean_is_given_back() {
     let sector = SectorRange::new(2 * CHUNK_SECTORS - 1, 1);
     map.mark_written(sector, Side::A);
     assert!(!map.unprepare(chunk), "it is dirty");
-    map.clear_dirty(sector.start.0 / PAGE_SECTORS, Side::A);
+    map.clear_dirty(sector.start.0 / PAGE_SECTORS, Blocks::ALL, Side::A);
     assert!(!map.unprepare(chunk), "a side has it");
     map.forget_clean(sector);
     assert!(map.unprepare(chunk) && !map.is_prepared(chunk) && map.is_prepared(Chunk(0)));

@@ -96,13 +96,15 @@ impl<M: Memory> Core<M> {
             unix_ms_at_zero: setup.unix_ms_at_zero,
             map,
         };
-        // The first round writes every page; what was invalid before it is forgotten.
+        // The first round writes every page: what was invalid before it is forgotten, and nothing in the
+        // journal counts.
         core.header.invalidated = SideSet::NONE;
+        core.header.has_journal = false;
         let prepared: Vec<u64> = core.map.prepared_pages().collect();
         for page in prepared {
             let dirty = core.map.count(page);
-            for side in dirty.iter() {
-                core.dirty[side].pages.insert(page);
+            for side in Side::BOTH.into_iter().filter(|side| !dirty[*side].is_empty()) {
+                core.dirty[side].blocks.insert(page, dirty[side]);
                 core.dirty[side].since = Some(core.map.dirty_since(side).min(now));
             }
         }
@@ -187,7 +189,7 @@ impl<M: Memory> Core<M> {
 
     /// The sides with anything dirty.
     pub(super) fn dirty_sides(&self) -> SideSet {
-        let dirty = Side::BOTH.into_iter().filter(|side| !self.dirty[*side].pages.is_empty());
+        let dirty = Side::BOTH.into_iter().filter(|side| !self.dirty[*side].blocks.is_empty());
         dirty.fold(SideSet::NONE, SideSet::with)
     }
 
@@ -201,7 +203,7 @@ impl<M: Memory> Core<M> {
         let age = self.dirty[side].since.map_or(0, |since| self.now.saturating_sub(since));
         let usual = self.limits.max_age_ms;
         let limit = if self.commits_soon { usual.min(COMMIT_SOON_AGE_MS) } else { usual };
-        safeguard(SealByAge) && !self.dirty[side].pages.is_empty() && age >= limit
+        safeguard(SealByAge) && !self.dirty[side].blocks.is_empty() && age >= limit
     }
 
     /// Returns true if `side` has as many dirty bytes as one commit should.
@@ -265,7 +267,7 @@ impl<M: Memory> Core<M> {
         reach(CrashPoint::MapGrown);
         let pages = self.map.pages();
         self.unflushed.grow(pages);
-        Side::BOTH.into_iter().for_each(|side| self.dirty[side].pages.grow(pages));
+        Side::BOTH.into_iter().for_each(|side| self.dirty[side].blocks.grow(pages));
         self.header.sectors = sectors;
         self.unflushed.header_changed();
         pages
@@ -273,9 +275,9 @@ impl<M: Memory> Core<M> {
 
     /// Makes what is dirty in `page` of `side` clean: a commit holds it.
     pub(super) fn clear(&mut self, page: u64, side: Side) {
-        self.dirty[side].pages.remove(page);
-        self.map.clear_dirty(page, side);
-        self.unflushed.page_changed(page);
+        let blocks = self.dirty[side].blocks.remove(page);
+        self.map.clear_dirty(page, blocks, side);
+        self.unflushed.blocks_changed(page, blocks);
     }
 
     /// Makes what the sides and the store both have remote. Returns true if there was any.
@@ -323,6 +325,7 @@ pub(super) mod tests {
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(0),
             synced_generation: 0,
             identity: manifest.identity(),

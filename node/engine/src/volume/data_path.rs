@@ -378,10 +378,10 @@ mod tests {
         let mut core = core(2);
         let (mut data, out) = begun(Op::Write, &mut core, OPEN);
         assert_eq!(out, [Action::Write { id: ID, range: sector_of(1), side: Side::A }]);
-        assert!(core.dirty[Side::A].pages.is_empty());
+        assert!(core.dirty[Side::A].blocks.is_empty());
         let (left, out) = end(&mut data, &mut core, Ok(()));
         assert_eq!((left, out), (StoreEnd::Nothing, vec![Action::Complete { id: ID, result: Ok(()) }]));
-        assert!(!core.dirty[Side::A].pages.is_empty());
+        assert!(!core.dirty[Side::A].blocks.is_empty());
     }
 
     #[test]
@@ -466,7 +466,7 @@ mod tests {
         let (mut data, _) = begun(Op::Write, &mut core, OPEN);
         assert_eq!(end(&mut data, &mut core, Err(Errno::ENOSPC)), (StoreEnd::Nothing, vec![]));
         assert!(data.requests.parked() == 1 && data.evictor.is_disk_full());
-        assert!(!core.dirty[Side::A].pages.is_empty());
+        assert!(!core.dirty[Side::A].blocks.is_empty());
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use holdfast_types::{Millis, SectorRange};
 
-use crate::sector_map::PageSet;
+use crate::sector_map::BlockSet;
 
 pub(super) struct DirtySide {
     /// Since when anything is dirty.
     pub(super) since: Option<Millis>,
-    /// Map pages with a dirty sector.
-    pub(super) pages: PageSet,
+    /// Blocks with a dirty sector.
+    pub(super) blocks: BlockSet,
     /// Writes and punches in flight.
     pub(super) in_flight: u32,
 }
@@ -16,12 +16,12 @@ pub(super) struct DirtySide {
 impl DirtySide {
     /// A side of a map with `pages` pages.
     pub(super) fn clean(pages: u64) -> Self {
-        Self { since: None, pages: PageSet::new(pages), in_flight: 0 }
+        Self { since: None, blocks: BlockSet::new(pages), in_flight: 0 }
     }
 
     /// `range` became dirty. Returns true if nothing was before.
     pub(super) fn became_dirty(&mut self, range: SectorRange, now: Millis) -> bool {
-        self.pages.insert_range(range);
+        self.blocks.insert_range(range);
         let is_first = self.since.is_none();
         if is_first {
             self.since = Some(now);
@@ -41,6 +41,6 @@ mod tests {
         assert!(side.became_dirty(SectorRange::new(PAGE_SECTORS - 1, 2), 7));
         assert!(!side.became_dirty(SectorRange::new(3 * PAGE_SECTORS, 1), 9));
         assert_eq!(side.since, Some(7));
-        assert_eq!(side.pages.iter().collect::<Vec<_>>(), [0, 1, 3]);
+        assert_eq!(side.blocks.pages().collect::<Vec<_>>(), [0, 1, 3]);
     }
 }

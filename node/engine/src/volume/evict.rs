@@ -257,7 +257,7 @@ impl Evictor {
         if seal_is_open
             && core.manifest.is_some()
             && core.dirty[active].in_flight == 0
-            && core.dirty[active].pages.is_empty()
+            && core.dirty[active].blocks.is_empty()
             && !core.lacks_commit_to_evict()
             && self.wants_other_side(core, seal_is_open)
         {
@@ -276,9 +276,9 @@ impl Evictor {
             // A chunk without a map was never written since the host started; what lies in the file is of no
             // use.
             let scanned = if core.map.is_prepared(chunk) {
-                let sectors = core.map.release(page, side, &mut self.ranges);
+                let (sectors, blocks) = core.map.release(page, side, &mut self.ranges);
                 if sectors > 0 {
-                    core.unflushed.page_changed(page);
+                    core.unflushed.blocks_changed(page, blocks);
                     if self.chunks.last() != Some(&chunk) {
                         self.chunks.push(chunk);
                     }

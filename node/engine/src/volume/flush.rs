@@ -3,13 +3,18 @@
 //! 1. the round begins: the set of pages changed since the last round is fixed (`RoundBegun`);
 //! 2. the next group of them, at most `ROUND_PAGES`, is copied (`PagesCopied`);
 //! 3. sync the sides written since they were last synced (`SidesSynced`);
-//! 4. write the group to the durable map, `MAP_WRITE_PAGES` at a time, each page into the slot that is not
-//!    its newest, for the first time into both (`PagesWritten`);
+//! 4. write the group to the durable map: the changed blocks of pages with few of them as a record of the
+//!    journal, if that saves enough writes; the other pages, `MAP_WRITE_PAGES` at a time, each into the slot
+//!    that is not its newest, for the first time into both (`PagesWritten`);
 //! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`); from
-//!    2 again while the set holds more;
+//!    2 again while the set holds more, or the journal, where it had no room, holds pages: they are written
+//!    like those of the set, and it begins anew;
 //! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for
 //!    the first time;
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
+//!
+//! Slots of the journal that this process has not used are filled and synced (`JournalFilled`) before a record
+//! is written into them; the first such round writes the header, which says that the journal counts.
 //!
 //! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of
 //! the volume: the answer to each write or sync is where it continues. Usually there is one group.
@@ -29,20 +34,25 @@
 //! for those already durable, and fails its flushes. A FUA write whose data is stored counts as a flush here
 //! (`volume/durability.rs`).
 
+mod journal;
+
 use super::core::{Core, Memory};
 use super::receipt::{MapSynced, PagesSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
 use crate::crash_point::{CrashPoint, reach};
-use crate::durable_map::{Header, encode_page, header_offset, page_offset};
+use crate::durable_map::{
+    Entry, Header, encode_fill, encode_page, encode_record, header_offset, journal_offset, page_offset,
+};
 use crate::event::{Errno, RequestId};
-use crate::limit::RETRY_ROUND_AFTER_MS;
-use crate::round_size::{map_write_pages, round_pages};
+use crate::limit::{JOURNAL_BLOCKS, RETRY_ROUND_AFTER_MS};
+use crate::round_size::round_size;
 use crate::safeguard::{
     Safeguard::{SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
     safeguard,
 };
-use crate::sector_map::{PAGE_BYTES, PageSet, SectorMap, Side, SideSet};
-use holdfast_types::Millis;
+use crate::sector_map::{BlockSet, PAGE_BLOCKS, PAGE_BYTES, SectorMap, Side, SideSet};
+use holdfast_types::{Block, Millis};
+use journal::Journal;
 
 /// The step at which the round in progress waits for an answer.
 #[derive(Debug)]
@@ -52,6 +62,15 @@ enum RoundStep {
     SyncingSides {
         syncs: SideSyncs,
         failed: Option<Errno>,
+    },
+    /// The journal is being filled; its slots up to this one were sent to the disk.
+    FillingJournal {
+        sides: SidesSynced,
+        sent: u64,
+    },
+    SyncingJournal {
+        sides: SidesSynced,
+        filled: u64,
     },
     /// Step 4, with so many pages of the group sent to the disk.
     WritingPages {
@@ -96,8 +115,8 @@ pub(super) struct RoundEnd {
 /// Pages, sides and header of the round in progress.
 struct Round {
     generation: u64,
-    /// The pages that are not durable yet; empty between rounds.
-    pages: PageSet,
+    /// What changed and is not durable yet; empty between rounds.
+    blocks: BlockSet,
     /// The first of them that is in no group yet.
     next_page: u64,
     /// The sides synced for it.
@@ -108,27 +127,69 @@ struct Round {
     header: Option<Header>,
     /// It changed, or a page is written for the first time.
     writes_header: bool,
+    /// The journal had no room: the round writes its pages too.
+    empties_journal: bool,
 }
 
-/// The group in progress: its pages, and their copies one after the other.
+/// The group in progress.
 #[derive(Default)]
 struct Group {
+    /// The pages that are written into their slots.
     pages: Vec<u64>,
+    /// Their copies, one after the other.
     copies: Vec<u8>,
+    /// The pages of which the journal takes what changed.
+    journaled: Vec<u64>,
+    /// The copies of their blocks that changed.
+    entries: Vec<Entry>,
 }
 
 impl Group {
-    fn copy<M: Memory>(&mut self, pages: impl Iterator<Item = u64>, map: &SectorMap<M>) {
-        self.pages.extend(pages);
+    /// Chooses where each of `pages` goes, and copies those that the journal may take.
+    fn choose<M: Memory>(&mut self, pages: &[u64], changed: &BlockSet, map: &SectorMap<M>) {
+        for page in pages {
+            let (blocks, copied) = (changed.blocks(*page), self.entries.len());
+            if blocks.count() <= JOURNAL_BLOCKS {
+                let numbers = blocks.iter().map(|number| Block(page * PAGE_BLOCKS + u64::from(number)));
+                for block in numbers {
+                    self.entries.push((block, map.block(block)));
+                }
+                if self.entries[copied..].iter().any(|(_, copy)| *copy != [0; _])
+                    || map.page(*page).iter().any(|byte| *byte != 0)
+                {
+                    self.journaled.push(*page);
+                    continue;
+                }
+            }
+            self.entries.truncate(copied);
+            self.pages.push(*page);
+        }
+    }
+
+    /// Everything goes into slots.
+    fn leave_journal(&mut self) {
+        self.entries.clear();
+        self.pages.append(&mut self.journaled);
+        self.pages.sort_unstable();
+    }
+
+    /// Copies the pages that go into slots.
+    fn copy<M: Memory>(&mut self, map: &SectorMap<M>) {
         self.copies.reserve_exact(self.pages.len() * PAGE_BYTES);
         for page in &self.pages {
             self.copies.extend_from_slice(map.page(*page));
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.journaled.is_empty()
+    }
+
     fn clear(&mut self) {
         self.pages.clear();
         self.copies.clear();
+        self.journaled.clear();
+        self.entries.clear();
     }
 }
 
@@ -137,6 +198,7 @@ pub(super) struct FlushRounds {
     step: RoundStep,
     round: Round,
     group: Group,
+    journal: Journal,
     waiters: Vec<FlushWaiter>,
     next_waiters: Vec<FlushWaiter>,
     /// Rounds begun and rounds ended well, for those who wait for one begun after a certain point.
@@ -152,20 +214,23 @@ pub(super) struct FlushRounds {
 }
 
 impl FlushRounds {
-    /// Of a map with `pages` pages, whose header on the disk has `header_generation`.
-    pub(super) fn after_takeover(pages: u64, header_generation: u64) -> Self {
+    /// Of this map, whose durable header has `header_generation`.
+    pub(super) fn after_takeover<M: Memory>(map: &SectorMap<M>, header_generation: u64) -> Self {
+        let pages = map.pages();
         Self {
             step: RoundStep::Idle,
             round: Round {
                 generation: 0,
-                pages: PageSet::new(pages),
+                blocks: BlockSet::new(pages),
                 next_page: 0,
                 synced: SideSet::NONE,
                 dirty_at_copy: SideSet::NONE,
                 header: None,
                 writes_header: false,
+                empties_journal: false,
             },
             group: Group::default(),
+            journal: Journal::after_takeover(pages, map.is_any_prepared()),
             waiters: Vec::new(),
             next_waiters: Vec::new(),
             begun: 0,
@@ -179,7 +244,8 @@ impl FlushRounds {
 
     /// The map has so many pages from here on.
     pub(super) fn grow(&mut self, pages: u64) {
-        self.round.pages.grow(pages);
+        self.round.blocks.grow(pages);
+        self.journal.grow(pages);
     }
 
     /// A generation that a header on the disk has reached, whatever happens to the host from now on.
@@ -189,7 +255,7 @@ impl FlushRounds {
 
     /// Returns true if the round in progress has yet to make `page` durable.
     pub(super) fn holds(&self, page: u64) -> bool {
-        self.round.pages.contains(page)
+        self.round.blocks.contains(page)
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -264,8 +330,9 @@ impl FlushRounds {
         let round = &mut self.round;
         round.generation = core.map.generation() + 1;
         core.map.set_generation(round.generation);
-        core.unflushed.move_pages_to(&mut round.pages);
+        core.unflushed.move_blocks_to(&mut round.blocks);
         round.next_page = 0;
+        round.empties_journal = false;
         round.dirty_at_copy = SideSet::NONE;
         round.synced = SideSet::NONE;
         // What is clean on these pages is in the store only with these records.
@@ -285,8 +352,15 @@ impl FlushRounds {
         let round = &mut self.round;
         round.dirty_at_copy = round.dirty_at_copy.or(core.dirty_sides());
         let is_first = round.next_page == 0;
-        self.group.copy(round.pages.iter_from(round.next_page).take(round_pages()), &core.map);
-        round.next_page = self.group.pages.last().map_or(round.next_page, |page| page + 1);
+        let own: Vec<u64> = round.blocks.pages_from(round.next_page).take(round_size().copied).collect();
+        round.next_page = own.last().map_or(round.next_page, |page| page + 1);
+        if own.is_empty() && round.empties_journal {
+            self.group.pages.extend(self.journal.pages().take(round_size().copied));
+        } else {
+            self.choose(&own, core);
+        }
+        self.group.copy(&core.map);
+        let round = &mut self.round;
         let unsynced =
             if is_first || safeguard(SyncEachGroup) { core.unflushed.take_sides() } else { SideSet::NONE };
         round.synced = round.synced.or(unsynced);
@@ -300,6 +374,19 @@ impl FlushRounds {
         }
         self.step = RoundStep::SyncingSides { syncs, failed: None };
         None
+    }
+
+    /// Chooses where each of `pages` goes.
+    fn choose<M: Memory>(&mut self, pages: &[u64], core: &Core<M>) {
+        self.group.choose(pages, &self.round.blocks, &core.map);
+        let is_worth = self.journal.is_worth(&self.group.entries, self.group.journaled.len());
+        if is_worth && !self.journal.has_room(&self.group.entries) {
+            self.round.empties_journal = true;
+            self.journal.is_full();
+        }
+        if !is_worth || !self.journal.has_room(&self.group.entries) {
+            self.group.leave_journal();
+        }
     }
 
     pub(super) fn side_synced<M: Memory>(
@@ -336,11 +423,39 @@ impl FlushRounds {
         out: &mut Vec<Action>,
     ) -> Option<RoundEnd> {
         reach(CrashPoint::SidesSynced);
-        if self.group.pages.is_empty() {
+        if self.group.is_empty() {
             return self.write_header(sides.no_page_changed(), core, out);
         }
-        self.write_pages(sides, 0, core, out);
+        if self.group.entries.is_empty() {
+            self.write_pages(sides, 0, core, out);
+        } else if self.journal.unfilled(&self.group.entries).is_empty() {
+            self.write_record(sides, core, out);
+        } else {
+            self.fill_journal(sides, 0, out);
+        }
         None
+    }
+
+    /// Fills the slots of the journal that the group needs, and are not below `sent`.
+    fn fill_journal(&mut self, sides: SidesSynced, sent: u64, out: &mut Vec<Action>) {
+        let unfilled = self.journal.unfilled(&self.group.entries);
+        let first = unfilled.start.max(sent);
+        let last = unfilled.end.min(first + round_size().written as u64);
+        let start = self.journal.start().unwrap_or(self.round.generation);
+        let bytes = encode_fill(start, (last - first) as usize);
+        out.push(Action::WriteMap(vec![MapWrite { offset: journal_offset(first), bytes }]));
+        self.step = RoundStep::FillingJournal { sides, sent: last };
+    }
+
+    /// The part of step 4 that goes into the journal.
+    fn write_record<M: Memory>(&mut self, sides: SidesSynced, core: &Core<M>, out: &mut Vec<Action>) {
+        let start = self.journal.start().expect("a record is written into slots that were filled");
+        let offset = journal_offset(self.journal.next_slot());
+        // What the entries call clean is in the store only with these records.
+        let seq = core.known_seq();
+        let bytes = encode_record(self.round.generation, seq, start, &self.group.entries);
+        out.push(Action::WriteMap(vec![MapWrite { offset, bytes }]));
+        self.step = RoundStep::WritingPages { sides, sent: 0 };
     }
 
     /// A part of step 4, from the page of the group with this index.
@@ -353,7 +468,7 @@ impl FlushRounds {
     ) {
         let mut writes = Vec::new();
         let copies = self.group.pages.iter().zip(self.group.copies.chunks_exact(PAGE_BYTES));
-        for (page, nibbles) in copies.skip(sent).take(map_write_pages()) {
+        for (page, nibbles) in copies.skip(sent).take(round_size().written) {
             let synced = core.map.synced_slot(*page);
             // The page calls clean what is in the store only with these records.
             let seq = core.known_seq();
@@ -400,8 +515,20 @@ impl FlushRounds {
         out: &mut Vec<Action>,
     ) -> Option<RoundEnd> {
         self.step = match (self.take_step(), result) {
-            (RoundStep::WritingPages { .. } | RoundStep::WritingHeader(_), Err(errno)) => {
+            (
+                RoundStep::FillingJournal { .. } | RoundStep::WritingPages { .. } | RoundStep::WritingHeader(_),
+                Err(errno),
+            ) => {
                 return Some(self.end(Err(errno), core, out));
+            }
+            (RoundStep::FillingJournal { sides, sent }, Ok(()))
+                if sent < self.journal.unfilled(&self.group.entries).end =>
+            {
+                self.fill_journal(sides, sent, out);
+                return None;
+            }
+            (RoundStep::FillingJournal { sides, sent }, Ok(())) => {
+                RoundStep::SyncingJournal { sides, filled: sent }
             }
             (RoundStep::WritingPages { sides, sent }, Ok(())) if sent < self.group.pages.len() => {
                 self.write_pages(sides, sent, core, out);
@@ -432,12 +559,20 @@ impl FlushRounds {
         out: &mut Vec<Action>,
     ) -> Option<RoundEnd> {
         match (self.take_step(), result) {
-            (RoundStep::SyncingPages(_) | RoundStep::SyncingHeader(_), Err(errno)) => {
-                Some(self.end(Err(errno), core, out))
+            (
+                RoundStep::SyncingJournal { .. } | RoundStep::SyncingPages(_) | RoundStep::SyncingHeader(_),
+                Err(errno),
+            ) => Some(self.end(Err(errno), core, out)),
+            (RoundStep::SyncingJournal { sides, filled }, Ok(())) => {
+                reach(CrashPoint::JournalFilled);
+                self.journal_filled(filled, core);
+                self.write_record(sides, core, out);
+                None
             }
             (RoundStep::SyncingPages(sides), Ok(())) => {
                 self.swap_slots(core);
-                if self.round.pages.is_empty() {
+                let empties_journal = self.round.empties_journal && self.journal.pages().next().is_some();
+                if self.round.blocks.is_empty() && !empties_journal {
                     self.write_header(sides.pages_synced(), core, out)
                 } else {
                     self.copy_group(core, out)
@@ -455,14 +590,28 @@ impl FlushRounds {
         }
     }
 
+    /// The journal counts from the next header on: that of this round.
+    fn journal_filled<M: Memory>(&mut self, slots: u64, core: &mut Core<M>) {
+        self.journal.filled(slots, self.round.generation);
+        if !core.header.has_journal {
+            core.header.has_journal = true;
+            self.round.writes_header = true;
+            self.round.header.iter_mut().for_each(|header| header.has_journal = true);
+        }
+    }
+
     /// The end of step 5. Only now may the slots swap: until here the other slot is the one that holds.
     fn swap_slots<M: Memory>(&mut self, core: &mut Core<M>) {
         reach(CrashPoint::PagesSynced);
         for page in &self.group.pages {
             let slot = core.map.synced_slot(*page).map_or(0, |slot| 1 - slot);
             core.map.set_synced_slot(*page, Some(slot));
-            self.round.pages.remove(*page);
+            self.round.blocks.remove(*page);
         }
+        for page in &self.group.journaled {
+            self.round.blocks.remove(*page);
+        }
+        self.journal.synced(&self.group.entries, &self.group.journaled, &self.group.pages);
         reach(CrashPoint::SlotsSwapped);
         self.group.clear();
     }
@@ -481,15 +630,17 @@ impl FlushRounds {
         self.step = RoundStep::Idle;
         self.group.clear();
         self.group.copies = Vec::new();
+        self.group.entries = Vec::new();
         self.round.header = None;
         match &result {
             Ok(_) => {
                 self.ended = self.begun;
+                self.journal.round_ended();
                 core.map.set_flushed_sides(self.round.dirty_at_copy);
                 reach(CrashPoint::RoundEnded);
             }
             Err(errno) => {
-                core.unflushed.take_back(&mut self.round.pages, self.round.synced, self.round.writes_header);
+                core.unflushed.take_back(&mut self.round.blocks, self.round.synced, self.round.writes_header);
                 self.failed_at = Some(core.now);
                 reach(CrashPoint::RoundFailed);
                 out.push(Action::Report(Report::LocalDiskFailed(*errno)));

@@ -25,7 +25,7 @@ use super::durability::Seals;
 use crate::action::{Action, DirtyBlock};
 use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
-use crate::round_size::map_write_pages;
+use crate::round_size::round_size;
 use crate::safeguard::{Safeguard::ClearOlderFirst, safeguard};
 use crate::sector_map::{Side, SideSet};
 
@@ -182,10 +182,10 @@ impl Sealer {
     /// Lists what one turn may.
     pub(super) fn list<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Seal::Listing(sides) = self.seal else { unreachable!("nothing to list in {:?}", self.seal) };
-        let most = map_write_pages();
+        let most = round_size().written;
         let mut pages: Vec<u64> = Vec::new();
         for side in sides.iter() {
-            pages.extend(core.dirty[side].pages.iter_from(self.listed.next_page).take(most + 1));
+            pages.extend(core.dirty[side].blocks.pages_from(self.listed.next_page).take(most + 1));
         }
         pages.sort_unstable();
         pages.dedup();
@@ -208,7 +208,7 @@ impl Sealer {
         let blocks = &mut self.listed.blocks;
         let from = blocks.len();
         for side in sides.iter() {
-            for (block, mask) in core.map.dirty_blocks(page, side) {
+            for (block, mask) in core.map.dirty_blocks(page, core.dirty[side].blocks.blocks(page), side) {
                 add(blocks, from, block, mask, side);
             }
         }
@@ -245,17 +245,17 @@ impl Sealer {
     /// Clears what one turn may. Returns the sides once all of them is clean.
     pub(super) fn clear<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<SideSet> {
         let Seal::Clearing(sides) = self.seal else { unreachable!("nothing to clear in {:?}", self.seal) };
-        let mut left = map_write_pages();
+        let mut left = round_size().written;
         let newer = core.map.active();
         let order = if safeguard(ClearOlderFirst) { [newer.other(), newer] } else { [newer, newer.other()] };
         for side in order.into_iter().filter(|side| sides.contains(*side)) {
-            let pages: Vec<u64> = core.dirty[side].pages.iter().take(left).collect();
+            let pages: Vec<u64> = core.dirty[side].blocks.pages().take(left).collect();
             left -= pages.len();
             for page in pages {
                 core.clear(page, side);
             }
         }
-        if sides.iter().any(|side| !core.dirty[side].pages.is_empty()) {
+        if sides.iter().any(|side| !core.dirty[side].blocks.is_empty()) {
             reach(CrashPoint::SomeCleared);
             out.push(Action::NextTurn);
             return None;

@@ -3,10 +3,10 @@
 use holdfast_types::SectorRange;
 
 use crate::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
-use crate::sector_map::{PageSet, SectorMap, Side, SideSet};
+use crate::sector_map::{BlockSet, Blocks, SectorMap, Side, SideSet};
 
 pub(super) struct Unflushed {
-    pages: PageSet,
+    blocks: BlockSet,
     /// Sides that were written since they were last synced.
     sides: SideSet,
     header: bool,
@@ -15,11 +15,11 @@ pub(super) struct Unflushed {
 impl Unflushed {
     /// Both sides and the whole map: what changed since the last round of the previous process is unknown.
     pub(super) fn after_takeover<M: AsRef<[u8]> + AsMut<[u8]>>(map: &SectorMap<M>) -> Self {
-        let mut all = Self { pages: PageSet::new(map.pages()), sides: SideSet::NONE, header: true };
+        let mut all = Self { blocks: BlockSet::new(map.pages()), sides: SideSet::NONE, header: true };
         if safeguard(FirstRoundIsFull) {
             all.sides = SideSet::BOTH;
             for page in map.prepared_pages() {
-                all.pages.insert(page);
+                all.blocks.insert(page, Blocks::ALL);
             }
         }
         all
@@ -27,15 +27,15 @@ impl Unflushed {
 
     /// Returns true if `page` changed since the last round began.
     pub(super) fn holds(&self, page: u64) -> bool {
-        self.pages.contains(page)
+        self.blocks.contains(page)
     }
 
-    pub(super) fn page_changed(&mut self, page: u64) {
-        self.pages.insert(page);
+    pub(super) fn blocks_changed(&mut self, page: u64, blocks: Blocks) {
+        self.blocks.insert(page, blocks);
     }
 
     pub(super) fn range_changed(&mut self, range: SectorRange) {
-        self.pages.insert_range(range);
+        self.blocks.insert_range(range);
     }
 
     pub(super) fn side_written(&mut self, side: Side) {
@@ -48,12 +48,12 @@ impl Unflushed {
 
     /// The map has so many pages from here on.
     pub(super) fn grow(&mut self, pages: u64) {
-        self.pages.grow(pages);
+        self.blocks.grow(pages);
     }
 
-    /// Moves the pages to those of a round that begins.
-    pub(super) fn move_pages_to(&mut self, pages: &mut PageSet) {
-        pages.append(&mut self.pages);
+    /// Moves the blocks to those of a round that begins.
+    pub(super) fn move_blocks_to(&mut self, blocks: &mut BlockSet) {
+        blocks.append(&mut self.blocks);
     }
 
     /// Takes the sides: they are about to be synced.
@@ -67,8 +67,8 @@ impl Unflushed {
     }
 
     /// Takes back what a round that failed was to cover.
-    pub(super) fn take_back(&mut self, pages: &mut PageSet, sides: SideSet, header: bool) {
-        self.pages.append(pages);
+    pub(super) fn take_back(&mut self, blocks: &mut BlockSet, sides: SideSet, header: bool) {
+        self.blocks.append(blocks);
         self.sides = self.sides.or(sides);
         self.header |= header;
     }
@@ -89,9 +89,9 @@ mod tests {
         let mut map = map();
         map.set_prepared(holdfast_types::Chunk(0));
         let mut unflushed = Unflushed::after_takeover(&map);
-        let mut pages = PageSet::new(map.pages());
-        unflushed.move_pages_to(&mut pages);
-        assert_eq!(pages.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let mut blocks = BlockSet::new(map.pages());
+        unflushed.move_blocks_to(&mut blocks);
+        assert_eq!(blocks.pages().collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!((unflushed.take_sides(), unflushed.take_header()), (SideSet::BOTH, true));
         assert_eq!((unflushed.take_sides(), unflushed.take_header()), (SideSet::NONE, false));
     }
@@ -100,15 +100,15 @@ mod tests {
     fn a_failed_round_gives_back_what_it_was_to_cover() {
         let map = map();
         let mut unflushed = Unflushed::after_takeover(&map);
-        let mut pages = PageSet::new(map.pages());
-        unflushed.page_changed(2);
-        unflushed.move_pages_to(&mut pages);
+        let mut blocks = BlockSet::new(map.pages());
+        unflushed.blocks_changed(2, Blocks::ALL);
+        unflushed.move_blocks_to(&mut blocks);
         let (sides, header) = (unflushed.take_sides(), unflushed.take_header());
-        unflushed.page_changed(1);
-        unflushed.take_back(&mut pages, sides, header);
-        assert!(pages.is_empty());
-        unflushed.move_pages_to(&mut pages);
-        assert_eq!(pages.iter().collect::<Vec<_>>(), [1, 2]);
+        unflushed.blocks_changed(1, Blocks::ALL);
+        unflushed.take_back(&mut blocks, sides, header);
+        assert!(blocks.is_empty());
+        unflushed.move_blocks_to(&mut blocks);
+        assert_eq!(blocks.pages().collect::<Vec<_>>(), [1, 2]);
         assert_eq!((unflushed.take_sides(), unflushed.take_header()), (sides, header));
     }
 }

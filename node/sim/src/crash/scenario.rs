@@ -3,6 +3,7 @@
 
 use holdfast_engine::event::Op;
 use holdfast_engine::record::{Body, Record};
+use holdfast_engine::round_size::RoundSize;
 use holdfast_engine::safeguard::Safeguard;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{CHUNK_SECTORS, SectorRange};
@@ -17,6 +18,8 @@ use crate::world::{Faults, World};
 pub(super) const HOSTS: usize = 2;
 /// One chunk, two map pages.
 const SECTORS: u64 = 5000;
+/// Each map page is a group of its own, and the journal has room for one record.
+const ONE_BY_ONE: RoundSize = RoundSize { copied: 1, written: 1, saved: 1, journal_slots: Some(2) };
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 * 4096, max_age_ms: 10_000 };
 
 /// A story with its own points.
@@ -50,6 +53,9 @@ pub enum Scenario {
     /// Map pages of a round are copied while others of it are on their way to the disk, and sectors of theirs
     /// are written.
     Groups,
+    /// The journal of the durable map: it fills up and begins anew, a process takes it over, and what it
+    /// describes is evicted.
+    Journal,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Corruption,
     /// Commits whose runs are merged.
@@ -70,7 +76,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -84,6 +90,7 @@ impl Scenario {
         Self::Fua,
         Self::ObjectFua,
         Self::Groups,
+        Self::Journal,
         Self::Corruption,
         Self::Merges,
         Self::Snapshots,
@@ -99,6 +106,11 @@ impl Scenario {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
             Bug::Missing(Safeguard::PagesNameRecords) => Some(Self::SetBack),
+            Bug::Missing(
+                Safeguard::ReplayOnlyNewer
+                | Safeguard::KeepJournal
+                | Safeguard::JournalAfterFullRound,
+            ) => Some(Self::Journal),
             Bug::Missing(_) | Bug::Mutation(_) => None,
         }
     }
@@ -116,6 +128,7 @@ impl Scenario {
             | Self::Fua
             | Self::ObjectFua
             | Self::Groups
+            | Self::Journal
             | Self::Corruption
             | Self::Merges
             | Self::Snapshots
@@ -126,7 +139,6 @@ impl Scenario {
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
         };
         let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, faults);
-        // Each of the two map pages is a group of its own.
         if matches!(
             self,
             Self::Life
@@ -137,13 +149,17 @@ impl Scenario {
                 | Self::Corruption
                 | Self::SetBack
         ) {
-            world.slice_rounds(1, 1);
+            world.slice_rounds(ONE_BY_ONE);
         }
         match self {
             // The second commit makes the checkpoint.
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
+            // Room for two records.
+            Self::Journal => {
+                world.slice_rounds(RoundSize { journal_slots: Some(3), ..ONE_BY_ONE });
+            }
             Self::Object | Self::ObjectFua => world.set_durability(Durability::Object),
             Self::Sleeper => world.shorten_log(1),
             Self::Corruption
@@ -179,6 +195,7 @@ impl Scenario {
             Self::Fua => fua(&mut stage),
             Self::ObjectFua => object_fua(&mut stage),
             Self::Groups => groups(&mut stage),
+            Self::Journal => journal(&mut stage),
             Self::Corruption => corrupt(&mut stage),
             Self::Merges => merges(&mut stage),
             Self::Snapshots => snapshots(&mut stage),
@@ -377,6 +394,33 @@ fn groups(stage: &mut Stage<'_>) -> Played {
     stage.issue(&[(Op::WriteFua, 4202, 1)])?;
     stage.ask(&[(Op::Discard, 4097, 1), (Op::Write, 4098, 1)])?;
     stage.ask(&[(Op::Read, 4096, 8)])
+}
+
+fn journal(stage: &mut Stage<'_>) -> Played {
+    const SECOND: u64 = CHUNK_SECTORS + 4096;
+    stage.ask(&[(Op::Read, 0, 1)])?;
+    stage.grow(CHUNK_SECTORS + SECTORS)?;
+    stage.until(|world| world.device_sectors(0) == Some(CHUNK_SECTORS + SECTORS))?;
+    // There is no room for the third: both pages are written.
+    for start in [CHUNK_SECTORS, SECOND, SECOND + 1, CHUNK_SECTORS + 1] {
+        stage.ask(&[(Op::Write, start, 1)])?;
+        stage.ask(&[(Op::Flush, 0, 0)])?;
+    }
+    // The first round of the next process begins with a page that was never written. Its journal has more room.
+    stage.world.slice_rounds(RoundSize { journal_slots: Some(16), ..ONE_BY_ONE });
+    stage.world.kill(0);
+    stage.ask(&[(Op::Write, 0, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    // Nothing stays on the sides.
+    stage.ask(&[(Op::Write, CHUNK_SECTORS + 4, 12)])?;
+    stage.world.limit_cache(0);
+    stage.until(|world| world.held(0) == 0)?;
+    stage.world.limit_cache(100);
+    stage.world.kill(0);
+    stage.rest()?;
+    stage.ask(&[(Op::Write, 1, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Read, 0, 4), (Op::Read, CHUNK_SECTORS, 16)])
 }
 
 fn corrupt(stage: &mut Stage<'_>) -> Played {

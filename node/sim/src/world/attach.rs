@@ -170,6 +170,7 @@ impl World {
                 active: Side::A,
                 closed_clean: false,
                 invalidated: SideSet::NONE,
+                has_journal: false,
                 seq: Seq(0),
                 synced_generation: 0,
             };

@@ -92,6 +92,7 @@ impl Writer {
             active: Side::A,
             closed_clean: false,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(0),
             synced_generation: 0,
         };

@@ -188,6 +188,7 @@ mod tests {
             active: Side::A,
             closed_clean,
             invalidated: SideSet::NONE,
+            has_journal: false,
             seq: Seq(3),
             synced_generation: 0,
         };

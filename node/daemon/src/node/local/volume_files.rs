@@ -25,14 +25,15 @@ use std::path::{Path, PathBuf};
 
 use holdfast_background::LocalState;
 use holdfast_engine::durable_map::{
-    FoundMap, FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+    FoundMap, FoundPage, Header, JOURNAL_OFFSET, SLOT_BYTES, file_bytes, header_offset, journal_extent,
+    newest_pages, page_offset,
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;
 use holdfast_engine::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, Seq, VolumeId};
-use rustix::fs::SeekFrom;
+use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::node::NodeConfig;
 use crate::node::error::{LocalDamage, NodeError, file};
@@ -165,7 +166,9 @@ impl Local {
             open_direct(&path, sectors * SECTOR_BYTES).map_err(|error| self.too_large(&path, sectors, error))
         };
         let (a, b) = (side("a.data")?, side("b.data")?);
-        let map = open_direct(&self.map_path(), file_bytes(sectors.div_ceil(PAGE_SECTORS)))?;
+        let pages = sectors.div_ceil(PAGE_SECTORS);
+        let map = open_direct(&self.map_path(), file_bytes(pages))?;
+        allocate_journal(&map, pages).map_err(file(&self.map_path(), "allocated"))?;
         sync_dir(&dir)?;
         Ok(VolumeFiles { sides: [a, b], map })
     }
@@ -359,6 +362,15 @@ fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
     chunks
 }
 
+/// The journal of the durable map finds its place before anything is written there: no flush fails for space.
+fn allocate_journal(map: &File, pages: u64) -> io::Result<()> {
+    let (offset, length) = journal_extent(pages);
+    if length > 0 {
+        rustix::fs::fallocate(map, FallocateFlags::empty(), offset, length)?;
+    }
+    Ok(())
+}
+
 /// The durable map at `path`, with what a predecessor wrote synced; nothing when there is none.
 fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
     let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
@@ -392,9 +404,10 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     let length = map.metadata().map_err(file(path, "read"))?.len();
     let mut pages = Vec::new();
     let mut at = page_offset(0, 0);
-    while at < length {
+    while at < length.min(JOURNAL_OFFSET) {
         // Holes are pages never written.
         let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
+            Ok(data) if data >= JOURNAL_OFFSET => break,
             Ok(data) => data,
             Err(rustix::io::Errno::NXIO) => break,
             Err(errno) => return Err(file(path, "searched")(errno.into())),
@@ -405,7 +418,14 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
         pages.push((page, pair.to_vec()));
         at = page_offset(page + 1, 0);
     }
-    let pages = newest_pages(&header, &pages).map_err(|error| damaged(path, error))?;
+    let mut journal = None;
+    if header.has_journal && length > JOURNAL_OFFSET {
+        let mut bytes = HeapBuffer::zeroed((length - JOURNAL_OFFSET) as usize);
+        map.read_exact_at(&mut bytes, JOURNAL_OFFSET).map_err(file(path, "read"))?;
+        journal = Some(bytes);
+    }
+    let journal = journal.as_deref().unwrap_or_default();
+    let pages = newest_pages(&header, &pages, journal).map_err(|error| damaged(path, error))?;
     Ok(Some(FoundMap { generation, header, pages }))
 }
 

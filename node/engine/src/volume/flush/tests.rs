@@ -6,8 +6,16 @@ use super::*;
 
 type Tested = (FlushRounds, Core<Vec<u8>>, Vec<Action>);
 
-const STATES: [&str; 6] =
-    ["idle", "syncing sides", "writing pages", "syncing pages", "writing header", "syncing header"];
+const STATES: [&str; 8] = [
+    "idle",
+    "syncing sides",
+    "writing pages",
+    "syncing pages",
+    "writing header",
+    "syncing header",
+    "filling journal",
+    "syncing journal",
+];
 
 fn name(rounds: &FlushRounds) -> &'static str {
     match rounds.step {
@@ -17,13 +25,15 @@ fn name(rounds: &FlushRounds) -> &'static str {
         RoundStep::SyncingPages(_) => STATES[3],
         RoundStep::WritingHeader(_) => STATES[4],
         RoundStep::SyncingHeader(_) => STATES[5],
+        RoundStep::FillingJournal { .. } => STATES[6],
+        RoundStep::SyncingJournal { .. } => STATES[7],
     }
 }
 
 fn fresh() -> Tested {
-    let mut core = core(2);
+    let mut core = core(64);
     core.record_write(sector_of(0), Side::A);
-    (FlushRounds::after_takeover(2, 0), core, Vec::new())
+    (FlushRounds::after_takeover(&core.map, 0), core, Vec::new())
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +64,17 @@ fn at(state: usize) -> Tested {
         &[RoundEvent::MapSynced(Ok(()))],
         &[RoundEvent::MapWritten(Ok(()))],
     ];
-    for event in way[..state].iter().copied().flatten() {
+    for event in way[..state.min(5)].iter().copied().flatten() {
         assert!(take(&mut tested, *event).is_none());
+    }
+    if state > 5 {
+        assert!(take(&mut tested, RoundEvent::MapSynced(Ok(()))).is_some());
+        // A sector of each of so many pages is worth a slot of the journal.
+        (0..8).for_each(|page| tested.1.record_write(sector_of(page), Side::B));
+        assert!(take(&mut tested, RoundEvent::Begin).is_none());
+        if state > 6 {
+            take(&mut tested, RoundEvent::MapWritten(Ok(())));
+        }
     }
     assert_eq!(name(&tested.0), STATES[state]);
     tested
@@ -66,16 +85,37 @@ fn every_event_in_every_state() {
     let failed = Err(Errno::EIO);
     // The state after it, from each of `STATES`; none where the event cannot happen.
     let table = [
-        (RoundEvent::Begin, [Some("syncing sides"), None, None, None, None, None]),
-        (RoundEvent::SideSynced(Side::B, Ok(())), [None, Some("writing pages"), None, None, None, None]),
-        (RoundEvent::SideSynced(Side::B, failed), [None, Some("failed"), None, None, None, None]),
+        (RoundEvent::Begin, [Some("syncing sides"), None, None, None, None, None, None, None]),
+        (
+            RoundEvent::SideSynced(Side::B, Ok(())),
+            [None, Some("writing pages"), None, None, None, None, None, None],
+        ),
+        (RoundEvent::SideSynced(Side::B, failed), [None, Some("failed"), None, None, None, None, None, None]),
         (
             RoundEvent::MapWritten(Ok(())),
-            [None, None, Some("syncing pages"), None, Some("syncing header"), None],
+            [
+                None,
+                None,
+                Some("syncing pages"),
+                None,
+                Some("syncing header"),
+                None,
+                Some("syncing journal"),
+                None,
+            ],
         ),
-        (RoundEvent::MapWritten(failed), [None, None, Some("failed"), None, Some("failed"), None]),
-        (RoundEvent::MapSynced(Ok(())), [None, None, None, Some("writing header"), None, Some("durable")]),
-        (RoundEvent::MapSynced(failed), [None, None, None, Some("failed"), None, Some("failed")]),
+        (
+            RoundEvent::MapWritten(failed),
+            [None, None, Some("failed"), None, Some("failed"), None, Some("failed"), None],
+        ),
+        (
+            RoundEvent::MapSynced(Ok(())),
+            [None, None, None, Some("writing header"), None, Some("durable"), None, Some("writing pages")],
+        ),
+        (
+            RoundEvent::MapSynced(failed),
+            [None, None, None, Some("failed"), None, Some("failed"), None, Some("failed")],
+        ),
     ];
     for (event, row) in table {
         for (state, expected) in row.into_iter().enumerate() {
@@ -153,4 +193,45 @@ fn after_a_failed_sync_only_the_last_round_runs() {
     out.clear();
     assert!(rounds.begin(&mut core, &mut out).is_none());
     assert!(matches!(out[..], [Action::WriteMap(_)]), "no sync is relied on: {out:?}");
+}
+
+/// The offsets of what a round, which ends well, writes.
+fn written(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>) -> Vec<u64> {
+    let (mut offsets, mut out) = (Vec::new(), Vec::new());
+    let mut end = rounds.begin(core, &mut out);
+    while end.is_none() {
+        let mut next = Vec::new();
+        for action in out.drain(..) {
+            end = match action {
+                Action::SyncSide { side } => rounds.side_synced(side, Ok(()), core, &mut next),
+                Action::WriteMap(writes) => {
+                    offsets.extend(writes.iter().map(|write| write.offset));
+                    rounds.map_written(Ok(()), core, &mut next)
+                }
+                Action::SyncMap => rounds.map_synced(Ok(()), core, &mut next),
+                other => unreachable!("{other:?}"),
+            };
+        }
+        out = next;
+    }
+    assert!(end.is_some_and(|end| end.result.is_ok()));
+    offsets
+}
+
+/// The pages of a chunk that was given back take part in no round, not even in the first one of the next
+/// process: with what only the journal said of them, they would be dirty again.
+#[test]
+fn a_page_that_holds_nothing_is_written_into_a_slot() {
+    let (mut rounds, mut core, _) = fresh();
+    written(&mut rounds, &mut core);
+    (1..9).for_each(|page| core.record_write(sector_of(page), Side::A));
+    let journaled = written(&mut rounds, &mut core);
+    assert!(journaled.iter().filter(|offset| **offset > header_offset(1)).all(|at| *at >= journal_offset(0)));
+    for page in 1..9 {
+        core.clear(page, Side::A);
+        assert!(core.forget_clean(sector_of(page)));
+    }
+    let emptied = written(&mut rounds, &mut core);
+    let pages = emptied.iter().filter(|at| (page_offset(0, 0)..journal_offset(0)).contains(*at)).count();
+    assert_eq!(pages, 8, "{emptied:?}");
 }

@@ -52,6 +52,7 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
         active: Side::A,
         closed_clean,
         invalidated: SideSet::NONE,
+        has_journal: false,
         seq: Seq(3),
         synced_generation: 0,
     };

@@ -64,6 +64,7 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
         seq: Seq(3),
         synced_generation: 4,
         invalidated: SideSet::NONE,
+        has_journal: false,
     };
     local.write_header(&files.map, &header, 5).unwrap();
     let corrupted = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);

@@ -72,6 +72,7 @@ fn new_volume() -> NewVolume {
         active: Side::A,
         closed_clean: false,
         invalidated: SideSet::NONE,
+        has_journal: false,
         seq: Seq(0),
         synced_generation: 0,
     };
