@@ -1,6 +1,6 @@
-//! Sizes of what a round handles in one turn of the ring thread, and of the journal. Only a simulation reduces
-//! them, so that rounds of its small volumes have several groups, several writes and a journal that fills up;
-//! without the feature `simulation` nothing can.
+//! Sizes of what a round handles in one turn of the ring thread, and of the journal. Only a simulation
+//! reduces them, so that rounds of its small volumes have several groups, several writes and a journal that
+//! fills up; without the feature `simulation` nothing can.
 
 use crate::limit::{JOURNAL_SAVES, MAP_WRITE_PAGES, ROUND_PAGES};
 

@@ -13,8 +13,8 @@
 //!    the first time;
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
-//! Slots of the journal that this process has not used are filled and synced (`JournalFilled`) before a record
-//! is written into them; the first such round writes the header, which says that the journal counts.
+//! Slots of the journal that this process has not used are filled and synced (`JournalFilled`) before a
+//! record is written into them; the first such round writes the header, which says that the journal counts.
 //!
 //! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of
 //! the volume: the answer to each write or sync is where it continues. Usually there is one group.

@@ -406,7 +406,8 @@ fn journal(stage: &mut Stage<'_>) -> Played {
         stage.ask(&[(Op::Write, start, 1)])?;
         stage.ask(&[(Op::Flush, 0, 0)])?;
     }
-    // The first round of the next process begins with a page that was never written. Its journal has more room.
+    // The first round of the next process begins with a page that was never written. Its journal has more
+    // room.
     stage.world.slice_rounds(RoundSize { journal_slots: Some(16), ..ONE_BY_ONE });
     stage.world.kill(0);
     stage.ask(&[(Op::Write, 0, 1)])?;

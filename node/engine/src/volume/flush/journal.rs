@@ -116,8 +116,8 @@ impl Journal {
     }
 }
 
-/// The slot behind a record of `entries` that begins at `slot`, and behind the filled one that shows where the
-/// records end.
+/// The slot behind a record of `entries` that begins at `slot`, and behind the filled one that shows where
+/// the records end.
 fn end(slot: u64, entries: &[Entry]) -> u64 {
     slot + record_slots(entries.len()) + 1
 }
