@@ -46,7 +46,7 @@ pub const MAP_WRITE_PAGES: usize = 64;
 /// of the page.
 pub const JOURNAL_BLOCKS: u32 = 32;
 /// Map pages that a slot of the journal (4 KiB, as a page's) must save at least: each of them may have to be
-/// written later for the journal to begin anew, so that a ninth is lost at worst.
+/// written later for the journal to begin again, so that a ninth is lost at worst.
 pub const JOURNAL_SAVES: u64 = 8;
 /// Map pages of a volume for each slot of its journal, which takes 1/16384 of the volume's size: the two
 /// rounds of a commit of 16,384 scattered sectors of 1 TiB take 192 of its 16,384 slots.

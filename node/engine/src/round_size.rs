@@ -17,7 +17,7 @@ pub struct RoundSize {
     pub journal_slots: Option<u64>,
 }
 
-/// What programs do.
+/// The sizes in programs.
 const PROGRAMS: RoundSize =
     RoundSize { copied: ROUND_PAGES, written: MAP_WRITE_PAGES, saved: JOURNAL_SAVES, journal_slots: None };
 

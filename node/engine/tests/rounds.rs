@@ -413,7 +413,7 @@ fn no_event_of_a_commit_does_more_in_a_larger_volume() {
 }
 
 /// Scattered changes go into the journal; once it is full, all pages that it has changes of are written, and
-/// it begins anew. The loss of the host finds all that was flushed after each round, and after the death of
+/// it begins again. The loss of the host finds all that was flushed after each round, and after the death of
 /// the process that began the journal.
 #[test]
 fn what_is_flushed_is_found_however_full_the_journal_is() {

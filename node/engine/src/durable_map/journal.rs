@@ -136,7 +136,7 @@ impl Unit {
     }
 }
 
-/// Why the rest of the journal does not count.
+/// Reason to leave out the rest of the journal.
 enum Stop {
     /// It ends here, or its last record was being written.
     End,

@@ -186,7 +186,7 @@ fn entries(count: u64, nibble: u8) -> Vec<Entry> {
     (0..count).map(|block| (Block(7 * PAGE_BLOCKS + block), [nibble; _])).collect()
 }
 
-/// What is found of the first block of each page, with its generation and the newest record known.
+/// The findings for the first block of each page, with its generation and the newest record known.
 fn replayed(pages: &[(u64, Vec<u8>)], journal: &[u8]) -> Result<Vec<(u64, u8, u64, Seq)>, DamagedMap> {
     let header = Header { has_journal: true, synced_generation: 2, ..header() };
     let found = newest_pages(&header, pages, journal)?;
@@ -210,13 +210,13 @@ fn an_entry_of_the_journal_counts_for_a_page_whose_slots_are_older() {
     assert_eq!(newest_pages(&header, &page(2), &journal(&records)).unwrap()[0].nibbles[0], 0x11);
 }
 
-/// The journal began anew: what is behind its newest record is of an earlier use.
+/// The journal began again: what is behind its newest record is of an earlier use.
 #[test]
 fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
     let older = journal(&[(3, entries(1, 0x55)), (4, entries(1, 0x66)), (5, entries(1, 0x77))]);
     let newer = encode_record(6, Seq(6), 2, &entries(1, 0x99));
-    let anew = [&newer[..], &older[newer.len()..]].concat();
-    assert_eq!(replayed(&[], &anew), Ok(vec![(7, 0x99, 6, Seq(6))]));
+    let again = [&newer[..], &older[newer.len()..]].concat();
+    assert_eq!(replayed(&[], &again), Ok(vec![(7, 0x99, 6, Seq(6))]));
 }
 
 /// Invariant 13: the record that was being written when the power was cut counts as a whole or not at all.

@@ -8,7 +8,7 @@
 //!    that is not its newest, for the first time into both (`PagesWritten`);
 //! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`); from
 //!    2 again while the set holds more, or the journal, where it had no room, holds pages: they are written
-//!    like those of the set, and it begins anew;
+//!    like those of the set, and it begins again;
 //! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for
 //!    the first time;
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
@@ -115,7 +115,7 @@ pub(super) struct RoundEnd {
 /// Pages, sides and header of the round in progress.
 struct Round {
     generation: u64,
-    /// What changed and is not durable yet; empty between rounds.
+    /// The changes that are not durable yet; empty between rounds.
     blocks: BlockSet,
     /// The first of them that is in no group yet.
     next_page: u64,

@@ -53,7 +53,7 @@ pub enum Scenario {
     /// Map pages of a round are copied while others of it are on their way to the disk, and sectors of theirs
     /// are written.
     Groups,
-    /// The journal of the durable map: it fills up and begins anew, a process takes it over, and what it
+    /// The journal of the durable map: it fills up and begins again, a process takes it over, and what it
     /// describes is evicted.
     Journal,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.

@@ -77,6 +77,38 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     assert!(source.to_string().contains("page 1 "), "{source}");
 }
 
+/// The journal lies far behind the pages, and counts only where the header says so.
+#[test]
+fn an_attach_reads_the_journal_that_the_header_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    local.make_dirs().unwrap();
+    let sectors = 64 * PAGE_SECTORS;
+    let files = local.open_files(sectors).unwrap();
+    let (offset, length) = journal_extent(64);
+    assert!(length > 0 && files.map.metadata().unwrap().len() == offset + length, "it has its place");
+    let mut header = Header {
+        volume: "disk".parse().unwrap(),
+        identity: Nonce([9; 16]),
+        sectors,
+        epoch: Epoch(7),
+        writer: Nonce([7; 16]),
+        nonces: vec![Nonce([7; 16])],
+        active: Side::B,
+        closed_clean: false,
+        seq: Seq(3),
+        synced_generation: 4,
+        invalidated: SideSet::NONE,
+        has_journal: false,
+    };
+    local.write_header(&files.map, &header, 5).unwrap();
+    assert!(local.read_map().unwrap().is_some_and(|found| found.pages.is_empty()));
+    header.has_journal = true;
+    local.write_header(&files.map, &header, 6).unwrap();
+    let Err(NodeError::Damaged { source, .. }) = local.read_map() else { panic!("nothing was ever there") };
+    assert!(source.to_string().contains("journal"), "{source}");
+}
+
 /// A volume of more than 16 TiB on ext4 was provisioned and never attached, for a reason that named no field.
 #[test]
 fn a_volume_above_the_file_limit_is_refused_by_name() {
