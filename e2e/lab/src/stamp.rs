@@ -1,6 +1,7 @@
 //! Sectors with stamps: what was written where and when can be read off each of them.
 //!
-//! A region of a device is cut into lanes of [`LANE_SECTORS`] sectors. In each lane one writer goes from
+//! A lane has [`LANE_SECTORS`] sectors, spread over the device: [`TOGETHER`] of them lie together, and each such
+//! group in a map page of its own, so that a flush has little to say of many pages. In each lane one writer goes from
 //! round to round: it writes and zeroes some places, flushes, and says so. What a round does follows from the
 //! seed, the lane and the round's number, so a later reader of the lane knows what each sector may hold.
 
@@ -13,6 +14,10 @@ pub mod write;
 pub const SECTOR_BYTES: usize = 4096;
 /// Sectors of a lane.
 pub const LANE_SECTORS: u32 = 256;
+/// Sectors of a lane that lie together.
+pub const TOGETHER: u32 = 32;
+/// Distance in bytes of such groups: a map page of the volume.
+pub const APART: u64 = 16 << 20;
 /// Most places that one round changes.
 const MAX_CHANGES: u64 = 12;
 /// Most sectors of one place.
@@ -28,6 +33,18 @@ pub struct Change {
     pub sectors: u32,
     /// True if they are zeroed; else they are stamped.
     pub zero: bool,
+}
+
+impl Change {
+    /// Its parts that lie together, in order.
+    fn pieces(self) -> impl Iterator<Item = Self> {
+        let Self { first, sectors, zero } = self;
+        let end = first + sectors;
+        (first / TOGETHER..end.div_ceil(TOGETHER)).map(move |group| {
+            let first = first.max(group * TOGETHER);
+            Self { first, sectors: end.min((group + 1) * TOGETHER) - first, zero }
+        })
+    }
 }
 
 /// Changes of round `round` (from 1) of a lane.
@@ -90,6 +107,17 @@ mod tests {
         torn[512..].copy_from_slice(&stamp(7, 1, 5, 2)[512..]);
         assert_eq!(read_stamp(7, 1, 5, &torn), None, "parts of two rounds");
         assert_eq!(read_stamp(7, 1, 5, &[0; SECTOR_BYTES]), Some(0));
+    }
+
+    #[test]
+    fn a_place_is_cut_where_a_group_ends() {
+        let pieces = |first, sectors| {
+            let change = Change { first, sectors, zero: false };
+            change.pieces().map(|piece| (piece.first, piece.sectors)).collect::<Vec<_>>()
+        };
+        assert_eq!(pieces(5, 27), [(5, 27)]);
+        assert_eq!(pieces(31, 3), [(31, 1), (32, 2)]);
+        assert_eq!(pieces(64, 32), [(64, 32)]);
     }
 
     #[test]

@@ -28,14 +28,14 @@ const BUCKET: &str = "cuts";
 const FEW: usize = 4;
 const SEED: u64 = 20_261_121;
 const STATE_BYTES: u64 = 2 << 30;
-/// Stamped sectors: three writers of 1 MiB each.
+/// Stamped sectors: three writers of 1 MiB each, which is spread over eight map pages each.
 const STAMPS: &str = "stamps";
 const LANES: u32 = 3;
 /// An ext4 with a program that writes files and flushes each.
 const FILES: &str = "files";
 /// fio, which checks every byte it reads.
 const LOAD: &str = "load";
-const VOLUMES: [(&str, &str); 3] = [(STAMPS, "4Mi"), (FILES, "64Mi"), (LOAD, "2Mi")];
+const VOLUMES: [(&str, &str); 3] = [(STAMPS, "384Mi"), (FILES, "64Mi"), (LOAD, "2Mi")];
 /// Seals and commits all the time.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"8Mi\"\nmax_dirty_age = \"1s\"";
 /// Least distance between two cuts: rounds of the stamp writers.

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
-use super::{Change, LANE_SECTORS, SECTOR_BYTES, read_stamp, round, stamp};
+use super::{APART, Change, LANE_SECTORS, SECTOR_BYTES, TOGETHER, read_stamp, round, stamp};
 
 /// The harness's answer to a report it has noted.
 pub const NOTED: &str = "noted";
@@ -49,7 +49,7 @@ fn write_lane(device: &Path, lane: u32, seed: u64, report_to: &str) -> Result<()
     let disk = open(device)?;
     let mut buffer = Box::new(Aligned([0; 32 * SECTOR_BYTES]));
     for number in 1.. {
-        for Change { first, sectors, zero } in round(seed, lane, number) {
+        for Change { first, sectors, zero } in round(seed, lane, number).into_iter().flat_map(Change::pieces) {
             let offset = offset(lane, first);
             let bytes = sectors as usize * SECTOR_BYTES;
             if zero {
@@ -80,7 +80,7 @@ pub fn read(device: &Path, lanes: u32, seed: u64) -> Result<String> {
     let mut buffer = Box::new(Aligned([0; 32 * SECTOR_BYTES]));
     let mut text = String::new();
     for lane in 0..lanes {
-        for first in (0..LANE_SECTORS).step_by(32) {
+        for first in (0..LANE_SECTORS).step_by(TOGETHER as usize) {
             disk.read_exact_at(&mut buffer.0, offset(lane, first)).context("read")?;
             for (sector, bytes) in (first..).zip(buffer.0.chunks_exact(SECTOR_BYTES)) {
                 match read_stamp(seed, lane, sector, bytes) {
@@ -101,5 +101,6 @@ fn open(device: &Path) -> Result<File> {
 }
 
 fn offset(lane: u32, sector: u32) -> u64 {
-    (u64::from(lane) * u64::from(LANE_SECTORS) + u64::from(sector)) * SECTOR_BYTES as u64
+    let group = lane * (LANE_SECTORS / TOGETHER) + sector / TOGETHER;
+    u64::from(group) * APART + u64::from(sector % TOGETHER) * SECTOR_BYTES as u64
 }
