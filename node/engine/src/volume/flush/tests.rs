@@ -3,6 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::super::core::tests::{core, sector_of};
 use super::super::lifecycle::Lifecycle;
 use super::*;
+use crate::durable_map::{DamagedMap, FoundPage, file_bytes, journal_extent, newest_pages};
 
 type Tested = (FlushRounds, Core<Vec<u8>>, Vec<Action>);
 
@@ -234,4 +235,102 @@ fn a_page_that_holds_nothing_is_written_into_a_slot() {
     let emptied = written(&mut rounds, &mut core);
     let pages = emptied.iter().filter(|at| (page_offset(0, 0)..journal_offset(0)).contains(*at)).count();
     assert_eq!(pages, 8, "{emptied:?}");
+}
+
+/// The file of a durable map.
+struct Disk {
+    file: Vec<u8>,
+    journal: Vec<u8>,
+}
+
+impl Disk {
+    fn of(pages: u64) -> Self {
+        let journal = vec![0; journal_extent(pages).1 as usize];
+        Self { file: vec![0; file_bytes(pages) as usize], journal }
+    }
+
+    /// Writes what `reaches` says of the units of each write.
+    fn write(&mut self, writes: &[MapWrite], reaches: impl Fn(usize) -> bool) {
+        for write in writes {
+            let (area, at) = match write.offset.checked_sub(journal_offset(0)) {
+                Some(at) => (&mut self.journal, at as usize),
+                None => (&mut self.file, write.offset as usize),
+            };
+            for (index, unit) in write.bytes.chunks_exact(512).enumerate().filter(|(index, _)| reaches(*index)) {
+                area[at + index * 512..][..512].copy_from_slice(unit);
+            }
+        }
+    }
+
+    fn header(&self) -> (u64, Header) {
+        Header::newest(&self.file[..page_offset(0, 0) as usize]).unwrap().unwrap()
+    }
+
+    /// The first sectors of the dirty runs that an attach finds after the loss of the host.
+    fn dirty(&self) -> Result<Vec<u64>, DamagedMap> {
+        let pairs = self.file[page_offset(0, 0) as usize..].chunks_exact(8192);
+        let pages: Vec<_> = (0..).zip(pairs.map(<[u8]>::to_vec)).collect();
+        let found = newest_pages(&self.header().1, &pages, &self.journal)?;
+        Ok(found.iter().flat_map(FoundPage::dirty_runs).map(|(run, _)| run.start.0).collect())
+    }
+}
+
+/// Runs a round, whose writes of the map go to `write`. It never ends once that returns nothing.
+fn run(
+    rounds: &mut FlushRounds,
+    core: &mut Core<Vec<u8>>,
+    mut write: impl FnMut(&[MapWrite]) -> Option<Result<(), Errno>>,
+) -> Option<Result<(), Errno>> {
+    let mut actions = Vec::new();
+    let mut end = rounds.begin(core, &mut actions);
+    let mut actions = std::collections::VecDeque::from(actions);
+    while end.is_none() {
+        let mut out = Vec::new();
+        end = match actions.pop_front().expect("a round goes on until it ends") {
+            Action::SyncSide { side } => rounds.side_synced(side, Ok(()), core, &mut out),
+            Action::WriteMap(writes) => rounds.map_written(write(&writes)?, core, &mut out),
+            Action::SyncMap => rounds.map_synced(Ok(()), core, &mut out),
+            other => unreachable!("{other:?}"),
+        };
+        actions.extend(out);
+    }
+    end.map(|end| end.result.map(|_| ()))
+}
+
+/// A round that ends well.
+fn flush(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk) {
+    let all = |writes: &[MapWrite]| {
+        disk.write(writes, |_| true);
+        Some(Ok(()))
+    };
+    assert_eq!(run(rounds, core, all), Some(Ok(())));
+}
+
+/// A round whose first write of a page's slot that is not a page of `spared` fails half-way.
+fn fail(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk, spared: &[u64]) {
+    let half = |writes: &[MapWrite]| {
+        let is_spared = spared.contains(&((writes[0].offset - page_offset(0, 0)) / 8192));
+        disk.write(writes, |unit| is_spared || unit < 4);
+        Some(if is_spared { Ok(()) } else { Err(Errno::EIO) })
+    };
+    assert_eq!(run(rounds, core, half), Some(Err(Errno::EIO)));
+}
+
+fn written_pages(core: &mut Core<Vec<u8>>, pages: std::ops::Range<u64>) {
+    pages.for_each(|page| core.record_write(sector_of(page), Side::A));
+}
+
+/// A write that failed is repeated in its own slot: the round after it put the page's blocks into the
+/// journal, and its header covered the slot that the failed write had left half written.
+#[test]
+fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_take_it() {
+    let (mut rounds, mut core, _) = fresh();
+    let mut disk = Disk::of(64);
+    flush(&mut rounds, &mut core, &mut disk);
+    written_pages(&mut core, 3..4);
+    fail(&mut rounds, &mut core, &mut disk, &[]);
+    written_pages(&mut core, 4..12);
+    flush(&mut rounds, &mut core, &mut disk);
+    let expected = std::iter::once(0).chain(3..12).map(|page| sector_of(page).start.0);
+    assert_eq!(disk.dirty(), Ok(expected.collect()));
 }
