@@ -334,3 +334,29 @@ fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_
     let expected = std::iter::once(0).chain(3..12).map(|page| sector_of(page).start.0);
     assert_eq!(disk.dirty(), Ok(expected.collect()));
 }
+
+/// As above for a page that is written because the journal is full: it is not among those that changed.
+#[test]
+fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
+    let (mut rounds, mut core, _) = fresh();
+    let mut disk = Disk::of(64);
+    flush(&mut rounds, &mut core, &mut disk);
+    written_pages(&mut core, 1..9);
+    flush(&mut rounds, &mut core, &mut disk);
+    while rounds.journal.next_slot() + 1 < journal_extent(64).1 / 4096 {
+        for page in 9..17 {
+            core.record_write(sector_of(page), Side::A);
+            core.unflushed.range_changed(sector_of(page));
+        }
+        flush(&mut rounds, &mut core, &mut disk);
+    }
+    let changed: Vec<u64> = (9..17).collect();
+    changed.iter().for_each(|page| core.unflushed.range_changed(sector_of(*page)));
+    // The round finds no room: what changed is written into slots, and then the pages of the journal are.
+    fail(&mut rounds, &mut core, &mut disk, &changed);
+    written_pages(&mut core, 20..21);
+    core.unflushed.header_changed();
+    flush(&mut rounds, &mut core, &mut disk);
+    let expected = (0..17).chain([20]).map(|page| sector_of(page).start.0);
+    assert_eq!(disk.dirty(), Ok(expected.collect()));
+}
