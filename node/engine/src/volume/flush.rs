@@ -31,7 +31,7 @@
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that
 //! failed. A flush joins only a round that has not begun. A failed round marks its pages changed again, but
-//! for those already durable, and fails its flushes. A FUA write whose data is stored counts as a flush here
+//! for those already durable, and fails its flushes; a page whose slot it may have torn goes into that slot again. A FUA write whose data is stored counts as a flush here
 //! (`volume/durability.rs`).
 
 mod journal;
@@ -50,7 +50,7 @@ use crate::safeguard::{
     Safeguard::{SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
     safeguard,
 };
-use crate::sector_map::{BlockSet, PAGE_BLOCKS, PAGE_BYTES, SectorMap, Side, SideSet};
+use crate::sector_map::{BlockSet, Blocks, PAGE_BLOCKS, PAGE_BYTES, SectorMap, Side, SideSet};
 use holdfast_types::{Block, Millis};
 use journal::Journal;
 
@@ -628,6 +628,13 @@ impl FlushRounds {
         out: &mut Vec<Action>,
     ) -> RoundEnd {
         self.step = RoundStep::Idle;
+        if result.is_err() {
+            // What was being written into slots may be torn there. It is written there again before a header
+            // can cover it, whatever the journal would take.
+            for page in &self.group.pages {
+                self.round.blocks.insert(*page, Blocks::ALL);
+            }
+        }
         self.group.clear();
         self.group.copies = Vec::new();
         self.group.entries = Vec::new();
