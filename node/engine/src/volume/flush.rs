@@ -14,7 +14,8 @@
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
 //! Slots of the journal that this process has not used are filled and synced (`JournalFilled`) before a
-//! record is written into them; the first such round writes the header, which says that the journal counts.
+//! record is written into them; the first such round writes both headers, which say that the journal counts:
+//! the loss of one of them does not hide it.
 //!
 //! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of
 //! the volume: the answer to each write or sync is where it continues. Usually there is one group.
@@ -211,6 +212,8 @@ pub(super) struct FlushRounds {
     header_generation: u64,
     /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
     durable_generation: u64,
+    /// Headers of this process on the disk that say that the journal counts, up to both of them.
+    journal_headers: u8,
 }
 
 impl FlushRounds {
@@ -239,6 +242,7 @@ impl FlushRounds {
             failed_at: None,
             header_generation,
             durable_generation: 0,
+            journal_headers: 0,
         }
     }
 
@@ -583,6 +587,11 @@ impl FlushRounds {
                 self.header_generation += 1;
                 if let Some(header) = &self.round.header {
                     self.durable_generation = header.synced_generation;
+                    self.journal_headers += u8::from(header.has_journal && self.journal_headers < 2);
+                }
+                if self.journal_headers == 1 {
+                    // The other slot's does not say that the journal counts, and one may be lost.
+                    return self.write_header(pages, core, out);
                 }
                 Some(self.end(Ok(pages.header_synced()), core, out))
             }
