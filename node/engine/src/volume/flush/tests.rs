@@ -2,8 +2,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::core::tests::{core, sector_of};
 use super::super::lifecycle::Lifecycle;
+use super::super::{Durability, Setup, Volume};
 use super::*;
 use crate::durable_map::{DamagedMap, FoundPage, file_bytes, journal_extent, newest_pages};
+use holdfast_types::Chunk;
 
 type Tested = (FlushRounds, Core<Vec<u8>>, Vec<Action>);
 
@@ -374,4 +376,38 @@ fn decay_of_the_header_does_not_hide_the_journal() {
     let newest = header_offset(u8::from(disk.header().0 % 2 == 1)) as usize;
     disk.file[newest + 50] ^= 1;
     assert!(disk.dirty().is_ok_and(|found| found == all), "flushed data is lost, and no error says so");
+}
+
+/// Every chunk was given back, so the next process finds nothing in the live map; but the header on the disk
+/// says that the journal counts, until its first round has ended.
+#[test]
+fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_header_counts_it() {
+    let (mut rounds, mut core, _) = fresh();
+    let mut disk = Disk::of(64);
+    flush(&mut rounds, &mut core, &mut disk);
+    written_pages(&mut core, 1..9);
+    flush(&mut rounds, &mut core, &mut disk);
+    for page in 0..9 {
+        core.clear(page, Side::A);
+        assert!(core.forget_clean(sector_of(page)));
+    }
+    flush(&mut rounds, &mut core, &mut disk);
+    (0..8).for_each(|chunk| assert!(core.map.unprepare(Chunk(chunk))));
+    assert_eq!(disk.dirty(), Ok(vec![]));
+
+    core.map.publish();
+    let memory = std::mem::take(core.map.memory_mut());
+    let (header_generation, header) = disk.header();
+    assert!(header.has_journal);
+    let (limits, durability) = (core.limits, Durability::Local);
+    let setup = Setup { requests: 4, limits, durability, header, header_generation, unix_ms_at_zero: 0 };
+    let Volume { mut rounds, mut core, .. } = Volume::resume(setup, memory, None, 0).unwrap();
+    (0..8).for_each(|chunk| core.map.set_prepared(Chunk(chunk)));
+    written_pages(&mut core, 0..9);
+    // The power is cut while the first write is under way: half of it is on the disk.
+    run(&mut rounds, &mut core, |writes| {
+        disk.write(writes, |unit| unit >= 4);
+        None
+    });
+    assert!(disk.dirty().is_ok(), "a power cut is no damage: {:?}", disk.dirty());
 }
