@@ -178,7 +178,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         Self {
             durability: setup.durability,
             data: DataPath::new(setup.requests, pages),
-            rounds: FlushRounds::after_takeover(&map, setup.header_generation),
+            rounds: FlushRounds::after_takeover(&map, setup.header.has_journal, setup.header_generation),
             sealer: Sealer::open(),
             log: LogWriter::idle(nonce, pending, now),
             merger: Merger::idle(),

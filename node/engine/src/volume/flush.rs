@@ -217,8 +217,12 @@ pub(super) struct FlushRounds {
 }
 
 impl FlushRounds {
-    /// Of this map, whose durable header has `header_generation`.
-    pub(super) fn after_takeover<M: Memory>(map: &SectorMap<M>, header_generation: u64) -> Self {
+    /// Of this map, whose durable header has `header_generation` and says whether a journal counts.
+    pub(super) fn after_takeover<M: Memory>(
+        map: &SectorMap<M>,
+        has_journal: bool,
+        header_generation: u64,
+    ) -> Self {
         let pages = map.pages();
         Self {
             step: RoundStep::Idle,
@@ -233,7 +237,7 @@ impl FlushRounds {
                 empties_journal: false,
             },
             group: Group::default(),
-            journal: Journal::after_takeover(pages, map.is_any_prepared()),
+            journal: Journal::after_takeover(pages, has_journal || map.is_any_prepared()),
             waiters: Vec::new(),
             next_waiters: Vec::new(),
             begun: 0,

@@ -36,7 +36,7 @@ fn name(rounds: &FlushRounds) -> &'static str {
 fn fresh() -> Tested {
     let mut core = core(64);
     core.record_write(sector_of(0), Side::A);
-    (FlushRounds::after_takeover(&core.map, 0), core, Vec::new())
+    (FlushRounds::after_takeover(&core.map, false, 0), core, Vec::new())
 }
 
 #[derive(Debug, Clone, Copy)]
