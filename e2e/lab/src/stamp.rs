@@ -1,9 +1,10 @@
 //! Sectors with stamps: what was written where and when can be read off each of them.
 //!
-//! A lane has [`LANE_SECTORS`] sectors, spread over the device: [`TOGETHER`] of them lie together, and each such
-//! group in a map page of its own, so that a flush has little to say of many pages. In each lane one writer goes from
-//! round to round: it writes and zeroes some places, flushes, and says so. What a round does follows from the
-//! seed, the lane and the round's number, so a later reader of the lane knows what each sector may hold.
+//! A lane has [`LANE_SECTORS`] sectors, spread over the device: [`TOGETHER`] of them lie together, and each
+//! such group in a map page of its own, so that a flush has little to say of many pages. In each lane one
+//! writer goes from round to round: it writes and zeroes some places, flushes, and says so. What a round does
+//! follows from the seed, the lane and the round's number, so a later reader of the lane knows what each
+//! sector may hold.
 
 use crate::chance::Chance;
 

@@ -32,8 +32,8 @@
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that
 //! failed. A flush joins only a round that has not begun. A failed round marks its pages changed again, but
-//! for those already durable, and fails its flushes; a page whose slot it may have torn goes into that slot again. A FUA write whose data is stored counts as a flush here
-//! (`volume/durability.rs`).
+//! for those already durable, and fails its flushes; a page whose slot it may have torn goes into that slot
+//! again. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
 
 mod journal;
 

@@ -288,7 +288,7 @@ fn run(
     let mut actions = std::collections::VecDeque::from(actions);
     while end.is_none() {
         let mut out = Vec::new();
-        end = match actions.pop_front().expect("a round goes on until it ends") {
+        end = match actions.pop_front().expect("a round asks for something until it ends") {
             Action::SyncSide { side } => rounds.side_synced(side, Ok(()), core, &mut out),
             Action::WriteMap(writes) => rounds.map_written(write(&writes)?, core, &mut out),
             Action::SyncMap => rounds.map_synced(Ok(()), core, &mut out),
@@ -404,7 +404,7 @@ fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_head
     let Volume { mut rounds, mut core, .. } = Volume::resume(setup, memory, None, 0).unwrap();
     (0..8).for_each(|chunk| core.map.set_prepared(Chunk(chunk)));
     written_pages(&mut core, 0..9);
-    // The power is cut while the first write is under way: half of it is on the disk.
+    // The power is cut while the first write is in progress: half of it is on the disk.
     run(&mut rounds, &mut core, |writes| {
         disk.write(writes, |unit| unit >= 4);
         None
