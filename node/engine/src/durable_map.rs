@@ -44,8 +44,8 @@ use crate::sector_map::{
 };
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
-pub use journal::{JOURNAL_OFFSET, journal_extent};
 pub(crate) use journal::{Entry, encode_fill, encode_record, journal_offset, journal_slots, record_slots};
+pub use journal::{JOURNAL_OFFSET, journal_extent};
 
 /// Bytes of one slot.
 pub const SLOT_BYTES: usize = 4096;
@@ -128,7 +128,9 @@ impl Header {
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.extend_from_slice(&self.writer.0);
         out.push(self.active as u8);
-        out.push(u8::from(self.closed_clean) | (self.invalidated.bits() << 1) | (u8::from(self.has_journal) << 3));
+        out.push(
+            u8::from(self.closed_clean) | (self.invalidated.bits() << 1) | (u8::from(self.has_journal) << 3),
+        );
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.synced_generation.to_le_bytes());
         out.extend_from_slice(

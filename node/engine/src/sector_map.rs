@@ -580,7 +580,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let (newest, dirty) = (in_each(side.newest_bits()), in_each(side.dirty_bit()));
         let elsewhere = in_each(side.other().newest_bits());
         let (mut released, mut changed) = (0, Blocks::default());
-        for (number, block) in (0..).zip(SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS)) {
+        for (number, block) in
+            (0..).zip(SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS))
+        {
             let at = index(nibble_at(block.start.0));
             let bytes = &self.memory.as_ref()[at..at + 16];
             let nibbles = u128::from_ne_bytes(bytes.try_into().expect("16 bytes"));

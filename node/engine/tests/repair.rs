@@ -318,8 +318,7 @@ fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
     assert_eq!(host.reports.len(), 3, "each detach is answered");
     assert_eq!(host.reports[2], host.reports[1]);
     let (_, header) = Header::newest(&host.map[..8192]).unwrap().unwrap();
-    let pages =
-        newest_pages(&header, &[(0, host.map[page_offset(0, 0) as usize..].to_vec())], &[]).unwrap();
+    let pages = newest_pages(&header, &[(0, host.map[page_offset(0, 0) as usize..].to_vec())], &[]).unwrap();
     assert_eq!(
         pages[0].dirty_runs().collect::<Vec<_>>(),
         [

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use holdfast_engine::action::{MapWrite, Source};
-use holdfast_engine::durable_map::{FoundMap, Header, JOURNAL_OFFSET, holds_dirty, newest_pages, page_offset};
+use holdfast_engine::durable_map::{
+    FoundMap, Header, JOURNAL_OFFSET, holds_dirty, newest_pages, page_offset,
+};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_types::SectorRange;
@@ -253,7 +255,10 @@ impl Default for MapFile {
 impl MapFile {
     /// Writes those units of `write` that `reaches` says get there.
     pub(crate) fn write(&mut self, write: &MapWrite, mut reaches: impl FnMut() -> bool) {
-        assert!(write.offset.is_multiple_of(4096) && write.bytes.len().is_multiple_of(4096), "whole slots only");
+        assert!(
+            write.offset.is_multiple_of(4096) && write.bytes.len().is_multiple_of(4096),
+            "whole slots only"
+        );
         for (index, unit) in write.bytes.as_chunks::<UNIT>().0.iter().enumerate() {
             if reaches() {
                 self.0.write(write.offset / UNIT as u64 + index as u64, *unit);
@@ -349,8 +354,11 @@ impl Disk {
         };
         // To the end of the file: an attach that saw an old log may have written a header of the size before
         // the volume grew.
-        let count =
-            self.map.end(JOURNAL_OFFSET).saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
+        let count = self
+            .map
+            .end(JOURNAL_OFFSET)
+            .saturating_sub(page_offset(0, 0))
+            .div_ceil(page_offset(1, 0) - page_offset(0, 0));
         let pairs: Vec<_> =
             (0..count).map(|page| (page, self.map.read(page_offset(page, 0), 8192))).collect();
         let length = self.map.end(u64::MAX).saturating_sub(JOURNAL_OFFSET);

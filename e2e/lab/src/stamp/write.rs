@@ -49,7 +49,8 @@ fn write_lane(device: &Path, lane: u32, seed: u64, report_to: &str) -> Result<()
     let disk = open(device)?;
     let mut buffer = Box::new(Aligned([0; 32 * SECTOR_BYTES]));
     for number in 1.. {
-        for Change { first, sectors, zero } in round(seed, lane, number).into_iter().flat_map(Change::pieces) {
+        for Change { first, sectors, zero } in round(seed, lane, number).into_iter().flat_map(Change::pieces)
+        {
             let offset = offset(lane, first);
             let bytes = sectors as usize * SECTOR_BYTES;
             if zero {

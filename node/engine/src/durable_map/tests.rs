@@ -224,7 +224,7 @@ fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
 fn a_torn_record_of_the_journal_is_left_out() {
     let first = (3, entries(1, 0x55));
     // The place held the fill, or an older record.
-    for old in [journal(&[first.clone()]), journal(&[first.clone(), (1, entries(200, 0x77))])] {
+    for old in [journal(std::slice::from_ref(&first)), journal(&[first.clone(), (1, entries(200, 0x77))])] {
         let new = journal(&[first.clone(), (4, entries(1, 0x66))]);
         for reached in 0..=u8::MAX {
             let second = torn(&old[SLOT_BYTES..2 * SLOT_BYTES], &new[SLOT_BYTES..2 * SLOT_BYTES], reached);

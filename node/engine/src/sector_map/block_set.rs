@@ -146,7 +146,11 @@ mod tests {
 
     #[test]
     fn sets_that_are_joined_leave_the_other_empty() {
-        for mut set in [BlockSet::new(4), { let mut set = BlockSet::new(4); set.insert(1, Blocks(2)); set }] {
+        for mut set in [BlockSet::new(4), {
+            let mut set = BlockSet::new(4);
+            set.insert(1, Blocks(2));
+            set
+        }] {
             let was_empty = set.is_empty();
             let mut other = BlockSet::new(4);
             other.insert(1, Blocks(1));

@@ -171,7 +171,10 @@ fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
     let mut large = SectorMap::open(memory, sectors, &"v".parse().unwrap()).unwrap();
     assert_eq!((large.sectors(), large.pages()), (sectors, 2 * GROUP_SECTORS / PAGE_SECTORS + 1));
     assert_eq!(large.synced_slot(0), Some(1));
-    assert_eq!(large.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111 << 7))]);
+    assert_eq!(
+        large.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(),
+        [(Block(0), Mask(0b111 << 7))]
+    );
     assert_eq!(large.prepared_pages().count(), 8, "and nothing else is there");
     for chunk in [Chunk(GROUP_CHUNKS - 1), Chunk(GROUP_CHUNKS), last] {
         large.set_prepared(chunk);

@@ -524,7 +524,9 @@ impl FlushRounds {
     ) -> Option<RoundEnd> {
         self.step = match (self.take_step(), result) {
             (
-                RoundStep::FillingJournal { .. } | RoundStep::WritingPages { .. } | RoundStep::WritingHeader(_),
+                RoundStep::FillingJournal { .. }
+                | RoundStep::WritingPages { .. }
+                | RoundStep::WritingHeader(_),
                 Err(errno),
             ) => {
                 return Some(self.end(Err(errno), core, out));

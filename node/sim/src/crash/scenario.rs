@@ -107,9 +107,7 @@ impl Scenario {
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
             Bug::Missing(Safeguard::PagesNameRecords) => Some(Self::SetBack),
             Bug::Missing(
-                Safeguard::ReplayOnlyNewer
-                | Safeguard::KeepJournal
-                | Safeguard::JournalAfterFullRound,
+                Safeguard::ReplayOnlyNewer | Safeguard::KeepJournal | Safeguard::JournalAfterFullRound,
             ) => Some(Self::Journal),
             Bug::Missing(_) | Bug::Mutation(_) => None,
         }

@@ -200,24 +200,12 @@ fn after_a_failed_sync_only_the_last_round_runs() {
 
 /// The offsets of what a round, which ends well, writes.
 fn written(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>) -> Vec<u64> {
-    let (mut offsets, mut out) = (Vec::new(), Vec::new());
-    let mut end = rounds.begin(core, &mut out);
-    while end.is_none() {
-        let mut next = Vec::new();
-        for action in out.drain(..) {
-            end = match action {
-                Action::SyncSide { side } => rounds.side_synced(side, Ok(()), core, &mut next),
-                Action::WriteMap(writes) => {
-                    offsets.extend(writes.iter().map(|write| write.offset));
-                    rounds.map_written(Ok(()), core, &mut next)
-                }
-                Action::SyncMap => rounds.map_synced(Ok(()), core, &mut next),
-                other => unreachable!("{other:?}"),
-            };
-        }
-        out = next;
-    }
-    assert!(end.is_some_and(|end| end.result.is_ok()));
+    let mut offsets = Vec::new();
+    let all = |writes: &[MapWrite]| {
+        offsets.extend(writes.iter().map(|write| write.offset));
+        Some(Ok(()))
+    };
+    assert_eq!(run(rounds, core, all), Some(Ok(())));
     offsets
 }
 
@@ -258,7 +246,9 @@ impl Disk {
                 Some(at) => (&mut self.journal, at as usize),
                 None => (&mut self.file, write.offset as usize),
             };
-            for (index, unit) in write.bytes.chunks_exact(512).enumerate().filter(|(index, _)| reaches(*index)) {
+            for (index, unit) in
+                write.bytes.chunks_exact(512).enumerate().filter(|(index, _)| reaches(*index))
+            {
                 area[at + index * 512..][..512].copy_from_slice(unit);
             }
         }
@@ -288,11 +278,14 @@ fn run(
     let mut actions = std::collections::VecDeque::from(actions);
     while end.is_none() {
         let mut out = Vec::new();
-        end = match actions.pop_front().expect("a round asks for something until it ends") {
-            Action::SyncSide { side } => rounds.side_synced(side, Ok(()), core, &mut out),
-            Action::WriteMap(writes) => rounds.map_written(write(&writes)?, core, &mut out),
-            Action::SyncMap => rounds.map_synced(Ok(()), core, &mut out),
-            other => unreachable!("{other:?}"),
+        let action = actions.pop_front().expect("a round asks for something until it ends");
+        end = if let Action::SyncSide { side } = action {
+            rounds.side_synced(side, Ok(()), core, &mut out)
+        } else if let Action::WriteMap(writes) = action {
+            rounds.map_written(write(&writes)?, core, &mut out)
+        } else {
+            assert_eq!(action, Action::SyncMap);
+            rounds.map_synced(Ok(()), core, &mut out)
         };
         actions.extend(out);
     }
