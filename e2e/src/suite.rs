@@ -225,7 +225,8 @@ fn host_tests(toolbox: &Toolbox) -> Result<()> {
     let versitygw = toolbox.versitygw()?;
     for arguments in [&[][..], &["--test", "s3", "--", "--ignored", "versitygw"]] {
         let mut command = toolbox.cargo("test");
-        command.arg("--workspace").args(arguments).env("HOLDFAST_TEST_VERSITYGW", &versitygw);
+        // What fails in one crate does not hide what fails in another.
+        command.args(["--workspace", "--no-fail-fast"]).args(arguments).env("HOLDFAST_TEST_VERSITYGW", &versitygw);
         let mut tests = Process::spawn_to("cargo test", &command, Stdio::inherit(), Stdio::inherit())?;
         let status = tests.wait(HOST_TESTS_LIMIT)?;
         ensure!(status.success(), "cargo test --workspace {}: {status}", arguments.join(" "));
