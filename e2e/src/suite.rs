@@ -226,7 +226,10 @@ fn host_tests(toolbox: &Toolbox) -> Result<()> {
     for arguments in [&[][..], &["--test", "s3", "--", "--ignored", "versitygw"]] {
         let mut command = toolbox.cargo("test");
         // What fails in one crate does not hide what fails in another.
-        command.args(["--workspace", "--no-fail-fast"]).args(arguments).env("HOLDFAST_TEST_VERSITYGW", &versitygw);
+        command
+            .args(["--workspace", "--no-fail-fast"])
+            .args(arguments)
+            .env("HOLDFAST_TEST_VERSITYGW", &versitygw);
         let mut tests = Process::spawn_to("cargo test", &command, Stdio::inherit(), Stdio::inherit())?;
         let status = tests.wait(HOST_TESTS_LIMIT)?;
         ensure!(status.success(), "cargo test --workspace {}: {status}", arguments.join(" "));

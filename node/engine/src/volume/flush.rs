@@ -390,7 +390,7 @@ impl FlushRounds {
         let is_worth = self.journal.is_worth(&self.group.entries, self.group.journaled.len());
         if is_worth && !self.journal.has_room(&self.group.entries) {
             self.round.empties_journal = true;
-            self.journal.is_full();
+            self.journal.begin_emptying();
         }
         if !is_worth || !self.journal.has_room(&self.group.entries) {
             self.group.leave_journal();

@@ -73,8 +73,9 @@ impl Journal {
     pub(super) fn unfilled(&self, entries: &[Entry]) -> Range<u64> {
         let needed = end(self.next_slot, entries);
         // Twice as many each time: few rounds wait for it, and it is in proportion to what is written.
-        let filled = if needed > self.filled { needed.max(2 * self.filled).min(self.slots) } else { needed };
-        self.filled..filled
+        let end =
+            if needed > self.filled { needed.max(2 * self.filled).min(self.slots) } else { self.filled };
+        self.filled..end
     }
 
     /// Generation of its units without a record.
@@ -98,8 +99,8 @@ impl Journal {
         self.pages.iter()
     }
 
-    /// It has no room: all of its pages are about to be written.
-    pub(super) fn is_full(&mut self) {
+    /// It has no room: all of its pages are about to be written into slots.
+    pub(super) fn begin_emptying(&mut self) {
         if !safeguard(KeepJournal) {
             self.next_slot = 0;
         }

@@ -301,6 +301,14 @@ fn flush(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk) {
     assert_eq!(run(rounds, core, all), Some(Ok(())));
 }
 
+/// A volume after its first round, and its durable map.
+fn flushed() -> (FlushRounds, Core<Vec<u8>>, Disk) {
+    let (mut rounds, mut core, _) = fresh();
+    let mut disk = Disk::of(64);
+    flush(&mut rounds, &mut core, &mut disk);
+    (rounds, core, disk)
+}
+
 /// A round whose first write of a page's slot that is not a page of `spared` fails half-way.
 fn fail(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk, spared: &[u64]) {
     let half = |writes: &[MapWrite]| {
@@ -319,9 +327,7 @@ fn written_pages(core: &mut Core<Vec<u8>>, pages: std::ops::Range<u64>) {
 /// journal, and its header covered the slot that the failed write had left half written.
 #[test]
 fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_take_it() {
-    let (mut rounds, mut core, _) = fresh();
-    let mut disk = Disk::of(64);
-    flush(&mut rounds, &mut core, &mut disk);
+    let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 3..4);
     fail(&mut rounds, &mut core, &mut disk, &[]);
     written_pages(&mut core, 4..12);
@@ -333,9 +339,7 @@ fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_
 /// As above for a page that is written because the journal is full: it is not among those that changed.
 #[test]
 fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
-    let (mut rounds, mut core, _) = fresh();
-    let mut disk = Disk::of(64);
-    flush(&mut rounds, &mut core, &mut disk);
+    let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 1..9);
     flush(&mut rounds, &mut core, &mut disk);
     while rounds.journal.next_slot() + 1 < journal_extent(64).1 / 4096 {
@@ -359,9 +363,7 @@ fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
 /// Invariant 13: the header before the newest one says nothing of a journal, and the newest one is lost.
 #[test]
 fn decay_of_the_header_does_not_hide_the_journal() {
-    let (mut rounds, mut core, _) = fresh();
-    let mut disk = Disk::of(64);
-    flush(&mut rounds, &mut core, &mut disk);
+    let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 1..9);
     flush(&mut rounds, &mut core, &mut disk);
     let all: Vec<u64> = (0..9).map(|page| sector_of(page).start.0).collect();
@@ -375,9 +377,7 @@ fn decay_of_the_header_does_not_hide_the_journal() {
 /// says that the journal counts, until its first round has ended.
 #[test]
 fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_header_counts_it() {
-    let (mut rounds, mut core, _) = fresh();
-    let mut disk = Disk::of(64);
-    flush(&mut rounds, &mut core, &mut disk);
+    let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 1..9);
     flush(&mut rounds, &mut core, &mut disk);
     for page in 0..9 {

@@ -43,19 +43,12 @@ fn a_changed_byte_of_a_volume_file_is_noticed() {
     }
 }
 
-/// The live map says more than the pages: a corrupted one must not keep a device without its daemon.
-#[test]
-fn a_takeover_reads_the_header_and_not_a_damaged_page() {
-    let dir = tempfile::tempdir().unwrap();
-    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
-    assert_eq!(local.read_header().unwrap(), None, "nothing was ever attached here");
-    local.make_dirs().unwrap();
-    let files = local.open_files(9000).unwrap();
-    assert_eq!(local.read_header().unwrap(), None, "the attach died before it wrote one");
-    let header = Header {
+/// The header of an attached volume, whose writer has written no page.
+fn header(sectors: u64) -> Header {
+    Header {
         volume: "disk".parse().unwrap(),
         identity: Nonce([9; 16]),
-        sectors: 9000,
+        sectors,
         epoch: Epoch(7),
         writer: Nonce([7; 16]),
         nonces: vec![Nonce([7; 16])],
@@ -65,7 +58,19 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
         synced_generation: 4,
         invalidated: SideSet::NONE,
         has_journal: false,
-    };
+    }
+}
+
+/// The live map says more than the pages: a corrupted one must not keep a device without its daemon.
+#[test]
+fn a_takeover_reads_the_header_and_not_a_damaged_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    assert_eq!(local.read_header().unwrap(), None, "nothing was ever attached here");
+    local.make_dirs().unwrap();
+    let files = local.open_files(9000).unwrap();
+    assert_eq!(local.read_header().unwrap(), None, "the attach died before it wrote one");
+    let header = header(9000);
     local.write_header(&files.map, &header, 5).unwrap();
     let corrupted = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
     files.map.write_all_at(&corrupted, page_offset(1, 0)).unwrap();
@@ -87,20 +92,7 @@ fn an_attach_reads_the_journal_that_the_header_names() {
     let files = local.open_files(sectors).unwrap();
     let (offset, length) = journal_extent(64);
     assert!(length > 0 && files.map.metadata().unwrap().len() == offset + length, "it has its place");
-    let mut header = Header {
-        volume: "disk".parse().unwrap(),
-        identity: Nonce([9; 16]),
-        sectors,
-        epoch: Epoch(7),
-        writer: Nonce([7; 16]),
-        nonces: vec![Nonce([7; 16])],
-        active: Side::B,
-        closed_clean: false,
-        seq: Seq(3),
-        synced_generation: 4,
-        invalidated: SideSet::NONE,
-        has_journal: false,
-    };
+    let mut header = header(sectors);
     local.write_header(&files.map, &header, 5).unwrap();
     assert!(local.read_map().unwrap().is_some_and(|found| found.pages.is_empty()));
     header.has_journal = true;
