@@ -15,7 +15,8 @@
 //!
 //! Slots of the journal that this process has not used are filled and synced (`JournalFilled`) before a
 //! record is written into them; the first such round writes both headers, which say that the journal counts:
-//! the loss of one of them does not hide it.
+//! the loss of one of them does not hide it. Where they find no place on the disk, this round and those after
+//! it do without the journal.
 //!
 //! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of
 //! the volume: the answer to each write or sync is where it continues. Usually there is one group.
@@ -523,13 +524,12 @@ impl FlushRounds {
         out: &mut Vec<Action>,
     ) -> Option<RoundEnd> {
         self.step = match (self.take_step(), result) {
-            (
-                RoundStep::FillingJournal { .. }
-                | RoundStep::WritingPages { .. }
-                | RoundStep::WritingHeader(_),
-                Err(errno),
-            ) => {
+            (RoundStep::WritingPages { .. } | RoundStep::WritingHeader(_), Err(errno)) => {
                 return Some(self.end(Err(errno), core, out));
+            }
+            (RoundStep::FillingJournal { .. }, Err(errno)) => {
+                out.push(Action::Report(Report::LocalDiskFailed(errno)));
+                return self.do_without_journal(core, out);
             }
             (RoundStep::FillingJournal { sides, sent }, Ok(()))
                 if sent < self.journal.unfilled(&self.group.entries).end =>
@@ -603,6 +603,20 @@ impl FlushRounds {
             }
             (step, _) => unreachable!("no map sync was asked for in {step:?}"),
         }
+    }
+
+    /// The journal found no place on the disk. The group goes into slots, which have theirs: it is copied
+    /// again, and what changed meanwhile is synced before.
+    fn do_without_journal<M: Memory>(
+        &mut self,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> Option<RoundEnd> {
+        self.journal.find_no_place();
+        let first = self.group.pages.iter().chain(&self.group.journaled).min();
+        self.round.next_page = first.copied().unwrap_or(self.round.next_page);
+        self.group.clear();
+        self.copy_group(core, out)
     }
 
     /// The journal counts from the next header on: that of this round.

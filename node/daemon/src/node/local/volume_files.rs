@@ -168,7 +168,11 @@ impl Local {
         let (a, b) = (side("a.data")?, side("b.data")?);
         let pages = sectors.div_ceil(PAGE_SECTORS);
         let map = open_direct(&self.map_path(), file_bytes(pages))?;
-        allocate_journal(&map, pages).map_err(file(&self.map_path(), "allocated"))?;
+        if let Err(error) = allocate_journal(&map, pages) {
+            // Flushes do without it.
+            tracing::warn!(volume = %self.volume, %error, "no room for the journal of the durable map: \
+                flushes of scattered writes cost more until the volume is attached again");
+        }
         sync_dir(&dir)?;
         Ok(VolumeFiles { sides: [a, b], map })
     }
@@ -362,7 +366,8 @@ fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
     chunks
 }
 
-/// The journal of the durable map finds its place before anything is written there: no flush fails for space.
+/// The journal of the durable map finds its place before anything is written there: else a flush may find
+/// that it has none, and does without it.
 fn allocate_journal(map: &File, pages: u64) -> io::Result<()> {
     let (offset, length) = journal_extent(pages);
     if length > 0 {

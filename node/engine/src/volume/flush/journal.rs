@@ -78,6 +78,11 @@ impl Journal {
         self.filled..end
     }
 
+    /// The disk has no room for it: this process puts nothing more there.
+    pub(super) fn find_no_place(&mut self) {
+        self.slots = 0;
+    }
+
     /// Generation of its units without a record.
     pub(super) fn start(&self) -> Option<u64> {
         self.start

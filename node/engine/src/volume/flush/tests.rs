@@ -109,7 +109,7 @@ fn every_event_in_every_state() {
         ),
         (
             RoundEvent::MapWritten(failed),
-            [None, None, Some("failed"), None, Some("failed"), None, Some("failed"), None],
+            [None, None, Some("failed"), None, Some("failed"), None, Some("writing pages"), None],
         ),
         (
             RoundEvent::MapSynced(Ok(())),
@@ -283,9 +283,11 @@ fn run(
             rounds.side_synced(side, Ok(()), core, &mut out)
         } else if let Action::WriteMap(writes) = action {
             rounds.map_written(write(&writes)?, core, &mut out)
-        } else {
-            assert_eq!(action, Action::SyncMap);
+        } else if action == Action::SyncMap {
             rounds.map_synced(Ok(()), core, &mut out)
+        } else {
+            assert_eq!(action, Action::Report(Report::LocalDiskFailed(Errno::ENOSPC)));
+            None
         };
         actions.extend(out);
     }
@@ -403,4 +405,22 @@ fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_head
         None
     });
     assert!(disk.dirty().is_ok(), "a power cut is no damage: {:?}", disk.dirty());
+}
+
+/// A volume that an earlier version attached has no place for a journal yet, and the disk may be full.
+#[test]
+fn a_flush_does_not_need_a_place_for_the_journal() {
+    let (mut rounds, mut core, mut disk) = flushed();
+    written_pages(&mut core, 1..9);
+    let full = |writes: &[MapWrite]| {
+        let has_place = writes[0].offset < journal_offset(0);
+        disk.write(writes, |_| has_place);
+        Some(if has_place { Ok(()) } else { Err(Errno::ENOSPC) })
+    };
+    assert_eq!(run(&mut rounds, &mut core, full), Some(Ok(())));
+    let all: Vec<u64> = (0..9).map(|page| sector_of(page).start.0).collect();
+    assert_eq!(disk.dirty(), Ok(all));
+    (1..9).for_each(|page| core.unflushed.range_changed(sector_of(page)));
+    let again = written(&mut rounds, &mut core);
+    assert!(again.iter().all(|offset| *offset < journal_offset(0)), "it is not tried again: {again:?}");
 }
