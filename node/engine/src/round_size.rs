@@ -2,13 +2,15 @@
 //! reduces them, so that rounds of its small volumes have several groups, several writes and a journal that
 //! fills up; without the feature `simulation` nothing can.
 
-use crate::limit::{JOURNAL_SAVES, MAP_WRITE_PAGES, ROUND_PAGES};
+use crate::limit::{JOURNAL_SAVES, MAP_WRITE_PAGES, ROUND_BLOCKS, ROUND_PAGES};
 
 /// The sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundSize {
     /// Map pages that a round copies at a time.
     pub copied: usize,
+    /// Blocks that it copies at a time where the journal takes them; of the last page as many as changed.
+    pub journaled: usize,
     /// Map pages that it writes at a time.
     pub written: usize,
     /// Pages that a slot of the journal must save at least.
@@ -18,8 +20,13 @@ pub struct RoundSize {
 }
 
 /// The sizes in programs.
-const PROGRAMS: RoundSize =
-    RoundSize { copied: ROUND_PAGES, written: MAP_WRITE_PAGES, saved: JOURNAL_SAVES, journal_slots: None };
+const PROGRAMS: RoundSize = RoundSize {
+    copied: ROUND_PAGES,
+    journaled: ROUND_BLOCKS,
+    written: MAP_WRITE_PAGES,
+    saved: JOURNAL_SAVES,
+    journal_slots: None,
+};
 
 #[cfg(feature = "simulation")]
 thread_local! {

@@ -103,11 +103,11 @@ impl Schedule {
         }
         // What is changed at once seldom fills a group of the usual size. A job for each page takes a while.
         if !profile.is_timely() && world.rng.once_in(2) {
-            let (copied, written) = *world.rng.pick(&[(1, 1), (2, 1), (3, 2)]);
+            let (copied, journaled, written) = *world.rng.pick(&[(1, 1, 1), (2, 5, 1), (3, 3, 2)]);
             // As with cuts: few runs of other disks come to what they are there for.
             let has_journal = profile != Profile::OtherDisks;
             let journal_slots = Some(if has_journal { *world.rng.pick(&[0, 2, 3, 5]) } else { 0 });
-            world.slice_rounds(RoundSize { copied, written, saved: 1, journal_slots });
+            world.slice_rounds(RoundSize { copied, journaled, written, saved: 1, journal_slots });
         }
         Self {
             world,

@@ -72,7 +72,7 @@ pub(crate) type Entry = (Block, [u8; BLOCK_MAP_BYTES]);
 /// filled as `start`.
 pub(crate) fn encode_record(generation: u64, seq: Seq, start: u64, entries: &[Entry]) -> Vec<u8> {
     let slots = record_slots(entries.len()) as usize;
-    let units = u16::try_from(slots * UNITS).expect("ROUND_PAGES bounds a record");
+    let units = u16::try_from(slots * UNITS).expect("ROUND_BLOCKS bounds a record");
     let mut out = Vec::with_capacity(slots * SLOT_BYTES);
     let mut parts = entries.chunks(UNIT_ENTRIES);
     for unit in 0..units {

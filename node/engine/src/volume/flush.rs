@@ -1,7 +1,8 @@
 //! Flush rounds: what makes a completed write durable on this host.
 //!
 //! 1. the round begins: the set of pages changed since the last round is fixed (`RoundBegun`);
-//! 2. the next group of them, at most `ROUND_PAGES`, is copied (`PagesCopied`);
+//! 2. the next group of them is copied (`PagesCopied`): at most `ROUND_PAGES`, and as many as have
+//!    `ROUND_BLOCKS` changed blocks where the journal takes those;
 //! 3. sync the sides written since they were last synced (`SidesSynced`);
 //! 4. write the group to the durable map: the changed blocks of pages with few of them as a record of the
 //!    journal, if that saves enough writes; the other pages, `MAP_WRITE_PAGES` at a time, each into the slot
@@ -147,32 +148,39 @@ struct Group {
 }
 
 impl Group {
-    /// Chooses where each of `pages` goes, and copies those that the journal may take.
-    fn choose<M: Memory>(&mut self, pages: &[u64], changed: &BlockSet, map: &SectorMap<M>) {
+    /// Takes the first of `pages`, for as many blocks as the journal takes at a time, chooses where each of
+    /// them goes, and copies those that it may take.
+    fn choose<M: Memory>(
+        &mut self,
+        pages: impl Iterator<Item = u64>,
+        changed: &BlockSet,
+        map: &SectorMap<M>,
+    ) {
         for page in pages {
-            let (blocks, copied) = (changed.blocks(*page), self.entries.len());
+            if self.pages.len() == round_size().copied || self.entries.len() >= round_size().journaled {
+                return;
+            }
+            let (blocks, copied) = (changed.blocks(page), self.entries.len());
             if blocks.count() <= JOURNAL_BLOCKS {
                 let numbers = blocks.iter().map(|number| Block(page * PAGE_BLOCKS + u64::from(number)));
                 for block in numbers {
                     self.entries.push((block, map.block(block)));
                 }
                 if self.entries[copied..].iter().any(|(_, copy)| *copy != [0; _])
-                    || map.page(*page).iter().any(|byte| *byte != 0)
+                    || map.page(page).iter().any(|byte| *byte != 0)
                 {
-                    self.journaled.push(*page);
+                    self.journaled.push(page);
                     continue;
                 }
             }
             self.entries.truncate(copied);
-            self.pages.push(*page);
+            self.pages.push(page);
         }
     }
 
-    /// Everything goes into slots.
-    fn leave_journal(&mut self) {
-        self.entries.clear();
-        self.pages.append(&mut self.journaled);
-        self.pages.sort_unstable();
+    /// The page behind its last one.
+    fn end(&self) -> Option<u64> {
+        self.pages.last().max(self.journaled.last()).map(|page| page + 1)
     }
 
     /// Copies the pages that go into slots.
@@ -361,12 +369,10 @@ impl FlushRounds {
         let round = &mut self.round;
         round.dirty_at_copy = round.dirty_at_copy.or(core.dirty_sides());
         let is_first = round.next_page == 0;
-        let own: Vec<u64> = round.blocks.pages_from(round.next_page).take(round_size().copied).collect();
-        round.next_page = own.last().map_or(round.next_page, |page| page + 1);
-        if own.is_empty() && round.empties_journal {
+        if round.blocks.pages_from(round.next_page).next().is_none() && round.empties_journal {
             self.group.pages.extend(self.journal.pages().take(round_size().copied));
         } else {
-            self.choose(&own, core);
+            self.choose(core);
         }
         self.group.copy(&core.map);
         let round = &mut self.round;
@@ -385,17 +391,23 @@ impl FlushRounds {
         None
     }
 
-    /// Chooses where each of `pages` goes.
-    fn choose<M: Memory>(&mut self, pages: &[u64], core: &Core<M>) {
-        self.group.choose(pages, &self.round.blocks, &core.map);
-        let is_worth = self.journal.is_worth(&self.group.entries, self.group.journaled.len());
-        if is_worth && !self.journal.has_room(&self.group.entries) {
-            self.round.empties_journal = true;
+    /// Takes the next pages into the group, and chooses where each of them goes.
+    fn choose<M: Memory>(&mut self, core: &Core<M>) {
+        let (round, group) = (&mut self.round, &mut self.group);
+        if self.journal.is_usable() && !round.empties_journal {
+            group.choose(round.blocks.pages_from(round.next_page), &round.blocks, &core.map);
+        }
+        let is_worth = self.journal.is_worth(&group.entries, group.journaled.len());
+        if is_worth && !self.journal.has_room(&group.entries) {
+            round.empties_journal = true;
             self.journal.begin_emptying();
         }
-        if !is_worth || !self.journal.has_room(&self.group.entries) {
-            self.group.leave_journal();
+        if !is_worth || !self.journal.has_room(&group.entries) {
+            // Everything goes into slots.
+            group.clear();
+            group.pages.extend(round.blocks.pages_from(round.next_page).take(round_size().copied));
         }
+        round.next_page = group.end().unwrap_or(round.next_page);
     }
 
     pub(super) fn side_synced<M: Memory>(

@@ -19,7 +19,8 @@ pub(super) const HOSTS: usize = 2;
 /// One chunk, two map pages.
 const SECTORS: u64 = 5000;
 /// Each map page is a group of its own, and the journal has room for one record.
-const ONE_BY_ONE: RoundSize = RoundSize { copied: 1, written: 1, saved: 1, journal_slots: Some(2) };
+const ONE_BY_ONE: RoundSize =
+    RoundSize { copied: 1, journaled: 1, written: 1, saved: 1, journal_slots: Some(2) };
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 * 4096, max_age_ms: 10_000 };
 
 /// A story with its own points.

@@ -54,14 +54,16 @@ impl Journal {
         self.is_ours = true;
     }
 
+    /// Returns true if records may be written.
+    pub(super) fn is_usable(&self) -> bool {
+        self.slots > 0 && (self.is_ours || !safeguard(JournalAfterFullRound))
+    }
+
     /// Returns true if a record of `entries` is worth its slots, which stands for `pages` pages, and finds
     /// room where the journal is empty.
     pub(super) fn is_worth(&self, entries: &[Entry], pages: usize) -> bool {
         let slots = record_slots(entries.len());
-        (self.is_ours || !safeguard(JournalAfterFullRound))
-            && end(0, entries) <= self.slots
-            && pages as u64 >= slots * round_size().saved
-            && pages > 0
+        end(0, entries) <= self.slots && pages as u64 >= slots * round_size().saved && pages > 0
     }
 
     /// Returns true if a record of `entries` finds room behind the others.
