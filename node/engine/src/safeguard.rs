@@ -109,6 +109,8 @@ pub enum Safeguard {
     FreeSlotOnce,
     /// A fork asks whether its snapshot is forgotten once its create record is in the store.
     AskIfForgotten,
+    /// The answer that a fork got stands in its log before the fork is reported.
+    StoreVerdict,
     /// No object is deleted that a fork reads.
     ForksKeepObjects,
     /// A sweep leaves objects whose place the log has not passed.
@@ -182,7 +184,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 83] = [
+    pub const ALL: [Self; 84] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -256,6 +258,7 @@ impl Safeguard {
         Self::ExactCut,
         Self::ControlOnlyDetached,
         Self::AskIfForgotten,
+        Self::StoreVerdict,
         Self::ForksKeepObjects,
         Self::SweepPassedPlaces,
         Self::SweepKeepsSnapshots,
@@ -331,9 +334,11 @@ impl Safeguard {
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros | Self::MoveVisible => 28,
             Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
             Self::SweepPassedPlaces | Self::SweepKeepsSnapshots => 22,
-            Self::AskIfForgotten | Self::SweepListsAgain | Self::ForksKeepObjects | Self::CountFromOwner => {
-                30
-            }
+            Self::AskIfForgotten
+            | Self::StoreVerdict
+            | Self::SweepListsAgain
+            | Self::ForksKeepObjects
+            | Self::CountFromOwner => 30,
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
             Self::HoldUntilRelease | Self::CutIsStill | Self::ExactCut => 32,
         }

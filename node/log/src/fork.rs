@@ -11,7 +11,7 @@ use futures::future::try_join_all;
 use holdfast_engine::fork::Fork;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::safeguard::{
-    Safeguard::{AskIfForgotten, ForksKeepObjects},
+    Safeguard::{AskIfForgotten, ForksKeepObjects, StoreVerdict},
     safeguard,
 };
 use holdfast_engine::snapshot::SnapshotChange;
@@ -64,6 +64,9 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Resu
     let Body::Create { source: Some(fork), .. } = &created.body else { return Ok(()) };
     let volume = &created.volume;
     let stands = !safeguard(AskIfForgotten) || !is_forgotten(objects, &fork.snapshot).await?;
+    if stands && !safeguard(StoreVerdict) {
+        return Ok(());
+    }
     let body = if stands { Body::of_snapshots(SnapshotChange::default()) } else { Body::Delete };
     let verdict = Record { seq: Seq::FIRST.next(), epoch: Epoch(0), body, ..created.clone() };
     let counts = create_record(objects, &verdict).await? == CreateOutcome::Created
