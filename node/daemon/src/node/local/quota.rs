@@ -7,12 +7,11 @@
 //! of the quota); what some do not need, the others may have. What is free is handed out in equal parts at
 //! every measurement, so that all together never pass the quota.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use holdfast_engine::event::Event;
-use rustix::fs::StatVfs;
 use tokio::sync::Notify;
 
 use crate::node::error::{NodeError, file};
@@ -77,9 +76,8 @@ impl CacheQuota {
         let Self { volumes: on_node, dirs, cache_bytes, slab_bytes, trash: _ } = self;
         let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
-        let disk =
-            rustix::fs::statvfs(&dirs.state).map_err(|errno| file(&dirs.state, "read")(errno.into()))?;
-        let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
+        let disk = Disk::of(&dirs.state).map_err(file(&dirs.state, "read"))?;
+        let quota = disk.quota(*cache_bytes, *slab_bytes, all_bytes);
         // Attached volumes evict nothing as long as others can.
         let has_trash = caches.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(caches.held_bytes()), &held);
@@ -126,14 +124,48 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     })
 }
 
-/// Bytes that all sides together may hold: the configured limit, or nine tenths of what the slab leaves of
-/// the filesystem. Never so many that the rest of the daemon's files do not find their place.
-fn quota(disk: &StatVfs, configured: Option<u64>, slab_bytes: u64, held_bytes: u64) -> u64 {
-    let capacity = disk.f_blocks.saturating_mul(disk.f_frsize);
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    let reserve = capacity / 64;
-    let share = (capacity.saturating_sub(slab_bytes)).max(capacity / 2) / 10 * 9;
-    configured.unwrap_or(share).min(held_bytes + free.saturating_sub(reserve))
+/// The filesystem of the state directory.
+struct Disk {
+    capacity_bytes: u64,
+    free_bytes: u64,
+    /// The host's other software is there too.
+    is_shared: bool,
+}
+
+impl Disk {
+    fn of(state_dir: &Path) -> std::io::Result<Self> {
+        let found = rustix::fs::statvfs(state_dir)?;
+        // In a pod the kubelet mounts this file from its own directory; elsewhere the root filesystem has it.
+        let shared = rustix::fs::stat("/etc/hosts").ok();
+        let device = rustix::fs::stat(state_dir)?.st_dev;
+        Ok(Self {
+            capacity_bytes: found.f_blocks.saturating_mul(found.f_frsize),
+            free_bytes: found.f_bavail.saturating_mul(found.f_frsize),
+            is_shared: shared.is_some_and(|shared| shared.st_dev == device),
+        })
+    }
+
+    /// Bytes that all sides, which hold `held_bytes` now, may hold where nothing is configured: nine tenths
+    /// of what the slab leaves. Of a filesystem that others use it is a quarter, with the slab, and a fifth
+    /// stays free, but always a 16th: the kubelet deletes images when 85 % are used and evicts pods at 90 %
+    /// (its defaults of `imageGCHighThresholdPercent` and `evictionHard`).
+    fn share(&self, slab_bytes: u64, held_bytes: u64) -> u64 {
+        let capacity = self.capacity_bytes;
+        if self.is_shared {
+            let beyond_reserve = (held_bytes + self.free_bytes).saturating_sub(capacity / 5);
+            (capacity / 4).saturating_sub(slab_bytes).min(beyond_reserve).max(capacity / 16)
+        } else {
+            (capacity.saturating_sub(slab_bytes)).max(capacity / 2) / 10 * 9
+        }
+    }
+
+    /// Bytes that all sides together may hold: the configured limit, or their share. Never so many that the
+    /// rest of the daemon's files do not find their place.
+    fn quota(&self, configured: Option<u64>, slab_bytes: u64, held_bytes: u64) -> u64 {
+        let reserve = self.capacity_bytes / 64;
+        let most = configured.unwrap_or_else(|| self.share(slab_bytes, held_bytes));
+        most.min(held_bytes + self.free_bytes.saturating_sub(reserve))
+    }
 }
 
 /// Bytes that all together should hold, for there to be room for writes.
@@ -254,17 +286,36 @@ mod tests {
         assert_eq!(spaces(0, &[5, 0]), [(5, 0), (0, 0)]);
     }
 
+    const CAPACITY: u64 = 320 << 20;
+
+    fn disk(free_bytes: u64, is_shared: bool) -> Disk {
+        Disk { capacity_bytes: CAPACITY, free_bytes, is_shared }
+    }
+
     #[test]
     fn a_disk_that_fills_up_lowers_the_quota() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut disk = rustix::fs::statvfs(dir.path()).unwrap();
-        (disk.f_frsize, disk.f_blocks, disk.f_bavail) = (4096, 64 << 10, 64 << 10);
-        let capacity = 256 << 20;
-        assert_eq!(quota(&disk, Some(50 << 20), 0, 0), 50 << 20);
-        assert_eq!(quota(&disk, None, 0, 0), capacity / 10 * 9);
-        disk.f_bavail = 2 << 10;
-        assert_eq!(quota(&disk, Some(50 << 20), 0, 10 << 20), 14 << 20, "8 MiB are free, 4 MiB stay so");
-        disk.f_bavail = 0;
-        assert_eq!(quota(&disk, None, 0, 10 << 20), 10 << 20);
+        assert_eq!(disk(CAPACITY, false).quota(Some(50 << 20), 0, 0), 50 << 20);
+        assert_eq!(disk(CAPACITY, false).quota(None, 0, 0), CAPACITY / 10 * 9);
+        let full = disk(8 << 20, false).quota(Some(50 << 20), 0, 10 << 20);
+        assert_eq!(full, 13 << 20, "8 MiB are free, 5 MiB stay so");
+        assert_eq!(disk(0, false).quota(None, 0, 10 << 20), 10 << 20);
+    }
+
+    /// A default installation took nine tenths of the node's root filesystem: the kubelet deleted images and
+    /// evicted pods.
+    #[test]
+    fn the_cache_leaves_a_filesystem_of_the_kubelet_room() {
+        assert_eq!(disk(CAPACITY, true).quota(None, 20 << 20, 0), 60 << 20, "a quarter with the slab");
+        // Others hold 200 MiB: a fifth, 64 MiB, stays free.
+        assert_eq!(disk(90 << 20, true).quota(None, 0, 30 << 20), 56 << 20);
+        let least = disk(60 << 20, true).quota(None, 0, 0);
+        assert_eq!(least, 20 << 20, "writes do not end where others fill it");
+        assert_eq!(disk(CAPACITY, true).quota(Some(200 << 20), 0, 0), 200 << 20, "as configured");
+    }
+
+    #[test]
+    fn a_filesystem_of_the_host_is_told_from_one_of_ours() {
+        assert!(Disk::of(Path::new("/etc")).unwrap().is_shared);
+        assert!(!Disk::of(Path::new("/proc")).unwrap().is_shared);
     }
 }
