@@ -1,0 +1,86 @@
+//! The objects of a cluster that say how its volumes are.
+
+use anyhow::{Context, anyhow, bail};
+use holdfast_crds::{CLAIM, ObjectStore, StorageNode, Volume};
+use k8s_openapi::api::core::v1::Event;
+use kube::api::ListParams;
+use kube::config::KubeConfigOptions;
+use kube::{Api, Client, Config, ResourceExt};
+
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+}
+
+/// What one reading found.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) volumes: Vec<Volume>,
+    pub(crate) nodes: Vec<StorageNode>,
+    pub(crate) stores: Vec<ObjectStore>,
+}
+
+impl Cluster {
+    pub(crate) async fn connect(context: Option<String>) -> anyhow::Result<Self> {
+        let config = if context.is_some() {
+            let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+            Config::from_kubeconfig(&options).await.map_err(anyhow::Error::from)
+        } else {
+            Config::infer().await.map_err(anyhow::Error::from)
+        };
+        let config = config.context("no cluster: set KUBECONFIG, or choose a context with --context")?;
+        Ok(Self { client: Client::try_from(config)? })
+    }
+
+    pub(crate) async fn read(&self) -> anyhow::Result<Seen> {
+        let (volumes, nodes, stores): (Api<Volume>, Api<StorageNode>, Api<ObjectStore>) =
+            (Api::all(self.client.clone()), Api::all(self.client.clone()), Api::all(self.client.clone()));
+        let all = ListParams::default();
+        Ok(Seen {
+            volumes: volumes.list(&all).await.context("the Volumes cannot be listed")?.items,
+            nodes: nodes.list(&all).await.context("the StorageNodes cannot be listed")?.items,
+            stores: stores.list(&all).await.context("the ObjectStores cannot be listed")?.items,
+        })
+    }
+
+    /// The events of `volume`, the oldest first.
+    pub(crate) async fn events(&self, volume: &Volume) -> anyhow::Result<Vec<Event>> {
+        let events: Api<Event> = Api::all(self.client.clone());
+        let fields = format!("involvedObject.kind=Volume,involvedObject.name={}", volume.name_any());
+        let mut found = events.list(&ListParams::default().fields(&fields)).await.context("no events")?.items;
+        found.sort_by_key(crate::why::time_of);
+        Ok(found)
+    }
+}
+
+impl Seen {
+    /// The Volume called `name`; with a namespace that of the claim called so.
+    pub(crate) fn find(&self, name: &str, namespace: Option<&str>) -> anyhow::Result<&Volume> {
+        let Some(namespace) = namespace else {
+            return self.volumes.iter().find(|volume| volume.name_any() == name).ok_or_else(|| {
+                anyhow!("no Volume is called {name}: for a claim say its namespace with --namespace")
+            });
+        };
+        let claim = format!("{namespace}/{name}");
+        let mut found = self.volumes.iter().filter(|volume| claim_of(volume) == Some(&claim));
+        let Some(volume) = found.next() else {
+            bail!(
+                "no Volume was made for the claim {claim}: `kubectl describe pvc {name} --namespace \
+                 {namespace}` says what it waits for"
+            )
+        };
+        // A claim that was deleted and made again left a Volume with deletionPolicy Retain.
+        match found.next() {
+            None => Ok(volume),
+            Some(other) => bail!(
+                "the Volumes {} and {} name the claim {claim}: choose one, without --namespace",
+                volume.name_any(),
+                other.name_any()
+            ),
+        }
+    }
+}
+
+/// Namespace and name of the claim that `volume` was made for.
+pub(crate) fn claim_of(volume: &Volume) -> Option<&String> {
+    volume.annotations().get(CLAIM)
+}

@@ -1,0 +1,96 @@
+//! `kubectl holdfast force-detach`: the annotation, once it is clear what it costs.
+
+use anyhow::{Context, bail};
+use holdfast_crds::{ByteSize, FORCE_DETACH, READY, Volume, is_true};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::cluster::{Cluster, Seen};
+use crate::problem;
+
+/// What will be missing when `volume` is taken from `node`.
+///
+/// # Errors
+/// That node has nothing to do with the volume, or is Ready and so can release it in order.
+pub(crate) fn check(
+    volume: &Volume,
+    seen: &Seen,
+    node: &str,
+    although_ready: bool,
+) -> anyhow::Result<String> {
+    let (title, status) = (problem::title(volume), volume.status.clone().unwrap_or_default());
+    let serving = status.node.as_deref().filter(|node| !node.is_empty());
+    let assigned = status.assigned_node.as_deref().filter(|node| !node.is_empty());
+    if ![serving, assigned].contains(&Some(node)) {
+        match serving.or(assigned) {
+            Some(other) => bail!("{title} is not served by node {node}: it is by {other}"),
+            None => bail!("{title} is served by no node: set spec.nodeName to have it served"),
+        }
+    }
+    let found = seen.nodes.iter().find(|found| found.name_any() == node);
+    let is_ready = found
+        .and_then(|found| found.status.as_ref())
+        .is_some_and(|status| is_true(&status.conditions, READY));
+    if is_ready && !although_ready {
+        bail!(
+            "node {node} is Ready, and uploads the rest itself when it is to release {title}: change \
+             spec.nodeName. If only the disk of the node is lost, say --although-ready"
+        );
+    }
+    let dirty = match (serving == Some(node), status.dirty_bytes) {
+        (true, Some(bytes)) => format!("{} bytes when it last reported", ByteSize(bytes)),
+        _ => "which it never reported".to_owned(),
+    };
+    let through = status
+        .durable_through
+        .map_or_else(String::new, |time| format!(" All that was written before {} is there.", time.0));
+    Ok(format!(
+        "{title} is taken from node {node}. What that node did not upload is missing then: {dirty}.{through}\n\
+         Its condition UnuploadedDataLost says more afterwards.\n"
+    ))
+}
+
+/// Has the operator take `volume` from `node`.
+pub(crate) async fn annotate(cluster: &Cluster, volume: &Volume, node: &str) -> anyhow::Result<()> {
+    let volumes: Api<Volume> = Api::all(cluster.client.clone());
+    // Not another one of that name that was made meanwhile.
+    let uid = volume.metadata.uid.as_deref();
+    let patch = json!({"metadata": {"uid": uid, "annotations": {FORCE_DETACH: node}}});
+    volumes
+        .patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .with_context(|| format!("{} cannot be annotated", problem::title(volume)))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::why::tests::seen;
+
+    fn check_of(name: &str, node: &str, although_ready: bool) -> Result<String, String> {
+        let mut seen = seen();
+        seen.volumes[1].status.as_mut().unwrap().node = Some("a".to_owned());
+        let volume = seen.find(name, None).unwrap();
+        check(volume, &seen, node, although_ready).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_node_that_is_silent_is_cut_off_and_the_loss_is_said() {
+        let said = check_of("pvc-1", "b", false).unwrap();
+        assert!(said.contains("64Mi bytes when it last reported"), "{said}");
+    }
+
+    #[test]
+    fn a_node_that_is_ready_releases_the_volume_itself() {
+        assert!(check_of("idle", "a", false).unwrap_err().contains("change spec.nodeName"));
+        assert!(check_of("idle", "a", true).is_ok(), "its disk is lost");
+    }
+
+    #[test]
+    fn a_node_that_does_not_serve_the_volume_is_refused() {
+        let refused = check_of("pvc-1", "a", false).unwrap_err();
+        assert!(refused.ends_with("is not served by node a: it is by b"), "{refused}");
+    }
+}

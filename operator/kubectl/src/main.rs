@@ -1,0 +1,97 @@
+//! `kubectl holdfast`: the state of a cluster's volumes in words, and the one change that needs care.
+//!
+//! Owns: reading the objects that say how volumes are, and putting them together.
+//! Does not own: what a condition says; operator and daemons write it.
+//! Costs: one LIST of each kind. Only `force-detach --yes` changes anything.
+
+mod cluster;
+mod force_detach;
+mod problem;
+mod status;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::cluster::Cluster;
+
+/// Says how the volumes of a cluster are, and why.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-holdfast", bin_name = "kubectl holdfast", version)]
+struct Settings {
+    /// Context of the kubeconfig; otherwise its current one.
+    #[arg(long, global = true)]
+    context: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// How many volumes, nodes and object stores there are, and everything that is wrong with them. Ends with
+    /// 1 if anything is.
+    Status,
+    /// The whole state of one volume in words.
+    Why {
+        /// Name of a Volume, or with --namespace of a PersistentVolumeClaim.
+        name: String,
+        /// Namespace of the claim.
+        #[arg(long, short)]
+        namespace: Option<String>,
+    },
+    /// Takes a volume from a node that is lost. What that node did not upload is missing afterwards.
+    ForceDetach {
+        /// Name of a Volume.
+        volume: String,
+        /// The node that is lost.
+        #[arg(long)]
+        node: String,
+        /// The node's daemon is Ready: only the volume's disk there is lost.
+        #[arg(long)]
+        although_ready: bool,
+        /// Do it. Without this it says what would be missing.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run(Settings::parse()).await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("kubectl holdfast: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
+    let cluster = Cluster::connect(settings.context).await?;
+    match settings.command {
+        Command::Status => {
+            let seen = cluster.read().await?;
+            print!("{}", status::status(&seen));
+            Ok(if problem::all(&seen).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Why { name, namespace } => {
+            let seen = cluster.read().await?;
+            let volume = seen.find(&name, namespace.as_deref())?;
+            let events = cluster.events(volume).await?;
+            print!("{}", why::why(volume, &seen, &events));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::ForceDetach { volume, node, although_ready, yes } => {
+            let seen = cluster.read().await?;
+            let volume = seen.find(&volume, None)?;
+            let warning = force_detach::check(volume, &seen, &node, although_ready)?;
+            print!("{warning}");
+            if !yes {
+                anyhow::bail!("nothing was changed: say --yes as well, to do it");
+            }
+            force_detach::annotate(&cluster, volume, &node).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

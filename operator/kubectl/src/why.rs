@@ -1,0 +1,216 @@
+//! `kubectl holdfast why`.
+
+use std::fmt::Write;
+
+use holdfast_crds::{
+    ByteSize, Condition, DeletionPolicy, ForcedDetach, READY, TimeSpan, Volume, VolumePhase, VolumeStatus,
+    find_condition,
+};
+use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::cluster::Seen;
+use crate::problem;
+
+/// The text of the command.
+pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
+    let mut text = format!("{}\n", problem::title(volume));
+    let nothing = VolumeStatus::default();
+    let status = volume.status.as_ref().unwrap_or(&nothing);
+    for sentence in sentences(volume, status) {
+        let _ = writeln!(text, "  {sentence}");
+    }
+    let mut wrong = problem::wrong(volume).peekable();
+    text.push_str(if wrong.peek().is_some() {
+        "\nWrong\n"
+    } else {
+        "\nAll of its conditions are as they should be.\n"
+    });
+    for condition in wrong {
+        write_condition(&mut text, &condition.type_, condition);
+    }
+    text.push_str("\nIt depends on\n");
+    for (kind, name, conditions) in behind(volume, status, seen) {
+        let title = format!("{kind} {name}");
+        match conditions.and_then(|conditions| find_condition(conditions, READY)) {
+            Some(condition) => write_condition(&mut text, &format!("{title}: Ready"), condition),
+            None => {
+                let _ = writeln!(text, "  {title}: does not exist, or has not reported yet");
+            }
+        }
+    }
+    if !events.is_empty() {
+        text.push_str("\nEvents\n");
+    }
+    for event in events {
+        let time = time_of(event).map_or_else(|| "at an unknown time".to_owned(), |time| time.to_string());
+        let reason = event.reason.as_deref().unwrap_or_default();
+        let _ = writeln!(text, "  {time}  {reason}: {}", event.message.as_deref().unwrap_or_default());
+    }
+    text
+}
+
+/// Time of the last occurrence of an event.
+pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
+    let once = event.event_time.as_ref();
+    series.or(once).map(|time| time.0).or(event.last_timestamp.as_ref().map(|time| time.0))
+}
+
+fn write_condition(text: &mut String, title: &str, condition: &Condition) {
+    let Condition { status, reason, message, last_transition_time, .. } = condition;
+    let _ = writeln!(text, "  {title} is {status} since {} ({reason})", last_transition_time.0);
+    if status != "True" {
+        let _ = writeln!(text, "    {message}");
+    }
+}
+
+/// What `status` says of `volume`.
+fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
+    let or = |value: &Option<String>, other: &str| value.clone().unwrap_or_else(|| other.to_owned());
+    let wanted = volume.spec.desired_node().map_or_else(
+        || "no node is to serve it".to_owned(),
+        |node| format!("spec.nodeName asks for node {node}"),
+    );
+    let assigned = status.assigned_node.as_deref().filter(|node| !node.is_empty());
+    let granted = assigned.map_or_else(|| "no node may".to_owned(), |node| format!("node {node} may"));
+    let mut said = vec![match status.phase {
+        None | Some(VolumePhase::Pending) => "Pending: the object store does not have it yet.".to_owned(),
+        Some(phase) => format!("{phase:?}: {wanted}, and {granted}."),
+    }];
+    let node = status.node.as_deref().filter(|node| !node.is_empty());
+    if let Some(node) = node {
+        let epoch = status.epoch.map_or_else(|| "unknown".to_owned(), |epoch| epoch.to_string());
+        said.push(format!(
+            "Node {node} serves it as {} with {}, epoch {epoch}.",
+            or(&status.device_path, "no device yet"),
+            or(&status.transport, "no transport yet"),
+        ));
+        let dirty = ByteSize(status.dirty_bytes.unwrap_or(0));
+        let oldest = std::time::Duration::from_secs(status.oldest_dirty_seconds.unwrap_or(0));
+        let limit = or(&status.max_dirty_age, &volume.spec.max_dirty_age);
+        said.push(format!(
+            "{dirty} bytes were not uploaded when it last reported, the oldest for {}; maxDirtyAge is {limit}.",
+            TimeSpan(oldest)
+        ));
+    }
+    if let Some(through) = &status.durable_through {
+        said.push(format!("All that was written before {} is in the object store.", through.0));
+    }
+    let size = volume.spec.size.as_deref().unwrap_or("as in the object store");
+    let id = or(&status.volume_id, "not given yet");
+    let fate = match volume.spec.deletion_policy {
+        DeletionPolicy::Delete => "its data is deleted with the Volume, after the time in the trash",
+        DeletionPolicy::Retain => "its data stays when the Volume is deleted",
+    };
+    said.push(format!("Size {size}, id {id}; {fate}."));
+    if let Some(ForcedDetach { node, time, .. }) = &status.forced_detach {
+        said.push(format!("It was taken from node {node} at {}.", time.0));
+    }
+    if let Some(since) = &volume.metadata.deletion_timestamp {
+        said.push(format!("It is being deleted since {}.", since.0));
+    }
+    said
+}
+
+type Behind<'a> = (&'static str, String, Option<&'a [Condition]>);
+
+/// The nodes and the object store behind `volume`, with their conditions.
+fn behind<'a>(volume: &Volume, status: &VolumeStatus, seen: &'a Seen) -> Vec<Behind<'a>> {
+    let named = [volume.spec.desired_node(), status.assigned_node.as_deref(), status.node.as_deref()];
+    let mut nodes: Vec<&str> = named.into_iter().flatten().filter(|node| !node.is_empty()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let stores = volume.spec.object_store.iter().map(|name| {
+        let store = seen.stores.iter().find(|store| store.name_any() == *name);
+        let status = store.and_then(|store| store.status.as_ref());
+        ("ObjectStore", name.clone(), status.map(|status| &*status.conditions))
+    });
+    let nodes = nodes.into_iter().map(|name| {
+        let node = seen.nodes.iter().find(|node| node.name_any() == name);
+        let status = node.and_then(|node| node.status.as_ref());
+        ("StorageNode", name.to_owned(), status.map(|status| &*status.conditions))
+    });
+    stores.chain(nodes).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
+        json!({"type": type_, "status": status, "reason": reason, "message": message,
+               "lastTransitionTime": "2026-11-26T00:00:00Z"})
+    }
+
+    /// A volume that a silent node serves, another that none is to serve, and a node that is well.
+    pub(crate) fn seen() -> Seen {
+        let object = |kind: &str, name: &str, spec: Value, status: Value| {
+            json!({"apiVersion": "storage.holdfast.dev/v1alpha1", "kind": kind, "spec": spec,
+                   "status": status, "metadata": {"name": name}})
+        };
+        let mut served = object(
+            "Volume",
+            "pvc-1",
+            json!({"size": "1Gi", "objectStore": "main", "nodeName": "b"}),
+            json!({"phase": "Attached", "assignedNode": "b", "node": "b", "epoch": 4,
+                   "devicePath": "/dev/ublkb3", "transport": "ublk-zero-copy", "dirtyBytes": 64 << 20,
+                   "oldestDirtySeconds": 90, "volumeId": "id-1",
+                   "conditions": [condition("Provisioned", "True", "Created", ""),
+                                  condition("UnuploadedDataLost", "False", "None", ""),
+                                  condition("Writable", "False", "CacheFull", "all of it is dirty")]}),
+        );
+        served["metadata"]["annotations"] = json!({"holdfast.dev/persistentvolumeclaim": "shop/data"});
+        let idle = object(
+            "Volume",
+            "idle",
+            json!({"size": "1Gi", "objectStore": "main"}),
+            json!({"phase": "Ready", "conditions": [condition("Attached", "False", "Detached", "")]}),
+        );
+        let silent = condition("Ready", "Unknown", "Silent", "its daemon is silent");
+        let node =
+            |name, ready: Value| object("StorageNode", name, json!({}), json!({"conditions": [ready]}));
+        let nodes = [node("a", condition("Ready", "True", "Ready", "")), node("b", silent)];
+        Seen {
+            volumes: [served, idle].map(|it| serde_json::from_value(it).unwrap()).into(),
+            nodes: nodes.map(|it| serde_json::from_value(it).unwrap()).into(),
+            stores: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_state_of_a_volume_is_said_in_words() {
+        let seen = seen();
+        let volume = seen.find("data", Some("shop")).unwrap();
+        let event: Event = serde_json::from_value(json!({
+            "metadata": {}, "involvedObject": {}, "eventTime": "2026-11-26T00:00:05.000000Z",
+            "reason": "UploadsLate", "message": "uploads are late"}))
+        .unwrap();
+        let text = why(volume, &seen, &[event]);
+        for part in [
+            "Volume pvc-1 (claim shop/data)\n  Attached: spec.nodeName asks for node b, and node b may.\n",
+            "Node b serves it as /dev/ublkb3 with ublk-zero-copy, epoch 4.",
+            "64Mi bytes were not uploaded when it last reported, the oldest for 1m30s; maxDirtyAge is 30s.",
+            "Wrong\n  Writable is False since 2026-11-26T00:00:00Z (CacheFull)\n    all of it is dirty\n",
+            "  ObjectStore main: does not exist, or has not reported yet\n",
+            "  StorageNode b: Ready is Unknown since 2026-11-26T00:00:00Z (Silent)\n    its daemon is silent\n",
+            "  2026-11-26T00:00:05Z  UploadsLate: uploads are late\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_found_is_refused_with_what_helps() {
+        let seen = seen();
+        let refused = |name, namespace| seen.find(name, namespace).unwrap_err().to_string();
+        assert_eq!(
+            refused("data", None),
+            "no Volume is called data: for a claim say its namespace with --namespace"
+        );
+        assert!(refused("data", Some("other")).contains("kubectl describe pvc data --namespace other"));
+    }
+}
