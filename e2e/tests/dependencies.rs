@@ -7,19 +7,23 @@ use std::process::Command;
 
 use serde_json::Value;
 
+const PLUGIN: &str = "kubectl-holdfast";
 /// Dependencies that only the named packages of the workspace may name. `*` ends a prefix.
 const ONLY: &[(&str, &[&str])] = &[
     ("io-uring", &["holdfast-ring", "holdfast-ublk"]),
     ("libublk", &["holdfast-ublk"]),
     ("aws-*", &["holdfast-s3"]),
-    ("kube", &["holdfast-cluster", "holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
+    (
+        "kube",
+        &["holdfast-cluster", "holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi", PLUGIN],
+    ),
     (
         "k8s-openapi",
-        &["holdfast-cluster", "holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"],
+        &["holdfast-cluster", "holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi", PLUGIN],
     ),
     (
         "holdfast-crds",
-        &["holdfast-cluster", "holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-lab"],
+        &["holdfast-cluster", "holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-lab", PLUGIN],
     ),
     ("holdfast-cluster", &["holdfast-operator", "holdfast-node", "holdfast-csi"]),
     ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-lab"]),

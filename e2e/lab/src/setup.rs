@@ -33,7 +33,8 @@ pub mod llvm;
 pub mod root_fs;
 
 /// Packages whose programs and examples are tested.
-const UNDER_TEST: &[&str] = &["holdfast-csi", "holdfast-node", "holdfast-operator", "holdfast-ublk"];
+const UNDER_TEST: &[&str] =
+    &["holdfast-csi", "holdfast-node", "holdfast-operator", "holdfast-ublk", "kubectl-holdfast"];
 /// Time that cargo needs to build them where nothing is compiled yet.
 const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
 /// Time that it then needs to build the workspace's tests.

@@ -3,6 +3,7 @@
 //! the taint of the Node.
 
 use std::cell::Cell;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -94,7 +95,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     world.wait_for(VOLUME, "condition=Assigned=False")?;
     let waits = condition(world, VOLUME, "Assigned")?;
     ensure!(waits.contains("holdfast.dev/force-detach=a"), "the fix is not named: {waits}");
-    world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach=a"])?;
+    force_detach_by_plugin(world)?;
     let device = serve(world, &b, "disk")?;
 
     report::step(
@@ -167,6 +168,36 @@ pub(super) fn run(world: &World) -> Result<()> {
         node.terminate()?;
     }
     operator.stop()
+}
+
+/// The node stopped a moment ago, so it still counts as Ready.
+fn force_detach_by_plugin(world: &World) -> Result<()> {
+    let plugin = |arguments: &[&str]| -> Result<(bool, String)> {
+        let out = Command::new(world.programs()?.join("kubectl-holdfast"))
+            .env("KUBECONFIG", world.control_plane()?.admin_kubeconfig())
+            .args(arguments)
+            .output()
+            .context("start kubectl-holdfast")?;
+        let said = [out.stdout, out.stderr].concat();
+        Ok((out.status.success(), String::from_utf8_lossy(&said).into_owned()))
+    };
+    let expect = |arguments: &[&str], succeeds: bool, says: &str| {
+        let (is_done, said) = plugin(arguments)?;
+        ensure!(is_done == succeeds && said.contains(says), "kubectl holdfast {arguments:?} said {said}");
+        Ok(())
+    };
+    expect(&["status"], false, "Volume disk: Assigned is False since ")?;
+    expect(&["why", "disk"], true, "Detaching: spec.nodeName asks for node b, and node a may.")?;
+    let mut command = vec!["force-detach", "disk", "--node", "b"];
+    expect(&command, false, "is not served by node b: it is by a")?;
+    command[3] = "a";
+    expect(&command, false, "node a is Ready")?;
+    command.push("--although-ready");
+    expect(&command, false, "nothing was changed")?;
+    let annotated = field(world, "{.metadata.annotations}")?;
+    ensure!(!annotated.contains("force-detach"), "it was annotated: {annotated}");
+    command.push("--yes");
+    expect(&command, true, "What that node did not upload is missing then: ")
 }
 
 /// Node a renews its Lease, and its StorageNode belongs to its Node.

@@ -11,7 +11,7 @@ pub(crate) struct Cluster {
     pub(crate) client: Client,
 }
 
-/// What one reading found.
+/// The objects that one reading found.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) volumes: Vec<Volume>,

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::cluster::{Cluster, Seen};
 use crate::problem;
 
-/// What will be missing when `volume` is taken from `node`.
+/// Words for what will be missing when `volume` is taken from `node`.
 ///
 /// # Errors
 /// That node has nothing to do with the volume, or is Ready and so can release it in order.
@@ -39,7 +39,7 @@ pub(crate) fn check(
         );
     }
     let dirty = match (serving == Some(node), status.dirty_bytes) {
-        (true, Some(bytes)) => format!("{} bytes when it last reported", ByteSize(bytes)),
+        (true, Some(bytes)) => format!("{}B when it last reported", ByteSize(bytes)),
         _ => "which it never reported".to_owned(),
     };
     let through = status
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_node_that_is_silent_is_cut_off_and_the_loss_is_said() {
         let said = check_of("pvc-1", "b", false).unwrap();
-        assert!(said.contains("64Mi bytes when it last reported"), "{said}");
+        assert!(said.contains("64MiB when it last reported"), "{said}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod problem;
 mod status;
 mod why;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -29,8 +30,8 @@ struct Settings {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// How many volumes, nodes and object stores there are, and everything that is wrong with them. Ends with
-    /// 1 if anything is.
+    /// Counts volumes, nodes and object stores, and names everything that is wrong with them. Ends with 1 if
+    /// anything is.
     Status,
     /// The whole state of one volume in words.
     Why {
@@ -72,21 +73,21 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
     match settings.command {
         Command::Status => {
             let seen = cluster.read().await?;
-            print!("{}", status::status(&seen));
+            say(&status::status(&seen))?;
             Ok(if problem::all(&seen).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Command::Why { name, namespace } => {
             let seen = cluster.read().await?;
             let volume = seen.find(&name, namespace.as_deref())?;
             let events = cluster.events(volume).await?;
-            print!("{}", why::why(volume, &seen, &events));
+            say(&why::why(volume, &seen, &events))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::ForceDetach { volume, node, although_ready, yes } => {
             let seen = cluster.read().await?;
             let volume = seen.find(&volume, None)?;
             let warning = force_detach::check(volume, &seen, &node, although_ready)?;
-            print!("{warning}");
+            say(&warning)?;
             if !yes {
                 anyhow::bail!("nothing was changed: say --yes as well, to do it");
             }
@@ -94,4 +95,8 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn say(text: &str) -> std::io::Result<()> {
+    std::io::stdout().write_all(text.as_bytes())
 }

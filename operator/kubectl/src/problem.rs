@@ -1,4 +1,4 @@
-//! What is wrong, as the conditions say it.
+//! Problems: the conditions that are not as they should be.
 
 use holdfast_crds::{Condition, READY, Volume};
 use kube::ResourceExt;

@@ -24,7 +24,7 @@ pub(crate) fn status(seen: &Seen) -> String {
     {
         let _ = writeln!(text, "{kind:13} {count}");
     }
-    let _ = writeln!(text, "Not uploaded  {} bytes, as last reported", ByteSize(dirty));
+    let _ = writeln!(text, "Not uploaded  {}B, as last reported", ByteSize(dirty));
     let problems = problem::all(seen);
     if problems.is_empty() {
         text.push_str("Nothing is wrong.\n");
@@ -45,7 +45,7 @@ fn ready(conditions: Option<&[Condition]>) -> String {
     (if is_ready { "Ready" } else { "not Ready" }).to_owned()
 }
 
-/// How many there are, and of each kind.
+/// The numbers of equal words.
 fn counted(words: impl Iterator<Item = String>) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
     words.for_each(|word| *counts.entry(word).or_default() += 1);
@@ -64,7 +64,7 @@ mod tests {
         for part in [
             "Volumes       1 Attached, 1 Ready\n",
             "StorageNodes  1 Ready, 1 not Ready\n",
-            "Not uploaded  64Mi bytes",
+            "Not uploaded  64MiB",
             "StorageNode b: Ready is Unknown since 2026-11-26T00:00:00Z (Silent)\n  its daemon is silent",
             "Volume pvc-1 (claim shop/data): Writable is False since 2026-11-26T00:00:00Z (CacheFull)",
         ] {

@@ -66,7 +66,7 @@ fn write_condition(text: &mut String, title: &str, condition: &Condition) {
     }
 }
 
-/// What `status` says of `volume`.
+/// The words for what `status` says of `volume`.
 fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
     let or = |value: &Option<String>, other: &str| value.clone().unwrap_or_else(|| other.to_owned());
     let wanted = volume.spec.desired_node().map_or_else(
@@ -91,7 +91,7 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
         let oldest = std::time::Duration::from_secs(status.oldest_dirty_seconds.unwrap_or(0));
         let limit = or(&status.max_dirty_age, &volume.spec.max_dirty_age);
         said.push(format!(
-            "{dirty} bytes were not uploaded when it last reported, the oldest for {}; maxDirtyAge is {limit}.",
+            "{dirty}B were not uploaded when it last reported, the oldest for {}; maxDirtyAge is {limit}.",
             TimeSpan(oldest)
         ));
     }
@@ -193,7 +193,7 @@ pub(crate) mod tests {
         for part in [
             "Volume pvc-1 (claim shop/data)\n  Attached: spec.nodeName asks for node b, and node b may.\n",
             "Node b serves it as /dev/ublkb3 with ublk-zero-copy, epoch 4.",
-            "64Mi bytes were not uploaded when it last reported, the oldest for 1m30s; maxDirtyAge is 30s.",
+            "64MiB were not uploaded when it last reported, the oldest for 1m30s; maxDirtyAge is 30s.",
             "Wrong\n  Writable is False since 2026-11-26T00:00:00Z (CacheFull)\n    all of it is dirty\n",
             "  ObjectStore main: does not exist, or has not reported yet\n",
             "  StorageNode b: Ready is Unknown since 2026-11-26T00:00:00Z (Silent)\n    its daemon is silent\n",
