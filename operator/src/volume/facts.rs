@@ -71,6 +71,8 @@ pub(crate) struct AttachedWriter {
     pub(crate) node: String,
     /// Its epoch.
     pub(crate) epoch: u64,
+    /// The last record of the log.
+    pub(crate) seq: u64,
 }
 
 impl AttachedWriter {
@@ -82,8 +84,9 @@ impl AttachedWriter {
         objects: &dyn ObjectStore,
         volume: &VolumeId,
     ) -> Result<Option<Self>, LogFailure> {
-        let writer = holdfast_log::read_manifest(objects, volume).await?.attached();
-        Ok(writer.map(|writer| Self { node: writer.node, epoch: writer.epoch.0 }))
+        let manifest = holdfast_log::read_manifest(objects, volume).await?;
+        let seq = manifest.seq().0;
+        Ok(manifest.attached().map(|writer| Self { node: writer.node, epoch: writer.epoch.0, seq }))
     }
 }
 

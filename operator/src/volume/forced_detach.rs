@@ -103,7 +103,16 @@ pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDe
 fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
     let status = &facts.status;
     let unreported = unreported(facts, node, cause, now);
+    // The figures are up to a minute old. Where the log does not say, they may be of before a commit.
+    let in_log = facts.log_writer.as_ref().filter(|writer| writer.node == node);
+    let remembered = status.forced_detach.as_ref().filter(|record| record.node == node);
+    let commit_followed = match (in_log, remembered) {
+        (Some(writer), _) => status.committed_seq != Some(writer.seq),
+        (None, Some(record)) => record.commit_followed,
+        (None, None) => true,
+    };
     ForcedDetach {
+        commit_followed,
         epoch: unreported.epoch.or(status.epoch),
         durability: status.durability,
         dirty_bytes: status.dirty_bytes,
@@ -119,6 +128,7 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
         time: now.clone(),
         epoch: facts.logged_epoch(node),
         durability: None,
+        commit_followed: false,
         dirty_bytes: None,
         durable_through: None,
     }
@@ -126,7 +136,8 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
 
 /// Says what is missing.
 pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
-    let ForcedDetach { node, cause, time, epoch, durability, dirty_bytes, durable_through } = forced_detach;
+    let ForcedDetach { node, cause, time, epoch, durability, .. } = forced_detach;
+    let ForcedDetach { commit_followed, dirty_bytes, durable_through, .. } = forced_detach;
     let begins = format!("node {node} was cut off at {}{}", time.0, sign(*cause));
     let after = durable_through
         .as_ref()
@@ -157,6 +168,14 @@ pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now:
             "NothingReported",
             format!(
                 "it had reported nothing that was not uploaded; what it wrote {after} may be missing{flushed}"
+            ),
+        ),
+        Some(bytes) if *commit_followed => (
+            ConditionStatus::Unknown,
+            "CommitFollowed",
+            format!(
+                "it committed after its last report, of {bytes} bytes that were not uploaded; what it wrote \
+                 {after} may be missing{flushed}"
             ),
         ),
         Some(bytes) => (

@@ -309,6 +309,8 @@ fn lost(force_detach: &str) -> ClusterFacts {
     facts.force_detach = (!force_detach.is_empty()).then(|| force_detach.to_owned());
     facts.status.dirty_bytes = Some(8192);
     facts.status.epoch = Some(3);
+    facts.status.committed_seq = Some(7);
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, seq: 7 });
     facts.status.durable_through = Some(Time("2025-12-31T23:59:00Z".parse().expect("a timestamp")));
     facts
 }
@@ -321,6 +323,7 @@ fn report(facts: &mut ClusterFacts) -> VolumeStatus {
         device_path: facts.status.device_path.clone(),
         dirty_bytes: facts.status.dirty_bytes,
         epoch: facts.status.epoch,
+        committed_seq: facts.status.committed_seq,
         durable_through: facts.status.durable_through.clone(),
         ..reported.clone()
     };
@@ -358,6 +361,20 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
     facts.force_detach = None;
     let read = report(&mut facts);
     assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
+}
+
+/// The figures of a report are up to a minute old: bytes that were committed since were said to be missing.
+#[test]
+fn what_may_have_been_committed_since_the_last_report_is_not_called_missing() {
+    let mut facts = lost("a");
+    facts.status.committed_seq = Some(6);
+    let status = report(&mut facts);
+    let said = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    assert_eq!((said.status.as_str(), said.reason.as_str()), ("Unknown", "CommitFollowed"));
+    assert!(said.message.contains("after 2025-12-31T23:59:00Z may be missing"), "{}", said.message);
+    // The next node attached: the log does not name the lost one any more.
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, seq: 8 });
+    assert_eq!(find_condition(&report(&mut facts).conditions, DATA_LOST), Some(&said));
 }
 
 /// Found by reading: the record went with the annotation, and with it the permission of the next attach.
@@ -418,7 +435,7 @@ fn a_node_without_its_disk_is_detached_and_granted_again() {
 /// again and again.
 #[test]
 fn a_node_without_an_epoch_is_force_detached_by_log() {
-    let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch });
+    let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch, seq: 7 });
     // It is the node that claims the volume.
     let mut facts = lost("a");
     facts.status.epoch = None;
@@ -453,7 +470,7 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
 /// Node `a` is lost by its signs while the volume is wanted on `b`.
 fn lost_by_signs() -> ClusterFacts {
     let mut facts = ClusterFacts { lost: Some(DetachCause::OutOfService), ..lost("") };
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4, seq: 7 });
     facts
 }
 
@@ -507,7 +524,7 @@ fn a_node_that_released_the_volume_after_all_lost_nothing() {
     facts.lost = None;
     (facts.status.node, facts.status.epoch, facts.status.device_path) = (None, None, None);
     assert!(facts.needs_log_writer());
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, seq: 7 });
     assert_eq!(report(&mut facts).forced_detach, status.forced_detach, "the log still calls it attached");
     (facts.log_writer, facts.is_released_in_log) = (None, true);
     let back = report(&mut facts);
@@ -525,7 +542,7 @@ fn a_node_is_lost_once_more() {
     facts.spec.node_name = Some("b".to_owned());
     assert_eq!(facts.node_in_doubt(), Some("a"));
     facts.lost = Some(DetachCause::NodeDeleted);
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 9 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 9, seq: 7 });
     let again = report(&mut facts).forced_detach.expect("it was cut off");
     assert_eq!((again.cause, again.epoch), (DetachCause::NodeDeleted, Some(9)));
 }
@@ -863,7 +880,7 @@ fn an_adopted_volume_is_not_removed_below_its_writer() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.spec.source = VolumeSource::Existing(Empty {});
     assert!(facts.needs_last_writer());
-    facts.log_writer = Some(AttachedWriter { node: "away".to_owned(), epoch: 7 });
+    facts.log_writer = Some(AttachedWriter { node: "away".to_owned(), epoch: 7, seq: 7 });
     let steps = plan(&facts, &now());
     assert_eq!(names(&steps), ["report"]);
     let status = last_report(&steps);
