@@ -177,9 +177,11 @@ impl Sweep {
 pub enum Credentials {
     /// From a Secret with the keys `accessKeyId`, `secretAccessKey` and, optionally, `sessionToken`.
     SecretRef(SecretRef),
-    /// From the environment variables of the process (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`).
+    /// As the AWS SDK finds them: environment variables of the process (`AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`), EKS Pod Identity, or the role of the machine.
     Environment(EnvironmentCredentials),
-    /// From a web identity token mounted into the pod (IRSA: `AWS_ROLE_ARN`, `AWS_WEB_IDENTITY_TOKEN_FILE`).
+    /// From a web identity token mounted into the pod (IRSA: `AWS_ROLE_ARN`, `AWS_WEB_IDENTITY_TOKEN_FILE`, for which the
+    /// chart's `storeCredentials.serviceAccountAnnotations` ask).
     WebIdentity(WebIdentity),
 }
 

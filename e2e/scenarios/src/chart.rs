@@ -55,10 +55,45 @@ pub(super) fn run(world: &World) -> Result<()> {
     snapshots(world)?;
     changed_blocks(world)?;
     attributes(world)?;
+    credentials(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
     ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
     Ok(())
+}
+
+/// The programs that use a bucket find credentials that no ObjectStore names; and a class has no mount option
+/// where none is wanted.
+fn credentials(world: &World) -> Result<()> {
+    let values = json!({
+        "storeCredentials": {
+            "serviceAccountAnnotations": { "eks.amazonaws.com/role-arn": "arn:aws:iam::111122223333:role/store" },
+            "env": [{ "name": "AWS_ACCESS_KEY_ID", "value": "key" }],
+        },
+        "storageClasses": [{ "name": "plain", "objectStore": "main", "mountOptions": [] }],
+    });
+    let rendered = render(world, "credentials", &values)?;
+    let with = |part: &str| {
+        let names = rendered.iter().filter(|object| object.contains(part)).map(|object| {
+            let line = |of: &str| object.lines().find_map(|line| line.strip_prefix(of)).unwrap_or_default();
+            format!("{} {}", line("kind: "), line("  name: "))
+        });
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    };
+    let annotated = with("eks.amazonaws.com/role-arn: arn:aws:iam::111122223333:role/store");
+    ensure!(
+        annotated == ["ServiceAccount holdfast-node", "ServiceAccount holdfast-operator"],
+        "{annotated:?}"
+    );
+    let told = with("name: AWS_ACCESS_KEY_ID");
+    ensure!(told == ["DaemonSet holdfast-node", "Deployment holdfast-operator"], "{told:?}");
+    ensure!(with("- discard").is_empty(), "a mount option that is not wanted");
+    // A pod cannot be changed.
+    let changed: Vec<String> =
+        rendered.into_iter().filter(|object| !object.contains("kind: Pod\n")).collect();
+    accepted(world, "credentials", &changed)
 }
 
 /// Every probe waits longer than the kubelet's default of a second, which a process on a busy node exceeds.
