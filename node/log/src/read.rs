@@ -281,6 +281,10 @@ pub(crate) async fn is_present(
     match objects.get(&name, MAX_EMPTY_BYTES).await {
         Ok(body) if body.is_empty() => Ok(true),
         Ok(body) => Err(LogFailure::NotEmpty { key: name, bytes: body.len() }),
+        Err(StoreError::TooLarge { size_bytes, .. }) => {
+            let bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+            Err(LogFailure::NotEmpty { key: name, bytes })
+        }
         Err(StoreError::NotFound { .. }) => Ok(false),
         Err(error) => Err(store(what, key.volume())(error)),
     }

@@ -166,9 +166,13 @@ pub async fn sweep(
         if needed.is_kept_whole(volume, known) {
             continue;
         }
-        let left = sweep_volume(objects, &needed, volume, known, options, &mut report).await?;
-        let remains = left.map(|left| Removed { tombstone: known.manifest.seq(), left });
-        removed.extend(remains.map(|remains| (volume.clone(), remains)));
+        match or_damage(sweep_volume(objects, &needed, volume, known, options, &mut report)).await? {
+            Ok(left) => {
+                let remains = left.map(|left| Removed { tombstone: known.manifest.seq(), left });
+                removed.extend(remains.map(|remains| (volume.clone(), remains)));
+            }
+            Err(error) => skipped.push(Skipped { volume: volume.clone(), error }),
+        }
     }
     if !skipped.is_empty() {
         report.snapshots.clear();
@@ -276,14 +280,17 @@ async fn read_marks(
 }
 
 /// Tells what is wrong with a volume, which the next sweep may find as well, from a store that does not
-/// answer.
+/// answer. An object that is larger than any of its kind is damage of its volume.
 pub(crate) async fn or_damage<T>(
     read: impl Future<Output = Result<T, LogFailure>>,
 ) -> Result<Result<T, LogFailure>, LogFailure> {
     match read.await {
         Ok(read) => Ok(Ok(read)),
         Err(LogFailure::Store { what, volume, source })
-            if !matches!(source, StoreError::NotFound { .. } | StoreError::OutOfRange { .. }) =>
+            if !matches!(
+                source,
+                StoreError::NotFound { .. } | StoreError::OutOfRange { .. } | StoreError::TooLarge { .. }
+            ) =>
         {
             Err(LogFailure::Store { what, volume, source })
         }

@@ -140,6 +140,44 @@ async fn a_damaged_marker_of_one_volume_does_not_end_the_sweep_of_others() {
     assert_eq!((report.skipped.len(), report.deleted.objects), (1, 1));
 }
 
+/// More bytes than a reader takes were "the store does not answer", and each sweep of the bucket failed.
+#[tokio::test]
+async fn an_oversized_object_of_one_volume_does_not_end_the_sweep() {
+    let marker = ObjectKey::TruncationMarker(id("a"), Seq(64)).to_string();
+    let record = ObjectKey::Log(id("a"), Seq(2)).to_string();
+    for (key, bytes) in [(marker, 2 << 10), (record, (256 << 20) + 1)] {
+        let store = MemoryStore::new();
+        Stored::attached(store.clone(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+        let other = Stored::attached(store.clone(), "other", Creation::plain(SECTORS, NONCE, 0), 2).await;
+        let unnamed = SegmentId::new(Place::until(Seq(1)), 7, [9; 10]);
+        let unnamed = ObjectKey::Segment(other.volume.clone(), unnamed).to_string();
+        store.put_segment(&unnamed, &mut ReadyParts::new([b"unnamed".to_vec().into()])).await.unwrap();
+        store.delete(&[&key]).await.unwrap();
+        let _created = store.create(&key, vec![0; bytes].into()).await.unwrap();
+        let report = swept(&store).await;
+        assert_eq!((report.skipped.len(), report.deleted.objects), (1, 1), "{key}");
+    }
+}
+
+/// A sweep stores the markers of a removed volume before it deletes what is left of it.
+#[tokio::test]
+async fn a_damaged_marker_of_a_removed_volume_does_not_end_the_sweep() {
+    for bytes in [1, 2 << 10] {
+        let store = MemoryStore::new();
+        let a = Stored::attached(store.clone(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+        let end = read_manifest_to_end(&store, &a.volume).await.unwrap().seq();
+        for seq in end.0 + 1..70 {
+            a.record(seq, Body::of_snapshots(SnapshotChange::default())).await;
+        }
+        a.record(70, Body::Delete).await;
+        let marker = ObjectKey::TruncationMarker(a.volume.clone(), Seq(64)).to_string();
+        let _created = store.create(&marker, vec![b'x'; bytes].into()).await.unwrap();
+        let report = swept(&store).await;
+        assert_eq!(report.skipped.len(), 1, "{bytes}");
+        assert!(matches!(report.skipped[0].error, LogFailure::NotEmpty { .. }));
+    }
+}
+
 /// A creator was held up between its question about the mark and its second record; the fork was removed.
 #[tokio::test]
 async fn a_slow_creator_does_not_say_that_a_removed_fork_exists() {
