@@ -94,7 +94,7 @@ impl VolumeFailure {
                 LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. },
             ) => "restore the object from a backup of the bucket",
             Self::Log(LogFailure::HasSnapshots { .. }) => {
-                "delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+                "delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
             }
             Self::Log(LogFailure::NoSuchSource { .. }) => {
                 "delete this Volume, and create another, with another spec.volumeID, from a VolumeSnapshot that is Ready"
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(
             condition.message,
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
-             delete its VolumeSnapshots. For those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
+             delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
         );
     }
 
