@@ -72,8 +72,9 @@ impl Creation {
 }
 
 /// Creates the volume and returns its sectors: one PUT. With a source it begins with what the snapshot holds,
-/// zero sectors stand for the snapshot's, and that takes one PUT and six GETs more (`fork.rs`). Again with
-/// the same size for the same [origin](Labels::origin) it changes nothing, whatever nonce and time it brings;
+/// zero sectors stand for the snapshot's, and that takes one PUT and six GETs more (`fork.rs`); where the
+/// snapshot's record was truncated, its log is read instead: about 10 to 70 GETs. Again with the same size
+/// for the same [origin](Labels::origin) it changes nothing, whatever nonce and time it brings;
 /// that reads the log, whose end says that the volume was not removed.
 ///
 /// # Errors
