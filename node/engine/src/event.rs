@@ -167,7 +167,7 @@ pub enum Event {
     Snapshot {
         /// Tells it from others.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten: they are registered no longer.
+        /// Places of snapshots that were forgotten, ascending: they are registered no longer.
         forgotten: Vec<Seq>,
     },
     /// The snapshot of a cut is waited for. Answer: the same; it is refused (`Missed`) where none waits to be
@@ -181,7 +181,7 @@ pub enum Event {
     PrepareCut {
         /// The snapshot.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten: they are registered no longer.
+        /// Places of snapshots that were forgotten, ascending: they are registered no longer.
         forgotten: Vec<Seq>,
     },
     /// Writes wait from here on, [`crate::limit::HOLD_MS`] at most, and the snapshot is wanted.

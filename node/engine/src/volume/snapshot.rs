@@ -32,7 +32,8 @@ struct Waiting {
     uid: SnapshotUid,
     /// The number of the seal that covers it.
     seal: u64,
-    /// Places of snapshots that were forgotten.
+    /// Places of snapshots that were forgotten, ascending: marks stay for good, so there may be many more
+    /// than are registered.
     forgotten: Vec<Seq>,
     /// It is of that seal and of no later one.
     is_exact: bool,
@@ -74,6 +75,7 @@ impl Snapshotter {
     }
 
     fn add(&mut self, new: Waiting, out: &mut Vec<Action>) {
+        debug_assert!(new.forgotten.is_sorted(), "the ring thread does not search them one by one");
         if self.waits(new.uid) {
             return;
         }
@@ -98,7 +100,7 @@ impl Snapshotter {
 
     /// Returns true if no more snapshots can be registered once these are forgotten.
     pub(super) fn is_full(manifest: &Manifest, forgotten: &[Seq]) -> bool {
-        let live = manifest.snapshots().iter().filter(|known| !forgotten.contains(&known.seq));
+        let live = manifest.snapshots().iter().filter(|known| !holds(forgotten, known.seq));
         live.count() >= MAX_SNAPSHOTS
     }
 
@@ -115,7 +117,7 @@ impl Snapshotter {
                 continue;
             }
             let (dropped, live): (Vec<&Snapshot>, Vec<&Snapshot>) =
-                manifest.snapshots().iter().partition(|known| forgotten.contains(&known.seq));
+                manifest.snapshots().iter().partition(|known| holds(forgotten, known.seq));
             if let Some(known) = live.iter().find(|known| known.uid == uid) {
                 out.push(Action::Report(Report::SnapshotTaken(**known)));
             } else if live.len() >= MAX_SNAPSHOTS {
@@ -148,6 +150,11 @@ impl Snapshotter {
             refuse(uid, why, out);
         }
     }
+}
+
+/// Returns true if `forgotten`, which ascends, has the place.
+fn holds(forgotten: &[Seq], seq: Seq) -> bool {
+    forgotten.binary_search(&seq).is_ok()
 }
 
 /// Says that a snapshot is not taken.

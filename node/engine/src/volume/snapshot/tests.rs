@@ -112,3 +112,11 @@ fn an_exact_snapshot_is_not_asked_for_twice() {
     snapshots.await_exact(uid(2), Some(&manifest), out);
     assert!(out.is_empty(), "it is answered once it is registered");
 }
+
+/// The ring thread searched every mark since the first record for each registered snapshot.
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "one by one")]
+fn forgotten_places_ascend() {
+    Snapshotter::default().ask(uid(1), 0, vec![Seq(4), Seq(3)], &mut Vec::new());
+}
