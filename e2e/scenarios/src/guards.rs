@@ -19,6 +19,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const VOLUME: &str = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata:\n  name: disk\n  \
                       annotations: {holdfast.dev/persistentvolumeclaim: shop/data}\n\
                       spec: {size: 64Mi, objectStore: store}\n";
+/// A condition of the operator: without it, a deletion would not put the volume into the trash.
+const OTHERS_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"status\": \"False\", \"reason\": \"Forged\", \
+                                \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// Objects that are not deleted while volumes are served.
 const KEPT: [[&str; 2]; 6] = [
     ["daemonset", "holdfast-node"],
@@ -33,15 +36,32 @@ const KEPT: [[&str; 2]; 6] = [
 pub(super) fn run(world: &World) -> Result<()> {
     report::step("install the chart; a second release is refused");
     world.kubectl(["create", "namespace", NAMESPACE])?;
-    helm(world, NAMESPACE, &["install", "holdfast"])?;
     world.kubectl(["create", "namespace", "other"])?;
+    helm(world, NAMESPACE, &["install", "holdfast", "--set=secretNamespaces={other}"])?;
     let second = said(helm(world, "other", &["install", "second"]));
     ensure!(second.contains("exists and cannot be imported into the current release"), "{second}");
+    kinds(world)?;
     nodes(world)?;
     snapshots(world)?;
     identity(world)?;
     claimed(world)?;
     in_use(world)
+}
+
+/// The kinds of another version are applied as the notes of the chart say.
+fn kinds(world: &World) -> Result<()> {
+    report::step("the kinds of another version are applied over those that Helm installed");
+    let mut show = Command::new(world.toolbox().helm()?);
+    let kinds = output(show.args(["show", "crds"]).arg(world.chart()))?;
+    let others = kinds.replace("Home of the data. Immutable.", "Home of the data.");
+    ensure!(others != kinds, "no kind is changed");
+    let file = world.dir().join("crds.yaml");
+    fs::write(&file, others).context("write the kinds")?;
+    let file = file.display().to_string();
+    let apply = ["apply", "--server-side", "--filename", &file];
+    let refused = said(world.kubectl(apply));
+    ensure!(refused.contains("conflict"), "the notes ask for --force-conflicts: {refused}");
+    world.kubectl(apply.into_iter().chain(["--force-conflicts"])).map(drop)
 }
 
 /// A node writes its own part of what is its own.
@@ -56,7 +76,13 @@ fn nodes(world: &World) -> Result<()> {
     let refused = said(status(world, &as_node("n2"), &claim("n2")));
     ensure!(refused.contains("neither granted to it nor claimed by it"), "{refused}");
     status(world, &as_node("n1"), &claim("n1"))?;
-    for field in ["{\"assignedNode\": \"n2\"}", "{\"volumeId\": \"other\"}"] {
+    for field in [
+        "{\"assignedNode\": \"n2\"}",
+        "{\"volumeId\": \"other\"}",
+        "{\"observedGeneration\": 999}",
+        "{\"node\": \"n2\"}",
+        OTHERS_CONDITION,
+    ] {
         let own = said(status(world, &as_node("n1"), field));
         ensure!(own.contains("the operator's part"), "{field}: {own}");
     }
@@ -147,21 +173,34 @@ fn in_use(world: &World) -> Result<()> {
         let refused = format!("{refused:#}");
         ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
     }
+    let release = world.dir().join("release.yaml");
+    fs::write(&release, helm(world, NAMESPACE, &["get", "manifest", "holdfast"])?)
+        .context("write the release")?;
+    let release = release.display().to_string();
+    report::step("what does not serve volumes goes");
+    world.kubectl(["--namespace", "other", "delete", "role", "holdfast-secrets", "--dry-run=server"])?;
     let uninstalled = said(helm(world, NAMESPACE, &["uninstall", "holdfast"]));
-    ensure!(uninstalled.contains("failed to delete release"), "{uninstalled}");
-    for [kind, name] in KEPT {
-        world.kubectl(["--namespace", NAMESPACE, "get", kind, name])?;
+    for part in ["Holdfast serves 3 volumes", "delete validatingadmissionpolicybinding holdfast-in-use"] {
+        ensure!(uninstalled.contains(part), "no {part:?} in {uninstalled}");
     }
+    world
+        .kubectl(["get", "--filename", &release])
+        .context("an object of the release was deleted although the uninstall was refused")?;
     report::step("with none, all of it is");
     attached(0)?;
     until("the guard to see that none is served", LIMIT, || {
         Ok(helm(world, NAMESPACE, &["uninstall", "holdfast"]).ok())
     })?;
-    let left =
-        ["get", "daemonsets,deployments,serviceaccounts,clusterroles,clusterrolebindings,roles,rolebindings"];
-    let left =
-        world.kubectl(left.into_iter().chain(["-A", "-o=name", "-l=app.kubernetes.io/name=holdfast"]))?;
+    world.kubectl([
+        "delete",
+        "validatingadmissionpolicy,validatingadmissionpolicybinding",
+        "holdfast-in-use",
+    ])?;
+    let left = world.kubectl(["get", "--ignore-not-found", "--output=name", "--filename", &release])?;
     ensure!(left.is_empty(), "left: {left}");
+    let hook = ["--namespace", NAMESPACE, "get", "configmap", "holdfast-uninstall", "--ignore-not-found"];
+    let hook = world.kubectl(hook)?;
+    ensure!(hook.is_empty(), "left: {hook}");
     Ok(())
 }
 
