@@ -428,9 +428,9 @@ pub struct ForcedDetach {
     /// Point at which a FLUSH was complete on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
-    /// It committed after that report: what the report calls dirty may be in the object store.
+    /// No commit of data followed that report: what it calls dirty is not in the object store. Absent: that is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub commit_followed: bool,
+    pub is_last_commit_reported: bool,
     /// Bytes it had written and not committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]

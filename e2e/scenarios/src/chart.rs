@@ -145,6 +145,7 @@ fn changed_blocks(world: &World) -> Result<()> {
     let values = |secret: &str| {
         json!({
             "csi": { "snapshotMetadata": { "enabled": true, "tlsSecret": secret, "caCert": "a PEM" } },
+            "storeCredentials": { "serviceAccountAnnotations": { "role": "store" }, "env": [{ "name": "STORE_KEY" }] },
             "networkPolicy": { "enabled": true },
         })
     };
@@ -162,6 +163,10 @@ fn changed_blocks(world: &World) -> Result<()> {
         objects.into_iter().partition(|object| object.contains(CHANGED_BLOCKS));
     let [service] = &services[..] else { anyhow::bail!("services: {services:?}") };
     ensure!(service.contains("caCert: YSBQRU0="), "the certificate is not encoded: {service}");
+    for part in ["    role: store", "name: STORE_KEY"] {
+        let programs = others.iter().filter(|object| object.contains(part)).count();
+        ensure!(programs == 3, "{part:?} is in {programs} objects: of operator, node and this service");
+    }
     probes_wait(&others)?;
     accepted(world, "changed-blocks", &others)
 }

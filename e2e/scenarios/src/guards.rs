@@ -19,15 +19,16 @@ const LIMIT: Duration = Duration::from_secs(60);
 const VOLUME: &str = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata:\n  name: disk\n  \
                       annotations: {holdfast.dev/persistentvolumeclaim: shop/data}\n\
                       spec: {size: 64Mi, objectStore: store}\n";
-/// A condition of the operator: without it, a deletion would not put the volume into the trash.
+/// A condition of the operator: where it is false, a deletion does not put the volume into the trash.
 const OTHERS_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"status\": \"False\", \"reason\": \"Forged\", \
                                 \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// Objects that are not deleted while volumes are served.
-const KEPT: [[&str; 2]; 6] = [
+const KEPT: [[&str; 2]; 7] = [
     ["daemonset", "holdfast-node"],
     ["deployment", "holdfast-operator"],
     ["serviceaccount", "holdfast-node"],
     ["clusterrole", "holdfast-node"],
+    ["rolebinding", "holdfast-secrets"],
     ["crd", "volumes.storage.holdfast.dev"],
     ["namespace", NAMESPACE],
 ];
@@ -173,12 +174,17 @@ fn in_use(world: &World) -> Result<()> {
         let refused = format!("{refused:#}");
         ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
     }
+    report::step("an upgrade removes what is not needed to serve them");
+    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values"])?;
+    let role =
+        ["--namespace", "other", "get", "role", "--output=name", "holdfast-secrets", "--ignore-not-found"];
+    let role = world.kubectl(role)?;
+    ensure!(role.is_empty(), "the values name the namespace no longer, and {role} is there");
+    report::step("an uninstall is refused as a whole");
     let release = world.dir().join("release.yaml");
     fs::write(&release, helm(world, NAMESPACE, &["get", "manifest", "holdfast"])?)
         .context("write the release")?;
     let release = release.display().to_string();
-    report::step("what does not serve volumes goes");
-    world.kubectl(["--namespace", "other", "delete", "role", "holdfast-secrets", "--dry-run=server"])?;
     let uninstalled = said(helm(world, NAMESPACE, &["uninstall", "holdfast"]));
     for part in ["Holdfast serves 3 volumes", "delete validatingadmissionpolicybinding holdfast-in-use"] {
         ensure!(uninstalled.contains(part), "no {part:?} in {uninstalled}");
@@ -212,7 +218,7 @@ fn helm(world: &World, namespace: &str, words: &[&str]) -> Result<String> {
     let mut command = Command::new(world.toolbox().helm()?);
     command.env("KUBECONFIG", world.control_plane()?.admin_kubeconfig());
     command.args(words).args(["--namespace", namespace]);
-    if words.first() == Some(&"install") {
+    if matches!(words, ["install" | "upgrade", ..]) {
         command.arg(world.chart());
     }
     output(&mut command)

@@ -189,7 +189,7 @@ fn force_detach_by_plugin(world: &World) -> Result<()> {
     expect(&["status"], false, "Volume disk: Assigned is False since ")?;
     expect(&["why", "disk"], true, "Detaching: spec.nodeName asks for node b, and node a may.")?;
     let mut command = vec!["force-detach", "disk", "--node", "b"];
-    expect(&command, false, "is not served by node b: it is by a")?;
+    expect(&command, false, "is not served by node b, but by node a")?;
     command[3] = "a";
     expect(&command, false, "node a is Ready")?;
     command.push("--although-ready");

@@ -24,8 +24,11 @@ pub(crate) fn check(
     let assigned = status.assigned_node.as_deref().filter(|node| !node.is_empty());
     if ![serving, assigned].contains(&Some(node)) {
         match serving.or(assigned) {
-            Some(other) => bail!("{title} is not served by node {node}: it is by {other}"),
-            None => bail!("{title} is served by no node: set spec.nodeName to have it served"),
+            Some(other) => bail!("{title} is not served by node {node}, but by node {other}"),
+            None => bail!(
+                "{title} is served by no node: set spec.nodeName to have it served. If its conditions say that \
+                 the log still names node {node}, annotate it with {FORCE_DETACH}={node}"
+            ),
         }
     }
     let found = seen.nodes.iter().find(|found| found.name_any() == node);
@@ -91,6 +94,6 @@ mod tests {
     #[test]
     fn a_node_that_does_not_serve_the_volume_is_refused() {
         let refused = check_of("pvc-1", "a", false).unwrap_err();
-        assert!(refused.ends_with("is not served by node a: it is by b"), "{refused}");
+        assert!(refused.ends_with("is not served by node a, but by node b"), "{refused}");
     }
 }

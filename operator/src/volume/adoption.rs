@@ -72,7 +72,7 @@ impl FoundInStore {
 /// Obstacle to the removal of an adopted volume: a writer that no user called lost, maybe of another cluster,
 /// still has it attached.
 pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
-    let AttachedWriter { node, epoch, seq: _ } = facts.log_writer.as_ref()?;
+    let AttachedWriter { node, epoch, data_seq: _ } = facts.log_writer.as_ref()?;
     let record = facts.status.forced_detach.as_ref().map(|record| record.node.as_str());
     // A node that still claims the volume here was cut off: else the plan waits for its detach.
     let cut_off = [facts.force_detach.as_deref(), facts.status.node.as_deref(), record];

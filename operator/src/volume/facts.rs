@@ -71,8 +71,8 @@ pub(crate) struct AttachedWriter {
     pub(crate) node: String,
     /// Its epoch.
     pub(crate) epoch: u64,
-    /// The last record of the log.
-    pub(crate) seq: u64,
+    /// The last record of the log that changed what the volume holds.
+    pub(crate) data_seq: u64,
 }
 
 impl AttachedWriter {
@@ -84,9 +84,10 @@ impl AttachedWriter {
         objects: &dyn ObjectStore,
         volume: &VolumeId,
     ) -> Result<Option<Self>, LogFailure> {
-        let manifest = holdfast_log::read_manifest(objects, volume).await?;
-        let seq = manifest.seq().0;
-        Ok(manifest.attached().map(|writer| Self { node: writer.node, epoch: writer.epoch.0, seq }))
+        // A commit that a LIST does not show yet would be called missing.
+        let manifest = holdfast_log::read_manifest_to_end(objects, volume).await?;
+        let data_seq = manifest.data_seq().0;
+        Ok(manifest.attached().map(|writer| Self { node: writer.node, epoch: writer.epoch.0, data_seq }))
     }
 }
 

@@ -103,16 +103,15 @@ pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDe
 fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
     let status = &facts.status;
     let unreported = unreported(facts, node, cause, now);
-    // The figures are up to a minute old. Where the log does not say, they may be of before a commit.
+    // The figures are up to a minute old: they may be of before a commit.
     let in_log = facts.log_writer.as_ref().filter(|writer| writer.node == node);
     let remembered = status.forced_detach.as_ref().filter(|record| record.node == node);
-    let commit_followed = match (in_log, remembered) {
-        (Some(writer), _) => status.committed_seq != Some(writer.seq),
-        (None, Some(record)) => record.commit_followed,
-        (None, None) => true,
+    let is_last_commit_reported = match in_log {
+        Some(writer) => status.committed_seq.is_some_and(|seq| seq >= writer.data_seq),
+        None => remembered.is_some_and(|record| record.is_last_commit_reported),
     };
     ForcedDetach {
-        commit_followed,
+        is_last_commit_reported,
         epoch: unreported.epoch.or(status.epoch),
         durability: status.durability,
         dirty_bytes: status.dirty_bytes,
@@ -128,7 +127,7 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
         time: now.clone(),
         epoch: facts.logged_epoch(node),
         durability: None,
-        commit_followed: false,
+        is_last_commit_reported: false,
         dirty_bytes: None,
         durable_through: None,
     }
@@ -137,7 +136,7 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
 /// Says what is missing.
 pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
     let ForcedDetach { node, cause, time, epoch, durability, .. } = forced_detach;
-    let ForcedDetach { commit_followed, dirty_bytes, durable_through, .. } = forced_detach;
+    let ForcedDetach { is_last_commit_reported, dirty_bytes, durable_through, .. } = forced_detach;
     let begins = format!("node {node} was cut off at {}{}", time.0, sign(*cause));
     let after = durable_through
         .as_ref()
@@ -170,12 +169,12 @@ pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now:
                 "it had reported nothing that was not uploaded; what it wrote {after} may be missing{flushed}"
             ),
         ),
-        Some(bytes) if *commit_followed => (
+        Some(bytes) if !is_last_commit_reported => (
             ConditionStatus::Unknown,
-            "CommitFollowed",
+            "MayBeCommitted",
             format!(
-                "it committed after its last report, of {bytes} bytes that were not uploaded; what it wrote \
-                 {after} may be missing{flushed}"
+                "after its last report, of {bytes} bytes that were not uploaded, it may have committed; what \
+                 it wrote {after} may be missing{flushed}"
             ),
         ),
         Some(bytes) => (

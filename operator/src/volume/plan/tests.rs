@@ -310,7 +310,7 @@ fn lost(force_detach: &str) -> ClusterFacts {
     facts.status.dirty_bytes = Some(8192);
     facts.status.epoch = Some(3);
     facts.status.committed_seq = Some(7);
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, seq: 7 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 7 });
     facts.status.durable_through = Some(Time("2025-12-31T23:59:00Z".parse().expect("a timestamp")));
     facts
 }
@@ -340,6 +340,8 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
         assert!(find_condition(&status.conditions, DATA_LOST).is_none());
     }
     let mut facts = lost("a");
+    // The last record that the node knew was no commit.
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 5 });
     let status = report(&mut facts);
     assert_eq!(status.assigned_node.as_deref(), Some("b"));
     assert_eq!(status.phase, Some(VolumePhase::Attaching));
@@ -370,10 +372,13 @@ fn what_may_have_been_committed_since_the_last_report_is_not_called_missing() {
     facts.status.committed_seq = Some(6);
     let status = report(&mut facts);
     let said = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
-    assert_eq!((said.status.as_str(), said.reason.as_str()), ("Unknown", "CommitFollowed"));
+    assert_eq!((said.status.as_str(), said.reason.as_str()), ("Unknown", "MayBeCommitted"));
     assert!(said.message.contains("after 2025-12-31T23:59:00Z may be missing"), "{}", said.message);
+    // A record of an earlier version does not say.
+    let record = facts.status.forced_detach.as_mut().expect("it was cut off");
+    assert!(!record.is_last_commit_reported);
     // The next node attached: the log does not name the lost one any more.
-    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, seq: 8 });
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 8 });
     assert_eq!(find_condition(&report(&mut facts).conditions, DATA_LOST), Some(&said));
 }
 
@@ -435,7 +440,7 @@ fn a_node_without_its_disk_is_detached_and_granted_again() {
 /// again and again.
 #[test]
 fn a_node_without_an_epoch_is_force_detached_by_log() {
-    let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch, seq: 7 });
+    let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch, data_seq: 7 });
     // It is the node that claims the volume.
     let mut facts = lost("a");
     facts.status.epoch = None;
@@ -470,7 +475,7 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
 /// Node `a` is lost by its signs while the volume is wanted on `b`.
 fn lost_by_signs() -> ClusterFacts {
     let mut facts = ClusterFacts { lost: Some(DetachCause::OutOfService), ..lost("") };
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4, seq: 7 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4, data_seq: 7 });
     facts
 }
 
@@ -524,7 +529,7 @@ fn a_node_that_released_the_volume_after_all_lost_nothing() {
     facts.lost = None;
     (facts.status.node, facts.status.epoch, facts.status.device_path) = (None, None, None);
     assert!(facts.needs_log_writer());
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, seq: 7 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 7 });
     assert_eq!(report(&mut facts).forced_detach, status.forced_detach, "the log still calls it attached");
     (facts.log_writer, facts.is_released_in_log) = (None, true);
     let back = report(&mut facts);
@@ -542,7 +547,7 @@ fn a_node_is_lost_once_more() {
     facts.spec.node_name = Some("b".to_owned());
     assert_eq!(facts.node_in_doubt(), Some("a"));
     facts.lost = Some(DetachCause::NodeDeleted);
-    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 9, seq: 7 });
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 9, data_seq: 7 });
     let again = report(&mut facts).forced_detach.expect("it was cut off");
     assert_eq!((again.cause, again.epoch), (DetachCause::NodeDeleted, Some(9)));
 }
@@ -880,7 +885,7 @@ fn an_adopted_volume_is_not_removed_below_its_writer() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.spec.source = VolumeSource::Existing(Empty {});
     assert!(facts.needs_last_writer());
-    facts.log_writer = Some(AttachedWriter { node: "away".to_owned(), epoch: 7, seq: 7 });
+    facts.log_writer = Some(AttachedWriter { node: "away".to_owned(), epoch: 7, data_seq: 7 });
     let steps = plan(&facts, &now());
     assert_eq!(names(&steps), ["report"]);
     let status = last_report(&steps);
