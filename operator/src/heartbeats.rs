@@ -33,7 +33,8 @@ pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
 
 #[derive(Debug)]
 struct Seen {
-    /// Version of each Lease by its name, and the time at which it was first seen.
+    /// Version of each Lease by its name, and the time at which it was first seen. One that is deleted with its
+    /// Node stays: the daemon renewed it then for the last time.
     leases: HashMap<String, (Option<String>, Instant)>,
     /// Time at which a daemon without a Lease was first asked about: it may have just started.
     awaited: HashMap<String, Instant>,
@@ -60,15 +61,11 @@ impl Heartbeats {
     /// Notes the Leases that there are, each with its version.
     fn look(&self, leases: impl IntoIterator<Item = (String, Option<String>)>, now: Instant) {
         let mut seen = self.0.lock();
-        let before = std::mem::take(&mut seen.leases);
-        seen.leases = leases
-            .into_iter()
-            .map(|(name, version)| {
-                let unchanged = before.get(&name).filter(|(known, _)| *known == version);
-                let at = unchanged.map_or(now, |(_, at)| *at);
-                (name, (version, at))
-            })
-            .collect();
+        for (name, version) in leases {
+            if seen.leases.get(&name).is_none_or(|(known, _)| *known != version) {
+                seen.leases.insert(name, (version, now));
+            }
+        }
         let Seen { leases, awaited, .. } = &mut *seen;
         awaited.retain(|name, _| !leases.contains_key(name));
         seen.last_look = now;
@@ -172,6 +169,19 @@ mod tests {
         assert!(!heartbeats.is_silent("a"), "it renewed");
         assert!(heartbeats.is_silent("b"), "it did not");
         assert!(heartbeats.is_silent("c"), "it has no Lease");
+    }
+
+    /// A Lease goes with its Node: the daemon of a deleted Node counted as awaited for another 40 seconds.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_deleted_was_renewed_when_it_was_last_seen_to_be() {
+        let (heartbeats, begun) = (Heartbeats::new(), Instant::now());
+        heartbeats.look([lease("a", 1)], begun);
+        heartbeats.look([], begun + HEARTBEAT_LIMIT / 2);
+        assert!(!heartbeats.is_silent("a"));
+        heartbeats.look([], begun + HEARTBEAT_LIMIT + EVERY);
+        assert!(heartbeats.is_silent("a"));
+        heartbeats.look([lease("a", 2)], begun + 2 * HEARTBEAT_LIMIT);
+        assert!(!heartbeats.is_silent("a"), "a Node of that name is there again");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! A whole Kubernetes cluster of one node.
+//! A whole Kubernetes cluster of one or two nodes.
 //!
-//! Owns: controller manager and scheduler on the host, the node's machine and its kubelet.
+//! Owns: controller manager and scheduler on the host, the nodes' machines and their kubelets.
 //! Does not own: the API server, which is the [`World`]'s.
-//! Invariants: no image is ever fetched: all that pods need were put into the node's container runtime.
-//! On failure: the node's logs, those of its pods among them, are in [`Vm::logs`].
+//! Invariants: no image is ever fetched: all that pods need were put into each node's container runtime.
+//! On failure: a node's logs, those of its pods among them, are in [`Vm::logs`].
 
 use std::fs;
 use std::path::Path;
@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::command::output;
+use crate::control_plane::ControlPlane;
 use crate::images::{self, Image};
 use crate::operator::NAMESPACE;
 use crate::pins::{SIDECARS, SNAPSHOTTER};
@@ -33,8 +34,8 @@ mod node;
 pub const ATTRIBUTES: &str = "safe";
 /// Image with a shell and its tools, for pods of tests; the first container of every pod too.
 pub const TOOLS_IMAGE: &str = "docker.io/library/busybox:e2e";
-/// Name of the node.
-const NODE: &str = "a";
+/// Names of the nodes; a cluster of one has the first.
+pub const NODES: [&str; 2] = ["a", "b"];
 /// Longest wait for the chart's pods, in helm's words.
 const INSTALL_LIMIT: &str = "20m";
 
@@ -42,7 +43,9 @@ const INSTALL_LIMIT: &str = "20m";
 #[derive(Debug)]
 pub struct Cluster<'a> {
     world: &'a World,
-    node: Arc<Vm>,
+    control_plane: Arc<ControlPlane>,
+    /// Each with the port of its kubelet.
+    nodes: Vec<(Arc<Vm>, u16)>,
     /// The controller of snapshots, where they were asked for.
     snapshots: Option<Process>,
     // Dropped before the world's API server.
@@ -52,6 +55,8 @@ pub struct Cluster<'a> {
 /// Parts that not every cluster has.
 #[derive(Debug, Default)]
 pub struct Extras {
+    /// The second node.
+    pub second_node: bool,
     /// The kinds of snapshots and of their groups, and their controller, so that the chart has the
     /// snapshotter.
     pub snapshots: bool,
@@ -60,7 +65,7 @@ pub struct Extras {
 }
 
 impl<'a> Cluster<'a> {
-    /// Builds the images, starts all parts and waits until the node is Ready.
+    /// Builds the images, starts all parts and waits until the nodes are Ready.
     ///
     /// # Errors
     /// If one cannot be built or does not start.
@@ -79,18 +84,47 @@ impl<'a> Cluster<'a> {
         report::step("start controller manager and scheduler");
         let controllers = Controllers::start(world.toolbox(), &control_plane)?;
         let snapshots = extras.snapshots.then(|| start_snapshots(world)).transpose()?;
-        let port = free_port()?;
-        let node = world.vm_with(NODE, || Options::cluster_node(port))?;
-        report::step("start containerd and kubelet, import the images");
-        node::start(&node, &control_plane, port)?;
-        let cluster = Self { world, node, snapshots, _controllers: controllers };
-        node::admit(world, NODE)?;
+        let mut cluster =
+            Self { world, control_plane, nodes: Vec::new(), snapshots, _controllers: controllers };
+        for name in &NODES[..if extras.second_node { 2 } else { 1 }] {
+            let port = free_port()?;
+            let vm = world.vm_with(name, || Options::cluster_node(port))?;
+            report::step("start containerd and kubelet, import the images");
+            node::start(&vm, &cluster.control_plane, port, true)?;
+            node::admit(world, name)?;
+            cluster.nodes.push((vm, port));
+        }
         Ok(cluster)
     }
 
-    /// The node's machine.
+    /// The machine of the first node.
     pub fn node(&self) -> &Vm {
-        &self.node
+        &self.nodes[0].0
+    }
+
+    /// The machine of the node `name`, and its kubelet's port.
+    fn find(&self, name: &str) -> Result<&(Arc<Vm>, u16)> {
+        self.nodes.iter().find(|(vm, _)| vm.name() == name).with_context(|| format!("no node {name:?}"))
+    }
+
+    /// The machine of the node `name`.
+    ///
+    /// # Errors
+    /// If there is no such node.
+    pub fn node_named(&self, name: &str) -> Result<&Vm> {
+        Ok(&self.find(name)?.0)
+    }
+
+    /// Gives the node `name`, whose power was cut, its power again, and waits until it is Ready. What was on
+    /// its disk is there: images, pods, the state of the daemon.
+    ///
+    /// # Errors
+    /// If it does not become Ready.
+    pub fn power_on(&self, name: &str) -> Result<()> {
+        let (vm, port) = self.find(name)?;
+        vm.boot()?;
+        node::start(vm, &self.control_plane, *port, false)?;
+        self.world.wait_for(&format!("node/{name}"), "condition=Ready")
     }
 
     /// Installs the chart with these values beside those that a cluster of one small node needs, and waits
@@ -224,8 +258,8 @@ impl Store<'_> {
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
             "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
             "volumeSnapshotClasses": classes.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
-            // There is one node to run on. It is emulated: the chart's requests, by which pods share the
-            // processors, are too small there for leases of seconds.
+            // One instance of each is work enough for an emulated node, where the chart's requests, by which
+            // pods share the processors, are too small for leases of seconds.
             "operator": { "replicas": 1, "resources": { "requests": { "cpu": "400m", "memory": "64Mi" } } },
             "csi": {
                 "controller": {

@@ -7,9 +7,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 
 use crate::command::output;
 use crate::process::Process;
@@ -39,9 +41,10 @@ pub struct ControlPlane {
     authority: Authority,
     audit: Audit,
     kubectl: PathBuf,
+    apiserver_command: Command,
     // Dropped in this order: the API server first, then its database.
-    _apiserver: Process,
-    _etcd: Process,
+    apiserver: Mutex<Option<Process>>,
+    etcd: Mutex<Process>,
 }
 
 impl ControlPlane {
@@ -66,7 +69,7 @@ impl ControlPlane {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}")]);
         let audit = Audit::prepare(dir)?;
-        let mut etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
+        let etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
         let mut apiserver = Command::new(toolbox.kubernetes("kube-apiserver")?);
         apiserver
             .arg(format!("--etcd-servers={client}"))
@@ -91,8 +94,6 @@ impl ControlPlane {
         ] {
             apiserver.arg(format!("--{flag}={}", dir.join(file).display()));
         }
-        let log = dir.join("kube-apiserver.log");
-        let mut apiserver = Process::spawn("kube-apiserver", &apiserver, &log)?;
         let (certificate, key) = authority.client("admin", "system:masters")?;
         let admin = kubeconfig::with_certificate(
             &authority.certificate(),
@@ -101,19 +102,58 @@ impl ControlPlane {
             &key,
         );
         fs::write(dir.join("admin.kubeconfig"), admin).context("write the kubeconfig")?;
-        let kubectl = toolbox.kubectl()?;
+        let control_plane = Self {
+            dir: dir.to_owned(),
+            port,
+            authority,
+            audit,
+            kubectl: toolbox.kubectl()?,
+            apiserver_command: apiserver,
+            apiserver: Mutex::new(None),
+            etcd: Mutex::new(etcd),
+        };
+        control_plane.start_again()?;
+        Ok(control_plane)
+    }
+
+    /// Starts the API server after [`ControlPlane::kill`], and waits until it is ready.
+    ///
+    /// # Errors
+    /// If it runs already, or is not ready in time.
+    pub fn start_again(&self) -> Result<()> {
+        let mut running = lock(&self.apiserver);
+        ensure!(running.is_none(), "the API server runs already");
+        let log = self.dir.join("kube-apiserver.log");
+        let mut apiserver = Process::spawn("kube-apiserver", &self.apiserver_command, &log)?;
         until("the Kubernetes API to be ready", READY_LIMIT, || {
-            etcd.check_running()?;
+            lock(&self.etcd).check_running()?;
             apiserver.check_running()?;
-            let asked = output(kubectl_with(&kubectl, dir, "admin").args([
-                "get",
-                "--raw",
-                "/readyz",
-                "--request-timeout=5s",
-            ]));
-            Ok(asked.ok())
+            let ready = ["get", "--raw", "/readyz", "--request-timeout=5s"];
+            Ok(output(self.kubectl().args(ready)).ok())
         })?;
-        Ok(Self { dir: dir.to_owned(), port, authority, audit, kubectl, _apiserver: apiserver, _etcd: etcd })
+        *running = Some(apiserver);
+        Ok(())
+    }
+
+    /// Kills the API server: connections are refused from now on.
+    pub fn kill(&self) {
+        lock(&self.apiserver).take();
+    }
+
+    /// Stops the API server, until [`ControlPlane::thaw`]: it accepts connections and answers nothing.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn freeze(&self) -> Result<()> {
+        lock(&self.apiserver).as_ref().context("the API server does not run")?.freeze()
+    }
+
+    /// Lets it continue.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn thaw(&self) -> Result<()> {
+        lock(&self.apiserver).as_ref().context("the API server does not run")?.signal(Signal::CONT)
     }
 
     /// A kubectl command with administrator's rights, to add arguments to.
@@ -198,4 +238,8 @@ fn kubectl_with(kubectl: &Path, dir: &Path, identity: &str) -> Command {
         .arg("--cache-dir")
         .arg(dir.join("kubectl-cache"));
     command
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().expect("nothing panics while it holds this lock")
 }

@@ -85,6 +85,17 @@ impl Operator {
         Ok(())
     }
 
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// If it does not run, or not end in time.
+    pub fn wait_end(&self, limit: Duration) -> Result<()> {
+        let mut running = self.lock();
+        running.as_mut().context("the operator does not run")?.wait(limit)?;
+        running.take();
+        Ok(())
+    }
+
     /// Stops it in the middle of what it does, until [`Operator::thaw`].
     ///
     /// # Errors

@@ -56,6 +56,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     changed_blocks(world)?;
     attributes(world)?;
     credentials(world)?;
+    refusals(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
     ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
@@ -94,6 +95,33 @@ fn credentials(world: &World) -> Result<()> {
     let changed: Vec<String> =
         rendered.into_iter().filter(|object| !object.contains("kind: Pod\n")).collect();
     accepted(world, "credentials", &changed)
+}
+
+/// Values that an object would be refused for, or a pod could not start with, are refused before anything is
+/// installed.
+fn refusals(world: &World) -> Result<()> {
+    for (values, field) in [
+        (
+            json!({ "storageClasses": [{ "name": "c", "objectStore": "s", "maxDirtyAge": "1ms" }] }),
+            "/storageClasses/0/maxDirtyAge",
+        ),
+        (
+            json!({ "volumeAttributesClasses": [{ "name": "c", "maxDirtyAge": "61m" }] }),
+            "/volumeAttributesClasses/0/maxDirtyAge",
+        ),
+        // The chart's version is not one of a sidecar.
+        (json!({ "csi": { "sidecars": { "attacher": { "tag": "" } } } }), "/csi/sidecars/attacher/tag"),
+    ] {
+        let refused = render(world, "refused", &values).err().map(|error| format!("{error:#}"));
+        ensure!(refused.as_ref().is_some_and(|said| said.contains(field)), "{values}: {refused:?}");
+    }
+    let values = json!({
+        "csi": { "sidecars": { "attacher": { "pullPolicy": "Never" } } },
+        "storageClasses": [{ "name": "c", "objectStore": "s", "maxDirtyAge": "2m30s" }],
+    });
+    let rendered = render(world, "sidecars", &values)?;
+    ensure!(count(&rendered, "imagePullPolicy: Never") == 1, "no sidecar has the policy that it was given");
+    Ok(())
 }
 
 /// Every probe waits longer than the kubelet's default of a second, which a process on a busy node exceeds.

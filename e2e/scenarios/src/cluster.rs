@@ -243,7 +243,11 @@ fn job(name: &str, script: &str) -> Value {
     })
 }
 
-fn apply(world: &World, object: &Value) -> Result<()> {
+/// Applies `object`.
+///
+/// # Errors
+/// If the API server refuses it.
+pub(super) fn apply(world: &World, object: &Value) -> Result<()> {
     world.kubectl(["apply", "--filename", &file(world, object)?]).map(drop)
 }
 

@@ -162,12 +162,12 @@ fn claimed(world: &World) -> Result<()> {
 /// Nothing that serves volumes is deleted.
 fn in_use(world: &World) -> Result<()> {
     report::step("while volumes are served, nothing that serves them is deleted");
-    let attached = |number: u32| {
-        let data = format!("{{\"data\": {{\"attached\": \"{number}\"}}}}");
+    let counted = |attached: u32, volumes: u32| {
+        let data = format!("{{\"data\": {{\"attached\": \"{attached}\", \"volumes\": \"{volumes}\"}}}}");
         let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
         world.kubectl(words.into_iter().chain(["--patch", &data]))
     };
-    attached(3)?;
+    counted(3, 5)?;
     for [kind, name] in KEPT {
         let delete = ["--namespace", NAMESPACE, "delete", kind, name, "--dry-run=server"];
         let refused = until("the guard to see the volumes", LIMIT, || Ok(world.kubectl(delete).err()))?;
@@ -192,8 +192,24 @@ fn in_use(world: &World) -> Result<()> {
     world
         .kubectl(["get", "--filename", &release])
         .context("an object of the release was deleted although the uninstall was refused")?;
+    report::step("with none served, the kinds of those that there are are not deleted");
+    counted(0, 5)?;
+    for kind in ["volumes", "objectstores"] {
+        let kind = format!("{kind}.storage.holdfast.dev");
+        let refused = until("the guard to see that none is served", LIMIT, || {
+            let refused = said(world.kubectl(["delete", "crd", &kind, "--dry-run=server"]));
+            Ok((!refused.contains("Holdfast serves")).then_some(refused))
+        })?;
+        ensure!(refused.contains("there are 5 Volumes: they would be deleted"), "{kind}: {refused}");
+    }
+    let operator =
+        ["--namespace", NAMESPACE, "delete", "deployment", "holdfast-operator", "--dry-run=server"];
+    world.kubectl(operator).context("an operator that serves nothing is kept")?;
     report::step("with none, all of it is");
-    attached(0)?;
+    counted(0, 0)?;
+    until("the guard to see that there is none", LIMIT, || {
+        Ok(world.kubectl(["delete", "crd", "volumes.storage.holdfast.dev", "--dry-run=server"]).ok())
+    })?;
     until("the guard to see that none is served", LIMIT, || {
         Ok(helm(world, NAMESPACE, &["uninstall", "holdfast"]).ok())
     })?;

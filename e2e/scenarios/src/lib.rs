@@ -6,6 +6,7 @@ use anyhow::Result;
 use holdfast_lab::world::World;
 
 mod adoption;
+mod api_outage;
 mod api_rules;
 mod cache_disk;
 mod changed_blocks;
@@ -20,6 +21,7 @@ pub mod csi_sanity;
 mod damage;
 mod device_identity;
 pub mod drain;
+mod failover;
 mod fenced;
 mod group_snapshots;
 mod guards;
@@ -132,6 +134,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(25),
         alone: false,
         run: provisioning::run,
+    },
+    Scenario {
+        name: "api-outage",
+        about: "while the API server does not answer, or is gone, volumes are served and uploaded, and a daemon is killed or replaced; then everything continues, and no node was cut off",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: api_outage::run,
     },
     Scenario {
         name: "adoption",
@@ -409,10 +418,19 @@ pub const ALL: &[Scenario] = &[
 ];
 
 /// Scenarios that run only when they are named: what they need takes long to build.
-pub const BY_NAME: &[Scenario] = &[Scenario {
-    name: "cluster",
-    about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out",
-    expected: Duration::from_secs(400),
-    alone: true,
-    run: cluster::run,
-}];
+pub const BY_NAME: &[Scenario] = &[
+    Scenario {
+        name: "cluster",
+        about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out",
+        expected: Duration::from_secs(400),
+        alone: true,
+        run: cluster::run,
+    },
+    Scenario {
+        name: "failover",
+        about: "the node of a StatefulSet, of the operator and of the CSI controller loses its power: once it is out of service, its pods continue on the other node with a prefix of what was written, the claim tells what may be missing, and the node serves nothing when it is back; a drain loses nothing",
+        expected: Duration::from_secs(600),
+        alone: true,
+        run: failover::run,
+    },
+];

@@ -200,14 +200,16 @@ fn force_detach_by_plugin(world: &World) -> Result<()> {
     expect(&command, true, "What that node did not upload is missing then: ")
 }
 
-/// Node a renews its Lease, and its StorageNode belongs to its Node.
+/// Node a renews its Lease, which belongs to its Node as its StorageNode does.
 fn check_heartbeat(world: &World) -> Result<()> {
     let lease = ["--namespace", NAMESPACE, "get", "lease", "node-a", "--output=jsonpath={.spec.renewTime}"];
     let first = until("node a to renew its Lease", LIMIT, || Ok(world.kubectl(lease).ok()))?;
     until("node a to renew it again", LIMIT, || Ok((world.kubectl(lease)? != first).then_some(())))?;
-    let owner = "--output=jsonpath={.metadata.ownerReferences[0].kind}/{.metadata.ownerReferences[0].name}";
-    let owner = world.kubectl(["get", "storagenode", "a", owner])?;
-    ensure!(owner == "Node/a", "the StorageNode belongs to {owner:?}");
+    let node = world.kubectl(["get", "node", "a", "--output=jsonpath={.metadata.uid}"])?;
+    let of_node = format!("--for=jsonpath={{.metadata.ownerReferences[0].uid}}={node}");
+    for object in ["storagenode/a", "lease/node-a"] {
+        world.kubectl(["--namespace", NAMESPACE, "wait", object, &of_node, "--timeout=60s"])?;
+    }
     Ok(())
 }
 

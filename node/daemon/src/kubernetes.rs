@@ -57,6 +57,8 @@ pub(crate) async fn run<V: Volumes>(
         let (object_stores, writer) = reflector::store();
         let known = watch::Sender::default();
         let draining = known.subscribe();
+        let node = watch::Sender::default();
+        let owner = node.subscribe();
         tokio::join!(
             store_renewal::run(client.clone(), volumes.clone(), writer),
             volume::run(
@@ -68,9 +70,9 @@ pub(crate) async fn run<V: Volumes>(
                 tasks.clone(),
             ),
             snapshot::run(client.clone(), node_name.clone(), volumes.clone()),
-            heartbeat::run(client.clone(), node_name.clone()),
+            heartbeat::run(client.clone(), node_name.clone(), owner),
             draining::run(client.clone(), node_name.clone(), volumes.clone(), known),
-            storage_node::run(client, node_name, state_dir, volumes, draining),
+            storage_node::run(client, node_name, state_dir, volumes, draining, node),
         );
     };
     tokio::select! {

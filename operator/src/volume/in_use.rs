@@ -1,9 +1,9 @@
-//! Counts the volumes that nodes serve, for the guard of the chart (`templates/policies.yaml`): while there
-//! are any, nothing that serves them is deleted.
+//! Counts volumes for the guard of the chart (`templates/policies.yaml`): while nodes serve any, nothing that
+//! serves them is deleted; while there are any, their kinds are not.
 //!
-//! Owns: `data.attached` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another
-//! number once a minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
-//! On failure: the old number stays, and it is written again.
+//! Owns: `data` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another number once a
+//! minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
+//! On failure: the old numbers stay, and they are written again.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const IN_USE: &str = "holdfast-in-use";
 /// Time between two counts, which are made in memory.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// Time between two writes of the number, while it is not 0.
+/// Time between two writes of a number, while it is not 0.
 const NUMBER_EVERY: Duration = Duration::from_secs(60);
 /// Time without a volume after which 0 is written: where one volume is used, a pod that is replaced by
 /// another writes nothing.
@@ -36,60 +36,80 @@ pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume
     }
     let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
     let mut written = None;
-    let mut last_in_use = Instant::now();
+    let mut last_some = [Instant::now(); 2];
     loop {
-        let attached = attached(volumes.state().iter().map(AsRef::as_ref));
+        let counts = count(volumes.state().iter().map(AsRef::as_ref));
         let now = Instant::now();
-        if attached > 0 {
-            last_in_use = now;
+        for (number, last_some) in counts.numbers().into_iter().zip(&mut last_some) {
+            if number > 0 {
+                *last_some = now;
+            }
         }
-        if is_due(written, attached, now, last_in_use) {
-            match write(&api, attached).await {
-                Ok(()) => written = Some(Written { attached, at: now }),
-                Err(error) => tracing::warn!(error = chain(&error), "number of attached volumes not written"),
+        if is_due(written, counts, now, last_some) {
+            match write(&api, counts).await {
+                Ok(()) => written = Some(Written { counts, at: now }),
+                Err(error) => tracing::warn!(error = chain(&error), "number of volumes not written"),
             }
         }
         sleep(EVERY).await;
     }
 }
 
-/// The number that was written last.
-#[derive(Clone, Copy, Debug)]
-struct Written {
+/// Numbers of volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counts {
+    /// Those that a node claims.
     attached: usize,
-    at: Instant,
+    /// All of them.
+    all: usize,
 }
 
-/// True if the number is to be written now. `last_in_use` is when it was last not 0.
-fn is_due(written: Option<Written>, attached: usize, now: Instant, last_in_use: Instant) -> bool {
-    let passed = |since| now.saturating_duration_since(since);
-    match written {
-        None => true,
-        Some(written) if written.attached == attached => false,
-        Some(Written { attached: 0, .. }) => true,
-        Some(_) if attached == 0 => passed(last_in_use) >= NONE_FOR,
-        Some(written) => passed(written.at) >= NUMBER_EVERY,
+impl Counts {
+    fn numbers(self) -> [usize; 2] {
+        [self.attached, self.all]
     }
 }
 
-async fn write(api: &Api<ConfigMap>, attached: usize) -> Result<(), ApiError> {
+/// What was written last.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    counts: Counts,
+    at: Instant,
+}
+
+/// True if the numbers are to be written now. `last_some` is when each was last not 0.
+fn is_due(written: Option<Written>, counts: Counts, now: Instant, last_some: [Instant; 2]) -> bool {
+    let passed = |since| now.saturating_duration_since(since);
+    let Some(written) = written else { return true };
+    let numbers = written.counts.numbers().into_iter().zip(counts.numbers()).zip(last_some);
+    numbers.into_iter().any(|((before, after), last_some)| match (before, after) {
+        (before, after) if before == after => false,
+        (0, _) => true,
+        (_, 0) => passed(last_some) >= NONE_FOR,
+        (_, _) => passed(written.at) >= NUMBER_EVERY,
+    })
+}
+
+async fn write(api: &Api<ConfigMap>, counts: Counts) -> Result<(), ApiError> {
     let patch = json!({
         "apiVersion": ConfigMap::api_version(&()),
         "kind": ConfigMap::kind(&()),
         "metadata": { "name": IN_USE },
-        "data": { "attached": attached.to_string() },
+        "data": { "attached": counts.attached.to_string(), "volumes": counts.all.to_string() },
     });
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
     call(api.patch(IN_USE, &params, &Patch::Apply(patch))).await.map(drop)
 }
 
-/// Number of volumes that a node claims.
-fn attached<'a>(volumes: impl Iterator<Item = &'a Volume>) -> usize {
-    let claimed = |volume: &&Volume| {
+fn count<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Counts {
+    let is_claimed = |volume: &Volume| {
         let node = volume.status.as_ref().and_then(|status| status.node.as_deref());
         node.is_some_and(|node| !node.is_empty())
     };
-    volumes.filter(claimed).count()
+    volumes.fold(Counts { attached: 0, all: 0 }, |counts, volume| Counts {
+        attached: counts.attached + usize::from(is_claimed(volume)),
+        all: counts.all + 1,
+    })
 }
 
 #[cfg(test)]
@@ -101,12 +121,9 @@ mod tests {
     fn only_the_first_volume_is_counted_at_once() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let due = |written: usize, attached, now, last_in_use| {
-            let written = Written { attached: written, at: start };
-            is_due(Some(written), attached, after(now), after(last_in_use))
-        };
-        assert!(is_due(None, 0, start, start), "the number of an earlier process may be another");
-        for (name, written, attached, now, last_in_use, expected) in [
+        let none = Counts { attached: 0, all: 0 };
+        assert!(is_due(None, none, start, [start; 2]), "the numbers of an earlier process may be others");
+        for (name, before, number, now, last_some, expected) in [
             ("the first volume", 0, 1, 2, 2, true),
             ("the same", 1, 1, 90, 90, false),
             ("one more", 1, 2, 59, 59, false),
@@ -115,7 +132,15 @@ mod tests {
             ("none for a while", 2, 0, 12, 2, true),
             ("still none", 0, 0, 90, 2, false),
         ] {
-            assert_eq!(due(written, attached, now, last_in_use), expected, "{name}");
+            let attached = |attached| Counts { attached, all: 9 };
+            let all = |all| Counts { attached: 0, all };
+            let due = |counts, written, last_some| {
+                is_due(Some(Written { counts: written, at: start }), counts, after(now), last_some)
+            };
+            let since = [after(last_some), after(now)];
+            assert_eq!(due(attached(number), attached(before), since), expected, "{name}, attached");
+            let since = [start, after(last_some)];
+            assert_eq!(due(all(number), all(before), since), expected, "{name}, of all");
         }
     }
 
@@ -128,6 +153,6 @@ mod tests {
             volume
         };
         let volumes = [volume(Some("a")), volume(Some("")), volume(None), volume(Some("b"))];
-        assert_eq!(attached(volumes.iter()), 2);
+        assert_eq!(count(volumes.iter()), Counts { attached: 2, all: 4 });
     }
 }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::TOOLS_IMAGE;
@@ -43,8 +43,9 @@ disabled_plugins = [
   conf_dir = '/etc/cni/net.d'
 "#;
 
-/// Starts both in `vm`; the kubelet listens at `port`.
-pub(super) fn start(vm: &Vm, control_plane: &ControlPlane, port: u16) -> Result<()> {
+/// Starts both in `vm`, which has just booted; the kubelet listens at `port`. With `import` the images come
+/// from their archives: containerd keeps them on the state disk.
+pub(super) fn start(vm: &Vm, control_plane: &ControlPlane, port: u16, import: bool) -> Result<()> {
     let (certificate, key, authority) = control_plane.server_certificate(vm.name(), &["127.0.0.1"])?;
     let user = format!("system:node:{}", vm.name());
     let kubeconfig = control_plane.component_kubeconfig(&user, "system:nodes", HOST)?;
@@ -63,12 +64,16 @@ pub(super) fn start(vm: &Vm, control_plane: &ControlPlane, port: u16) -> Result<
     }
     vm.exec(&set_up(control_plane.port()))?;
     vm.spawn("containerd", &bash(&format!("{SYSTEM} containerd")))?;
-    vm.wait_log("containerd", "containerd successfully booted", RUNTIME_LIMIT)?;
-    vm.exec(
-        "for archive in /holdfast/images/*.tar; do
-           ctr --namespace k8s.io images import --local --label io.cri-containerd.image=managed $archive
-         done",
-    )?;
+    let answers = bash("until ctr version > /dev/null 2>&1; do sleep 0.5; done");
+    let started = vm.run(&answers, RUNTIME_LIMIT);
+    started.with_context(|| format!("containerd:\n{}", vm.log("containerd").unwrap_or_default()))?;
+    if import {
+        vm.exec(
+            "for archive in /holdfast/images/*.tar; do
+               ctr --namespace k8s.io images import --local --label io.cri-containerd.image=managed $archive
+             done",
+        )?;
+    }
     vm.spawn(
         "kubelet",
         &bash(&format!(

@@ -38,19 +38,20 @@ const FIGURES_EVERY: Duration = Duration::from_secs(60);
 /// Free space is published in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
-/// Runs until it is dropped. A change of `draining` is reported at once.
+/// Runs until it is dropped. A change of `draining` is reported at once; `known` learns the Node of that name.
 pub(crate) async fn run<V: Volumes>(
     client: Client,
     name: String,
     state_dir: PathBuf,
     volumes: V,
     mut draining: watch::Receiver<Draining>,
+    known: watch::Sender<Option<OwnerReference>>,
 ) {
     let mut written = None;
     loop {
         let since = written.map(|at: Instant| at.elapsed());
-        let known = draining.borrow_and_update().clone();
-        match report(&client, &name, &state_dir, &volumes, (since, known)).await {
+        let now = draining.borrow_and_update().clone();
+        match report(&client, &name, &state_dir, &volumes, (since, now), &known).await {
             Ok(true) => written = Some(Instant::now()),
             Ok(false) => {}
             Err(error) => tracing::warn!(
@@ -71,11 +72,22 @@ async fn report<V: Volumes>(
     state_dir: &Path,
     volumes: &V,
     (since, draining): (Option<Duration>, Draining),
+    known: &watch::Sender<Option<OwnerReference>>,
 ) -> Result<bool, ApiError> {
     let api: Api<StorageNode> = Api::all(client.clone());
     // The operator writes into it too, and it goes with its Node.
     let written = call(api.get_opt(name)).await?;
-    let owners = owners(client, name).await?;
+    let owner = owner(client, name).await?;
+    if owner.is_some() {
+        // What is written after the Node was deleted is still of that one, and goes with it.
+        known.send_if_modified(|known| {
+            *known != owner && {
+                known.clone_from(&owner);
+                true
+            }
+        });
+    }
+    let owners = Vec::from_iter(owner);
     let is_owned = written.as_ref().is_some_and(|node| node.owner_references() == owners);
     let before = written.and_then(|node| node.status);
     let StorageNodeStatus { fenced: reported, conditions, .. } = before.clone().unwrap_or_default();
@@ -129,10 +141,10 @@ fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Dur
 }
 
 /// The Node of that name, if there is one.
-async fn owners(client: &Client, name: &str) -> Result<Vec<OwnerReference>, ApiError> {
+async fn owner(client: &Client, name: &str) -> Result<Option<OwnerReference>, ApiError> {
     let nodes: Api<Node> = Api::all(client.clone());
     let node = call(nodes.get_metadata_opt(name)).await?;
-    Ok(node.and_then(|node| node.metadata.uid).map(|uid| owned_by(name, uid)).into_iter().collect())
+    Ok(node.and_then(|node| node.metadata.uid).map(|uid| owned_by(name, uid)))
 }
 
 fn owned_by(node: &str, uid: String) -> OwnerReference {
@@ -349,7 +361,8 @@ mod tests {
         });
         let client = Client::new(server, "default");
         for _ in 0..2 {
-            report(&client, "a", Path::new("/"), &Fake::default(), (None, Draining::Unknown)).await.unwrap();
+            let (due, known) = ((None, Draining::Unknown), watch::Sender::default());
+            report(&client, "a", Path::new("/"), &Fake::default(), due, &known).await.unwrap();
         }
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
     }

@@ -1,0 +1,126 @@
+//! The API server does not answer, and later refuses connections: what is served stays served.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::operator::Operator;
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition, volume};
+use super::story::{provision_store, serve};
+
+const BUCKET: &str = "volumes";
+const VOLUME: &str = "volume/disk";
+/// What is written is due for its upload after this.
+const DIRTY_AGE: &str = "2s";
+/// A leader that cannot renew its Lease has ended long before.
+const OPERATOR_LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    let control_plane = world.control_plane()?;
+    provision_store(world, &s3, BUCKET)?;
+    apply(
+        world,
+        &format!(
+            "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: disk}}\n\
+             spec: {{size: 64Mi, objectStore: store, maxDirtyAge: {DIRTY_AGE}}}\n"
+        ),
+    )?;
+    world.wait_for(VOLUME, "jsonpath={.status.phase}=Ready")?;
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = Node::start(world.vm("a")?, &control, "auto", "")?;
+    let device = serve(world, &a, "disk")?;
+    let disk = Disk { node: &a, device, id: field(world, "{.status.volumeId}")?, epoch: epoch(world)? };
+    disk.write(1)?;
+
+    report::step("the API server does not answer: writes are flushed and uploaded, a killed daemon recovers");
+    control_plane.freeze()?;
+    disk.write(2)?;
+    operator.wait_end(OPERATOR_LIMIT)?;
+    a.kill()?;
+    a.restart()?;
+    disk.holds(2)?;
+    disk.write(3)?;
+    control_plane.thaw()?;
+    recovers(world, &operator, &disk, "after-silence")?;
+
+    report::step("the API server is gone: the same");
+    control_plane.kill();
+    disk.write(4)?;
+    operator.wait_end(OPERATOR_LIMIT)?;
+    a.hand_over()?;
+    disk.holds(4)?;
+    disk.write(5)?;
+    control_plane.start_again()?;
+    recovers(world, &operator, &disk, "after-absence")?;
+    disk.holds(5)?;
+
+    world.kubectl(["delete", "volume", "--all", "--timeout=300s"])?;
+    a.terminate()?;
+    operator.stop()
+}
+
+/// A volume that is served.
+struct Disk<'a> {
+    node: &'a Node,
+    device: String,
+    id: String,
+    epoch: String,
+}
+
+impl Disk<'_> {
+    /// Writes and flushes a block, and waits until it is uploaded.
+    fn write(&self, block: u32) -> Result<()> {
+        let metric = "holdfast_volume_committed_seq";
+        let before = self.node.metric(metric, &self.id)?;
+        self.node.vm().exec(&format!(
+            "printf '%-4096d' {block} | dd of={} bs=4k seek={block} oflag=direct conv=fsync,notrunc status=none",
+            self.device
+        ))?;
+        until("what was written to be uploaded", LIMIT, || {
+            Ok((self.node.metric(metric, &self.id)? > before).then_some(()))
+        })
+    }
+
+    /// Checks all blocks up to this one.
+    fn holds(&self, last: u32) -> Result<()> {
+        let device = &self.device;
+        let check = format!(
+            "for block in $(seq 1 {last}); do
+               dd if={device} bs=4k skip=$block count=1 iflag=direct status=none | cmp - <(printf '%-4096d' $block)
+             done"
+        );
+        self.node.vm().exec(&check).map(drop)
+    }
+}
+
+/// The API server answers again: the operator leads, has cut nothing off, and makes a new volume; the node
+/// serves that too, and what it did.
+fn recovers(world: &World, operator: &Operator, disk: &Disk<'_>, name: &str) -> Result<()> {
+    operator.restart()?;
+    apply(world, &volume(name, "store", "1Mi"))?;
+    world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    serve(world, disk.node, name)?;
+    world.wait_for(VOLUME, "condition=Attached")?;
+    world.wait_for("storagenode/a", "condition=Ready")?;
+    ensure!(epoch(world)? == disk.epoch, "the volume was attached again");
+    ensure!(field(world, "{.status.devicePath}")? == disk.device, "the volume has another device");
+    ensure!(field(world, "{.status.forcedDetach}")?.is_empty(), "the node was cut off");
+    let lost = condition(world, VOLUME, "UnuploadedDataLost")?;
+    ensure!(lost == ": ", "data is said to be lost: {lost}");
+    Ok(())
+}
+
+fn epoch(world: &World) -> Result<String> {
+    field(world, "{.status.epoch}")
+}
+
+fn field(world: &World, path: &str) -> Result<String> {
+    world.kubectl(["get", VOLUME, &format!("--output=jsonpath={path}")])
+}

@@ -1,0 +1,158 @@
+//! A node of a real cluster loses its power: with it the operator, the CSI controller and a StatefulSet's pod.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::cluster::{Cluster, Extras, NODES, Store, TOOLS_IMAGE};
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+use serde_json::{Value, json};
+
+use super::cluster::apply;
+
+const BUCKET: &str = "failover";
+/// Name of ObjectStore and StorageClass.
+const STORE: &str = "main";
+const POD: &str = "journal-0";
+/// The claim of that pod.
+const CLAIM: &str = "data-journal-0";
+/// Says how many lines it found, which must be those it wrote, then appends one after the other, and prints
+/// each that was flushed.
+const WRITE: &str = "trap 'exit 0' TERM
+touch /data/lines; n=$(wc -l < /data/lines); seq 1 $n | cmp - /data/lines; echo found $n
+while :; do
+  n=$((n + 1)); echo $n | dd of=/data/lines oflag=append conv=notrunc,fsync 2> /dev/null; echo $n; sleep 0.5
+done";
+/// Time until a pod runs again that was on a lost node: its Node is found to be silent, its pods are deleted,
+/// controllers elect a leader, an emulated kubelet starts containers.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(1200);
+const LIMIT: Duration = Duration::from_secs(600);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let cluster = Cluster::start_with(world, &Extras { second_node: true, ..Extras::default() })?;
+    let [lost, other] = NODES;
+    // Until the last pod that must be on the lost node is there.
+    world.kubectl(["cordon", other])?;
+    cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
+    play(world, &cluster, (lost, other)).with_context(|| cluster.describe())
+}
+
+fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result<()> {
+    report::step("a StatefulSet writes, and part of it is uploaded");
+    apply(world, &stateful_set())?;
+    ensure!(found(world, lost)? == 0, "a new volume has lines");
+    world.kubectl(["uncordon", other])?;
+    let uploaded = until("the pod to write", LIMIT, || Ok(last_line(world)?.filter(|line| *line >= 10)))?;
+    let then = cluster.node_named(lost)?.exec("date -u +%Y-%m-%dT%H:%M:%SZ")?;
+    until("what it wrote to be durable", LIMIT, || {
+        // Both are in the same format: their order is that of time.
+        Ok((volume(world, "{.status.durableThrough}")?.as_str() > then.trim()).then_some(()))
+    })?;
+    let written = last_line(world)?.context("the pod prints lines")?;
+
+    report::step(format_args!("node {lost} loses its power; its operator is told that it is out of service"));
+    cluster.node_named(lost)?.cut_power();
+    let cut = Instant::now();
+    world.kubectl(["wait", &format!("node/{lost}"), "--for=condition=Ready=Unknown", "--timeout=300s"])?;
+    let out_of_service = "node.kubernetes.io/out-of-service";
+    world.kubectl(["taint", "node", lost, &format!("{out_of_service}=nodeshutdown:NoExecute")])?;
+    let tainted = Instant::now();
+    let kept = found(world, other)?;
+    report::step(format_args!(
+        "the pod runs on node {other}, {} s after the cut and {} s after the taint; it has {kept} lines: {uploaded} \
+         were uploaded, {written} were written at least",
+        cut.elapsed().as_secs(),
+        tainted.elapsed().as_secs()
+    ));
+    ensure!(kept >= uploaded, "{uploaded} lines were uploaded, and {kept} are there");
+    let (node, epoch) = (volume(world, "{.status.node}")?, volume(world, "{.status.forcedDetach.epoch}")?);
+    ensure!(node == other && !epoch.is_empty(), "node {node:?} serves, epoch {epoch:?} was cut off");
+
+    report::step(format_args!("node {lost} is back, and serves nothing"));
+    cluster.power_on(lost)?;
+    world.kubectl(["taint", "node", lost, &format!("{out_of_service}-")])?;
+    world.wait_for(&format!("storagenode/{lost}"), "condition=Ready")?;
+    cluster.node_named(lost)?.exec("! ls /dev/ublkb* 2> /dev/null")?;
+    let before = last_line(world)?;
+    until("the pod to write on", LIMIT, || Ok((last_line(world)? > before).then_some(())))?;
+    let state =
+        "--output=jsonpath={.status.phase} {.status.containerStatuses[0].restartCount} {.spec.nodeName}";
+    let state = world.kubectl(["get", "pod", POD, state])?;
+    ensure!(state == format!("Running 0 {other}"), "the pod is {state}");
+
+    report::step(format_args!("node {other} is drained: nothing is missing on node {lost}"));
+    let written = last_line(world)?.context("the pod prints lines")?;
+    world.kubectl([
+        "drain",
+        other,
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        &format!("--timeout={}s", LIMIT.as_secs()),
+    ])?;
+    let kept = found(world, lost)?;
+    ensure!(kept >= written, "{written} lines were written, and {kept} are there");
+    let again = volume(world, "{.status.forcedDetach.epoch}")?;
+    ensure!(again == epoch, "a drain cut the node off: {again}");
+    Ok(())
+}
+
+/// Waits until the pod runs on `node`, and returns the number of lines that it found.
+fn found(world: &World, node: &str) -> Result<u64> {
+    until(&format!("the pod to run on node {node}"), FAILOVER_LIMIT, || {
+        let place = "--output=jsonpath={.spec.nodeName} {.status.phase}";
+        let place = world.kubectl(["get", "pod", POD, "--ignore-not-found", place])?;
+        if place != format!("{node} Running") {
+            return Ok(None);
+        }
+        // Its node may have only just heard of it.
+        let printed = world.kubectl(["logs", POD]).unwrap_or_default();
+        let found = printed.lines().find_map(|line| line.strip_prefix("found "));
+        found.map(|lines| lines.parse().context("a number of lines")).transpose()
+    })
+}
+
+/// The last line that the pod has flushed.
+fn last_line(world: &World) -> Result<Option<u64>> {
+    let printed = world.kubectl(["logs", POD, "--tail=1"])?;
+    Ok(printed.trim().parse().ok())
+}
+
+/// A field of the only Volume.
+fn volume(world: &World, path: &str) -> Result<String> {
+    let name = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
+    world.kubectl(["get", "volume", &name, &format!("--output=jsonpath={path}")])
+}
+
+fn stateful_set() -> Value {
+    let labels = json!({ "app": "journal" });
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": { "name": "journal" },
+        "spec": {
+            "serviceName": "journal",
+            "selector": { "matchLabels": labels },
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": {
+                    "containers": [{
+                        "name": "shell",
+                        "image": TOOLS_IMAGE,
+                        "command": ["/bin/sh", "-euc", WRITE],
+                        "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+                    }],
+                },
+            },
+            "volumeClaimTemplates": [{
+                "metadata": { "name": "data" },
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": { "requests": { "storage": "1Gi" } },
+                },
+            }],
+        },
+    })
+}
