@@ -21,7 +21,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let s3 = world.s3()?;
     s3.create_bucket(STORE)?;
     let suite = Suite::prepare(toolbox)?;
-    let extras = Extras { snapshots: true, images: external_storage::images(toolbox)? };
+    let extras = Extras { snapshots: true, images: external_storage::images(toolbox)?, ..Extras::default() };
     let cluster = Cluster::start_with(world, &extras)?;
     cluster.install(&Store { name: STORE, bucket: STORE, endpoint: &s3.endpoint_in_vm() })?;
     cluster.relax_probes()?;
