@@ -1,4 +1,5 @@
-//! Figures of the formats: what indexes cost, what snapshots and forks cost, and what the bucket holds.
+//! Figures of the formats: what indexes cost, what snapshots and forks cost, what the bucket holds, and what
+//! stores of one node cost each other.
 //!
 //! The policy of large volumes is played without data (`holdfast-sim tiers`). Everything else is done by a
 //! daemon with real volumes, and counted by the S3 server and by the machine's network card: HTTP and what
@@ -24,7 +25,9 @@ use super::proof::Simulation;
 use super::{Bar, Figure, proof_turns};
 
 mod copies;
+mod deleted;
 mod space;
+mod stores;
 
 const BUCKET: &str = "index";
 const STATE_DIR: &str = "/var/lib/holdfast";
@@ -78,6 +81,14 @@ pub(super) fn run_copies(world: &World) -> Result<Vec<Figure>> {
 
 pub(super) fn run_space(world: &World) -> Result<Vec<Figure>> {
     with_daemon(world, |bench| space::measure(bench))
+}
+
+pub(super) fn run_stores(world: &World) -> Result<Vec<Figure>> {
+    stores::measure(world)
+}
+
+pub(super) fn run_deleted(world: &World) -> Result<Vec<Figure>> {
+    deleted::measure(world)
 }
 
 /// Measures in a machine with a daemon and an empty bucket.

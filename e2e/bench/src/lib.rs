@@ -1,8 +1,8 @@
 //! Benchmarks: figures that mean the same on every machine.
 //!
 //! A test machine whose clock counts instructions makes them (see [`Options::benchmark`]), so they are
-//! ratios of two things measured in one boot, or counts; never times of the host. The exception is
-//! `kubernetes`: some bars of it are times that a user waits, of programs that run on the host.
+//! ratios of two things measured in one boot, or counts; never times of the host. The exceptions are
+//! `kubernetes` and `index-stores`: some bars of them are times that a user or a write waits.
 //!
 //! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
 
@@ -87,6 +87,20 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(600),
         profile: Profile::Release,
         run: index::run_space,
+    },
+    Benchmark {
+        name: "index-stores",
+        about: "commits of a store while another one of its node does not answer, or refuses the key",
+        expected: Duration::from_secs(200),
+        profile: Profile::Dev,
+        run: index::run_stores,
+    },
+    Benchmark {
+        name: "index-deleted",
+        about: "objects that stay of volumes with snapshots and forks, all deleted and swept",
+        expected: Duration::from_secs(200),
+        profile: Profile::Dev,
+        run: index::run_deleted,
     },
     Benchmark {
         name: "kubernetes-claims",

@@ -52,12 +52,43 @@ pub enum Control {
         /// The bucket.
         bucket: String,
     },
+    /// Its command line, with several stores.
+    Stores(Vec<NamedStore>),
+}
+
+/// A store of the daemon's configuration.
+#[derive(Debug, Clone)]
+pub struct NamedStore {
+    /// Its name there.
+    pub name: &'static str,
+    /// The S3 endpoint as the machine reaches it.
+    pub endpoint: String,
+    /// The bucket.
+    pub bucket: String,
+}
+
+impl NamedStore {
+    /// A bucket of `s3`.
+    pub fn of(name: &'static str, s3: &S3Server, bucket: &str) -> Self {
+        Self { name, endpoint: s3.endpoint_in_vm(), bucket: bucket.to_owned() }
+    }
 }
 
 impl Control {
     /// The command line, with a bucket of `s3`.
     pub fn standalone(s3: &S3Server, bucket: &str) -> Self {
         Self::Standalone { endpoint: s3.endpoint_in_vm(), bucket: bucket.to_owned() }
+    }
+
+    /// The stores that the configuration names.
+    fn stores(&self) -> Vec<NamedStore> {
+        match self {
+            Self::Kubernetes { .. } => Vec::new(),
+            Self::Standalone { endpoint, bucket } => {
+                vec![NamedStore { name: "store", endpoint: endpoint.clone(), bucket: bucket.clone() }]
+            }
+            Self::Stores(stores) => stores.clone(),
+        }
     }
 }
 
@@ -104,7 +135,7 @@ impl Node {
                 vm.put(KUBECONFIG, 0o600, kubeconfig.as_bytes())?;
                 true
             }
-            Control::Standalone { .. } => false,
+            Control::Standalone { .. } | Control::Stores(_) => false,
         };
         let node = Self { vm, kubernetes, own_pids, handoffs: AtomicUsize::new(0) };
         node.restart()?;
@@ -288,13 +319,13 @@ fn config(name: &str, control: &Control, transport: &str, data: &str) -> Result<
         "kubernetes = {kubernetes}\n\n[node]\nname = \"{name}\"\n\n[data]\ntransport = \"{transport}\"\n{data}\n\n\
          [metrics]\nlisten = \"127.0.0.1:{METRICS_PORT}\"\n"
     );
-    if let Control::Standalone { endpoint, bucket } = control {
+    for NamedStore { name, endpoint, bucket } in control.stores() {
         write!(
             text,
-            "\n[stores.store]\nendpoint = \"{endpoint}\"\nregion = \"{REGION}\"\nbucket = \"{bucket}\"\npath_style = true\n\
-             [stores.store.credentials]\naccess_key_id = \"{ACCESS_KEY}\"\nsecret_access_key = \"{SECRET_KEY}\"\n"
+            "\n[stores.{name}]\nendpoint = \"{endpoint}\"\nregion = \"{REGION}\"\nbucket = \"{bucket}\"\npath_style = true\n\
+             [stores.{name}.credentials]\naccess_key_id = \"{ACCESS_KEY}\"\nsecret_access_key = \"{SECRET_KEY}\"\n"
         )
-        .context("write the store's section")?;
+        .context("write a store's section")?;
     }
     Ok(text)
 }

@@ -47,7 +47,7 @@ pub mod story;
 mod traces;
 mod truncation;
 mod ublk;
-mod volume_snapshots;
+pub mod volume_snapshots;
 mod volumes;
 
 /// Something a user would notice, played on real parts.

@@ -202,14 +202,16 @@ fn content(node: &Node, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M count=2 iflag=direct status=none | sha256sum"))
 }
 
-pub(super) fn from_snapshot(name: &str, snapshot: &str) -> String {
+/// A Volume that begins with a VolumeSnapshot.
+pub fn from_snapshot(name: &str, snapshot: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
          spec: {{objectStore: store, source: {{snapshot: {{name: {snapshot}}}}}}}\n"
     )
 }
 
-fn from_volume(name: &str, source: &str) -> String {
+/// A Volume that begins with the content of another one.
+pub fn from_volume(name: &str, source: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
          spec: {{objectStore: store, source: {{volume: {{name: {source}}}}}}}\n"
@@ -242,7 +244,8 @@ fn retained(world: &World, s3: &S3Server) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn snapshot(name: &str, volume: &str, policy: &str) -> String {
+/// A VolumeSnapshot of a Volume.
+pub fn snapshot(name: &str, volume: &str, policy: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {{name: {name}}}\n\
          spec: {{volume: {volume}, deletionPolicy: {policy}}}\n"

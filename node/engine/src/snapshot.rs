@@ -11,6 +11,8 @@
 //!     u8 0, or u8 1 and u8[16] uid   u32 n, n x u64 seq of a snapshot that is registered no longer
 //! ```
 
+use std::collections::BTreeSet;
+
 use holdfast_types::{Seq, SnapshotUid};
 
 use crate::limit::{MAX_SECTORS, MAX_SNAPSHOTS};
@@ -128,11 +130,12 @@ impl SnapshotChange {
     /// The list after the record of `own`, whose uid counts only with `taken`. `None` where it cannot be
     /// changed like this: what is dropped is not registered, what is taken is, or there are too many.
     pub(crate) fn applied(&self, list: &[Snapshot], own: Snapshot) -> Option<Vec<Snapshot>> {
-        if self.dropped.iter().any(|seq| !list.iter().any(|known| known.seq == *seq)) {
+        let dropped: BTreeSet<Seq> = self.dropped.iter().copied().collect();
+        let kept = list.iter().filter(|known| !dropped.contains(&known.seq));
+        let mut after: Vec<Snapshot> = kept.copied().collect();
+        if after.len() + dropped.len() != list.len() {
             return None;
         }
-        let kept = list.iter().filter(|known| !self.dropped.contains(&known.seq));
-        let mut after: Vec<Snapshot> = kept.copied().collect();
         if let Some(uid) = self.taken {
             let is_known = after.iter().any(|known| known.uid == uid);
             if is_known || after.len() >= MAX_SNAPSHOTS {
@@ -141,5 +144,31 @@ impl SnapshotChange {
             after.push(Snapshot { uid, ..own });
         }
         Some(after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(seq: u64) -> Snapshot {
+        Snapshot { seq: Seq(seq), uid: SnapshotUid([u8::try_from(seq).unwrap(); 16]), unix_ms: 0, sectors: 8 }
+    }
+
+    /// Lists that records carry are in no order, and may name a place twice.
+    #[test]
+    fn only_registered_snapshots_are_dropped() {
+        let list = [2, 4, 6].map(known);
+        let dropped = |seqs: &[u64]| {
+            let change = SnapshotChange { taken: None, dropped: seqs.iter().map(|seq| Seq(*seq)).collect() };
+            change.applied(&list, known(9))
+        };
+        assert_eq!(dropped(&[]), Some(list.to_vec()));
+        assert_eq!(dropped(&[6, 2, 6]), Some(vec![known(4)]));
+        for unknown in [&[3][..], &[2, 7], &[4, 4, 9]] {
+            assert_eq!(dropped(unknown), None, "{unknown:?}");
+        }
+        let change = SnapshotChange { taken: Some(known(9).uid), dropped: vec![Seq(4)] };
+        assert_eq!(change.applied(&list, known(9)), Some([2, 6, 9].map(known).to_vec()));
     }
 }

@@ -73,7 +73,7 @@ use crate::safeguard::{
 };
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
 use crate::segment::SegmentRef;
-use crate::snapshot::{CutAnswer, SnapshotChange, SnapshotRefused};
+use crate::snapshot::{CutAnswer, Snapshot, SnapshotChange, SnapshotRefused};
 
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
@@ -193,6 +193,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Figures as of the last event.
     pub fn status(&self) -> Status {
         Status::of(self)
+    }
+
+    /// The registered snapshots, oldest first; none while the manifest is not loaded.
+    pub fn snapshots(&self) -> &[Snapshot] {
+        self.core.manifest.as_ref().map_or(&[], Manifest::snapshots)
     }
 
     /// The time of day was set: from now on times are told by it.

@@ -13,7 +13,8 @@
 //! The writer of an attached volume takes its snapshots itself, in the same order.
 //!
 //! A snapshot is *forgotten* once its mark is stored, which is never deleted: a fork of it that came too late
-//! can see it. The next snapshot of the volume drops it from the list of registered ones.
+//! can see it. The next snapshot of the volume drops it from the list of registered ones. A mark in a place
+//! that is not registered any more says nothing to the writer; sweeps, forks and removals ask for it.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -24,7 +25,7 @@ use holdfast_engine::log_length::checkpoint_every;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
-use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
@@ -231,7 +232,7 @@ pub async fn snapshots(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<V
 /// [`SnapshotError`].
 pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> Result<(), SnapshotError> {
     let manifest = existing(objects, volume).await?;
-    let key = ObjectKey::Forgotten(volume.clone(), seq).to_string();
+    let key = mark(volume, seq);
     if manifest.snapshots().iter().any(|known| known.seq == seq) {
         return Ok(create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?);
     }
@@ -317,14 +318,59 @@ pub async fn forgotten_from(
     Ok(marks_from(objects, volume, first).await?.into_iter().map(|(seq, _)| seq).collect())
 }
 
+/// Those of the `registered` places, which ascend, whose snapshots are forgotten, as far as LIST shows them.
+/// Marks are never deleted, so there may be many more of them: a page of marks is listed from a registered
+/// place on, and the next page from the next registered place behind it. So it takes at most one LIST for
+/// each registered snapshot, and none for the marks before the oldest.
+///
+/// # Errors
+/// [`LogFailure::Store`].
+pub async fn forgotten_of(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    registered: &[Seq],
+) -> Result<BTreeSet<Seq>, LogFailure> {
+    debug_assert!(registered.is_sorted(), "they are searched by halves");
+    let prefix = forgotten_prefix(volume);
+    let (mut forgotten, mut rest) = (BTreeSet::new(), registered);
+    let mut listed = String::new();
+    while let Some(next) = rest.first() {
+        let after = before_mark(volume, *next).max(listed);
+        let page = objects
+            .list(&prefix, Some(&after), MAX_PAGE_ENTRIES)
+            .await
+            .map_err(store("list the marks of forgotten snapshots", volume))?;
+        for entry in &page.entries {
+            if let Some(ObjectKey::Forgotten(_, seq)) = ObjectKey::parse(&entry.key)
+                && rest.binary_search(&seq).is_ok()
+            {
+                forgotten.insert(seq);
+            }
+        }
+        let Some(last) = page.entries.into_iter().next_back().filter(|_| page.more) else { break };
+        listed = last.key;
+        rest = &rest[rest.partition_point(|seq| mark(volume, *seq) <= listed)..];
+    }
+    Ok(forgotten)
+}
+
+/// The key of the mark of a snapshot.
+fn mark(volume: &VolumeId, seq: Seq) -> String {
+    ObjectKey::Forgotten(volume.clone(), seq).to_string()
+}
+
+/// A key behind which the mark of `seq` is the first one that can be.
+fn before_mark(volume: &VolumeId, seq: Seq) -> String {
+    mark(volume, Seq(seq.0.saturating_sub(1)))
+}
+
 /// The marks of forgotten snapshots, from `first` on, as far as LIST shows them, and when each was stored.
 pub(crate) async fn marks_from(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     first: Seq,
 ) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
-    let before = ObjectKey::Forgotten(volume.clone(), Seq(first.0.saturating_sub(1))).to_string();
-    stored_under(objects, volume, &forgotten_prefix(volume), Some(before)).await
+    stored_under(objects, volume, &forgotten_prefix(volume), Some(before_mark(volume, first))).await
 }
 
 /// The snapshots that `manifest` has registered and that were not forgotten, oldest first.
@@ -338,10 +384,8 @@ pub(crate) async fn live(
 
 /// Those that were.
 async fn forgotten(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<BTreeSet<Seq>, LogFailure> {
-    let Some(oldest) = manifest.snapshots().first() else { return Ok(BTreeSet::new()) };
-    let mut marks = forgotten_from(objects, manifest.volume(), oldest.seq).await?;
-    marks.retain(|seq| manifest.snapshots().iter().any(|known| known.seq == *seq));
-    Ok(marks)
+    let registered: Vec<Seq> = manifest.snapshots().iter().map(|known| known.seq).collect();
+    forgotten_of(objects, manifest.volume(), &registered).await
 }
 
 async fn existing(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, SnapshotError> {

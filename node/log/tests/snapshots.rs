@@ -7,7 +7,7 @@ use bytes::Bytes;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
 use holdfast_log::{
-    CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, provision,
+    CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, forgotten_of, provision,
     read_manifest_to_end, read_snapshot, read_snapshot_of, remove, snapshot_detached, snapshots,
     write_checkpoint,
 };
@@ -179,6 +179,34 @@ async fn what_is_forgotten_leaves_the_list_with_the_next_snapshot() {
     assert_eq!((registered().await, list(&store).await), (3, vec![2, 4, 5]));
     forget(&store, &volume(), Seq(3)).await.unwrap();
     assert_eq!(keys(&store, "forgotten").await, 1);
+}
+
+/// Marks stay for good: those before the oldest registered snapshot, and pages of them between two, were
+/// listed for each snapshot that was taken.
+#[tokio::test]
+async fn marks_are_listed_for_registered_snapshots_only() {
+    let store = MemoryStore::new();
+    for seq in (2..5000).chain([7000, 9000]) {
+        let key = ObjectKey::Forgotten(volume(), Seq(seq)).to_string();
+        let Created = store.create(&key, Bytes::new()).await.unwrap();
+    }
+    let foreign = "volumes/v/forgotten/00000000000000008000-of-others";
+    let Created = store.create(foreign, Bytes::new()).await.unwrap();
+    for (registered, forgotten, lists) in [
+        (&[][..], &[][..], 0),
+        (&[1], &[], 1),
+        (&[4900, 4901, 8000], &[4900, 4901], 1),
+        (&[1500, 6000, 7000, 8000, 9000], &[1500, 7000, 9000], 2),
+        (&[1, 1000, 1001, 9000, 9999], &[1000, 1001, 9000], 2),
+        (&[8000, 8001], &[], 1),
+    ] {
+        let places = |seqs: &[u64]| seqs.iter().map(|seq| Seq(*seq)).collect::<Vec<_>>();
+        let before = store.counts();
+        let found = forgotten_of(&store, &volume(), &places(registered)).await.unwrap();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), places(forgotten), "{registered:?}");
+        assert_eq!(store.counts().list - before.list, lists, "{registered:?}");
+        assert_eq!(store.counts().total() - before.total(), lists, "{registered:?}");
+    }
 }
 
 /// A mark in a place to come would void the snapshot that is taken there.

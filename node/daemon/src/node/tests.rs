@@ -8,6 +8,7 @@ pub(super) mod host;
 pub(super) mod kernel;
 pub(super) mod logged;
 mod rings;
+mod snapshots;
 mod stopped;
 mod stores;
 mod takeover;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use holdfast_engine::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
 use holdfast_engine::volume::Status;
 use holdfast_ring::Errno;
-use holdfast_types::SnapshotUid;
+use holdfast_types::{Seq, SnapshotUid};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
@@ -58,6 +58,8 @@ pub(crate) struct PublishedStatus {
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
     snapshots: broadcast::Sender<SnapshotAnswer>,
+    /// Places of the registered snapshots, ascending; none while the log is not known.
+    registered: watch::Sender<Arc<[Seq]>>,
     /// Sectors that the volume has, once it has grown.
     sectors: watch::Sender<u64>,
     /// Error number of a command of the device's queues that the kernel refused.
@@ -74,6 +76,7 @@ impl PublishedStatus {
             state,
             repairs: watch::Sender::new(0),
             snapshots: broadcast::Sender::new(WAITING_ANSWERS),
+            registered: watch::Sender::new(Arc::default()),
             sectors: watch::Sender::new(0),
             refused: watch::Sender::new(None),
             cached_bytes: AtomicU64::default(),
@@ -102,6 +105,17 @@ impl PublishedStatus {
 
     pub(crate) fn repaired(&self) {
         self.repairs.send_modify(|count| *count += 1);
+    }
+
+    /// Publishes the places of the registered snapshots.
+    pub(crate) fn snapshots_registered(&self, places: Arc<[Seq]>) {
+        self.registered.send_replace(places);
+    }
+
+    /// The places of the registered snapshots, ascending, at the last answer about one or later; none while
+    /// the log is not known.
+    pub(crate) fn registered_snapshots(&self) -> Arc<[Seq]> {
+        Arc::clone(&self.registered.borrow())
     }
 
     /// Publishes the answer to a request for a snapshot.

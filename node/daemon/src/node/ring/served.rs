@@ -14,7 +14,7 @@ use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Settings, Volume};
 use holdfast_ring::{FileSlot, RingError};
-use holdfast_types::{Millis, SectorRange};
+use holdfast_types::{Millis, SectorRange, Seq};
 use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 
@@ -111,6 +111,8 @@ pub(in crate::node) struct ServedVolume {
     tally: ServedCounts,
     work: mpsc::Sender<BackgroundWork>,
     published: Arc<PublishedStatus>,
+    /// The newest registered snapshot that was published.
+    newest_snapshot: Option<Seq>,
     _place: ReservedPlace,
 }
 
@@ -143,6 +145,7 @@ impl ServedVolume {
             tally: ServedCounts::default(),
             work,
             published,
+            newest_snapshot: None,
             _place: place,
         }
     }
@@ -192,8 +195,20 @@ impl ServedVolume {
         self.show();
     }
 
-    fn show(&self) {
+    fn show(&mut self) {
         self.published.show(self.volume.status(), self.tally);
+        self.show_snapshots();
+    }
+
+    /// Publishes the places of the registered snapshots where they are others. A record that drops one
+    /// registers another.
+    fn show_snapshots(&mut self) {
+        let snapshots = self.volume.snapshots();
+        let newest = snapshots.last().map(|known| known.seq);
+        if self.newest_snapshot != newest {
+            self.newest_snapshot = newest;
+            self.published.snapshots_registered(snapshots.iter().map(|known| known.seq).collect());
+        }
     }
 
     /// Releases the device's queues once all tags are back; the device was stopped.

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
-use holdfast_log::forgotten_from;
-use holdfast_types::{Seq, SnapshotUid, VolumeId};
+use holdfast_types::{SnapshotUid, VolumeId};
 
-use super::snapshot::{Snapshots, ask, refused};
+use super::snapshot::{Snapshots, ask, forgotten, refused};
 use crate::node::error::NodeError;
 use crate::node::ring::published_status::SnapshotAnswer;
 
@@ -46,8 +45,7 @@ impl Snapshots<'_> {
         let present = self.volumes.present(volume)?;
         match step {
             CutStep::Prepare => {
-                let objects = &*present.objects;
-                let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?.into_iter().collect();
+                let forgotten = forgotten(&present, volume).await?;
                 let prepare = Event::PrepareCut { uid, forgotten };
                 let prepared = ask(&present, volume, prepare, |answer| match answer {
                     SnapshotAnswer::Cut(of, CutAnswer::Prepared) if of == uid => Some(Ok(true)),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::{Snapshot, SnapshotRefused};
-use holdfast_log::{SnapshotError, forget, forgotten_from, snapshot_detached, snapshots};
+use holdfast_log::{SnapshotError, forget, forgotten_from, forgotten_of, snapshot_detached, snapshots};
 use holdfast_s3::S3Config;
 use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};
 use tokio::sync::broadcast::error::RecvError;
@@ -98,13 +98,25 @@ async fn snapshot_served(
     volume: &VolumeId,
     uid: SnapshotUid,
 ) -> Result<Snapshot, NodeError> {
-    let forgotten = forgotten_from(&*present.objects, volume, Seq::FIRST).await?.into_iter().collect();
+    let forgotten = forgotten(present, volume).await?;
     ask(present, volume, Event::Snapshot { uid, forgotten }, |answer| match answer {
         SnapshotAnswer::Taken(taken) if taken.uid == uid => Some(Ok(taken)),
         SnapshotAnswer::Refused(of, why) if of == uid => Some(Err(refused(volume, why))),
         SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) | SnapshotAnswer::Cut(..) => None,
     })
     .await
+}
+
+/// The places of a served volume's registered snapshots that are forgotten, ascending. While the log is not
+/// known, or none is registered, those of all marks.
+pub(super) async fn forgotten(present: &Present, volume: &VolumeId) -> Result<Vec<Seq>, NodeError> {
+    let registered = present.published.registered_snapshots();
+    let marks = if registered.is_empty() {
+        forgotten_from(&*present.objects, volume, Seq::FIRST).await?
+    } else {
+        forgotten_of(&*present.objects, volume, &registered).await?
+    };
+    Ok(marks.into_iter().collect())
 }
 
 /// Tells the writer of a volume, and returns what `read` makes of the first answer that it takes.

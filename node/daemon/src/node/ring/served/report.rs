@@ -22,7 +22,11 @@ impl ServedVolume {
             Report::Preserved { complete } => self.published.report(WriterState::Preserved { complete }),
             Report::Repaired => self.published.repaired(),
             Report::Grown { sectors } => self.published.grown(sectors),
-            Report::SnapshotTaken(taken) => self.published.snapshot_answered(SnapshotAnswer::Taken(taken)),
+            Report::SnapshotTaken(taken) => {
+                // Before the answer: its receiver may delete the snapshot, and ask for the next one.
+                self.show_snapshots();
+                self.published.snapshot_answered(SnapshotAnswer::Taken(taken));
+            }
             Report::Cut { uid, answer } => {
                 self.published.snapshot_answered(SnapshotAnswer::Cut(uid, answer));
             }

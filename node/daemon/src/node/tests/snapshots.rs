@@ -1,0 +1,63 @@
+//! Snapshots of a volume that the node serves.
+
+use bytes::Bytes;
+use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_log::{
+    CreateOutcome, create_record, forget, read_manifest, read_manifest_to_end, write_checkpoint,
+};
+use holdfast_objects::Created;
+use holdfast_types::SnapshotUid;
+use holdfast_types::key::ObjectKey;
+
+use super::*;
+use crate::node::volume::snapshot::VolumeInStore;
+
+/// Marks of snapshots that were taken and deleted long ago: three pages of a LIST.
+const OLD_MARKS: u64 = 2_100;
+
+/// Gives the volume a log of so many records, and a mark in the place of each but the first.
+async fn with_old_marks(bucket: &Bucket) {
+    let objects = &*bucket.objects;
+    for seq in (2..=OLD_MARKS).map(Seq) {
+        let body = Body::of_snapshots(SnapshotChange::default());
+        let nonce = Nonce([9; 16]);
+        let record = Record { volume: volume(), seq, epoch: Epoch(0), nonce, unix_ms: 0, body };
+        assert_eq!(create_record(objects, &record).await.unwrap(), CreateOutcome::Created);
+        let key = ObjectKey::Forgotten(volume(), seq).to_string();
+        let Created = objects.create(&key, Bytes::new()).await.unwrap();
+    }
+    let manifest = read_manifest_to_end(objects, &volume()).await.unwrap();
+    let checkpoint = manifest.encode_checkpoint().into();
+    write_checkpoint(objects, &volume(), manifest.seq(), checkpoint).await.unwrap();
+}
+
+/// All marks since the first record were listed for each snapshot, with a request for each thousand.
+#[test]
+fn a_snapshot_lists_no_marks_of_those_that_were_dropped() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        with_old_marks(&bucket).await;
+        leave_volume_dirty(&dirs, ("main", &bucket), &volume(), SectorRange::new(2, 3)).await;
+        let present = node.resumed(&volume()).await;
+        node.load_manifest(volume(), present);
+        let take = async |name: u8| {
+            let (snapshots, at) = (node.snapshots(), VolumeInStore { volume: volume(), store: None });
+            let taken = snapshots.create(at, SnapshotUid([name; 16]));
+            tokio::time::timeout(LIMIT, taken).await.expect("the store answers").unwrap()
+        };
+        take(1).await;
+        for name in 2..5 {
+            let before = bucket.objects.counts().list;
+            let taken = take(name).await;
+            assert_eq!(bucket.objects.counts().list - before, 1);
+            let registered = read_manifest(&*bucket.objects, &volume()).await.unwrap().snapshots().to_vec();
+            assert_eq!(registered.last(), Some(&taken));
+            assert_eq!(registered.len(), if name == 2 { 2 } else { 1 }, "the deleted one is dropped");
+            forget(&*bucket.objects, &volume(), registered[0].seq).await.unwrap();
+            forget(&*bucket.objects, &volume(), taken.seq).await.unwrap();
+        }
+        node.shutdown().await;
+    });
+}
