@@ -10,6 +10,7 @@ use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
 use super::cluster::apply;
+use super::provisioning::condition;
 
 const BUCKET: &str = "failover";
 /// Name of ObjectStore and StorageClass.
@@ -95,8 +96,18 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
     let kept = found(world, lost)?;
     ensure!(kept >= written, "{written} lines were written, and {kept} are there");
     let again = volume(world, "{.status.forcedDetach.epoch}")?;
-    ensure!(again == epoch, "a drain cut the node off: {again}");
-    Ok(())
+    ensure!(again == epoch, "epoch {epoch} was cut off, and after a drain {again:?}");
+
+    report::step("the claim tells what may be missing, until a person has read it");
+    let described = world.kubectl(["describe", "pvc", CLAIM])?;
+    ensure!(described.contains("UnuploadedDataLost"), "the claim does not tell of the loss:\n{described}");
+    let name = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
+    let lost = condition(world, &format!("volume/{name}"), "UnuploadedDataLost")?;
+    ensure!(lost.contains(&format!("node {}", NODES[0])), "the loss was forgotten: {lost}");
+    world.kubectl(["annotate", "volume", &name, &format!("holdfast.dev/acknowledge-loss={epoch}")])?;
+    until("the condition to go when it was read", LIMIT, || {
+        Ok((condition(world, &format!("volume/{name}"), "UnuploadedDataLost")? == ": ").then_some(()))
+    })
 }
 
 /// Waits until the pod runs on `node`, and returns the number of lines that it found.

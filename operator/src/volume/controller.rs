@@ -21,7 +21,7 @@ use tracing::Span;
 
 use super::adoption::FoundInStore;
 use super::apply::{VolumeApplier, volume_id};
-use super::facts::{AttachedWriter, ClusterFacts, StoreFact};
+use super::facts::{ClusterFacts, StoreFact, WriterInLog};
 use super::failover::loss;
 use super::failure::VolumeFailure;
 use super::identity::{Cluster, rival_of};
@@ -282,8 +282,10 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
     }
     if facts.needs_log_writer() || facts.needs_last_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
-        facts.log_writer = AttachedWriter::read(store.as_ref(), &volume_id(volume)).await?;
-        facts.is_released_in_log = facts.log_writer.is_none();
+        match WriterInLog::read(store.as_ref(), &volume_id(volume)).await? {
+            WriterInLog::Attached(writer) => facts.log_writer = Some(writer),
+            WriterInLog::Released(epoch) => facts.released_epoch = Some(epoch),
+        }
     }
     if let Some(name) = facts.node_in_question() {
         let nodes: Api<StorageNode> = Api::all(context.client.clone());

@@ -44,8 +44,8 @@ pub(crate) struct ClusterFacts {
     pub(crate) force_detach: Option<String>,
     /// The writer that the log calls attached, where the plan depends on it.
     pub(crate) log_writer: Option<AttachedWriter>,
-    /// True if the log was read, and calls no writer attached.
-    pub(crate) is_released_in_log: bool,
+    /// The epoch of the writer that released the volume last, where the log was read and calls none attached.
+    pub(crate) released_epoch: Option<u64>,
     /// The sign by which the node in doubt is lost.
     pub(crate) lost: Option<DetachCause>,
     /// The epoch whose loss a person has read of, by annotation.
@@ -64,6 +64,15 @@ pub(crate) struct ClusterFacts {
     pub(crate) node_known: bool,
 }
 
+/// What a volume's log says of its writers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WriterInLog {
+    /// This one is attached.
+    Attached(AttachedWriter),
+    /// None is; the last one had this epoch, 0 if there was none.
+    Released(u64),
+}
+
 /// The writer that a volume's log calls attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedWriter {
@@ -75,19 +84,21 @@ pub(crate) struct AttachedWriter {
     pub(crate) data_seq: u64,
 }
 
-impl AttachedWriter {
-    /// Reads it from the log; `None` where no writer is attached.
+impl WriterInLog {
+    /// Reads it from the log.
     ///
     /// # Errors
     /// The part of the log that cannot be read.
-    pub(crate) async fn read(
-        objects: &dyn ObjectStore,
-        volume: &VolumeId,
-    ) -> Result<Option<Self>, LogFailure> {
+    pub(crate) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Self, LogFailure> {
         // A commit that a LIST does not show yet would be called missing.
         let manifest = holdfast_log::read_manifest_to_end(objects, volume).await?;
         let data_seq = manifest.data_seq().0;
-        Ok(manifest.attached().map(|writer| Self { node: writer.node, epoch: writer.epoch.0, data_seq }))
+        Ok(match manifest.attached() {
+            Some(writer) => {
+                Self::Attached(AttachedWriter { node: writer.node, epoch: writer.epoch.0, data_seq })
+            }
+            None => Self::Released(manifest.epoch().0),
+        })
     }
 }
 
@@ -157,7 +168,7 @@ impl ClusterFacts {
             deleting: volume.metadata.deletion_timestamp.is_some(),
             force_detach: volume.annotations().get(FORCE_DETACH).cloned(),
             log_writer: None,
-            is_released_in_log: false,
+            released_epoch: None,
             lost: None,
             acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
             store: StoreFact::NotLooked,

@@ -186,7 +186,7 @@ mod tests {
             deleting: false,
             force_detach: None,
             log_writer: None,
-            is_released_in_log: false,
+            released_epoch: None,
             lost: None,
             acknowledged: None,
             store: StoreFact::Ready,

@@ -49,9 +49,13 @@ impl ClusterFacts {
         if let Some(unused) = self.unused_permission() {
             return Some(unused);
         }
-        let is_back = self.may_be_back() && self.is_released_in_log;
+        // A later writer's release says nothing of what the node that was cut off had not uploaded.
+        let is_back = |record: &ForcedDetach| {
+            let released = self.released_epoch.filter(|_| self.may_be_back());
+            released.is_some_and(|epoch| record.epoch.is_some_and(|cut_off| epoch <= cut_off))
+        };
         self.status.forced_detach.as_ref().filter(|record| {
-            record.cause != DetachCause::Annotation && !is_back && !self.is_acknowledged(record)
+            record.cause != DetachCause::Annotation && !is_back(record) && !self.is_acknowledged(record)
         })
     }
 

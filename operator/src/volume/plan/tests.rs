@@ -39,7 +39,7 @@ fn new_volume() -> ClusterFacts {
         deleting: false,
         force_detach: None,
         log_writer: None,
-        is_released_in_log: false,
+        released_epoch: None,
         lost: None,
         acknowledged: None,
         store: StoreFact::Ready,
@@ -531,9 +531,26 @@ fn a_node_that_released_the_volume_after_all_lost_nothing() {
     assert!(facts.needs_log_writer());
     facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 7 });
     assert_eq!(report(&mut facts).forced_detach, status.forced_detach, "the log still calls it attached");
-    (facts.log_writer, facts.is_released_in_log) = (None, true);
+    (facts.log_writer, facts.released_epoch) = (None, Some(3));
     let back = report(&mut facts);
     assert_eq!((back.forced_detach, find_condition(&back.conditions, DATA_LOST)), (None, None));
+}
+
+/// The loss was forgotten, unread, when the node that had continued released the volume: it was drained.
+#[test]
+fn a_loss_is_reported_until_it_is_read_although_a_later_writer_releases_the_volume() {
+    let mut facts = lost_by_signs();
+    let lost = report(&mut facts).forced_detach.expect("it was cut off");
+    let cut_off = lost.epoch.expect("it had attached");
+    (facts.lost, facts.log_writer) = (None, None);
+    (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(cut_off + 1));
+    report(&mut facts);
+    facts.spec.node_name = None;
+    (facts.status.node, facts.status.device_path, facts.released_epoch) = (None, None, Some(cut_off + 1));
+    assert!(facts.needs_log_writer());
+    let drained = report(&mut facts);
+    assert_eq!(drained.forced_detach, Some(lost));
+    assert!(find_condition(&drained.conditions, DATA_LOST).is_some());
 }
 
 /// It came back, was given the volume again, and is lost again.
