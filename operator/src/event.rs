@@ -14,8 +14,8 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     notable(before, after).map(as_event).collect()
 }
 
-/// Those of them that concern the data of a claim, and not its volume alone: what may be missing of it because
-/// a node was cut off, and the node that continues.
+/// Those of them that concern the data of a claim, and not its volume alone: what may be missing of it
+/// because a node was cut off, and the node that continues.
 pub(crate) fn changes_of_data(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     let is_cut_off = find_condition(after, DATA_LOST).is_some();
     notable(before, after)

@@ -1,8 +1,8 @@
 //! The PersistentVolumeClaim that a Volume was made for: its owner reads there what happened to the data.
 //!
 //! Owns: the operator's events about claims.
-//! On failure: it is logged, and the work on the Volume continues. There is no event where the claim is gone, or
-//! another one has its name.
+//! On failure: it is logged, and the work on the Volume continues. There is no event where the claim is gone,
+//! or another one has its name.
 
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
