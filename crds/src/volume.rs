@@ -176,6 +176,14 @@ fn default_max_dirty_age() -> String {
     "30s".to_owned()
 }
 
+impl Volume {
+    /// Namespace and name of the PersistentVolumeClaim that the volume was made for. Users may write the annotation
+    /// [`CLAIM`].
+    pub fn claim(&self) -> Option<(&str, &str)> {
+        self.metadata.annotations.as_ref()?.get(CLAIM)?.split_once('/')
+    }
+}
+
 impl VolumeSpec {
     /// The logical size in bytes.
     ///

@@ -11,14 +11,30 @@ use crate::volume::plan::{ASSIGNED, GRANTED, NODE_UNKNOWN, PROVISIONED, RESIZED}
 /// The events for the conditions that changed between two lists of conditions. Waiting is not an event, nor
 /// is a device that has its size at first, nor a grant that nothing delayed.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
+    notable(before, after).map(as_event).collect()
+}
+
+/// Those of them that concern the data of a claim, and not its volume alone: what may be missing of it
+/// because a node was cut off, and the node that continues.
+pub(crate) fn changes_of_data(before: &[Condition], after: &[Condition]) -> Vec<Event> {
+    let is_cut_off = find_condition(after, DATA_LOST).is_some();
+    notable(before, after)
+        .filter(|new| new.type_ == DATA_LOST || (is_cut_off && new.type_ == ASSIGNED && new.status == "True"))
+        .map(as_event)
+        .collect()
+}
+
+fn notable<'a>(before: &'a [Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
     turned(before, after)
         .filter(|new| !REASONS_WITHOUT_EVENT.contains(&new.reason.as_str()))
         .filter(|new| {
             new.type_ != RESIZED || new.status == "False" || find_condition(before, RESIZED).is_some()
         })
         .filter(|new| !is_prompt_grant(before, new))
-        .map(|new| event(new, if is_fault(new) { EventType::Warning } else { EventType::Normal }))
-        .collect()
+}
+
+fn as_event(condition: &Condition) -> Event {
+    event(condition, if is_fault(condition) { EventType::Warning } else { EventType::Normal })
 }
 
 /// True of a grant that waited neither for another node nor for this one to join.
@@ -91,6 +107,39 @@ mod tests {
         }
         let blocked = changes(&created, &one(PROVISIONED, ConditionStatus::False, "DeletionBlocked"));
         assert_eq!((blocked.len(), &blocked[0].type_), (1, &EventType::Warning));
+    }
+
+    #[test]
+    fn lost_data_and_its_failover_concern_a_claim() {
+        let waiting = one(ASSIGNED, ConditionStatus::False, "WaitingForDetach");
+        let granted = one(ASSIGNED, ConditionStatus::True, GRANTED);
+        assert_eq!(changes(&waiting, &granted).len(), 1);
+        assert!(changes_of_data(&waiting, &granted).is_empty(), "its node released it");
+        for (status, reason) in
+            [(ConditionStatus::True, "ForceDetached"), (ConditionStatus::Unknown, "MayBeCommitted")]
+        {
+            let lost = one(DATA_LOST, status, reason);
+            let events = changes_of_data(&waiting, &[granted.clone(), lost.clone()].concat());
+            let reasons = events.iter().map(|event| event.reason.as_str()).collect::<Vec<_>>();
+            assert_eq!(reasons, [GRANTED, reason]);
+            assert_eq!(events[1].type_, EventType::Warning);
+            assert!(changes_of_data(&lost, &lost).is_empty());
+            assert!(changes_of_data(&lost, &[]).is_empty(), "a person has read it");
+        }
+    }
+
+    #[test]
+    fn a_claim_has_no_event_of_the_ordinary_course() {
+        for (type_, status, reason) in [
+            (PROVISIONED, ConditionStatus::True, "Created"),
+            (PROVISIONED, ConditionStatus::False, "ObjectStoreMissing"),
+            (PROVISIONED, ConditionStatus::False, "DeletionBlocked"),
+            (ASSIGNED, ConditionStatus::True, NODE_UNKNOWN),
+            (RESIZED, ConditionStatus::False, "WaitingForNode"),
+        ] {
+            let after = one(type_, status, reason);
+            assert_eq!((changes(&[], &after).len(), changes_of_data(&[], &after).len()), (1, 0), "{reason}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@
 
 pub(crate) mod adoption;
 pub(crate) mod apply;
+pub(crate) mod claim;
 pub(crate) mod controller;
 pub(crate) mod facts;
 pub(crate) mod failover;

@@ -19,6 +19,9 @@ use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volumes";
 const VOLUME: &str = "volume/disk";
+/// The claim of that volume; no controller binds it.
+const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {namespace: shop, name: data}\n\
+                     spec: {volumeName: disk, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}\n";
 /// The store is only written when a side is full: what comes after the last seal stays on the node.
 const DATA: &str = "seal_size = \"1Mi\"";
 /// Blocks of 4 KiB written one after the other, each with its number in it.
@@ -36,9 +39,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
+    world.kubectl(["create", "namespace", "shop"])?;
+    apply(world, CLAIM)?;
     apply(
         world,
-        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: disk}\n\
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\n\
+         metadata: {name: disk, annotations: {holdfast.dev/persistentvolumeclaim: shop/data}}\n\
          spec: {size: 64Mi, objectStore: store, maxDirtyAge: 1h, failoverPolicy: Manual}\n",
     )?;
     apply(
@@ -123,6 +129,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     for part in ["ForceDetached: node a ", &durable_through, &format!("at least {dirty} bytes")] {
         ensure!(lost.contains(part), "{part} is not in {lost}");
     }
+    check_claim(world, &dirty)?;
     b.vm().exec(&format!(
         "echo of-b | dd of={device} bs=4k seek=1000 conv=sync,fsync,notrunc oflag=direct status=none"
     ))?;
@@ -168,6 +175,20 @@ pub(super) fn run(world: &World) -> Result<()> {
         node.terminate()?;
     }
     operator.stop()
+}
+
+/// The owner of the claim, who sees neither Volumes nor the namespace `default`, reads the loss on the claim.
+fn check_claim(world: &World, dirty: &str) -> Result<()> {
+    let missing = format!("at least {dirty} bytes");
+    until("the claim to have the events", LIMIT, || {
+        let told = world.kubectl(["describe", "persistentvolumeclaim", "data", "--namespace=shop"])?;
+        let words = ["Warning", "ForceDetached", &missing, "Granted", "node b may serve the volume"];
+        Ok(words.iter().all(|word| told.contains(word)).then_some(()))
+    })?;
+    let events = ["get", "events", "--namespace=shop", "--output=jsonpath={.items[*].reason}"];
+    let reasons = world.kubectl(events)?;
+    ensure!(!reasons.contains("Created"), "the claim has events of the ordinary course: {reasons}");
+    Ok(())
 }
 
 /// The node stopped a moment ago, so it still counts as Ready.

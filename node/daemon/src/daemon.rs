@@ -35,7 +35,7 @@ use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::{self, Handoff};
 use crate::host;
-use crate::kubernetes;
+use crate::kubernetes::{self, names::VolumeNames};
 use crate::node::{FailureKind, Instance, Instances, Node, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
@@ -160,7 +160,7 @@ async fn serve(
         edges.reload_stores(reload, node.clone(), stores);
         match control {
             Control::Kubernetes => {
-                edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions);
+                edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions, readiness.names());
             }
             // A daemon under Kubernetes may have left it so, and nothing else would end it.
             Control::Standalone(_) => node.set_draining(false).await,
@@ -256,10 +256,11 @@ impl Edges {
         state_dir: PathBuf,
         node: Node,
         permissions: FormatPermissions,
+        names: VolumeNames,
     ) {
         let stop = self.stopped();
         self.tasks.spawn(async move {
-            kubernetes::run(node_name, state_dir, node, permissions, stop).await;
+            kubernetes::run(node_name, state_dir, node, permissions, names, stop).await;
             Ok(())
         });
     }

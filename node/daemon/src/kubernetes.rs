@@ -14,6 +14,7 @@ mod event;
 mod facts;
 mod heartbeat;
 mod member;
+pub(crate) mod names;
 mod object_store;
 mod operations;
 mod orphan;
@@ -36,6 +37,7 @@ use kube::Client;
 use kube::runtime::reflector;
 use tokio::sync::watch;
 
+use self::names::VolumeNames;
 use crate::format_permissions::FormatPermissions;
 use crate::volumes::Volumes;
 
@@ -49,6 +51,7 @@ pub(crate) async fn run<V: Volumes>(
     state_dir: PathBuf,
     volumes: V,
     permissions: FormatPermissions,
+    names: VolumeNames,
     stop: impl Future<Output = ()> + Send,
 ) {
     let tasks = Tasks::new();
@@ -67,6 +70,7 @@ pub(crate) async fn run<V: Volumes>(
                 volumes.clone(),
                 object_stores,
                 permissions,
+                names,
                 tasks.clone(),
             ),
             snapshot::run(client.clone(), node_name.clone(), volumes.clone()),

@@ -217,6 +217,10 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
     ),
 ];
 
+/// Name of the metric that joins a volume's id with its names in the cluster; its labels are `volume`,
+/// `name`, `namespace` and `persistentvolumeclaim`, the last two as those of other programs about claims.
+const VOLUME_INFO: &str = "holdfast_volume_info";
+
 /// One metric of a ring thread; its label is `ring`.
 struct RingMetric {
     name: &'static str,
@@ -280,6 +284,19 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 metric.kind.sample(value, family.encode_family(&labels)?)?;
             }
         }
+        let names = self.0.names().all();
+        let help = "1: names of the volume in the cluster";
+        let kind = ConstGauge::new(0.0).metric_type();
+        let mut family = encoder.encode_descriptor(VOLUME_INFO, help, None, kind)?;
+        for (volume, name) in volumes.iter().filter_map(|v| Some((&v.volume, names.get(&v.volume)?))) {
+            let labels = [
+                ("volume", volume.as_str()),
+                ("name", &name.volume),
+                ("namespace", &name.claim_namespace),
+                ("persistentvolumeclaim", &name.claim),
+            ];
+            ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
+        }
         // The volumes of a store share one connection, so each knows the same figures.
         let stores: BTreeMap<&str, (&RequestCounts, u64)> = volumes
             .iter()
@@ -342,6 +359,7 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::names::tests::show;
     use crate::node::{CommitStatus, StoreStatus};
     use crate::volumes::tests::{Fake, attached};
 
@@ -373,6 +391,39 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
+    }
+
+    /// Alerts and dashboards know a volume by its id, the owner of a claim by the claim.
+    #[test]
+    fn a_volume_is_joined_with_its_claim() {
+        let fake = Fake::default();
+        ["id-1", "id-2", "id-3"].into_iter().for_each(|id| fake.put(attached(id)));
+        let volumes = [
+            ("pvc-1", Some("id-1"), Some("shop/data")),
+            ("disk", Some("id-2"), None),
+            ("gone", Some("id-4"), Some("shop/gone")),
+        ];
+        let readiness = serving(fake);
+        show(&readiness.names(), &volumes);
+        let text = render(readiness).unwrap();
+        let lines: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("holdfast_volume_info{")).collect();
+        assert_eq!(
+            lines,
+            [
+                r#"holdfast_volume_info{volume="id-1",name="pvc-1",namespace="shop",persistentvolumeclaim="data"} 1.0"#,
+                r#"holdfast_volume_info{volume="id-2",name="disk",namespace="",persistentvolumeclaim=""} 1.0"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn without_kubernetes_a_volume_has_no_names() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let text = render(serving(fake)).unwrap();
+        assert!(text.contains("# TYPE holdfast_volume_info gauge"), "{text}");
+        assert!(!text.contains("holdfast_volume_info{"), "{text}");
     }
 
     /// Found by reading: while a volume was attached, the counts of its store were 0 for all the others.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use holdfast_service::admin::Program;
 use parking_lot::Mutex;
 
+use crate::kubernetes::names::VolumeNames;
 use crate::metrics;
 use crate::node::{NodeVolumeStatus, RingStatus, VolumeState};
 use crate::volumes::Volumes;
@@ -20,18 +21,21 @@ enum Stage<V> {
 
 /// Shared between the daemon and the listener that shows it.
 #[derive(Debug)]
-pub(crate) struct Readiness<V>(Arc<Mutex<Stage<V>>>);
+pub(crate) struct Readiness<V> {
+    stage: Arc<Mutex<Stage<V>>>,
+    names: VolumeNames,
+}
 
 impl<V> Clone for Readiness<V> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self { stage: Arc::clone(&self.stage), names: self.names.clone() }
     }
 }
 
 impl<V: Volumes> Readiness<V> {
     /// A process that waits for its directories.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(Stage::WaitsForLock)))
+        Self { stage: Arc::new(Mutex::new(Stage::WaitsForLock)), names: VolumeNames::default() }
     }
 
     /// It has them, and recovers what its predecessor served.
@@ -45,7 +49,7 @@ impl<V: Volumes> Readiness<V> {
     }
 
     fn set(&self, stage: Stage<V>) {
-        *self.0.lock() = stage;
+        *self.stage.lock() = stage;
     }
 
     /// The volumes of the node; none before they are recovered.
@@ -58,8 +62,13 @@ impl<V: Volumes> Readiness<V> {
         self.served().map_or_else(Vec::new, |volumes| volumes.rings())
     }
 
+    /// The names that the volumes have in the cluster.
+    pub(crate) fn names(&self) -> VolumeNames {
+        self.names.clone()
+    }
+
     fn served(&self) -> Option<V> {
-        match &*self.0.lock() {
+        match &*self.stage.lock() {
             Stage::WaitsForLock | Stage::Recovers => None,
             Stage::Serves(volumes) => Some(volumes.clone()),
         }
@@ -68,7 +77,7 @@ impl<V: Volumes> Readiness<V> {
 
 impl<V: Volumes> Program for Readiness<V> {
     fn not_ready(&self) -> Vec<String> {
-        let own = match &*self.0.lock() {
+        let own = match &*self.stage.lock() {
             Stage::WaitsForLock => vec![
                 "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
                     .to_owned(),

@@ -21,6 +21,7 @@ use tracing::Span;
 
 use super::adoption::FoundInStore;
 use super::apply::{VolumeApplier, volume_id};
+use super::claim;
 use super::facts::{ClusterFacts, StoreFact, WriterInLog};
 use super::failover::loss;
 use super::failure::VolumeFailure;
@@ -29,7 +30,7 @@ use super::in_use;
 use super::plan::{OperatorStep, PROVISIONED, plan};
 use super::source_snapshot::SnapshotFact;
 use super::source_volume::{SourceFact, is_made_for};
-use crate::event::changes;
+use crate::event::{changes, changes_of_data};
 use crate::heartbeats::Heartbeats;
 use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
@@ -201,6 +202,8 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
     }
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
+        let of_data = changes_of_data(&before.conditions, &after.conditions);
+        claim::publish(of_data, &work.volume, &context.client, &context.recorder).await;
     }
     outcome?;
     let conditions = work.volume.status.as_ref().map_or(&[][..], |status| &status.conditions);

@@ -4,7 +4,7 @@
 //! Volume's own if its create record names this object of this cluster.
 
 use holdfast_cluster::api::{ApiError, call};
-use holdfast_crds::{CLAIM, FS_TYPE, STORAGE_CLASS, Volume};
+use holdfast_crds::{FS_TYPE, STORAGE_CLASS, Volume};
 use holdfast_engine::record::Labels;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
@@ -45,7 +45,7 @@ pub(crate) fn rival_of<'a>(volume: &Volume, all: impl IntoIterator<Item = &'a Vo
 /// Labels of the volume's create record. What does not fit is left out.
 pub(crate) fn labels(volume: &Volume, cluster: &str) -> Labels {
     let annotation = |name: &str| volume.annotations().get(name).map(String::as_str);
-    let claim = annotation(CLAIM).and_then(|claim| claim.split_once('/'));
+    let claim = volume.claim();
     let name = volume.name_any();
     let mut labels = Labels::default();
     for (label, value) in [
@@ -85,7 +85,7 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{Time, VolumeStatus};
+    use holdfast_crds::{CLAIM, Time, VolumeStatus};
 
     use super::*;
 

@@ -25,6 +25,7 @@ use tracing::Instrument;
 
 use super::event::changes;
 use super::facts::NodeFacts;
+use super::names::VolumeNames;
 use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
 use super::orphan;
@@ -62,6 +63,7 @@ pub(crate) async fn run<V: Volumes>(
     volumes: V,
     object_stores: Store<ObjectStore>,
     permissions: FormatPermissions,
+    names: VolumeNames,
     tasks: Tasks,
 ) {
     let (operations, ends) = Operations::new(tasks.clone());
@@ -69,6 +71,7 @@ pub(crate) async fn run<V: Volumes>(
     let context =
         Context { client: client.clone(), me, volumes, operations, recorder, object_stores, permissions };
     let (known, writer) = reflector::store();
+    names.read_from(writer.as_reader());
     let (sender, seen) = mpsc::channel(SEEN);
     let controller = Controller::for_stream(ReceiverStream::new(seen).map(Ok), known);
     let Context { client, me, volumes, recorder, .. } = &context;
