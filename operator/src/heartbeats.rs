@@ -24,6 +24,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use crate::metrics::Metrics;
+
 /// Time between two looks at the Leases.
 const EVERY: Duration = Duration::from_secs(10);
 
@@ -73,22 +75,29 @@ impl Heartbeats {
 }
 
 /// Looks at the Leases in `namespace` until it is dropped.
-pub(crate) async fn run(client: Client, namespace: String, heartbeats: Heartbeats) {
+pub(crate) async fn run(client: Client, namespace: String, heartbeats: Heartbeats, metrics: Arc<Metrics>) {
     loop {
-        if let Err(error) = look(&client, &namespace, &heartbeats).await {
+        if let Err(error) = look(&client, &namespace, &heartbeats, &metrics).await {
             tracing::warn!(error = chain(&error), "heartbeats of the nodes not read");
         }
         sleep(EVERY).await;
     }
 }
 
-async fn look(client: &Client, namespace: &str, heartbeats: &Heartbeats) -> Result<(), ApiError> {
+async fn look(
+    client: &Client,
+    namespace: &str,
+    heartbeats: &Heartbeats,
+    metrics: &Metrics,
+) -> Result<(), ApiError> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let found = call(leases.list(&ListParams::default().labels(HEARTBEAT_LABEL))).await?;
     heartbeats
         .look(found.into_iter().map(|lease| (lease.name_any(), lease.resource_version())), Instant::now());
     let nodes: Api<StorageNode> = Api::all(client.clone());
-    for node in call(nodes.list(&ListParams::default())).await? {
+    let found = call(nodes.list(&ListParams::default())).await?.items;
+    metrics.show_storage_nodes(&found);
+    for node in found {
         let name = node.name_any();
         let conditions = node.status.map(|status| status.conditions).unwrap_or_default();
         if heartbeats.is_silent(&name)

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use holdfast_crds::{ObjectStore, READY, Volume, VolumePhase, is_true};
+use holdfast_crds::{ObjectStore, READY, StorageNode, Volume, VolumePhase, find_condition, is_true};
 use holdfast_log::sweep::SweepReport;
 use holdfast_service::logs::DroppedLines;
 use k8s_openapi::jiff::Timestamp;
@@ -18,6 +18,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::requeue::Requeue;
+use crate::volume::forced_detach::DATA_LOST;
+use crate::volume::identity::id_of;
 
 /// ObjectKind of the object that was reconciled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -91,14 +93,40 @@ struct PhaseLabels {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum StoreReadiness {
+enum Readiness {
     Ready,
     NotReady,
+    /// Of a StorageNode whose daemon renews no Lease.
+    Silent,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReadinessLabels {
-    readiness: StoreReadiness,
+    readiness: Readiness,
+}
+
+/// Names of a volume of which data is missing, or may be: those of the daemon's `holdfast_volume_info`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LossLabels {
+    volume: String,
+    name: String,
+    namespace: String,
+    persistentvolumeclaim: String,
+    status: String,
+}
+
+impl LossLabels {
+    fn of(volume: &Volume) -> Option<Self> {
+        let lost = find_condition(&volume.status.as_ref()?.conditions, DATA_LOST)?;
+        let (namespace, claim) = volume.claim().unwrap_or_default();
+        Some(Self {
+            volume: id_of(volume),
+            name: volume.name_any(),
+            namespace: namespace.to_owned(),
+            persistentvolumeclaim: claim.to_owned(),
+            status: lost.status.clone(),
+        })
+    }
 }
 
 /// The ObjectStore that a figure of sweeps is of.
@@ -178,6 +206,8 @@ pub(crate) struct Metrics {
     seconds: Family<KindLabels, Histogram>,
     volumes: Family<PhaseLabels, Gauge>,
     object_stores: Family<ReadinessLabels, Gauge>,
+    storage_nodes: Family<ReadinessLabels, Gauge>,
+    data_lost: Family<LossLabels, Gauge>,
     sweeps: SweepMetrics,
     seen_volumes: OnceLock<Store<Volume>>,
     seen_object_stores: OnceLock<Store<ObjectStore>>,
@@ -196,6 +226,8 @@ impl Metrics {
         });
         let volumes = Family::<PhaseLabels, Gauge>::default();
         let object_stores = Family::<ReadinessLabels, Gauge>::default();
+        let storage_nodes = Family::<ReadinessLabels, Gauge>::default();
+        let data_lost = Family::<LossLabels, Gauge>::default();
         registry.register("leader", "1 while this instance leads, else 0", leader.clone());
         registry.register("reconciles", "Reconciliations by kind and outcome", reconciles.clone());
         registry.register_with_unit(
@@ -210,6 +242,16 @@ impl Metrics {
             "ObjectStores by readiness, as the leader sees them",
             object_stores.clone(),
         );
+        registry.register(
+            "storage_nodes",
+            "StorageNodes by readiness, as the leader sees them",
+            storage_nodes.clone(),
+        );
+        registry.register(
+            "data_lost",
+            "1 for each Volume of which data is or may be missing, by its condition UnuploadedDataLost",
+            data_lost.clone(),
+        );
         let sweeps = SweepMetrics::default();
         sweeps.register(all.sub_registry_with_prefix("holdfast_sweep"));
         Self {
@@ -219,6 +261,8 @@ impl Metrics {
             seconds,
             volumes,
             object_stores,
+            storage_nodes,
+            data_lost,
             sweeps,
             seen_volumes: OnceLock::new(),
             seen_object_stores: OnceLock::new(),
@@ -238,6 +282,22 @@ impl Metrics {
     /// Counts ObjectStores from this store from now on.
     pub(crate) fn watch_object_stores(&self, object_stores: Store<ObjectStore>) {
         let _first = self.seen_object_stores.set(object_stores);
+    }
+
+    /// Counts these StorageNodes, which are all there are.
+    pub(crate) fn show_storage_nodes(&self, nodes: &[StorageNode]) {
+        let readiness = |node: &StorageNode| {
+            let ready = node.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
+            match ready.map(|ready| ready.status.as_str()) {
+                Some("True") => Readiness::Ready,
+                Some("Unknown") => Readiness::Silent,
+                Some(_) | None => Readiness::NotReady,
+            }
+        };
+        for counted in [Readiness::Ready, Readiness::NotReady, Readiness::Silent] {
+            let count = nodes.iter().filter(|node| readiness(node) == counted).count();
+            self.storage_nodes.get_or_create(&ReadinessLabels { readiness: counted }).set(count as i64);
+        }
     }
 
     /// Counts a sweep that came to its end.
@@ -287,6 +347,10 @@ impl Metrics {
                 let count = state.iter().filter(|volume| Phase::of(volume) == phase).count();
                 self.volumes.get_or_create(&PhaseLabels { phase }).set(count as i64);
             }
+            self.data_lost.clear();
+            for labels in state.iter().filter_map(|volume| LossLabels::of(volume)) {
+                self.data_lost.get_or_create(&labels).set(1);
+            }
         }
         if let Some(object_stores) = self.seen_object_stores.get() {
             let state = object_stores.state();
@@ -296,8 +360,7 @@ impl Metrics {
                     store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY))
                 })
                 .count();
-            for (readiness, count) in
-                [(StoreReadiness::Ready, ready), (StoreReadiness::NotReady, state.len() - ready)]
+            for (readiness, count) in [(Readiness::Ready, ready), (Readiness::NotReady, state.len() - ready)]
             {
                 self.object_stores.get_or_create(&ReadinessLabels { readiness }).set(count as i64);
             }
@@ -333,6 +396,10 @@ impl Timer<'_> {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_crds::{CLAIM, StorageNodeSpec};
+    use kube::runtime::{reflector, watcher};
+    use serde_json::json;
+
     use super::*;
 
     /// An ObjectStore whose last sweep left 30 bytes, the oldest of them of the second 5000.
@@ -349,6 +416,66 @@ mod tests {
             } },
         });
         serde_json::from_value(store).expect("an ObjectStore")
+    }
+
+    /// A Volume of a claim that lost data, and one that did not.
+    fn volumes_with_a_loss() -> Store<Volume> {
+        let (known, mut writer) = reflector::store();
+        for (name, conditions) in [("pvc-1", vec![DATA_LOST]), ("pvc-2", vec![])] {
+            let conditions = conditions.iter().map(|type_| {
+                json!({
+                    "type": type_, "status": "Unknown", "reason": "NotReported", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                })
+            });
+            let volume = json!({
+                "apiVersion": "storage.holdfast.dev/v1alpha1",
+                "kind": "Volume",
+                "metadata": { "name": name, "annotations": { CLAIM: "shop/data" } },
+                "spec": { "size": "1Gi", "objectStore": "main" },
+                "status": { "volumeId": "id", "conditions": conditions.collect::<Vec<_>>() },
+            });
+            let volume = serde_json::from_value(volume).expect("a Volume");
+            writer.apply_watcher_event(&watcher::Event::Apply(volume));
+        }
+        known
+    }
+
+    /// The loss of data showed in the Volume and its events alone.
+    #[test]
+    fn a_volume_that_lost_data_is_named_with_its_claim() {
+        let metrics = Metrics::new();
+        metrics.watch_volumes(volumes_with_a_loss());
+        let text = metrics.render().expect("renders");
+        let lines: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("holdfast_operator_data_lost{")).collect();
+        let labels =
+            r#"volume="id",name="pvc-1",namespace="shop",persistentvolumeclaim="data",status="Unknown""#;
+        assert_eq!(lines, [format!("holdfast_operator_data_lost{{{labels}}} 1")], "{text}");
+    }
+
+    #[test]
+    fn a_storage_node_that_does_not_say_that_it_is_ready_is_not() {
+        let node = |ready: Option<&str>| {
+            let condition = |status| {
+                json!({
+                    "type": READY, "status": status, "reason": "Test", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                })
+            };
+            let conditions: Vec<_> = ready.map(condition).into_iter().collect();
+            let mut node = StorageNode::new("a", StorageNodeSpec::default());
+            node.status =
+                Some(serde_json::from_value(json!({ "conditions": conditions })).expect("a status"));
+            node
+        };
+        let metrics = Metrics::new();
+        metrics.show_storage_nodes(&[Some("True"), Some("False"), None, Some("Unknown")].map(node));
+        let text = metrics.render().expect("renders");
+        for (readiness, count) in [("Ready", 1), ("NotReady", 2), ("Silent", 1)] {
+            let line = format!("holdfast_operator_storage_nodes{{readiness=\"{readiness}\"}} {count}");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
     }
 
     #[test]
@@ -375,7 +502,9 @@ mod tests {
         let metrics = Metrics::new();
         metrics.start(ObjectKind::Volume).finish(None);
         metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
-        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: StoreReadiness::Ready }).set(1);
+        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: Readiness::Ready }).set(1);
+        metrics.show_storage_nodes(&[]);
+        metrics.watch_volumes(volumes_with_a_loss());
         metrics.count_sweep("store", &SweepReport::default());
         metrics.show_sweeps(&[swept_store()], Timestamp::UNIX_EPOCH);
         let text = metrics.render().expect("renders");
@@ -387,7 +516,7 @@ mod tests {
         };
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(names.len(), 13, "{text}");
+        assert_eq!(names.len(), 15, "{text}");
         let rows = names.iter().map(|name| {
             let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| line(what, name));
             let [kind, help] = [kind, help].map(|line| line.expect("each has both"));

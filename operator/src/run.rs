@@ -84,7 +84,7 @@ async fn lead(
     let (stopping, stopped) = watch::channel(false);
     let recorder = Recorder::new(client.clone(), "holdfast-operator", &identity);
     let heartbeats = Heartbeats::new();
-    let listening = heartbeats::run(client.clone(), namespace.clone(), heartbeats.clone());
+    let listening = heartbeats::run(client.clone(), namespace.clone(), heartbeats.clone(), metrics.clone());
     let connections = Arc::new(Connections::default());
     let stores = Arc::new(object_store::controller::Context {
         client: client.clone(),
