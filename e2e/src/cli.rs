@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use holdfast_bench::coverage::Coverage;
 use holdfast_lab::inside::Inside;
-use holdfast_lab::pins::{KERNEL, OLDER_KERNEL};
+use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
@@ -84,7 +84,7 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Order::Setup => {
-            Toolbox::open()?.prepare(&[KERNEL, OLDER_KERNEL], true)?;
+            Toolbox::open()?.prepare(&[KERNEL], true)?;
             Ok(ExitCode::SUCCESS)
         }
         Order::Cluster => cluster::run().map(|()| ExitCode::SUCCESS),

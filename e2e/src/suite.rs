@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_lab::limit::{WorkClock, within};
-use holdfast_lab::pins::{KERNEL, OLDER_KERNEL};
+use holdfast_lab::pins::KERNEL;
 use holdfast_lab::process::Process;
 use holdfast_lab::report;
 use holdfast_lab::run_dir;
@@ -78,7 +78,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     let tally = Mutex::new(Tally::default());
     if filter.is_none() {
         // A part that cannot be made was named; the scenarios that need it fail, the others run.
-        toolbox.prepare(&[KERNEL, OLDER_KERNEL], true).ok();
+        toolbox.prepare(&[KERNEL], true).ok();
         record(&tally, HOST_TESTS, || host_tests(&toolbox));
     } else {
         lock(&tally).skipped += 1;
