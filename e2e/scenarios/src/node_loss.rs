@@ -207,7 +207,7 @@ fn force_detach_by_plugin(world: &World) -> Result<()> {
         ensure!(is_done == succeeds && said.contains(says), "kubectl holdfast {arguments:?} said {said}");
         Ok(())
     };
-    expect(&["status"], false, "Volume disk: Assigned is False since ")?;
+    expect(&["status"], false, "Volume disk (claim shop/data): Assigned is False since ")?;
     expect(&["why", "disk"], true, "Detaching: spec.nodeName asks for node b, and node a may.")?;
     let mut command = vec!["force-detach", "disk", "--node", "b"];
     expect(&command, false, "is not served by node b, but by node a")?;
