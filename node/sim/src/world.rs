@@ -348,7 +348,7 @@ impl World {
 
     /// Takes note of records that came into the log.
     fn take_note(&mut self) {
-        for landed in std::mem::take(&mut self.store.landed) {
+        for landed in self.store.take_landed() {
             match landed {
                 Landed::Commit(nonce, cut) => {
                     self.writers.commit();
