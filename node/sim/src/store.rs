@@ -28,7 +28,7 @@ use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-use bucket::Bucket;
+pub(crate) use bucket::Bucket;
 use ledger::Ledger;
 
 /// A writer's record that came into the log.
@@ -55,16 +55,15 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// An empty bucket.
+    pub(crate) fn empty(volume: VolumeId) -> Self {
+        let (bucket, late) = (Bucket::default(), Vec::new());
+        Self { volume, bucket, truncated: 0, strays: 0, late, requests: 0 }
+    }
+
     /// A bucket with a volume that was just created.
     pub(crate) fn new(volume: VolumeId, sectors: u64, identity: Nonce) -> Self {
-        let mut store = Self {
-            volume: volume.clone(),
-            bucket: Bucket::default(),
-            truncated: 0,
-            strays: 0,
-            late: Vec::new(),
-            requests: 0,
-        };
+        let mut store = Self::empty(volume.clone());
         store.append(&Record {
             volume,
             seq: Seq::FIRST,
@@ -74,6 +73,21 @@ impl Store {
             body: Body::create(sectors),
         });
         store
+    }
+
+    /// Takes `bucket` for its own, and leaves the one that it had there.
+    pub(crate) fn exchange(&mut self, bucket: &mut Bucket) {
+        std::mem::swap(&mut self.bucket, bucket);
+    }
+
+    /// Returns true if the volume was created and not deleted.
+    pub(crate) fn exists(&self) -> bool {
+        self.bucket.ledgers.get(&self.volume).is_some_and(|ledger| ledger.truth.exists())
+    }
+
+    /// Returns true if the volume is a fork.
+    pub(crate) fn is_fork(&self) -> bool {
+        !self.ledger().truth.lineage().ancestors().is_empty()
     }
 
     /// The bucket becomes another one, or what it was at some time. Requests in flight are lost.
@@ -165,7 +179,9 @@ impl Store {
 
     /// Records that the model has not seen yet.
     pub(crate) fn take_landed(&mut self) -> Vec<Landed> {
-        std::mem::take(&mut self.ledger_mut().landed)
+        // A fork that is about to be made has no log.
+        let ledger = self.bucket.ledgers.get_mut(&self.volume);
+        ledger.map_or_else(Vec::new, |ledger| std::mem::take(&mut ledger.landed))
     }
 
     /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.

@@ -23,7 +23,7 @@ pub(crate) struct Bucket {
 }
 
 /// Results of a create.
-pub(super) struct Creation {
+pub(super) struct CreatedObject {
     /// This PUT made the object.
     pub(super) is_new: bool,
     /// It is a record that came where another one had been truncated.
@@ -32,13 +32,13 @@ pub(super) struct Creation {
 
 impl Bucket {
     /// Creates an object unless it is there.
-    pub(super) fn create(&mut self, key: &str, body: Bytes) -> Creation {
+    pub(super) fn create(&mut self, key: &str, body: Bytes) -> CreatedObject {
         let there = self.stored.objects.get(key).is_ok();
         let is_stray = self.check_create(key, &body, there);
         if !there {
             self.stored.objects.insert(key, body);
         }
-        Creation { is_new: !there, is_stray }
+        CreatedObject { is_new: !there, is_stray }
     }
 
     /// Returns true for a record that is no part of its log.

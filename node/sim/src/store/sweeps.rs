@@ -105,6 +105,29 @@ impl Store {
         Invariant::GarbageGoes.check(garbage.is_empty(), || format!("a sweep leaves {garbage:?}"));
     }
 
+    /// Nothing is left of the volumes, which are removed, but what bars their ids: the first record and the
+    /// tombstone of each, the markers of places between them, and the marks of snapshots.
+    pub(crate) fn check_all_removed(&self) {
+        let left = self.keys();
+        let is_data = |key: &&str| {
+            matches!(
+                ObjectKey::parse(key),
+                None | Some(
+                    ObjectKey::Segment(..)
+                        | ObjectKey::Run(..)
+                        | ObjectKey::Snapshot(..)
+                        | ObjectKey::Checkpoint(..)
+                )
+            )
+        };
+        let data: Vec<&str> = left.into_iter().filter(is_data).collect();
+        let living = self.bucket.ledgers.values().find(|ledger| !ledger.truth.is_deleted());
+        Invariant::GarbageGoes.check(data.is_empty() && living.is_none(), || {
+            format!("of removed volumes are left {data:?}, and {:?}", living.map(|ledger| &ledger.truth))
+        });
+        self.check_swept();
+    }
+
     /// Returns true if a volume, one of its snapshots that count, or a record to come may name the object.
     pub(crate) fn is_needed(&self, key: &str) -> bool {
         self.bucket.reader_of(key).is_some()
