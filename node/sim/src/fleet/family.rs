@@ -26,6 +26,7 @@ use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
 use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::store::Bucket;
 use crate::world::{Company, Death, Settled};
 
 use super::outages::Outages;
@@ -41,11 +42,11 @@ const PROFILES: [Profile; 7] = [
     Profile::Partitions,
 ];
 /// Volumes that are made in a run, for each that lives at once.
-const BIRTHS: u64 = 3;
+const BIRTHS: u64 = 4;
 /// Mean number of turns of a volume before it begins to leave.
-const LIFE: u64 = 60;
-/// Most steps that a control plane takes in a turn.
-const STRIDE: usize = 12;
+const LIFE: u64 = 300;
+/// Most steps that a control plane takes in a turn. Two of them may come close to each other.
+const STRIDES: [usize; 3] = [1, 3, 12];
 
 /// Stages of a volume's life.
 enum Stage {
@@ -84,7 +85,7 @@ impl Family {
         let mut first = Schedule::of_volume(name, rng.bits(), profile, story);
         first.join_crowd(most as u64);
         first.world.join(0, Company::in_one_bucket(vec![Shared::new(UPLOAD_BYTES); HOSTS]));
-        let mut bucket = Default::default();
+        let mut bucket = Bucket::default();
         first.world.store.exchange(&mut bucket);
         let fleet = Fleet {
             volumes: vec![first],
@@ -116,8 +117,8 @@ impl Family {
         match fleet.rng.below(24) {
             0 => fleet.other_program(host),
             1 if fleet.rng.once_in(100) => fleet.strike(host, Death::Process),
-            2 => self.fork(volume),
-            3 => self.step_control(volume),
+            2 if fleet.rng.once_in(2) => self.fork(volume),
+            2 | 3 => self.step_control(volume),
             4..=7 => {
                 let home = fleet.volumes[volume].home();
                 let at = if fleet.rng.once_in(3) { host } else { home };
@@ -163,6 +164,9 @@ impl Family {
             Some((SnapshotName { volume: store.volume().clone(), seq }, cut))
         });
         let Some((source, cut)) = found else { return };
+        if self.fleet.rng.once_in(3) {
+            self.forget(&source);
+        }
         let name = format!("fork-{}", self.born).parse().expect("a volume id");
         let seed = self.fleet.rng.bits();
         let parent = &self.fleet.volumes[volume];
@@ -180,10 +184,11 @@ impl Family {
         }
     }
 
-    /// The control plane of a volume works for a while, in the stages of a life without hosts on what they
-    /// wait for.
+    /// The control plane of a volume works for a while. It makes a volume that is not born, and removes one
+    /// that no host has.
     fn step_control(&mut self, volume: usize) {
-        let steps = 1 + self.fleet.rng.below(STRIDE);
+        let stride = *self.fleet.rng.pick(&STRIDES);
+        let steps = 1 + self.fleet.rng.below(stride);
         self.fleet.with(volume, |schedule| schedule.step_control(steps));
         match &self.stages[volume] {
             Stage::Unborn(source, cut) => {
@@ -192,6 +197,17 @@ impl Family {
             }
             Stage::Ending => self.remove(volume),
             Stage::Living | Stage::Leaving(_) | Stage::Ended => {}
+        }
+    }
+
+    /// The snapshot begins to be forgotten, if its volume lives.
+    fn forget(&mut self, snapshot: &SnapshotName) {
+        let volumes = self.fleet.volumes.iter();
+        let owner = volumes.zip(&self.stages).position(|(schedule, stage)| {
+            *schedule.world.store.volume() == snapshot.volume && matches!(stage, Stage::Living)
+        });
+        if let Some(owner) = owner {
+            self.begin(owner, |schedule| schedule.world.begin_forget_of(snapshot.seq));
         }
     }
 
@@ -208,6 +224,10 @@ impl Family {
             Some(Settled::Made(sectors)) => {
                 self.fleet.with(volume, |schedule| schedule.begin_life(sectors, cut));
                 self.stages[volume] = Stage::Living;
+                // As of a clone, whose snapshot is there for it alone.
+                if self.fleet.rng.once_in(2) {
+                    self.forget(&source);
+                }
             }
             Some(Settled::Void) => self.stages[volume] = Stage::Ended,
             Some(Settled::Unclear | Settled::Removed) | None => {

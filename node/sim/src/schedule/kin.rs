@@ -29,8 +29,8 @@ impl Schedule {
         (0..steps).for_each(|_| self.world.step_control());
     }
 
-    /// No host has the volume and its hosts are no others': everything is read at home, from the store
-    /// alone, and on another host.
+    /// The volume has left every host, and is alone: everything is read at home, from the store alone, and on
+    /// another host.
     pub(crate) fn check_life(&mut self) {
         self.calm();
         self.read_everywhere();

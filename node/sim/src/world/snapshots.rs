@@ -130,6 +130,11 @@ impl World {
             return;
         }
         let seq = registered[self.rng.below(registered.len())].seq;
+        self.begin_forget_of(seq);
+    }
+
+    /// The same of this one. It may be forgotten already.
+    pub(crate) fn begin_forget_of(&mut self, seq: Seq) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         self.control.tasks.start(async move { Done::Forgotten(forget(&objects, &volume, seq).await) });
         self.trace.host_event(CONTROL, 85, "the control plane forgets a snapshot");
