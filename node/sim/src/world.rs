@@ -275,8 +275,9 @@ impl World {
                             Invariant::NothingReferencedIsMissing
                         };
                         broken.check(self.store.is_swept(&error), || format!("{error}"));
+                        let was_replaced = !self.writers.is_last(host);
                         let device = self.hosts[host].device.as_mut().expect("a read has a device");
-                        device.store_failed(id);
+                        device.store_failed(id, was_replaced);
                         let result = Err(Errno::EIO);
                         return self.tell_engine(host, Event::ColdReadCompleted { id, result });
                     }

@@ -1,8 +1,8 @@
 //! Volumes of one bucket that are forked from each other and live on, on the same hosts.
 //!
 //! ```text
-//!   Unborn --the fork is made--> Living --it leaves every host--> Leaving --read everywhere--> Ending --removed--> Ended
-//!     '--its snapshot was forgotten--------------------------------------------------------------------------------^
+//!   Unborn --made--> Living --chosen--> Leaving --on no host, and read--> Ending --removed--> Ended
+//!     '-- its snapshot was forgotten ----------------------------------------------------------^
 //! ```
 //!
 //! Owns: which volumes are made and removed, and when. Each keeps its own schedule, view of its log and model;
@@ -32,7 +32,8 @@ use crate::world::{Company, Death, Settled};
 use super::outages::Outages;
 
 /// The mixtures of faults that families have, in turns.
-const PROFILES: [Profile; 7] = [
+const PROFILES: [Profile; 8] = [
+    Profile::Sleepers,
     Profile::Calm,
     Profile::BadStore,
     Profile::Kills,
@@ -347,7 +348,7 @@ impl Family {
         }
     }
 
-    /// What was begun with a volume comes to its end, with a store that answers.
+    /// The creation or removal of a volume comes to its end, with a store that answers.
     fn settle(&mut self, volume: usize, stage: Stage) -> Stage {
         self.fleet.with(volume, |schedule| {
             schedule.end_control();

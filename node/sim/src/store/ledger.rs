@@ -88,7 +88,7 @@ impl Ledger {
         false
     }
 
-    /// What a record adds is stored, and its place allows it.
+    /// The objects that a record adds are stored, and its place allows them.
     fn check_objects(&mut self, record: &Record, stored: &Stored) {
         let seq = record.seq;
         for segment in segments_of(&record.body) {

@@ -28,8 +28,12 @@ pub(super) struct Stored {
 impl Stored {
     /// A segment or a run is stored. Of an upload, its seal captured `cut`.
     pub(super) fn put(&mut self, key: &str, body: &Bytes, cut: Option<&Rc<Cut>>) {
-        if let Some(there) = self.objects.get_past(key) {
-            Invariant::NeverForeignBytes.check(there == body, || format!("{key} changes"));
+        if let Some(before) = self.objects.get_past(key) {
+            Invariant::NeverForeignBytes.check(before == body, || format!("{key} changes"));
+            if self.objects.get(key).is_err() {
+                // It comes late, after a sweep deleted it.
+                self.objects.insert(key, body.clone());
+            }
             return;
         }
         match ObjectKey::parse(key) {
