@@ -5,9 +5,9 @@
 //!     '-- its snapshot was forgotten ----------------------------------------------------------^
 //! ```
 //!
-//! Owns: which volumes are made and removed, and when. Each keeps its own schedule, view of its log and model;
-//! its control plane makes it, takes and forgets its snapshots, sweeps the bucket and removes it, one thing at
-//! a time, with requests that fail and wait. Those of all volumes are at work at once.
+//! Owns: which volumes are made and removed, and when. Each keeps its own schedule, view of its log and
+//! model; its control plane makes it, takes and forgets its snapshots, sweeps the bucket and removes it, one
+//! thing at a time, with requests that fail and wait. Those of all volumes are at work at once.
 //! Invariants: 22, 23 and 30 between volumes that live, beside those of every volume.
 
 mod case;
