@@ -41,6 +41,14 @@ fn reads_of_a_replaced_writer_may_fail() {
     run(10_159..10_160, 5, 20_000);
 }
 
+/// Found by this seed: a host that had read the log of a new fork stood still, and asked if its snapshot is
+/// forgotten when others had used the fork and truncated its log. The tombstone that it then created is no
+/// part of the log.
+#[test]
+fn a_fork_is_not_ended_after_its_log_was_truncated() {
+    run(20_008..20_009, 3, 20_000);
+}
+
 #[test]
 fn a_family_is_the_same_each_time() {
     for seed in 0..8 {

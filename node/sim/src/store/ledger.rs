@@ -144,7 +144,7 @@ impl Ledger {
 fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
     let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
     let says_the_same = first.nonce == stray.nonce && first.body == stray.body;
-    let is_control = stray.epoch == Epoch(0) && matches!(stray.body, Body::Change { .. });
+    let is_control = stray.epoch == Epoch(0) && matches!(stray.body, Body::Change { .. } | Body::Delete);
     let is_detected = is_control || matches!(stray.body, Body::Attach { .. });
     Invariant::LogIsAChain.check(says_the_same || is_detected, || {
         format!("log/{} was truncated and is created again as another record", seq.0)
