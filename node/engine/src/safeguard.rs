@@ -113,6 +113,8 @@ pub enum Safeguard {
     StoreVerdict,
     /// No object is deleted that a fork reads.
     ForksKeepObjects,
+    /// A removal leaves the objects that forks of forks read.
+    ForksOfForksCount,
     /// A sweep leaves objects whose place the log has not passed.
     SweepPassedPlaces,
     /// A sweep leaves what a snapshot names.
@@ -184,7 +186,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 84] = [
+    pub const ALL: [Self; 85] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -260,6 +262,7 @@ impl Safeguard {
         Self::AskIfForgotten,
         Self::StoreVerdict,
         Self::ForksKeepObjects,
+        Self::ForksOfForksCount,
         Self::SweepPassedPlaces,
         Self::SweepKeepsSnapshots,
         Self::SweepListsAgain,
@@ -338,6 +341,7 @@ impl Safeguard {
             | Self::StoreVerdict
             | Self::SweepListsAgain
             | Self::ForksKeepObjects
+            | Self::ForksOfForksCount
             | Self::CountFromOwner => 30,
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
             Self::HoldUntilRelease | Self::CutIsStill | Self::ExactCut => 32,

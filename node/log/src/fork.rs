@@ -11,7 +11,7 @@ use futures::future::try_join_all;
 use holdfast_engine::fork::Fork;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::safeguard::{
-    Safeguard::{AskIfForgotten, ForksKeepObjects, StoreVerdict},
+    Safeguard::{AskIfForgotten, ForksKeepObjects, ForksOfForksCount, StoreVerdict},
     safeguard,
 };
 use holdfast_engine::snapshot::SnapshotChange;
@@ -135,7 +135,7 @@ async fn reads_from(
         Err(error) => return Err(error),
     };
     match created {
-        Body::Create { source: Some(fork), .. } if fork.ancestors().any(|it| it == volume) => {
+        Body::Create { source: Some(fork), .. } if is_behind(&fork, volume) => {
             Ok(!read_manifest_to_end(objects, other).await?.is_deleted())
         }
         Body::Create { .. }
@@ -144,4 +144,10 @@ async fn reads_from(
         | Body::Detach { .. }
         | Body::Delete => Ok(false),
     }
+}
+
+/// Returns true if the fork reads objects of `volume`: it is of a snapshot of it, or of a fork of one.
+fn is_behind(fork: &Fork, volume: &VolumeId) -> bool {
+    let counts = |ancestor: &VolumeId| *ancestor == fork.snapshot.volume || safeguard(ForksOfForksCount);
+    fork.ancestors().any(|ancestor| ancestor == volume && counts(ancestor))
 }

@@ -45,11 +45,13 @@ pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
     for _ in 0..TRIES {
         if let Some(manifest) = try_read(objects, volume).await? {
             // LIST may be stale: "does not exist" is never concluded from it alone.
-            return if manifest.exists() || manifest.is_deleted() {
-                Ok(manifest)
-            } else {
-                follow(objects, manifest).await
-            };
+            if manifest.exists() || manifest.is_deleted() {
+                return Ok(manifest);
+            }
+            match follow(objects, manifest).await {
+                Err(LogFailure::Contended(_)) => {}
+                read => return read,
+            }
         }
     }
     Err(LogFailure::Contended(volume.clone()))
@@ -80,15 +82,30 @@ pub async fn read_manifest_to_end(
 
 /// True for errors of a log that was truncated during the read, or of which a LIST showed an older part.
 fn may_come_of_a_truncation(error: &LogFailure) -> bool {
-    matches!(error, LogFailure::Broken { .. } | LogFailure::Store { source: StoreError::NotFound { .. }, .. })
+    matches!(
+        error,
+        LogFailure::Broken { .. }
+            | LogFailure::Contended(_)
+            | LogFailure::Store { source: StoreError::NotFound { .. }, .. }
+    )
 }
 
 /// Applies the records after `manifest`, one after the other, until there is none.
+///
+/// # Errors
+/// [`LogFailure::Contended`]: it came to a tombstone, and the log was truncated since it was listed. So the
+/// tombstone may have come late, of a fork or of a removal, and be no part of the log. A new LIST tells.
 async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
-    let volume = manifest.volume().clone();
+    let (volume, begun_at) = (manifest.volume().clone(), manifest.checkpointed());
     loop {
         match read_record(objects, &volume, manifest.seq().next()).await {
-            Ok(Record { body: Body::Delete, seq, .. }) => return Ok(Manifest::tombstone(volume, seq)),
+            Ok(Record { body: Body::Delete, seq, .. }) => {
+                return if was_truncated_after(objects, &volume, begun_at).await? {
+                    Err(LogFailure::Contended(volume))
+                } else {
+                    Ok(Manifest::tombstone(volume, seq))
+                };
+            }
             Ok(record) => manifest.apply(&record).map_err(broken(&volume))?,
             Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => return Ok(manifest),
             Err(error) => return Err(error),

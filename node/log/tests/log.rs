@@ -278,6 +278,24 @@ async fn a_record_in_a_truncated_place_is_outside_the_log() {
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
 }
 
+/// Found by the simulation: the creator of a fork stood still and ended it where its second record had been
+/// truncated. A reader that had listed the log before took it for removed, and a sweep would have deleted it.
+#[tokio::test]
+async fn a_tombstone_in_a_truncated_place_ends_nothing() {
+    let store = long_log(200).await;
+    let late = Record { epoch: Epoch(0), ..record(3, Body::Delete) };
+    assert_eq!(create_record(&store, &late).await.unwrap(), CreateOutcome::Created);
+    assert!(read_manifest_to_end(&store, &volume()).await.unwrap().exists());
+    let second = "volumes/v/log/00000000000000000002";
+    for last in [None, Some(second)] {
+        let is_new = |key: &String| last.is_none_or(|last| key.contains("checkpoints") || **key > *last);
+        let hidden = store.keys().into_iter().filter(is_new).collect();
+        let behind = Behind { hidden, store: store.clone() };
+        let failed = read_manifest_to_end(&behind, &volume()).await.unwrap_err();
+        assert!(matches!(failed, LogFailure::Contended(_)), "{last:?}: {failed}");
+    }
+}
+
 fn attach_key() -> String {
     "volumes/v/log/00000000000000000050".to_owned()
 }

@@ -39,6 +39,11 @@ impl Bug {
         }
     }
 
+    /// Returns true if only volumes that are forked from each other and live on notice the bug.
+    pub const fn is_of_families(self) -> bool {
+        matches!(self, Self::Missing(Safeguard::ForksOfForksCount))
+    }
+
     /// The number of the invariant that the bug breaks, in `docs/invariants.md`.
     pub const fn breaks(self) -> u8 {
         match self {

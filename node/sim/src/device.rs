@@ -22,6 +22,8 @@ pub(crate) struct Request {
     part_failed: bool,
     /// A part of it failed in the object store.
     pub(crate) store_failed: bool,
+    /// Its writer had been replaced by then, and had not noticed: what the new one needs no more may be gone.
+    pub(crate) was_replaced: bool,
     /// The durability in effect when the engine completed it.
     pub(crate) answered_as: Durability,
 }
@@ -116,9 +118,10 @@ impl Device {
     }
 
     /// A piece of a read ends with the store's error.
-    pub(crate) fn store_failed(&mut self, id: RequestId) {
+    pub(crate) fn store_failed(&mut self, id: RequestId, was_replaced: bool) {
         let request = self.request(id);
         (request.part_failed, request.store_failed) = (true, true);
+        request.was_replaced |= was_replaced;
     }
 
     /// Requests in flight, as the kernel issues them again after the death of the daemon.
@@ -128,6 +131,7 @@ impl Device {
             if let Some(request) = slot {
                 request.filled.fill(None);
                 (request.part_failed, request.store_failed) = (false, false);
+                request.was_replaced = false;
                 again.push((RequestId(at as u32), request.op, request.range));
             }
         }
@@ -151,6 +155,7 @@ impl Device {
             filled: Vec::new(),
             part_failed: false,
             store_failed: false,
+            was_replaced: false,
             answered_as: Durability::Local,
         };
         if op == Op::Read {

@@ -7,10 +7,12 @@
 
 mod case;
 mod devices;
+mod family;
 mod kernel;
 mod outages;
 
 pub use case::FleetCase;
+pub use family::FamilyCase;
 
 use holdfast_background::StoreKey;
 use holdfast_types::Millis;
@@ -20,6 +22,7 @@ use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
 use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::store::Bucket;
 use crate::world::{Company, Death, Outage, World};
 
 use devices::{Devices, Served};
@@ -61,12 +64,20 @@ struct Node {
     devices: Devices,
 }
 
+impl Node {
+    fn new(host: u32, volumes: usize) -> Self {
+        Self { kernel: Kernel::default(), devices: Devices::new(TAGS | host, volumes) }
+    }
+}
+
 /// One run in progress.
 pub(crate) struct Fleet {
     pub(crate) volumes: Vec<Schedule>,
     nodes: Vec<Node>,
     outages: Outages,
     upload_bytes: u64,
+    /// The bucket of all volumes; `None` where each has one of its own.
+    bucket: Option<Bucket>,
     seed: u64,
     rng: Rng,
     /// Steps taken.
@@ -99,12 +110,12 @@ impl Fleet {
                 schedule
             })
             .collect();
-        let node = |host| Node { kernel: Kernel::default(), devices: Devices::new(TAGS | host, volumes) };
         Self {
             volumes: crowd,
-            nodes: (0..HOSTS as u32).map(node).collect(),
+            nodes: (0..HOSTS as u32).map(|host| Node::new(host, volumes)).collect(),
             outages: Outages::new(kinds),
             upload_bytes,
+            bucket: None,
             seed,
             rng,
             taken: 0,
@@ -119,9 +130,7 @@ impl Fleet {
     /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
     /// it.
     pub(crate) fn step(&mut self, number: u64) {
-        self.taken += 1;
-        let seed = Rng::new(!self.seed).bits() ^ number;
-        self.rng = Rng::new(Rng::new(seed).bits());
+        self.begin_step(number);
         let volume = self.rng.below(self.volumes.len());
         let host = self.rng.below(HOSTS);
         self.volumes[volume].world.trace.begin_step(number);
@@ -138,9 +147,25 @@ impl Fleet {
         }
     }
 
+    fn begin_step(&mut self, number: u64) {
+        self.taken += 1;
+        let seed = Rng::new(!self.seed).bits() ^ number;
+        self.rng = Rng::new(Rng::new(seed).bits());
+    }
+
+    /// Lets one volume act, with the bucket if that is one for all.
+    fn with<T>(&mut self, volume: usize, act: impl FnOnce(&mut Schedule) -> T) -> T {
+        let schedule = &mut self.volumes[volume];
+        let Some(bucket) = &mut self.bucket else { return act(schedule) };
+        schedule.world.store.exchange(bucket);
+        let done = act(schedule);
+        schedule.world.store.exchange(bucket);
+        done
+    }
+
     /// One volume does something; the others meet what it did to their hosts.
     fn step_volume(&mut self, volume: usize, step: impl FnOnce(&mut Schedule)) {
-        step(&mut self.volumes[volume]);
+        self.with(volume, step);
         self.share_deaths();
         self.share_fault(volume);
         self.share_time();
@@ -158,11 +183,11 @@ impl Fleet {
     }
 
     fn strike(&mut self, host: usize, death: Death) {
-        for schedule in &mut self.volumes {
-            match death {
+        for volume in 0..self.volumes.len() {
+            self.with(volume, |schedule| match death {
                 Death::Process => schedule.world.kill(host),
                 Death::Host => schedule.world.lose_host(host, None),
-            }
+            });
         }
         let shared = Shared::new(self.upload_bytes);
         for schedule in &mut self.volumes {
@@ -198,7 +223,8 @@ impl Fleet {
                 let theirs = world.hosts[host].fault;
                 let paused =
                     if runs { now.paused && world.hosts[host].process.is_some() } else { theirs.paused };
-                let cut_off = if store_of(other) == store_of(volume) { now.cut_off } else { theirs.cut_off };
+                let is_same_store = self.bucket.is_some() || store_of(other) == store_of(volume);
+                let cut_off = if is_same_store { now.cut_off } else { theirs.cut_off };
                 world.set_fault(host, HostFault { cut_off, paused, ..now });
             }
         }
@@ -210,8 +236,8 @@ impl Fleet {
         while owed > 0 {
             let piece = owed.min(PIECE_MS);
             owed -= piece;
-            for volume in &mut self.volumes {
-                volume.world.pass_here(piece);
+            for volume in 0..self.volumes.len() {
+                self.with(volume, |schedule| schedule.world.pass_here(piece));
             }
             self.share_deaths();
             self.poll();
@@ -220,10 +246,8 @@ impl Fleet {
 
     /// Polls all futures: memory that one volume returned may be what a future of another waits for.
     fn poll(&mut self) {
-        for schedule in &mut self.volumes {
-            for host in 0..HOSTS {
-                schedule.world.run_woken(host);
-            }
+        for volume in 0..self.volumes.len() {
+            self.with(volume, |schedule| (0..HOSTS).for_each(|host| schedule.world.run_woken(host)));
         }
         self.share_deaths();
     }

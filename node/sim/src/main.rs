@@ -15,7 +15,7 @@ use holdfast_engine::crash_point::CrashPoint;
 use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::case::{Case, CaseOutcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
-use holdfast_sim::fleet::FleetCase;
+use holdfast_sim::fleet::{FamilyCase, FleetCase};
 use holdfast_sim::tiers::{Figures, WORKLOADS};
 
 /// Lines printed of a run that ends in a violation.
@@ -87,6 +87,9 @@ struct Runs {
     /// Volumes of each run, in two stores on the same hosts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     volumes: u64,
+    /// Volumes of each run that live at once in one bucket, forked from each other, on the same hosts.
+    #[arg(long, conflicts_with = "volumes", value_parser = clap::value_parser!(u64).range(2..=64))]
+    family: Option<u64>,
     /// Plant this bug: the name of a safeguard to take out, or of a mutation.
     #[arg(long, value_parser = bug)]
     bug: Option<Bug>,
@@ -233,23 +236,26 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     writeln!(
         out,
         r#"{{"operations":{operations},"requests":{requests},"records_truncated":{truncated},"stray_records":{strays},"seeds":{},"volumes":{},"violations":{violations},"seconds":{seconds:.1},"threads":{threads},"operations_per_second":{speed:.0}}}"#,
-        options.seeds, options.volumes
+        options.seeds,
+        options.family.unwrap_or(options.volumes)
     )?;
     Ok(violations)
 }
 
-/// A run of one volume, or of several.
+/// A run of one volume, of several, or of a family.
 enum AnyCase {
     One(Case),
     Several(FleetCase),
+    Family(FamilyCase),
 }
 
 impl AnyCase {
     fn new(seed: u64, options: &Runs) -> Self {
-        let &Runs { operations, bug, volumes, .. } = options;
-        match volumes {
-            1 => Self::One(Case { seed, operations, bug }),
-            _ => Self::Several(FleetCase { seed, operations, bug, volumes: volumes as usize }),
+        let &Runs { operations, bug, volumes, family, .. } = options;
+        match (family, volumes as usize) {
+            (Some(most), _) => Self::Family(FamilyCase { seed, operations, bug, volumes: most as usize }),
+            (None, 1) => Self::One(Case { seed, operations, bug }),
+            (None, volumes) => Self::Several(FleetCase { seed, operations, bug, volumes }),
         }
     }
 
@@ -257,6 +263,7 @@ impl AnyCase {
         match self {
             Self::One(case) => case.run(0),
             Self::Several(case) => case.run(0),
+            Self::Family(case) => case.run(0),
         }
     }
 
@@ -264,6 +271,7 @@ impl AnyCase {
         match self {
             Self::One(case) => case.shrink(SHRINKING, STORY),
             Self::Several(case) => case.shrink(SHRINKING, STORY),
+            Self::Family(case) => case.shrink(SHRINKING, STORY),
         }
     }
 }
@@ -273,6 +281,7 @@ impl std::fmt::Display for AnyCase {
         match self {
             Self::One(case) => case.fmt(out),
             Self::Several(case) => case.fmt(out),
+            Self::Family(case) => case.fmt(out),
         }
     }
 }

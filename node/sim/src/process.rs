@@ -322,11 +322,12 @@ impl Process {
     /// A read fails only where the disk lost the only copy.
     fn check_failure(&self, request: &Request) {
         let status = self.volume.as_ref().expect("it completes requests").status();
-        let lost = status.fenced || status.oldest_dirty_ms.is_some();
+        let fenced = status.fenced || request.was_replaced;
+        let lost = fenced || status.oldest_dirty_ms.is_some();
         Invariant::CompletedOnce.check(lost || request.op != Op::Read, || {
             "a read failed although the store has everything".into()
         });
-        Invariant::NothingReferencedIsMissing.check(status.fenced || !request.store_failed, || {
+        Invariant::NothingReferencedIsMissing.check(fenced || !request.store_failed, || {
             "a read failed for an object that no run names any more".into()
         });
     }

@@ -2,6 +2,7 @@
 
 mod crowd;
 mod forks;
+mod kin;
 
 use holdfast_engine::event::Op;
 use holdfast_engine::round_size::RoundSize;
@@ -109,6 +110,10 @@ impl Schedule {
             let journal_slots = Some(if has_journal { *world.rng.pick(&[0, 2, 3, 5]) } else { 0 });
             world.slice_rounds(RoundSize { copied, journaled, written, saved: 1, journal_slots });
         }
+        Self::around(world, seed, profile)
+    }
+
+    fn around(world: World, seed: u64, profile: Profile) -> Self {
         Self {
             world,
             seed,
@@ -448,6 +453,9 @@ impl Schedule {
     fn settle_step(&mut self) {
         let hosts = self.world.hosts.len();
         let host = self.rng().below(hosts);
+        if self.world.hosts[host].fault.paused {
+            return;
+        }
         self.attend(host);
         if self.rng().once_in(30) {
             self.world.tick(host, 200);
@@ -505,6 +513,20 @@ impl Schedule {
 
     /// Reads everything at home, from the store alone, and on another host.
     pub(crate) fn finish(&mut self) {
+        self.read_everywhere();
+        self.world.check_sweep();
+        self.world.check_snapshots();
+        self.world.check_whole();
+        // Every profile is run with and without.
+        if self.world.company.is_none() && (self.seed / Profile::ALL.len() as u64).is_multiple_of(3) {
+            self.live_on();
+        }
+        self.world.check_decay(Rng::new(self.seed));
+        self.world.check_removal();
+    }
+
+    /// The same of what the clients wrote.
+    fn read_everywhere(&mut self) {
         let mut left = false;
         for _ in 0..3 {
             if !left {
@@ -517,15 +539,6 @@ impl Schedule {
         self.home = (self.home + 1) % self.world.hosts.len();
         while !self.read_and_leave() {}
         self.world.check_store(self.home);
-        self.world.check_sweep();
-        self.world.check_snapshots();
-        self.world.check_whole();
-        // Every profile is run with and without.
-        if self.world.company.is_none() && (self.seed / Profile::ALL.len() as u64).is_multiple_of(3) {
-            self.live_on();
-        }
-        self.world.check_decay(Rng::new(self.seed));
-        self.world.check_removal();
     }
 
     /// The control plane ends what it began.

@@ -12,6 +12,7 @@ mod cuts;
 mod dirty;
 mod forks;
 mod kept;
+mod kin;
 mod life;
 mod look;
 mod other_disk;
@@ -51,6 +52,7 @@ use client::Stamps;
 pub(crate) use company::{Company, Death, Outage};
 use dirty::DirtyCheck;
 use forks::Behind;
+pub(crate) use kin::Settled;
 use snapshots::ControlPlane;
 
 /// Everything there is.
@@ -99,14 +101,20 @@ impl World {
         policy::scale(Some(2));
         // Chunk 1 lies between writes to chunks 0 and 2.
         fence::scale(Some(1 + (seed % 2) as usize));
+        let store = Store::new(volume, sectors, Nonce::default());
+        Self::around(store, seed, hosts, Terms::new(sectors, limits), faults)
+    }
+
+    /// New hosts around `store`.
+    fn around(store: Store, seed: u64, hosts: usize, terms: Terms, faults: Faults) -> Self {
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
-            store: Store::new(volume, sectors, Nonce::default()),
+            store,
             backup: None,
             rng: Rng::new(seed),
             trace: Trace::new(0),
             failures: Failures::new(faults),
-            terms: Terms::new(sectors, limits),
+            terms,
             clock: Clock::default(),
             writers: Writers::default(),
             stamps: Stamps::default(),
@@ -261,13 +269,15 @@ impl World {
                     Ok(bytes) => bytes,
                     Err(error) => {
                         // Its plan may be older than a merge.
-                        let broken = match self.behind[..] {
-                            [] => Invariant::NothingReferencedIsMissing,
-                            _ => Invariant::ForkIsItsSnapshot,
+                        let broken = if self.store.is_fork() {
+                            Invariant::ForkIsItsSnapshot
+                        } else {
+                            Invariant::NothingReferencedIsMissing
                         };
                         broken.check(self.store.is_swept(&error), || format!("{error}"));
+                        let was_replaced = !self.writers.is_last(host);
                         let device = self.hosts[host].device.as_mut().expect("a read has a device");
-                        device.store_failed(id);
+                        device.store_failed(id, was_replaced);
                         let result = Err(Errno::EIO);
                         return self.tell_engine(host, Event::ColdReadCompleted { id, result });
                     }
@@ -348,7 +358,7 @@ impl World {
 
     /// Takes note of records that came into the log.
     fn take_note(&mut self) {
-        for landed in std::mem::take(&mut self.store.landed) {
+        for landed in self.store.take_landed() {
             match landed {
                 Landed::Commit(nonce, cut) => {
                     self.writers.commit();

@@ -5,6 +5,7 @@ use std::fmt;
 use super::Fleet;
 use crate::bug::{Bug, plant};
 use crate::case::{CaseOutcome, IDLE, shrink};
+use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
 /// A run of several volumes that can be repeated: the same case gives the same outcome.
@@ -56,36 +57,45 @@ impl FleetCase {
             fleet.finish();
         });
         plant(None);
-        let mut outcome = CaseOutcome {
-            digest: String::new(),
-            steps: fleet.taken,
-            operations: fleet.operations(),
-            requests: 0,
-            truncated: 0,
-            strays: 0,
-            violation: ended.err(),
-            story: Vec::new(),
-        };
-        let mut digest = blake3::Hasher::new();
-        let mut lines = Vec::new();
-        for (number, volume) in fleet.volumes.iter_mut().enumerate() {
-            let world = &mut volume.world;
-            digest.update(world.trace.digest().as_bytes());
-            outcome.requests += world.requests();
-            outcome.truncated += world.store.truncated;
-            outcome.strays += world.store.strays;
-            lines.extend(
-                world.trace.take_numbered_story().into_iter().map(|(step, line)| (step, number, line)),
-            );
-        }
-        outcome.digest = digest.finalize().to_hex().to_string();
-        lines.sort_by_key(|(step, ..)| *step);
-        let skipped = lines.len().saturating_sub(story);
-        let told = lines.into_iter().skip(skipped);
-        outcome.story =
-            told.map(|(step, volume, line)| format!("step {step:6}  volume {volume}  {line}")).collect();
-        outcome
+        outcome(&mut fleet.volumes, fleet.taken, ended.err(), story)
     }
+}
+
+/// The outcome of a run of these volumes, with the last `story` lines.
+pub(super) fn outcome<'a>(
+    volumes: impl IntoIterator<Item = &'a mut Schedule>,
+    steps: u64,
+    violation: Option<Violation>,
+    story: usize,
+) -> CaseOutcome {
+    let mut outcome = CaseOutcome {
+        digest: String::new(),
+        steps,
+        operations: 0,
+        requests: 0,
+        truncated: 0,
+        strays: 0,
+        violation,
+        story: Vec::new(),
+    };
+    let mut digest = blake3::Hasher::new();
+    let mut lines = Vec::new();
+    for (number, volume) in volumes.into_iter().enumerate() {
+        let world = &mut volume.world;
+        digest.update(world.trace.digest().as_bytes());
+        outcome.operations += world.trace.operations;
+        outcome.requests += world.requests();
+        outcome.truncated += world.store.truncated;
+        outcome.strays += world.store.strays;
+        lines.extend(world.trace.take_numbered_story().into_iter().map(|(step, line)| (step, number, line)));
+    }
+    outcome.digest = digest.finalize().to_hex().to_string();
+    lines.sort_by_key(|(step, ..)| *step);
+    let skipped = lines.len().saturating_sub(story);
+    let told = lines.into_iter().skip(skipped);
+    outcome.story =
+        told.map(|(step, volume, line)| format!("step {step:6}  volume {volume}  {line}")).collect();
+    outcome
 }
 
 /// The command that repeats it.

@@ -40,7 +40,7 @@ impl Schedule {
         }
         self.leaving = true;
         for host in 0..self.world.hosts.len() {
-            if host != self.home {
+            if host != self.home && !self.world.hosts[host].fault.paused {
                 self.world.begin_detach(host);
             }
         }

@@ -10,18 +10,23 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Sector, Seq};
 
 use super::Store;
+use super::ledger::Ledger;
+use super::objects::Objects;
+use super::stored::Stored;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-impl Store {
+impl Stored {
     /// The root of a snapshot is stored: it never changes, nor comes behind its record.
     pub(super) fn check_root(&self, seq: Seq, key: &str, body: &Bytes) {
-        let there = self.get(key).ok();
+        let there = self.objects.get(key).ok();
         Invariant::SnapshotIsItsCut.check(there.is_none_or(|there| there == body), || {
             format!("the root of snapshot {} is made again, and says something else", seq.0)
         });
     }
+}
 
+impl Ledger {
     /// A mark is stored: in no other place than a snapshot's.
     pub(super) fn check_mark(&self, seq: Seq) {
         Invariant::SnapshotIsItsCut.check(self.snapshots.contains_key(&seq), || {
@@ -30,11 +35,11 @@ impl Store {
     }
 
     /// `record` is in the log. If it registers a snapshot, the root is stored and says what the log says.
-    pub(super) fn note_snapshot(&mut self, record: &Record) {
+    pub(super) fn note_snapshot(&mut self, record: &Record, stored: &Stored) {
         if record.body.snapshot_taken().is_none() {
             return;
         }
-        let root = self.get(&self.root_key(record.seq)).ok();
+        let root = stored.objects.get(&self.root_key(record.seq)).ok();
         Invariant::SnapshotIsItsCut.check(root.is_some_and(|root| *root == self.truth.encode_root()), || {
             format!("log/{} registers a snapshot whose root is {root:?}", record.seq.0)
         });
@@ -42,24 +47,49 @@ impl Store {
     }
 
     fn root_key(&self, seq: Seq) -> String {
-        ObjectKey::Snapshot(self.volume.clone(), seq).to_string()
+        ObjectKey::Snapshot(self.truth.volume().clone(), seq).to_string()
     }
 
+    /// The snapshots that the log has registered and that were forgotten.
+    fn forgotten(&self, objects: &Objects) -> Vec<Seq> {
+        let volume = self.truth.volume();
+        let is_marked =
+            |seq: &Seq| objects.born(&ObjectKey::Forgotten(volume.clone(), *seq).to_string()).is_some();
+        self.truth.snapshots().iter().map(|known| known.seq).filter(is_marked).collect()
+    }
+
+    /// Those that count.
+    pub(super) fn live(&self, objects: &Objects) -> Vec<Seq> {
+        let forgotten = self.forgotten(objects);
+        let registered = self.truth.snapshots().iter().map(|known| known.seq);
+        registered.filter(|seq| !forgotten.contains(seq)).collect()
+    }
+
+    /// The volume as a snapshot has it; `None` where its root is not there.
+    pub(super) fn root(&self, seq: Seq, objects: &Objects) -> Option<Manifest> {
+        Manifest::decode_checkpoint(objects.get(&self.root_key(seq)).ok()?).ok()
+    }
+}
+
+impl Store {
     /// The snapshots that the log has registered.
     pub(crate) fn registered(&self) -> &[Snapshot] {
-        self.truth.snapshots()
+        self.ledger().truth.snapshots()
     }
 
     /// Those that were forgotten.
     pub(crate) fn forgotten(&self) -> Vec<Seq> {
-        let is_marked =
-            |seq: &Seq| self.get(&ObjectKey::Forgotten(self.volume.clone(), *seq).to_string()).is_ok();
-        self.registered().iter().map(|known| known.seq).filter(is_marked).collect()
+        self.ledger().forgotten(&self.bucket.stored.objects)
+    }
+
+    /// Those that count.
+    pub(crate) fn live(&self) -> Vec<Seq> {
+        self.ledger().live(&self.bucket.stored.objects)
     }
 
     /// Returns true if this one was ever registered.
     pub(crate) fn was_registered(&self, snapshot: &Snapshot) -> bool {
-        let record = self.history.get(&snapshot.seq).and_then(|body| Record::decode(body).ok());
+        let record = self.ledger().history.get(&snapshot.seq).and_then(|body| Record::decode(body).ok());
         record.is_some_and(|record| {
             record.body.snapshot_taken() == Some(snapshot.uid) && record.unix_ms == snapshot.unix_ms
         })
@@ -67,28 +97,28 @@ impl Store {
 
     /// Content of a snapshot that was ever registered.
     pub(crate) fn cut_of_snapshot(&self, seq: Seq) -> Option<Rc<Cut>> {
-        self.snapshots.get(&seq).map(Rc::clone)
+        self.ledger().snapshots.get(&seq).map(Rc::clone)
     }
 
     /// Reads a snapshot from what is stored of it, and compares it with the content that it is of.
     pub(crate) fn check_snapshot(&self, seq: Seq) {
-        let cut = &self.snapshots[&seq];
-        let root = self.get(&self.root_key(seq)).ok().and_then(|root| Manifest::decode_checkpoint(root).ok());
-        let Some(root) = root else {
+        let ledger = self.ledger();
+        let Some(root) = ledger.root(seq, &self.bucket.stored.objects) else {
             Invariant::SnapshotIsItsCut.broken(&format!("the root of snapshot {} is not there", seq.0))
         };
-        self.check_state(Invariant::SnapshotIsItsCut, &root, cut);
+        self.check_state(Invariant::SnapshotIsItsCut, &root, &ledger.snapshots[&seq]);
     }
 
     /// Reads the volume, a fork, as the log's last record has it, and compares it with the content that its
     /// snapshot is of.
     pub(crate) fn check_content(&self, cut: &Cut) {
-        self.check_state(Invariant::ForkIsItsSnapshot, &self.truth, cut);
+        self.check_state(Invariant::ForkIsItsSnapshot, &self.ledger().truth, cut);
     }
 
     fn check_state(&self, invariant: Invariant, state: &Manifest, cut: &Cut) {
         let mut read = (u64::MAX, Vec::new());
-        let sectors = cut.touched().chain(self.last_cut.touched()).filter(|sector| *sector < state.sectors());
+        let last_cut = &self.ledger().last_cut;
+        let sectors = cut.touched().chain(last_cut.touched()).filter(|sector| *sector < state.sectors());
         for sector in sectors {
             let block = Sector(sector).block();
             if read.0 != block.0 {

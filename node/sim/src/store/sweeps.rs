@@ -2,69 +2,134 @@
 
 use holdfast_background::ColdError;
 use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
 use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Place, PlacedId, Seq, VolumeId};
 
 use super::Store;
+use super::bucket::Bucket;
+use super::ledger::Ledger;
 use crate::invariant::Invariant;
 
-impl Store {
+impl Bucket {
     /// `key` is deleted: nothing needs it, or can come to need it.
     pub(super) fn check_delete(&self, key: &str) {
-        Invariant::NothingNeededIsDeleted.check(!self.is_needed(key), || format!("{key} is deleted"));
+        if let Some(reader) = self.reader_of(key) {
+            let is_own = ObjectKey::parse(key).is_some_and(|key| key.volume() == reader);
+            let broken =
+                if is_own { Invariant::NothingNeededIsDeleted } else { Invariant::ForkIsItsSnapshot };
+            broken.broken(&format!("{key} is deleted, and {reader} needs it"));
+        }
     }
 
+    /// The keys of all that nothing needs.
+    fn garbage(&self) -> Vec<&str> {
+        let all = self.stored.objects.under("").map(|(key, _)| key);
+        all.filter(|key| self.reader_of(key).is_none()).collect()
+    }
+
+    /// A volume that needs the object: itself, one of its snapshots that count, or a record to come may name
+    /// it.
+    fn reader_of(&self, key: &str) -> Option<&VolumeId> {
+        let key = ObjectKey::parse(key).expect("nothing else is stored");
+        let owner = self.ledgers.get(key.volume())?;
+        let truth = &owner.truth;
+        let is_needed = match key {
+            ObjectKey::Segment(_, id) => return self.reader_of_data(owner, id.0, false),
+            ObjectKey::Run(_, id) => return self.reader_of_data(owner, id.0, true),
+            ObjectKey::Snapshot(_, seq) => {
+                !truth.is_passed(Place::until(seq)) || owner.live(&self.stored.objects).contains(&seq)
+            }
+            ObjectKey::Checkpoint(..) => !truth.is_deleted(),
+            // Truncation has rules of its own.
+            ObjectKey::Log(_, seq) => !truth.is_deleted() || seq == Seq::FIRST || seq == truth.seq(),
+            ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => true,
+        };
+        is_needed.then(|| truth.volume())
+    }
+
+    /// The owner first.
+    fn reader_of_data(&self, owner: &Ledger, id: PlacedId, is_run: bool) -> Option<&VolumeId> {
+        let owner = owner.truth.volume();
+        let others = self.ledgers.iter().filter(|(volume, _)| *volume != owner);
+        let needs = |volume: &VolumeId, ledger: &Ledger| {
+            (volume == owner && !ledger.truth.is_passed(id.place)) || self.names(ledger, owner, id, is_run)
+        };
+        let (own, ledger) = self.ledgers.get_key_value(owner)?;
+        if needs(own, ledger) {
+            return Some(own);
+        }
+        others.filter(|(volume, ledger)| needs(volume, ledger)).map(|(volume, _)| volume).next()
+    }
+
+    /// Returns true if the volume of `ledger`, or one of its snapshots that count, names the object.
+    fn names(&self, ledger: &Ledger, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
+        let objects = &self.stored.objects;
+        let lineage = ledger.truth.lineage();
+        if lineage.volume() != owner && !lineage.ancestors().contains(owner) {
+            return false;
+        }
+        let names = |state: &Manifest| self.stored.indexes.names(state.runs(), owner, id, is_run);
+        let of_snapshots = || ledger.live(objects).into_iter().filter_map(|seq| ledger.root(seq, objects));
+        (ledger.truth.exists() && !self.came_too_late(ledger) && names(&ledger.truth))
+            || of_snapshots().any(|root| names(&root))
+    }
+
+    /// Returns true for a fork whose record came after the mark of its snapshot. Its end is not in the log
+    /// yet, but nothing else can follow.
+    fn came_too_late(&self, ledger: &Ledger) -> bool {
+        let first = ledger.history.get(&Seq::FIRST).filter(|_| ledger.truth.is_unconfirmed());
+        let Some(Body::Create { source: Some(fork), .. }) =
+            first.and_then(|body| Record::decode(body).ok()).map(|record| record.body)
+        else {
+            return false;
+        };
+        let born = |key: ObjectKey| self.stored.objects.born(&key.to_string());
+        let mark = born(ObjectKey::Forgotten(fork.snapshot.volume.clone(), fork.snapshot.seq));
+        mark.is_some_and(|mark| {
+            born(ObjectKey::Log(ledger.truth.volume().clone(), Seq::FIRST)).is_some_and(|born| mark < born)
+        })
+    }
+}
+
+impl Store {
     /// Returns true if a cold read failed because an object is not there that nothing needs any more.
     pub(crate) fn is_swept(&self, failure: &ColdError) -> bool {
         matches!(failure, ColdError::Store { key, source: StoreError::NotFound { .. } } if !self.is_needed(key))
     }
 
-    /// At rest, after a sweep: everything of the volume is needed.
+    /// At rest, after a sweep: everything in the bucket is needed.
     pub(crate) fn check_swept(&self) {
-        let all = self.objects_of(&self.volume);
-        let garbage: Vec<&str> =
-            all.iter().map(|(key, _)| key.as_str()).filter(|key| !self.is_needed(key)).collect();
+        let garbage = self.bucket.garbage();
         Invariant::GarbageGoes.check(garbage.is_empty(), || format!("a sweep leaves {garbage:?}"));
     }
 
-    /// Returns true if the volume, one of its snapshots that count, or a record to come may name the object.
-    /// Of the objects of another volume, those that this one reads are needed.
+    /// Nothing is left of the volumes, which are removed, but what bars their ids: the first record and the
+    /// tombstone of each, the markers of places between them, and the marks of snapshots.
+    pub(crate) fn check_all_removed(&self) {
+        let left = self.keys();
+        let is_data = |key: &&str| {
+            matches!(
+                ObjectKey::parse(key),
+                None | Some(
+                    ObjectKey::Segment(..)
+                        | ObjectKey::Run(..)
+                        | ObjectKey::Snapshot(..)
+                        | ObjectKey::Checkpoint(..)
+                )
+            )
+        };
+        let data: Vec<&str> = left.into_iter().filter(is_data).collect();
+        let living = self.bucket.ledgers.values().find(|ledger| !ledger.truth.is_deleted());
+        Invariant::GarbageGoes.check(data.is_empty() && living.is_none(), || {
+            format!("of removed volumes are left {data:?}, and {:?}", living.map(|ledger| &ledger.truth))
+        });
+        self.check_swept();
+    }
+
+    /// Returns true if a volume, one of its snapshots that count, or a record to come may name the object.
     pub(crate) fn is_needed(&self, key: &str) -> bool {
-        match ObjectKey::parse(key) {
-            Some(ObjectKey::Segment(owner, id)) => self.is_data_needed(&owner, id.0, false),
-            Some(ObjectKey::Run(owner, id)) => self.is_data_needed(&owner, id.0, true),
-            Some(ObjectKey::Snapshot(owner, seq)) => {
-                owner == self.volume
-                    && (!self.truth.is_passed(Place::until(seq)) || self.live().contains(&seq))
-            }
-            Some(ObjectKey::Checkpoint(..)) => !self.truth.is_deleted(),
-            // Truncation has its own rules, and so has the end of a log.
-            Some(ObjectKey::Log(..) | ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..)) | None => {
-                true
-            }
-        }
-    }
-
-    fn is_data_needed(&self, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
-        if *owner == self.volume && !self.truth.is_passed(id.place) {
-            return true;
-        }
-        let names = |state: &Manifest| self.indexes.names(state.runs(), owner, id, is_run);
-        let live = self.live();
-        let of_snapshots = live.into_iter().filter_map(|seq| self.root(seq));
-        (self.truth.exists() && names(&self.truth)) || of_snapshots.into_iter().any(|root| names(&root))
-    }
-
-    /// The snapshots that count.
-    pub(crate) fn live(&self) -> Vec<Seq> {
-        let forgotten = self.forgotten();
-        let registered = self.registered().iter().map(|known| known.seq);
-        registered.filter(|seq| !forgotten.contains(seq)).collect()
-    }
-
-    fn root(&self, seq: Seq) -> Option<Manifest> {
-        let key = ObjectKey::Snapshot(self.volume.clone(), seq).to_string();
-        Manifest::decode_checkpoint(self.get(&key).ok()?).ok()
+        self.bucket.reader_of(key).is_some()
     }
 }

@@ -21,7 +21,7 @@ impl World {
     pub(super) fn answer(&mut self, host: usize, ask: &Ask) -> Option<Answer> {
         let (answer, step) = match ask {
             Ask::Sleep(_) => (Answer::Slept, None),
-            Ask::Store(ask) => (self.ask_store(host, ask), sent(ask)),
+            Ask::Store(ask) => (self.ask_store(host, ask, true), sent(ask)),
             Ask::Local(ask) => (Answer::Local(self.ask_disk(host, ask)), written(ask)),
         };
         self.trace.call(host, ask, &answer);
@@ -35,7 +35,8 @@ impl World {
 
     // ---- the store ----
 
-    pub(super) fn ask_store(&mut self, host: usize, ask: &StoreAsk) -> Answer {
+    /// With `is_stale`, LIST may show an older state.
+    pub(super) fn ask_store(&mut self, host: usize, ask: &StoreAsk, is_stale: bool) -> Answer {
         let cut = self.cut_of(host, ask);
         if matches!(ask, StoreAsk::Create { .. }) && self.rng.once_in(3) {
             // The worst moment for an older one to arrive.
@@ -54,7 +55,7 @@ impl World {
         match fate {
             RequestFate::Fine => {
                 let behind = self.failures.behind(ask, &mut self.rng);
-                self.store.apply(ask, cut.as_ref(), behind)
+                self.store.apply(ask, cut.as_ref(), if is_stale { behind } else { 0 })
             }
             RequestFate::Before => self.refused(ask),
             RequestFate::ReplyLost => {

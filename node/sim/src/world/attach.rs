@@ -200,6 +200,6 @@ impl World {
             let record = Record { volume, seq: manifest.seq().next(), epoch, nonce, unix_ms: 0, body };
             self.store.append(&record);
         }
-        self.store.landed.clear();
+        self.store.take_landed();
     }
 }

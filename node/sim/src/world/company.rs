@@ -47,11 +47,19 @@ pub(crate) struct Company {
     pub(crate) failing_until: Millis,
     /// Delay of a commit by the other volumes of a host.
     pub(crate) queue_ms: Millis,
+    /// They are in one bucket.
+    pub(crate) shares_bucket: bool,
 }
 
 impl Company {
     pub(crate) fn new(shared: Vec<Shared>, store: StoreKey, queue_ms: Millis) -> Self {
-        Self { shared, store, owed: 0, deaths: Vec::new(), outage: None, failing_until: 0, queue_ms }
+        let (deaths, outage) = (Vec::new(), None);
+        Self { shared, store, owed: 0, deaths, outage, failing_until: 0, queue_ms, shares_bucket: false }
+    }
+
+    /// The same of volumes in one bucket.
+    pub(crate) fn in_one_bucket(shared: Vec<Shared>) -> Self {
+        Self { shares_bucket: true, ..Self::new(shared, StoreKey(0), 0) }
     }
 }
 
@@ -59,18 +67,23 @@ impl World {
     /// This volume is one of several; its stamps are no other's.
     pub(crate) fn join(&mut self, number: u64, company: Company) {
         self.stamps = Stamps::of_volume(number);
+        self.rejoin(company);
+    }
+
+    /// It is one of several again.
+    pub(crate) fn rejoin(&mut self, company: Company) {
         self.company = Some(company);
         for here in &mut self.hosts {
             here.access = Some(Access::Shut);
         }
     }
 
-    /// From here on it is alone.
-    pub(crate) fn part(&mut self) {
-        self.company = None;
+    /// From here on it is alone. Returns the company that it had.
+    pub(crate) fn part(&mut self) -> Company {
         for here in &mut self.hosts {
             here.access = None;
         }
+        self.company.take().expect("it is one of several")
     }
 
     fn company(&mut self) -> &mut Company {

@@ -92,7 +92,7 @@ impl World {
         let exists = manifest.is_ok_and(|manifest| manifest.exists());
         match made {
             Ok(_) if exists => {
-                self.store.continue_as(fork, cut);
+                self.store.continue_as(fork);
                 self.check_whole_as(Invariant::ForkIsItsSnapshot);
                 self.store.check_content(cut);
             }
@@ -119,7 +119,7 @@ impl World {
         objects.retain(|(key, _)| self.store.is_needed(key));
         self.behind.push(Behind { volume, objects });
         self.trace.host_event(0, 86, "the volume lives on as a fork");
-        self.store.continue_as(&fork, &cut);
+        self.store.continue_as(&fork);
         self.store.check_content(&cut);
         self.terms.sectors = sectors;
         self.writers = Writers::default();

@@ -96,8 +96,9 @@ impl World {
         let device = here.device.as_mut().expect("requests come from a device");
         if self.failures.disks_are_sound() && result.is_err() {
             let process = here.process.as_ref().expect("it did the job");
-            Invariant::CompletedOnce
-                .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
+            Invariant::CompletedOnce.check(process.fenced || device.request(id).was_replaced, || {
+                format!("a request failed without a cause: {result:?}")
+            });
         }
         // What is zeroed where nothing was leaves nothing to commit, and a FUA write may be committed before
         // it ends.

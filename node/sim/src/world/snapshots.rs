@@ -12,9 +12,10 @@ use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
 use holdfast_objects::StoreError;
-use holdfast_types::{Nonce, Seq, SnapshotUid};
+use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};
 
 use super::World;
+use super::kin::Settled;
 use crate::calls::{Answer, Ask, Call, Calls};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
@@ -28,11 +29,13 @@ const CONTROL: usize = 0;
 pub(super) const AT_ONCE: SweepOptions =
     SweepOptions { grace: Duration::ZERO, now: SystemTime::UNIX_EPOCH, dry_run: false, most: u64::MAX };
 
-/// Outcome of what the control plane did.
-enum Done {
+/// Settled of what the control plane did.
+pub(super) enum Done {
     Taken(Result<Snapshot, SnapshotError>),
     Forgotten(Result<(), SnapshotError>),
     Swept(Result<SweepReport, LogFailure>, SweepMemory),
+    Made(Result<u64, LogFailure>),
+    Removed(Result<Vec<VolumeId>, SnapshotError>),
 }
 
 /// The control plane at work on the volume's snapshots and on what nothing needs any more: one thing at a
@@ -41,9 +44,11 @@ enum Done {
 pub(crate) struct ControlPlane {
     /// Left by its last sweep, for the next one.
     memory: SweepMemory,
-    calls: Calls,
-    tasks: Tasks<Done>,
+    pub(super) calls: Calls,
+    pub(super) tasks: Tasks<Done>,
     waiting: Option<Call>,
+    /// Settled of the volume's creation as a fork, or of its removal.
+    pub(super) settled: Option<Settled>,
     /// The last snapshot that was asked for anywhere.
     last: u64,
 }
@@ -90,7 +95,8 @@ impl World {
         let Some(call) = self.control.waiting.take() else { return };
         self.trace.operations += 1;
         let answer = match &call.ask {
-            Ask::Store(ask) => self.ask_store(CONTROL, ask),
+            // Sweeps and removals rely on a LIST that shows the forks made before it.
+            Ask::Store(ask) => self.ask_store(CONTROL, ask, !self.shares_bucket()),
             Ask::Sleep(_) => Answer::Slept,
             Ask::Local(_) => unreachable!("it has no disk"),
         };
@@ -124,6 +130,11 @@ impl World {
             return;
         }
         let seq = registered[self.rng.below(registered.len())].seq;
+        self.begin_forget_of(seq);
+    }
+
+    /// The same of this one. It may be forgotten already.
+    pub(crate) fn begin_forget_of(&mut self, seq: Seq) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         self.control.tasks.start(async move { Done::Forgotten(forget(&objects, &volume, seq).await) });
         self.trace.host_event(CONTROL, 85, "the control plane forgets a snapshot");
@@ -153,7 +164,7 @@ impl World {
         self.store.check_swept();
     }
 
-    fn run_control(&mut self) {
+    pub(super) fn run_control(&mut self) {
         if let Some(done) = self.control.tasks.next_ended() {
             self.control_done(done);
         }
@@ -164,6 +175,8 @@ impl World {
         let failed = match done {
             Done::Taken(Ok(taken)) => return drop(self.check_registered(taken)),
             Done::Forgotten(Ok(())) => return,
+            Done::Made(made) => return self.fork_was_made(made),
+            Done::Removed(removed) => return self.was_removed(removed),
             Done::Swept(swept, memory) => {
                 self.control.memory = memory;
                 match swept {
@@ -174,13 +187,7 @@ impl World {
             Done::Taken(Err(error)) | Done::Forgotten(Err(error)) => error,
         };
         let has_cause = if let SnapshotError::Log(failure) = &failed {
-            // In a fleet a store denies for a while.
-            let denied = matches!(
-                failure,
-                LogFailure::Store { source: StoreError::Denied { .. }, .. }
-                    | LogFailure::Volumes { source: StoreError::Denied { .. } }
-            );
-            denied || failure.is_transient()
+            is_passing(failure)
         } else {
             matches!(failed, SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. })
         };
@@ -219,4 +226,14 @@ impl World {
         }
         seqs
     }
+}
+
+/// Returns true for a failure of the store, which may end. In a fleet a store denies for a while.
+pub(super) fn is_passing(failure: &LogFailure) -> bool {
+    let denied = matches!(
+        failure,
+        LogFailure::Store { source: StoreError::Denied { .. }, .. }
+            | LogFailure::Volumes { source: StoreError::Denied { .. } }
+    );
+    denied || failure.is_transient()
 }

@@ -1,0 +1,386 @@
+//! Volumes of one bucket that are forked from each other and live on, on the same hosts.
+//!
+//! ```text
+//!   Unborn --made--> Living --chosen--> Leaving --on no host, and read--> Ending --removed--> Ended
+//!     '-- its snapshot was forgotten ----------------------------------------------------------^
+//! ```
+//!
+//! Owns: which volumes are made and removed, and when. Each keeps its own schedule, view of its log and
+//! model; its control plane makes it, takes and forgets its snapshots, sweeps the bucket and removes it, one
+//! thing at a time, with requests that fail and wait. Those of all volumes are at work at once.
+//! Invariants: 22, 23 and 30 between volumes that live, beside those of every volume.
+
+mod case;
+
+pub use case::FamilyCase;
+
+use std::mem;
+use std::rc::Rc;
+
+use holdfast_types::SnapshotName;
+
+use super::{Fleet, Node};
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+use crate::profile::Profile;
+use crate::rng::Rng;
+use crate::schedule::{HOSTS, Schedule};
+use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::store::Bucket;
+use crate::world::{Company, Death, Settled};
+
+use super::outages::Outages;
+
+/// The mixtures of faults that families have, in turns.
+const PROFILES: [Profile; 8] = [
+    Profile::Sleepers,
+    Profile::Calm,
+    Profile::BadStore,
+    Profile::Kills,
+    Profile::Everything,
+    Profile::PowerCuts,
+    Profile::Rivals,
+    Profile::Partitions,
+];
+/// Volumes that are made in a run, for each that lives at once.
+const BIRTHS: u64 = 4;
+/// Mean number of turns of a volume before it begins to leave.
+const LIFE: u64 = 300;
+/// Most steps that a control plane takes in a turn. Two of them may come close to each other.
+const STRIDES: [usize; 3] = [1, 3, 12];
+
+/// Stages of a volume's life.
+enum Stage {
+    /// Its control plane makes it, a fork of this snapshot, which captured this.
+    Unborn(SnapshotName, Rc<Cut>),
+    Living,
+    /// It leaves every host; the steps taken.
+    Leaving(u32),
+    /// No host has it, and its control plane removes it.
+    Ending,
+    /// It is removed, or was never made. What was sent for it may still arrive.
+    Ended,
+}
+
+/// One run in progress.
+pub(crate) struct Family {
+    fleet: Fleet,
+    profile: Profile,
+    story: usize,
+    /// Most volumes at once.
+    most: usize,
+    /// Of each volume of the fleet.
+    stages: Vec<Stage>,
+    /// Volumes that ended and whose places others took.
+    past: Vec<Schedule>,
+    /// Volumes that were to be made so far, the first one too.
+    born: u64,
+}
+
+impl Family {
+    /// One volume, of which up to `most` are to be.
+    pub(crate) fn new(seed: u64, most: usize, story: usize) -> Self {
+        let profile = PROFILES[(seed % PROFILES.len() as u64) as usize];
+        let mut rng = Rng::new(seed);
+        let name = "volume".parse().expect("a volume id");
+        let mut first = Schedule::of_volume(name, rng.bits(), profile, story);
+        first.join_crowd(most as u64);
+        first.world.join(0, Company::in_one_bucket(vec![Shared::new(UPLOAD_BYTES); HOSTS]));
+        let mut bucket = Bucket::default();
+        first.world.store.exchange(&mut bucket);
+        let fleet = Fleet {
+            volumes: vec![first],
+            nodes: (0..HOSTS as u32).map(|host| Node::new(host, most)).collect(),
+            outages: Outages::new(&[]),
+            upload_bytes: UPLOAD_BYTES,
+            bucket: Some(bucket),
+            seed,
+            rng,
+            taken: 0,
+        };
+        Self { fleet, profile, story, most, stages: vec![Stage::Living], past: Vec::new(), born: 1 }
+    }
+
+    /// Requests, jobs, answers and deaths of all volumes.
+    fn operations(&self) -> u64 {
+        self.fleet.operations() + self.past.iter().map(|volume| volume.world.trace.operations).sum::<u64>()
+    }
+
+    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
+    /// it.
+    fn step(&mut self, number: u64) {
+        self.fleet.begin_step(number);
+        let fleet = &mut self.fleet;
+        let (volume, host) = (fleet.rng.below(fleet.volumes.len()), fleet.rng.below(HOSTS));
+        let world = &mut fleet.volumes[volume].world;
+        world.trace.begin_step(number);
+        world.reseed(fleet.rng.bits());
+        match fleet.rng.below(24) {
+            0 => fleet.other_program(host),
+            1 if fleet.rng.once_in(100) => fleet.strike(host, Death::Process),
+            2 if fleet.rng.once_in(2) => self.fork(volume),
+            2 | 3 => self.step_control(volume),
+            4..=7 => {
+                let home = fleet.volumes[volume].home();
+                let at = if fleet.rng.once_in(3) { host } else { home };
+                fleet.step_device(at, volume);
+            }
+            _ => self.step_volume(volume, number),
+        }
+    }
+
+    fn step_volume(&mut self, volume: usize, number: u64) {
+        match &mut self.stages[volume] {
+            Stage::Living if self.fleet.rng.once_in(LIFE * self.most as u64) => self.begin_leaving(volume),
+            Stage::Living => self.fleet.step_volume(volume, |schedule| schedule.step(number)),
+            Stage::Leaving(taken) => {
+                *taken += 1;
+                let taken = *taken;
+                self.leave_step(volume, taken);
+            }
+            Stage::Unborn(..) | Stage::Ending => self.step_control(volume),
+            Stage::Ended => self.fleet.with(volume, |schedule| schedule.world.land_late()),
+        }
+    }
+
+    // ---- births ----
+
+    /// A fork of one of the volume's snapshots begins to be made, where there is a place for it: at times one
+    /// that is forgotten.
+    fn fork(&mut self, volume: usize) {
+        let has_snapshots = matches!(self.stages[volume], Stage::Living | Stage::Leaving(_) | Stage::Ending);
+        let ended = self.stages.iter().position(|stage| matches!(stage, Stage::Ended));
+        let place = ended.or_else(|| (self.stages.len() < self.most).then_some(self.stages.len()));
+        let (true, Some(place)) = (has_snapshots && self.born < BIRTHS * self.most as u64, place) else {
+            return;
+        };
+        let any = self.fleet.rng.once_in(4);
+        let choice = self.fleet.rng.bits();
+        let found = self.fleet.with(volume, |schedule| {
+            let store = &schedule.world.store;
+            let registered = store.registered().iter().map(|known| known.seq).collect();
+            let seqs = if any { registered } else { store.live() };
+            let seq = *seqs.get(choice as usize % seqs.len().max(1))?;
+            let cut = store.cut_of_snapshot(seq).expect("it is registered");
+            Some((SnapshotName { volume: store.volume().clone(), seq }, cut))
+        });
+        let Some((source, cut)) = found else { return };
+        if self.fleet.rng.once_in(3) {
+            self.forget(&source);
+        }
+        let name = format!("fork-{}", self.born).parse().expect("a volume id");
+        let seed = self.fleet.rng.bits();
+        let parent = &self.fleet.volumes[volume];
+        let mut fork = parent.beside(name, seed, self.profile, self.story);
+        let company = parent.world.company.as_ref().expect("it is one of several");
+        fork.world.join(self.born, Company::in_one_bucket(company.shared.clone()));
+        fork.join_crowd(self.most as u64);
+        self.born += 1;
+        if place < self.stages.len() {
+            self.past.push(mem::replace(&mut self.fleet.volumes[place], fork));
+            self.stages[place] = Stage::Unborn(source, cut);
+        } else {
+            self.fleet.volumes.push(fork);
+            self.stages.push(Stage::Unborn(source, cut));
+        }
+    }
+
+    /// The control plane of a volume works for a while. It makes a volume that is not born, and removes one
+    /// that no host has.
+    fn step_control(&mut self, volume: usize) {
+        let stride = *self.fleet.rng.pick(&STRIDES);
+        let steps = 1 + self.fleet.rng.below(stride);
+        self.fleet.with(volume, |schedule| schedule.step_control(steps));
+        match &self.stages[volume] {
+            Stage::Unborn(source, cut) => {
+                let (source, cut) = (source.clone(), Rc::clone(cut));
+                self.make(volume, source, &cut);
+            }
+            Stage::Ending => self.remove(volume),
+            Stage::Living | Stage::Leaving(_) | Stage::Ended => {}
+        }
+    }
+
+    /// The snapshot begins to be forgotten, if its volume lives.
+    fn forget(&mut self, snapshot: &SnapshotName) {
+        let volumes = self.fleet.volumes.iter();
+        let owner = volumes.zip(&self.stages).position(|(schedule, stage)| {
+            *schedule.world.store.volume() == snapshot.volume && matches!(stage, Stage::Living)
+        });
+        if let Some(owner) = owner {
+            self.begin(owner, |schedule| schedule.world.begin_forget_of(snapshot.seq));
+        }
+    }
+
+    fn make(&mut self, volume: usize, source: SnapshotName, cut: &Rc<Cut>) {
+        let dies = self.fleet.rng.once_in(30);
+        let settled = self.fleet.with(volume, |schedule| {
+            let world = &mut schedule.world;
+            if dies {
+                world.lose_control();
+            }
+            world.take_settled()
+        });
+        match settled {
+            Some(Settled::Made(sectors)) => {
+                self.fleet.with(volume, |schedule| schedule.begin_life(sectors, cut));
+                self.stages[volume] = Stage::Living;
+                // As of a clone, whose snapshot is there for it alone.
+                if self.fleet.rng.once_in(2) {
+                    self.forget(&source);
+                }
+            }
+            Some(Settled::Void) => self.stages[volume] = Stage::Ended,
+            Some(Settled::Unclear | Settled::Removed) | None => {
+                self.begin(volume, |schedule| schedule.world.begin_fork(source));
+            }
+        }
+    }
+
+    /// Begins what the control plane is to do, if it does nothing.
+    fn begin(&mut self, volume: usize, begin: impl FnOnce(&mut Schedule)) {
+        self.fleet.with(volume, |schedule| {
+            if schedule.world.control_is_idle() {
+                begin(schedule);
+            }
+        });
+    }
+
+    // ---- ends ----
+
+    /// The volume is to be removed, if it is not the last one.
+    fn begin_leaving(&mut self, volume: usize) {
+        let living = self.stages.iter().filter(|stage| matches!(stage, Stage::Living)).count();
+        if living > 1 {
+            self.stages[volume] = Stage::Leaving(0);
+            self.fleet.step_volume(volume, Schedule::begin_leaving);
+        }
+    }
+
+    fn leave_step(&mut self, volume: usize, taken: u32) {
+        self.fleet.step_volume(volume, |schedule| schedule.leave_step(taken));
+        for host in 0..HOSTS {
+            self.fleet.step_device(host, volume);
+        }
+        if !self.fleet.volumes[volume].has_left() {
+            return;
+        }
+        self.fleet.with(volume, |schedule| {
+            let company = schedule.world.part();
+            schedule.check_life();
+            schedule.world.rejoin(company);
+        });
+        self.grant(volume);
+        self.stages[volume] = Stage::Ending;
+    }
+
+    fn grant(&mut self, volume: usize) {
+        for host in 0..HOSTS {
+            self.fleet.grant(host, volume);
+        }
+    }
+
+    fn remove(&mut self, volume: usize) {
+        match self.fleet.with(volume, |schedule| schedule.world.take_settled()) {
+            Some(Settled::Removed) => self.stages[volume] = Stage::Ended,
+            Some(Settled::Unclear | Settled::Made(_) | Settled::Void) | None => {
+                self.begin(volume, |schedule| schedule.world.begin_removal());
+            }
+        }
+    }
+
+    // ---- the end ----
+
+    /// Everything leaves every host and comes to rest; each volume is read at home, from the store alone, and
+    /// elsewhere. Then all are removed in any order, and at each end the others stay what they are.
+    fn finish(&mut self) {
+        self.leave_hosts();
+        for volume in 0..self.stages.len() {
+            let stage = mem::replace(&mut self.stages[volume], Stage::Ended);
+            self.stages[volume] = self.settle(volume, stage);
+        }
+        self.sweep();
+        for volume in self.living() {
+            self.fleet.with(volume, Schedule::check_life);
+        }
+        loop {
+            self.sweep();
+            let living = self.living();
+            for volume in &living {
+                self.fleet.with(*volume, |schedule| schedule.world.check_stays());
+            }
+            if living.is_empty() {
+                break;
+            }
+            let volume = *self.fleet.rng.pick(&living);
+            self.fleet.with(volume, |schedule| schedule.world.remove_soundly());
+            self.stages[volume] = Stage::Ended;
+        }
+        self.fleet.with(0, |schedule| schedule.world.store.check_all_removed());
+    }
+
+    fn living(&self) -> Vec<usize> {
+        let stages = self.stages.iter().enumerate();
+        stages.filter(|(_, stage)| matches!(stage, Stage::Living)).map(|(volume, _)| volume).collect()
+    }
+
+    fn sweep(&mut self) {
+        self.fleet.with(0, |schedule| schedule.world.check_sweep());
+    }
+
+    fn leave_hosts(&mut self) {
+        for volume in self.living() {
+            self.fleet.step_volume(volume, Schedule::begin_leaving);
+        }
+        let mut taken = vec![0; self.stages.len()];
+        while let Some(volume) = self.fleet.still_here() {
+            taken[volume] += 1;
+            self.fleet.step_volume(volume, |schedule| schedule.leave_step(taken[volume]));
+            for host in 0..HOSTS {
+                self.fleet.step_device(host, volume);
+            }
+        }
+        for node in &mut self.fleet.nodes {
+            node.devices.check_end(&mut node.kernel);
+        }
+        for volume in &mut self.fleet.volumes {
+            volume.world.part();
+        }
+    }
+
+    /// The creation or removal of a volume comes to its end, with a store that answers.
+    fn settle(&mut self, volume: usize, stage: Stage) -> Stage {
+        self.fleet.with(volume, |schedule| {
+            schedule.end_control();
+            let world = &mut schedule.world;
+            let settled = world.take_settled();
+            match stage {
+                Stage::Living => Stage::Living,
+                Stage::Leaving(_) => {
+                    schedule.check_life();
+                    Stage::Living
+                }
+                Stage::Unborn(source, cut) => {
+                    if !matches!(settled, Some(Settled::Made(_) | Settled::Void)) {
+                        world.make_fork_soundly(source);
+                    }
+                    match settled.into_iter().chain(world.take_settled()).last() {
+                        Some(Settled::Made(sectors)) => {
+                            schedule.begin_life(sectors, &cut);
+                            Stage::Living
+                        }
+                        Some(Settled::Void) => Stage::Ended,
+                        Some(Settled::Removed | Settled::Unclear) | None => {
+                            Invariant::ComesToRest.broken("a fork is neither made nor void")
+                        }
+                    }
+                }
+                Stage::Ending => {
+                    world.remove_soundly();
+                    Stage::Ended
+                }
+                Stage::Ended => Stage::Ended,
+            }
+        })
+    }
+}

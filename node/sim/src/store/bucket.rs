@@ -1,0 +1,81 @@
+//! The bucket: what is stored, and the logs of all its volumes as they truly are. Each request is checked
+//! against the log of the volume whose object it is about.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use holdfast_engine::fork::Fork;
+use holdfast_engine::record::{Body, Record};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Seq, VolumeId};
+
+use super::ledger::Ledger;
+use super::stored::Stored;
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+
+/// Everything that is in the bucket, for any number of volumes.
+#[derive(Clone, Default)]
+pub(crate) struct Bucket {
+    pub(super) stored: Stored,
+    pub(super) ledgers: BTreeMap<VolumeId, Ledger>,
+}
+
+/// Results of a create.
+pub(super) struct CreatedObject {
+    /// This PUT made the object.
+    pub(super) is_new: bool,
+    /// It is a record that came where another one had been truncated.
+    pub(super) is_stray: bool,
+}
+
+impl Bucket {
+    /// Creates an object unless it is there.
+    pub(super) fn create(&mut self, key: &str, body: Bytes) -> CreatedObject {
+        let there = self.stored.objects.get(key).is_ok();
+        let is_stray = self.check_create(key, &body, there);
+        if !there {
+            self.stored.objects.insert(key, body);
+        }
+        CreatedObject { is_new: !there, is_stray }
+    }
+
+    /// Returns true for a record that is no part of its log.
+    fn check_create(&mut self, key: &str, body: &Bytes, there: bool) -> bool {
+        match ObjectKey::parse(key) {
+            Some(ObjectKey::Log(..)) if there => {}
+            Some(ObjectKey::Log(volume, seq)) => return self.add_record(&volume, seq, body),
+            Some(ObjectKey::Checkpoint(volume, seq)) => {
+                self.ledgers[&volume].check_checkpoint(seq, body);
+            }
+            Some(ObjectKey::Snapshot(_, seq)) => self.stored.check_root(seq, key, body),
+            Some(ObjectKey::Forgotten(volume, seq)) => self.ledgers[&volume].check_mark(seq),
+            Some(ObjectKey::TruncationMarker(..)) => {}
+            Some(ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => panic!("{key} is created"),
+        }
+        false
+    }
+
+    fn add_record(&mut self, volume: &VolumeId, seq: Seq, body: &Bytes) -> bool {
+        if !self.ledgers.contains_key(volume) {
+            let ledger = Ledger::new(volume.clone(), self.beginning(body));
+            self.ledgers.insert(volume.clone(), ledger);
+        }
+        let ledger = self.ledgers.get_mut(volume).expect("it is there now");
+        ledger.take(seq, body, &mut self.stored)
+    }
+
+    /// The content that a volume begins with whose first record is `body`.
+    fn beginning(&self, body: &Bytes) -> Rc<Cut> {
+        let created = Record::decode(body).expect("writers send whole records").body;
+        let Body::Create { source: Some(fork), .. } = created else { return Rc::default() };
+        let Fork { snapshot, .. } = &*fork;
+        let source = self.ledgers.get(&snapshot.volume);
+        let cut = source.and_then(|ledger| ledger.snapshots.get(&snapshot.seq));
+        cut.map_or_else(
+            || Invariant::ForkIsItsSnapshot.broken(&format!("a fork of {snapshot}, which was no snapshot")),
+            Rc::clone,
+        )
+    }
+}

@@ -1,0 +1,152 @@
+//! The log of one volume as it truly is, and what the model knows of it.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use holdfast_engine::compose::Composition;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_types::{Epoch, Place, Seq, VolumeId};
+
+use super::Landed;
+use super::indexes::{MergesDue, merges_of, segments_of};
+use super::stored::Stored;
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+
+/// A volume of the bucket.
+#[derive(Clone)]
+pub(super) struct Ledger {
+    /// The log as it is.
+    pub(super) truth: Manifest,
+    /// Its records, those that were truncated too.
+    pub(super) history: BTreeMap<Seq, Bytes>,
+    merges: MergesDue,
+    /// Contents that its last commit captured, or of the snapshot that it is a fork of.
+    pub(super) last_cut: Rc<Cut>,
+    /// Contents of the snapshots that were registered, dropped ones too.
+    pub(super) snapshots: BTreeMap<Seq, Rc<Cut>>,
+    /// Records that the model has not seen yet.
+    pub(super) landed: Vec<Landed>,
+}
+
+impl Ledger {
+    /// A volume without records, which is to begin with this content.
+    pub(super) fn new(volume: VolumeId, begins_with: Rc<Cut>) -> Self {
+        Self {
+            truth: Manifest::empty(volume),
+            history: BTreeMap::new(),
+            merges: MergesDue::default(),
+            last_cut: begins_with,
+            snapshots: BTreeMap::new(),
+            landed: Vec::new(),
+        }
+    }
+
+    /// Takes a record that stands at `seq`. It must follow from those before it: a fenced writer's would not.
+    /// Returns true if it came where another one had been truncated: then it is not in the log.
+    pub(super) fn take(&mut self, seq: Seq, body: &Bytes, stored: &mut Stored) -> bool {
+        if let Some(first) = self.history.get(&seq) {
+            // Of a removed volume all records may go, and what comes then is none of its log.
+            if !self.truth.is_deleted() {
+                check_stray(seq, first, body);
+            }
+            return true;
+        }
+        let record = Record::decode(body).expect("writers send whole records");
+        Invariant::LogIsAChain
+            .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
+        self.check_objects(&record, stored);
+        if let Body::Detach { root: Some(root) } = &record.body {
+            let same = root.encode_checkpoint() == self.truth.encode_checkpoint();
+            Invariant::LogIsAChain.check(same, || {
+                format!("the root in log/{} says something else than the log before it", seq.0)
+            });
+        }
+        let replaced = self.truth.attached();
+        let before = self.truth.runs().clone();
+        if let Err(error) = self.truth.apply(&record) {
+            Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
+        }
+        // A fork begins with runs that no merge made.
+        if seq > Seq::FIRST {
+            let lineage = self.truth.lineage();
+            let stamps = |block, plan: &Composition| stored.stamps(lineage, block, plan);
+            stored.indexes.check_merges(&before, self.truth.runs(), &record.body, stamps);
+        }
+        self.merges.note(&before, &record.body);
+        self.note_snapshot(&record, stored);
+        self.history.insert(seq, body.clone());
+        match record.body {
+            Body::Change { segments, .. } if !segments.is_empty() => {
+                self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut)));
+            }
+            Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node, replaced)),
+            Body::Create { .. } | Body::Change { .. } | Body::Detach { .. } | Body::Delete => {}
+        }
+        false
+    }
+
+    /// The objects that a record adds are stored, and its place allows them.
+    fn check_objects(&mut self, record: &Record, stored: &Stored) {
+        let seq = record.seq;
+        for segment in segments_of(&record.body) {
+            let Some(cut) = stored.indexes.cut_of(segment.id) else {
+                Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
+            };
+            self.last_cut = Rc::clone(cut);
+            // A later one would keep it in the bucket for longer than it is needed.
+            Invariant::PlaceIsKept.check(segment.id.place() == Place::until(seq), || {
+                format!("log/{} adds {}, which has another place", seq.0, segment.id)
+            });
+        }
+        for merge in merges_of(&record.body) {
+            let run = merge.output.id;
+            Invariant::NothingReferencedIsMissing.check(stored.indexes.holds_run(run), || {
+                format!("a commit carries {run}, which was never stored")
+            });
+            Invariant::PlaceIsKept
+                .check(!self.truth.is_passed(run.place()), || format!("log/{} adds {run}", seq.0));
+        }
+    }
+
+    /// A checkpoint and the records after it say what the log says.
+    pub(super) fn check_checkpoint(&self, seq: Seq, body: &[u8]) {
+        let mut manifest = Manifest::decode_checkpoint(body).expect("writers send whole checkpoints");
+        Invariant::LogIsAChain
+            .check(manifest.seq() == seq, || format!("checkpoint {} is of another seq", seq.0));
+        self.apply_to(&mut manifest);
+        let same = manifest.encode_checkpoint() == self.truth.encode_checkpoint();
+        Invariant::LogIsAChain
+            .check(same, || format!("checkpoint {} says something else than the log", seq.0));
+    }
+
+    /// Applies the records after `manifest` to it.
+    pub(super) fn apply_to(&self, manifest: &mut Manifest) {
+        for (seq, body) in self.history.range(manifest.seq().next()..) {
+            let record = Record::decode(body).expect("records are not damaged");
+            if let Err(error) = manifest.apply(&record) {
+                Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
+            }
+        }
+    }
+
+    /// The process of the writer died: a merge that it had in progress is lost.
+    pub(super) fn writer_died(&mut self) {
+        self.merges = MergesDue::default();
+    }
+}
+
+/// Checks a record that came in the place of a truncated one, and is not in the log. It must be an attach or
+/// a record of the control plane, which its maker must detect, or a repetition of the first one by the same
+/// writer.
+fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
+    let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
+    let says_the_same = first.nonce == stray.nonce && first.body == stray.body;
+    let is_control = stray.epoch == Epoch(0) && matches!(stray.body, Body::Change { .. } | Body::Delete);
+    let is_detected = is_control || matches!(stray.body, Body::Attach { .. });
+    Invariant::LogIsAChain.check(says_the_same || is_detected, || {
+        format!("log/{} was truncated and is created again as another record", seq.0)
+    });
+}

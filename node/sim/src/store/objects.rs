@@ -1,0 +1,90 @@
+//! The objects of a bucket: each is there from one change on and up to another, so that a LIST can show an
+//! older state.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use holdfast_objects::{Entry, Page, StoreError};
+
+#[derive(Clone)]
+struct Object {
+    body: Bytes,
+    /// Requests that had changed something before it was there.
+    born: u64,
+    /// The same of its end.
+    gone: Option<u64>,
+}
+
+/// All objects, those that were deleted too.
+#[derive(Clone, Default)]
+pub(super) struct Objects {
+    objects: BTreeMap<String, Object>,
+    changes: u64,
+}
+
+impl Objects {
+    pub(super) fn get(&self, key: &str) -> Result<&Bytes, StoreError> {
+        let there = self.objects.get(key).filter(|object| object.gone.is_none());
+        there.map(|object| &object.body).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
+    }
+
+    /// The same of one that may have been deleted.
+    pub(super) fn get_past(&self, key: &str) -> Option<&Bytes> {
+        self.objects.get(key).map(|object| &object.body)
+    }
+
+    /// Changes before the object of this key was there; `None` if it is not.
+    pub(super) fn born(&self, key: &str) -> Option<u64> {
+        self.objects.get(key).filter(|object| object.gone.is_none()).map(|object| object.born)
+    }
+
+    /// A LIST that shows what was there `behind` changes ago.
+    pub(super) fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize, behind: u64) -> Page {
+        let as_of = self.changes.saturating_sub(behind);
+        let from = start_after.filter(|after| *after > prefix).unwrap_or(prefix).to_owned();
+        let mut entries: Vec<Entry> = Vec::new();
+        for (key, object) in self.objects.range(from..).take_while(|(key, _)| key.starts_with(prefix)) {
+            let there = object.born <= as_of && object.gone.is_none_or(|gone| gone > as_of);
+            if !there || start_after == Some(key) {
+                continue;
+            }
+            if entries.len() == limit {
+                return Page { entries, more: true };
+            }
+            let size_bytes = object.body.len() as u64;
+            entries.push(Entry { key: key.clone(), size_bytes, last_modified: SystemTime::UNIX_EPOCH });
+        }
+        Page { entries, more: false }
+    }
+
+    pub(super) fn insert(&mut self, key: &str, body: Bytes) {
+        self.changes += 1;
+        self.objects.insert(key.to_owned(), Object { body, born: self.changes, gone: None });
+    }
+
+    /// Says whether the object was there.
+    pub(super) fn delete(&mut self, key: &str) -> bool {
+        self.changes += 1;
+        let there = self.objects.get_mut(key).filter(|object| object.gone.is_none());
+        there.map(|object| object.gone = Some(self.changes)).is_some()
+    }
+
+    /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.
+    pub(super) fn replace(&mut self, key: &str, body: Option<Bytes>) -> Option<Bytes> {
+        let was = self.get(key).ok().cloned();
+        match body {
+            Some(body) => self.insert(key, body),
+            None => drop(self.objects.remove(key)),
+        }
+        was
+    }
+
+    /// All that is there under `prefix`, in the order of the keys.
+    pub(super) fn under<'a>(&'a self, prefix: &str) -> impl Iterator<Item = (&'a str, &'a Bytes)> + use<'a> {
+        let (from, prefix) = (prefix.to_owned(), prefix.to_owned());
+        let those = self.objects.range(from..).take_while(move |(key, _)| key.starts_with(&prefix));
+        let there = those.filter(|(_, object)| object.gone.is_none());
+        there.map(|(key, object)| (key.as_str(), &object.body))
+    }
+}

@@ -1,0 +1,94 @@
+//! The contents of a bucket, whichever volume they are of: its objects, and what the model unpacked of them.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use holdfast_engine::compose::Composition;
+use holdfast_engine::index::RunHead;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::segment::FrameIndex;
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Block, Lineage, RunId, SegmentId};
+
+use super::frames::{BlockStamps, UnpackedFrames};
+use super::indexes::StoredIndexes;
+use super::objects::Objects;
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+
+/// Objects, and the indexes in them. Ids of segments and runs are no two volumes' own.
+#[derive(Clone, Default)]
+pub(super) struct Stored {
+    pub(super) objects: Objects,
+    pub(super) indexes: StoredIndexes,
+    frames: UnpackedFrames,
+}
+
+impl Stored {
+    /// A segment or a run is stored. Of an upload, its seal captured `cut`.
+    pub(super) fn put(&mut self, key: &str, body: &Bytes, cut: Option<&Rc<Cut>>) {
+        if let Some(before) = self.objects.get_past(key) {
+            Invariant::NeverForeignBytes.check(before == body, || format!("{key} changes"));
+            if self.objects.get(key).is_err() {
+                // It comes late, after a sweep deleted it.
+                self.objects.insert(key, body.clone());
+            }
+            return;
+        }
+        match ObjectKey::parse(key) {
+            Some(ObjectKey::Run(_, id)) => self.add_run(id, body),
+            Some(ObjectKey::Segment(_, id)) => self.add_segment(id, body, cut),
+            Some(
+                ObjectKey::Log(..)
+                | ObjectKey::Checkpoint(..)
+                | ObjectKey::TruncationMarker(..)
+                | ObjectKey::Snapshot(..)
+                | ObjectKey::Forgotten(..),
+            )
+            | None => panic!("{key} is no segment"),
+        }
+        self.objects.insert(key, body.clone());
+    }
+
+    /// The segment of an upload, or of a merge that relocates frames.
+    fn add_segment(&mut self, id: SegmentId, body: &Bytes, cut: Option<&Rc<Cut>>) {
+        let index = FrameIndex::decode(&body[index_range(body)]).expect("writers send whole segments");
+        self.indexes.add_segment(id, index, cut.map(Rc::clone));
+    }
+
+    fn add_run(&mut self, id: RunId, body: &Bytes) {
+        let head = RunHead::decode_alone(&body[index_range(body)]).expect("writers send whole runs");
+        self.indexes.add_run(id, head, body);
+    }
+
+    /// One block as `state` says.
+    pub(super) fn read_block(&self, state: &Manifest, block: Block) -> BlockStamps {
+        let plan = self.indexes.composition(state.runs(), block);
+        self.stamps(state.lineage(), block, &plan)
+    }
+
+    /// The stamps of one block, as composed.
+    pub(super) fn stamps(&self, lineage: &Lineage, block: Block, plan: &Composition) -> BlockStamps {
+        let mut read = BlockStamps::default();
+        for piece in &plan.pieces {
+            let key = lineage.segment_key(piece.segment);
+            let Ok(body) = self.objects.get(&key) else {
+                Invariant::NothingReferencedIsMissing.broken(&format!("{key} is not there"))
+            };
+            let stamps = self.frames.stamps(block, piece, body);
+            for (bit, stamp) in (0..).zip(stamps).filter(|(bit, _)| piece.visible.contains(*bit)) {
+                read[bit as usize] = stamp;
+            }
+        }
+        read
+    }
+}
+
+/// The place of the index in a segment or a run, as its last bytes say.
+fn index_range(body: &[u8]) -> Range<usize> {
+    let trailer = &body[body.len() - 16..];
+    let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;
+    let at = u64::from_le_bytes(trailer[8..].try_into().expect("8 bytes")) as usize;
+    at..at + length
+}

@@ -1,0 +1,155 @@
+//! A volume of a family: it begins as a fork of one that lives on in the same bucket, and is removed while
+//! others live. Both are done by its control plane, whose requests fail and wait.
+
+use std::rc::Rc;
+
+use holdfast_log::{Creation, LogFailure, SnapshotError, forget, provision, remove, snapshots};
+use holdfast_objects::ObjectStore;
+use holdfast_types::{Millis, Nonce, SnapshotName, VolumeId};
+
+use super::snapshots::{Done, is_passing};
+use super::{Faults, World};
+use crate::expect::{Cut, Expect};
+use crate::invariant::Invariant;
+use crate::store::Store;
+use crate::surroundings::SimObjects;
+use crate::terms::Terms;
+
+/// Outcomes of the creation of a fork, or of a removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// The fork was made, with so many sectors.
+    Made(u64),
+    /// The fork came too late: it does not exist.
+    Void,
+    /// The volume is removed.
+    Removed,
+    /// The store failed: that is to be tried again.
+    Unclear,
+}
+
+impl World {
+    /// New hosts, on the same terms, for a volume that is to be a fork in the same bucket.
+    pub(crate) fn beside(&self, volume: VolumeId, seed: u64, faults: Faults) -> Self {
+        let Terms { limits, durability, share, timely, .. } = self.terms;
+        let terms = Terms { durability, share, timely, ..Terms::new(0, limits) };
+        let world = Self::around(Store::empty(volume), seed, self.hosts.len(), terms, faults);
+        world.clock.set(self.clock.now());
+        world
+    }
+
+    /// Returns true if other volumes are in the bucket.
+    pub(super) fn shares_bucket(&self) -> bool {
+        self.company.as_ref().is_some_and(|company| company.shares_bucket)
+    }
+
+    /// Settled of what was begun last, once.
+    pub(crate) fn take_settled(&mut self) -> Option<Settled> {
+        self.control.settled.take()
+    }
+
+    /// The process that creates or removes the volume dies, and what it had asked for is lost.
+    pub(crate) fn lose_control(&mut self) {
+        self.stop_control();
+        self.control.settled = Some(Settled::Unclear);
+    }
+
+    /// The volume begins to be made.
+    pub(crate) fn begin_fork(&mut self, source: SnapshotName) {
+        let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
+        let creation = self.creation(source);
+        self.control.tasks.start(async move { Done::Made(provision(&objects, &volume, creation).await) });
+        self.trace.host_event(0, 106, "a fork begins to be made");
+        self.run_control();
+    }
+
+    fn creation(&mut self, source: SnapshotName) -> Creation {
+        let (nonce, now): (Nonce, Millis) = (Nonce(self.rng.bytes()), self.clock.now());
+        Creation { source: Some(source), ..Creation::plain(0, nonce, now) }
+    }
+
+    /// The same with requests that are answered truly.
+    pub(crate) fn make_fork_soundly(&mut self, source: SnapshotName) {
+        let (volume, creation) = (self.store.volume().clone(), self.creation(source));
+        let made = self.ask_soundly(|objects| async move { provision(&objects, &volume, creation).await });
+        self.fork_was_made(made);
+    }
+
+    /// A fork that was said to be made exists, one that was not does not.
+    pub(super) fn fork_was_made(&mut self, made: Result<u64, LogFailure>) {
+        let exists = self.store.exists();
+        self.control.settled = Some(match &made {
+            Ok(sectors) if exists => Settled::Made(*sectors),
+            Err(LogFailure::NoSuchSource { .. } | LogFailure::WasDeleted(_)) if !exists => Settled::Void,
+            Err(failure) if is_passing(failure) => Settled::Unclear,
+            Ok(_) | Err(_) => Invariant::ForkIsItsSnapshot
+                .broken(&format!("a fork is said to be {made:?}, and exists: {exists}")),
+        });
+    }
+
+    /// The fork lives from here on, on hosts that never had it, and holds what its snapshot captured.
+    pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<Cut>) {
+        self.store.check_content(cut);
+        self.check_whole_as(Invariant::ForkIsItsSnapshot);
+        self.terms.sectors = sectors;
+        for host in &mut self.hosts {
+            host.content.change_log(cut);
+            host.content.expect = Expect::after(cut);
+        }
+    }
+
+    /// The volume, which no host has, begins to be removed, and its snapshots to be forgotten before.
+    pub(crate) fn begin_removal(&mut self) {
+        let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
+        let nonce = Nonce(self.rng.bytes());
+        self.control.tasks.start(async move { Done::Removed(forget_all(&objects, &volume, nonce).await) });
+        self.trace.host_event(0, 107, "the volume begins to be removed");
+        self.run_control();
+    }
+
+    /// The same with requests that are answered truly.
+    pub(crate) fn remove_soundly(&mut self) {
+        let (volume, nonce) = (self.store.volume().clone(), Nonce(self.rng.bytes()));
+        let removed = self.ask_soundly(|objects| async move { forget_all(&objects, &volume, nonce).await });
+        Invariant::GarbageGoes.check(removed.is_ok(), || format!("no volume is removed: {removed:?}"));
+        self.was_removed(removed);
+    }
+
+    pub(super) fn was_removed(&mut self, removed: Result<Vec<VolumeId>, SnapshotError>) {
+        let exists = self.store.exists();
+        self.control.settled = Some(match &removed {
+            Ok(_) if !exists => Settled::Removed,
+            // A snapshot that the control plane had asked for was registered since.
+            Err(SnapshotError::Log(LogFailure::HasSnapshots { .. })) => Settled::Unclear,
+            Err(SnapshotError::Log(failure)) if is_passing(failure) => Settled::Unclear,
+            Ok(_) | Err(_) => Invariant::LogIsAChain
+                .broken(&format!("a removal ends with {removed:?}, and the volume exists: {exists}")),
+        });
+    }
+
+    /// Every sector that a fork reads, or a volume that others were forked from, is what its last commit
+    /// captured.
+    pub(crate) fn check_stays(&mut self) {
+        self.store.check_content(&self.store.last_cut());
+        self.check_whole_as(Invariant::ForkIsItsSnapshot);
+        self.check_snapshots();
+    }
+}
+
+/// Forgets the snapshots, then removes the volume.
+async fn forget_all(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    nonce: Nonce,
+) -> Result<Vec<VolumeId>, SnapshotError> {
+    let known = match snapshots(objects, volume).await {
+        Ok(known) => known,
+        // An earlier try removed it.
+        Err(SnapshotError::Deleted(_)) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    for snapshot in known {
+        forget(objects, volume, snapshot.seq).await?;
+    }
+    Ok(remove(objects, volume, nonce, 0).await?)
+}
