@@ -406,8 +406,9 @@ mod tests {
         let readiness = serving(fake);
         show(&readiness.names(), &volumes);
         let text = render(readiness).unwrap();
-        let lines: Vec<&str> =
+        let mut lines: Vec<&str> =
             text.lines().filter(|line| line.starts_with("holdfast_volume_info{")).collect();
+        lines.sort_unstable();
         assert_eq!(
             lines,
             [
