@@ -35,8 +35,8 @@ pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
 
 #[derive(Debug)]
 struct Seen {
-    /// Version of each Lease by its name, and the time at which it was first seen. One that is deleted with its
-    /// Node stays: the daemon renewed it then for the last time.
+    /// Version of each Lease by its name, and the time at which it was first seen. One that is deleted with
+    /// its Node stays: the daemon renewed it then for the last time.
     leases: HashMap<String, (Option<String>, Instant)>,
     /// Time at which a daemon without a Lease was first asked about: it may have just started.
     awaited: HashMap<String, Instant>,

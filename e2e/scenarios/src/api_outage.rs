@@ -14,7 +14,7 @@ use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volumes";
 const VOLUME: &str = "volume/disk";
-/// What is written is due for its upload after this.
+/// Time after which a write is due for its upload.
 const DIRTY_AGE: &str = "2s";
 /// A leader that cannot renew its Lease has ended long before.
 const OPERATOR_LIMIT: Duration = Duration::from_secs(120);

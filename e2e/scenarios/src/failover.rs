@@ -1,4 +1,5 @@
-//! A node of a real cluster loses its power: with it the operator, the CSI controller and a StatefulSet's pod.
+//! A node of a real cluster loses its power: with it the operator, the CSI controller and the pod of a
+//! StatefulSet.
 
 use std::time::{Duration, Instant};
 

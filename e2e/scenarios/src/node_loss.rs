@@ -88,6 +88,8 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     changes_of_one_node(world)?;
 
+    plugin(world, &["force-detach", "disk", "--node", "a"], false, "node a is Ready")?;
+
     report::step(format_args!("node a is lost with {dirty} bytes; the volume is wanted on node b"));
     a.vm().cut_power();
     world.kubectl([
@@ -191,34 +193,31 @@ fn check_claim(world: &World, dirty: &str) -> Result<()> {
     Ok(())
 }
 
-/// The node stopped a moment ago, so it still counts as Ready.
+/// Runs the plugin, and checks how it ends and that it says `says`.
+fn plugin(world: &World, arguments: &[&str], succeeds: bool, says: &str) -> Result<()> {
+    let out = Command::new(world.programs()?.join("kubectl-holdfast"))
+        .env("KUBECONFIG", world.control_plane()?.admin_kubeconfig())
+        .args(arguments)
+        .output()
+        .context("start kubectl-holdfast")?;
+    let said = String::from_utf8_lossy(&[&*out.stdout, &*out.stderr].concat()).into_owned();
+    let is_as_expected = out.status.success() == succeeds && said.contains(says);
+    ensure!(is_as_expected, "kubectl holdfast {arguments:?} said {said}");
+    Ok(())
+}
+
+/// The node stopped a moment ago: it may still count as Ready.
 fn force_detach_by_plugin(world: &World) -> Result<()> {
-    let plugin = |arguments: &[&str]| -> Result<(bool, String)> {
-        let out = Command::new(world.programs()?.join("kubectl-holdfast"))
-            .env("KUBECONFIG", world.control_plane()?.admin_kubeconfig())
-            .args(arguments)
-            .output()
-            .context("start kubectl-holdfast")?;
-        let said = [out.stdout, out.stderr].concat();
-        Ok((out.status.success(), String::from_utf8_lossy(&said).into_owned()))
-    };
-    let expect = |arguments: &[&str], succeeds: bool, says: &str| {
-        let (is_done, said) = plugin(arguments)?;
-        ensure!(is_done == succeeds && said.contains(says), "kubectl holdfast {arguments:?} said {said}");
-        Ok(())
-    };
-    expect(&["status"], false, "Volume disk (claim shop/data): Assigned is False since ")?;
-    expect(&["why", "disk"], true, "Detaching: spec.nodeName asks for node b, and node a may.")?;
-    let mut command = vec!["force-detach", "disk", "--node", "b"];
-    expect(&command, false, "is not served by node b, but by node a")?;
-    command[3] = "a";
-    expect(&command, false, "node a is Ready")?;
-    command.push("--although-ready");
-    expect(&command, false, "nothing was changed")?;
+    plugin(world, &["status"], false, "Volume disk (claim shop/data): Assigned is False since ")?;
+    plugin(world, &["why", "disk"], true, "Detaching: spec.nodeName asks for node b, and node a may.")?;
+    let mut command = vec!["force-detach", "disk", "--although-ready", "--node", "b"];
+    plugin(world, &command, false, "is not served by node b, but by node a")?;
+    command[4] = "a";
+    plugin(world, &command, false, "nothing was changed")?;
     let annotated = field(world, "{.metadata.annotations}")?;
     ensure!(!annotated.contains("force-detach"), "it was annotated: {annotated}");
     command.push("--yes");
-    expect(&command, true, "What that node did not upload is missing then: ")
+    plugin(world, &command, true, "What that node did not upload is missing then: ")
 }
 
 /// Node a renews its Lease, which belongs to its Node as its StorageNode does.

@@ -64,7 +64,7 @@ pub(crate) struct ClusterFacts {
     pub(crate) node_known: bool,
 }
 
-/// What a volume's log says of its writers.
+/// The state of a volume's writers, by its log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WriterInLog {
     /// This one is attached.

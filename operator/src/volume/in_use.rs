@@ -70,7 +70,7 @@ impl Counts {
     }
 }
 
-/// What was written last.
+/// The numbers that were written last.
 #[derive(Clone, Copy, Debug)]
 struct Written {
     counts: Counts,

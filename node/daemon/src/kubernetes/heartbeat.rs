@@ -1,7 +1,7 @@
 //! The Lease by which the operator knows that this daemon lives.
 //!
-//! Owns: the Lease `node-<name>` in the namespace of the daemon. It belongs to the Node of that name, and goes
-//! with it.
+//! Owns: the Lease `node-<name>` in the namespace of the daemon. It belongs to the Node of that name, and
+//! goes with it.
 //! Does not own: what follows from its silence (`operator/src/volume/failover.rs`).
 //! On failure: a renewal that fails is only logged, and the next one follows; volumes stay served.
 

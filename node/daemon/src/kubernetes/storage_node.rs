@@ -38,7 +38,8 @@ const FIGURES_EVERY: Duration = Duration::from_secs(60);
 /// Free space is published in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
-/// Runs until it is dropped. A change of `draining` is reported at once; `known` learns the Node of that name.
+/// Runs until it is dropped. A change of `draining` is reported at once; `known` learns the Node of that
+/// name.
 pub(crate) async fn run<V: Volumes>(
     client: Client,
     name: String,
