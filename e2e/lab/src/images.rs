@@ -36,6 +36,7 @@ const FILE_SYSTEM_TOOLS: &[&str] = &[
     "usr/bin/btrfs",
     "usr/bin/flock",
     "usr/bin/mount",
+    "usr/bin/stat",
     "usr/bin/umount",
     "usr/sbin/blkid",
     "usr/sbin/blockdev",
@@ -58,7 +59,7 @@ pub struct Recipe {
     /// User and group it runs as, unless a pod says otherwise.
     user: &'static str,
     /// Files of the packages that the program needs beside its libraries.
-    tools: &'static [&'static str],
+    pub tools: &'static [&'static str],
 }
 
 /// The images that the chart installs.

@@ -45,6 +45,7 @@ pub const IMAGE_PACKAGES: &[&str] = &[
     "base-files",
     "btrfs-progs",
     "ca-certificates",
+    "coreutils",
     "e2fsprogs",
     "libblkid1",
     "libc6",

@@ -53,6 +53,7 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
         // Both are in the same format: their order is that of time.
         Ok((volume(world, "{.status.durableThrough}")?.as_str() > then.trim()).then_some(()))
     })?;
+    check_figures(world, lost)?;
     let written = last_line(world)?.context("the pod prints lines")?;
 
     report::step(format_args!("node {lost} loses its power; its operator is told that it is out of service"));
@@ -101,7 +102,8 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
 
     report::step("the claim tells what may be missing, until a person has read it");
     let described = world.kubectl(["describe", "pvc", CLAIM])?;
-    ensure!(described.contains("UnuploadedDataLost"), "the claim does not tell of the loss:\n{described}");
+    let told = format!("node {} was cut off", NODES[0]);
+    ensure!(described.contains(&told), "the claim does not tell of the loss:\n{described}");
     let name = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
     let lost = condition(world, &format!("volume/{name}"), "UnuploadedDataLost")?;
     ensure!(lost.contains(&format!("node {}", NODES[0])), "the loss was forgotten: {lost}");
@@ -130,6 +132,21 @@ fn found(world: &World, node: &str) -> Result<u64> {
 fn last_line(world: &World) -> Result<Option<u64>> {
     let printed = world.kubectl(["logs", POD, "--tail=1"])?;
     Ok(printed.trim().parse().ok())
+}
+
+/// The kubelet, and what reads from it, knows how full the claim's file system is.
+fn check_figures(world: &World, node: &str) -> Result<()> {
+    let path = format!("/api/v1/nodes/{node}/proxy/stats/summary");
+    until("the kubelet to have figures of the claim", LIMIT, || {
+        let summary: Value = serde_json::from_str(&world.kubectl(["get", "--raw", &path])?)?;
+        let pods = summary["pods"].as_array().map_or(&[][..], Vec::as_slice);
+        let volumes = pods.iter().flat_map(|pod| pod["volume"].as_array().into_iter().flatten());
+        let mut figures = volumes.filter(|volume| volume["pvcRef"]["name"] == CLAIM);
+        let is_whole = |volume: &Value| {
+            ["capacityBytes", "usedBytes", "inodes"].iter().all(|figure| volume[figure].as_u64() > Some(0))
+        };
+        Ok(figures.any(|volume| is_whole(&volume)).then_some(()))
+    })
 }
 
 /// A field of the only Volume.

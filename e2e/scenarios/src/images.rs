@@ -23,6 +23,7 @@ const TOOLS: &[&str] = &[
     "mkfs.ext4 -V",
     "mkfs.xfs -V",
     "mount --version",
+    "stat --version",
     "umount --version",
     "xfs_growfs -V",
     "xfs_repair -V",
