@@ -9,6 +9,7 @@ use holdfast_service::logs::DroppedLines;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::Store;
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -211,6 +212,8 @@ pub(crate) struct Metrics {
     sweeps: SweepMetrics,
     seen_volumes: OnceLock<Store<Volume>>,
     seen_object_stores: OnceLock<Store<ObjectStore>>,
+    /// Held while families are filled again: a scrape shows all lines of each, or those of before.
+    filling: Mutex<()>,
 }
 
 impl Metrics {
@@ -266,6 +269,7 @@ impl Metrics {
             sweeps,
             seen_volumes: OnceLock::new(),
             seen_object_stores: OnceLock::new(),
+            filling: Mutex::default(),
         }
     }
 
@@ -318,6 +322,7 @@ impl Metrics {
     pub(crate) fn show_sweeps(&self, object_stores: &[ObjectStore], now: Timestamp) {
         let SweepMetrics { garbage_bytes, oldest_seconds, last_success, trashed_volumes, .. } = &self.sweeps;
         let families = [garbage_bytes, oldest_seconds, last_success, trashed_volumes];
+        let _filling = self.filling.lock();
         families.iter().for_each(|family| family.clear());
         for store in object_stores {
             let Some(sweep) = store.status.as_ref().and_then(|status| status.sweep.as_ref()) else {
@@ -341,6 +346,7 @@ impl Metrics {
 
     /// The metrics as Prometheus text.
     pub(crate) fn render(&self) -> Result<String, std::fmt::Error> {
+        let _filling = self.filling.lock();
         if let Some(volumes) = self.seen_volumes.get() {
             let state = volumes.state();
             for phase in PHASES {
@@ -494,6 +500,23 @@ mod tests {
         }
         metrics.show_sweeps(&[], later);
         assert!(!metrics.render().expect("renders").contains(r#"object_store="store""#));
+    }
+
+    /// A scrape cleared the lines that another one had just filled.
+    #[test]
+    fn scrapes_at_one_moment_show_all_lines() {
+        let metrics = Metrics::new();
+        metrics.watch_volumes(volumes_with_a_loss());
+        std::thread::scope(|scope| {
+            for _scraper in 0..4 {
+                scope.spawn(|| {
+                    for _time in 0..2000 {
+                        let text = metrics.render().expect("renders");
+                        assert!(text.contains("holdfast_operator_data_lost{"), "{text}");
+                    }
+                });
+            }
+        });
     }
 
     /// Every metric is in it with its kind, unit and meaning.
