@@ -20,6 +20,7 @@ pub(crate) mod controller;
 pub(crate) mod facts;
 pub(crate) mod failover;
 pub(crate) mod failure;
+pub(crate) mod faults;
 pub(crate) mod forced_detach;
 pub(crate) mod identity;
 pub(crate) mod in_use;

@@ -14,6 +14,7 @@ use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
 use super::load::Load;
+use super::provisioning::apply;
 use super::story::provision_store_at;
 use super::volumes::{Reported, Served, reported, serve_all};
 
@@ -24,6 +25,9 @@ const BUCKET: &str = "outage";
 const BUSY: &str = "busy";
 /// Written a little during the outage.
 const CALM: [&str; 6] = ["calm-1", "calm-2", "calm-3", "calm-4", "calm-5", "calm-6"];
+/// The claim of that volume; no controller binds it.
+const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: busy}\n\
+                     spec: {volumeName: busy, accessModes: [ReadWriteOnce], resources: {requests: {storage: 128Mi}}}\n";
 /// Only in the store when that becomes unreachable.
 const COLD: &str = "cold";
 /// A small quota: the load reaches it soon.
@@ -76,6 +80,8 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let vm = node.vm();
     let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);
     let served = serve_all(world, node, &names.collect::<Vec<_>>())?;
+    apply(world, CLAIM)?;
+    world.kubectl(["annotate", "volume", BUSY, "holdfast.dev/persistentvolumeclaim=default/busy"])?;
     let (busy, cold, calm) = (&served[BUSY], &served[COLD], CALM.map(|name| &served[name]));
     // All of it is on the node: a read of what was never written would ask the store whether it has it.
     vm.exec(&format!(
@@ -149,7 +155,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     all_answer(world)?;
     let after = conditions(world, BUSY)?;
     ensure!(turned_later(&during, &after), "{after:?} is not later than {during:?}");
-    wait_events(world, BUSY, &["Normal/Answering", "Normal/Serving"])?;
+    wait_events(world, &["Normal/Answering", "Normal/Serving"])?;
     sum_of(node, "holdfast_volume_failed_requests_total", served.values())
 }
 
@@ -181,18 +187,22 @@ fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]
     ensure!(away.what == "False/StoreUnreachable", "{away:?}");
     ensure!(delayed.what == "True/Serving", "{} is written all the time, and {delayed:?}", CALM[0]);
     world.wait_for("volumes", "condition=Attached")?;
-    wait_events(world, BUSY, &["Warning/StoreUnreachable", "Warning/DirtyLimit"])?;
+    wait_events(world, &["Warning/StoreUnreachable", "Warning/DirtyLimit"])?;
     Ok(busy)
 }
 
-/// Waits until these events of a volume are reported: they are written after the conditions.
-fn wait_events(world: &World, volume: &str, wanted: &[&str]) -> Result<()> {
-    let about = format!("--field-selector=involvedObject.kind=Volume,involvedObject.name={volume}");
-    let path = "--output=jsonpath={range .items[*]}{.type}/{.reason} {end}";
-    until("events", LIMIT, || {
-        let events = world.kubectl(["get", "events", &about, path])?;
-        Ok(wanted.iter().all(|event| events.contains(event)).then_some(()))
-    })
+/// Waits until these events of [`BUSY`] are reported, about the Volume and about its claim: they are written
+/// after the conditions.
+fn wait_events(world: &World, wanted: &[&str]) -> Result<()> {
+    for kind in ["Volume", "PersistentVolumeClaim"] {
+        let about = format!("--field-selector=involvedObject.kind={kind},involvedObject.name={BUSY}");
+        let path = "--output=jsonpath={range .items[*]}{.type}/{.reason} {end}";
+        until(&format!("events of the {kind}"), LIMIT, || {
+            let events = world.kubectl(["get", "events", &about, path])?;
+            Ok(wanted.iter().all(|event| events.contains(event)).then_some(()))
+        })?;
+    }
+    Ok(())
 }
 
 /// Conditions of a volume: its store answers, and its writes continue.

@@ -25,6 +25,7 @@ use super::claim;
 use super::facts::{ClusterFacts, StoreFact, WriterInLog};
 use super::failover::loss;
 use super::failure::VolumeFailure;
+use super::faults::Faults;
 use super::identity::{Cluster, rival_of};
 use super::in_use;
 use super::plan::{OperatorStep, PROVISIONED, plan};
@@ -71,6 +72,7 @@ struct Shared {
     cluster: Cluster,
     volumes: Store<Volume>,
     last_writes: LastWrites,
+    faults: Faults,
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
@@ -89,6 +91,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         cluster: Cluster::default(),
         volumes,
         last_writes: LastWrites::default(),
+        faults: Faults::default(),
     });
     let work = controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
@@ -183,6 +186,7 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
     if shared.last_writes.is_old(&volume) {
         return Ok(UNSEEN);
     }
+    let of_node = shared.faults.changes(&volume);
     let mut facts = ClusterFacts::new(&volume);
     let observed = observe(&volume, &mut facts, shared).await;
     let again = if facts.node_in_doubt().is_some() { IN_DOUBT } else { RESYNC };
@@ -203,7 +207,8 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
         let of_data = changes_of_data(&before.conditions, &after.conditions);
-        claim::publish(of_data, &work.volume, &context.client, &context.recorder).await;
+        let of_claim = of_data.into_iter().chain(of_node).collect();
+        claim::publish(of_claim, &work.volume, &context.client, &context.recorder).await;
     }
     outcome?;
     let conditions = work.volume.status.as_ref().map_or(&[][..], |status| &status.conditions);

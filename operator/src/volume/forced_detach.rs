@@ -104,6 +104,20 @@ pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDe
     facts.logged_epoch(named).map(|_| unreported(facts, named, DetachCause::Annotation, now))
 }
 
+/// The losses from before that of `newest`, which no person has acknowledged: a node is cut off while the
+/// loss of another one is still unread.
+pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>) -> Vec<ForcedDetach> {
+    let is_same = |old: &ForcedDetach, new: &ForcedDetach| (&old.node, &old.time) == (&new.node, &new.time);
+    let replaced = facts
+        .status
+        .forced_detach
+        .iter()
+        .filter(|old| newest.is_some_and(|new| !is_same(old, new)) && !facts.is_acknowledged(old));
+    // Epochs grow: the acknowledgement of a loss is one of all before it, which its message lists.
+    let is_read = |loss: &ForcedDetach| facts.acknowledged.is_some_and(|read| loss.epoch <= Some(read));
+    facts.status.earlier_losses.iter().chain(replaced).filter(|loss| !is_read(loss)).cloned().collect()
+}
+
 fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
     let status = &facts.status;
     let unreported = unreported(facts, node, cause, now);
@@ -137,14 +151,11 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
     }
 }
 
-/// Says what is missing.
-pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
-    let ForcedDetach { node, cause, time, epoch, durability, .. } = forced_detach;
-    let ForcedDetach { is_last_commit_reported, dirty_bytes, durable_through, .. } = forced_detach;
-    let begins = format!("node {node} was cut off at {}{}", time.0, sign(*cause));
-    let after = durable_through
-        .as_ref()
-        .map_or_else(|| "since its last commit".to_owned(), |since| format!("after {}", since.0));
+/// Says what is missing by these losses, the newest last; nothing without any.
+pub(super) fn data_lost(facts: &ClusterFacts, losses: &[&ForcedDetach], now: &Time) -> Option<Condition> {
+    let (newest, earlier) = losses.split_last()?;
+    let ForcedDetach { node, cause, epoch, durability, is_last_commit_reported, dirty_bytes, .. } = newest;
+    let (begins, after) = (cut_off(newest), after(newest));
     let flushed = match durability {
         // Its settings may have changed since the flush, or since the report.
         Some(Durability::Object) => "; nothing that was flushed with durability object is among it",
@@ -187,8 +198,27 @@ pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now:
             format!("what it wrote {after} is missing, at least {bytes} bytes by its last report{flushed}"),
         ),
     };
-    let message = format!("{begins}: {what}; {kept}");
-    facts.conditions(now).build(DATA_LOST, status, reason, message)
+    let mut message = format!("{begins}: {what}; {kept}");
+    for loss in earlier.iter().rev() {
+        let epoch = loss.epoch.unwrap_or_default();
+        message.push_str(&format!(
+            ". Before that, {}, which is not acknowledged either ({ACKNOWLEDGE_LOSS}={epoch}): what it wrote {} \
+             may be missing",
+            cut_off(loss),
+            self::after(loss)
+        ));
+    }
+    Some(facts.conditions(now).build(DATA_LOST, status, reason, message))
+}
+
+fn cut_off(loss: &ForcedDetach) -> String {
+    format!("node {} was cut off at {}{}", loss.node, loss.time.0, sign(loss.cause))
+}
+
+/// The writes that may be missing.
+fn after(loss: &ForcedDetach) -> String {
+    let through = loss.durable_through.as_ref();
+    through.map_or_else(|| "since its last commit".to_owned(), |through| format!("after {}", through.0))
 }
 
 /// The sign by which the node was lost, for the message.

@@ -12,7 +12,7 @@
 //! does one that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
-    Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeStatus,
+    Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, ForcedDetach, Time, VolumePhase, VolumeStatus,
     find_condition, is_true,
 };
 
@@ -20,7 +20,7 @@ use holdfast_log::trash::Terms;
 
 use super::adoption::{FoundInStore, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
-use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
+use super::forced_detach::{DATA_LOST, data_lost, earlier_losses, forced_detach};
 use super::provisionable::{Home, Obstacle, provisionable};
 use super::source_snapshot::SourceSnapshot;
 
@@ -253,13 +253,16 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let mut conditions = vec![exists(facts, now), assigned];
     conditions.extend(resized(facts, now));
     let forced_detach = forced_detach(facts, now);
-    let unread = forced_detach.as_ref().filter(|record| !facts.is_acknowledged(record));
-    conditions.extend(unread.map(|record| data_lost(facts, record, now)));
+    let earlier_losses = earlier_losses(facts, forced_detach.as_ref());
+    let unread = forced_detach.iter().filter(|record| !facts.is_acknowledged(record));
+    let losses: Vec<&ForcedDetach> = earlier_losses.iter().chain(unread).collect();
+    conditions.extend(data_lost(facts, &losses, now));
     VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.id.clone()),
         assigned_node,
         forced_detach,
+        earlier_losses,
         conditions,
         ..base(facts)
     }
@@ -394,6 +397,7 @@ pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
         restored_from: status.restored_from.clone(),
         assigned_node: status.assigned_node.clone(),
         forced_detach: status.forced_detach.clone(),
+        earlier_losses: status.earlier_losses.clone(),
         conditions: own
             .iter()
             .filter_map(|type_| find_condition(&status.conditions, type_))

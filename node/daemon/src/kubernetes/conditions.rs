@@ -8,7 +8,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, find_condition};
+use holdfast_crds::{
+    Condition, ConditionStatus, FORCE_DETACH, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, STORE_REACHABLE, Time,
+    WRITABLE, find_condition,
+};
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
@@ -17,16 +20,6 @@ use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
 /// Condition: a node serves the volume. `plan.rs` builds it.
 pub(crate) const ATTACHED: &str = "Attached";
-/// Condition: the object store answers the node.
-pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
-/// Condition: writes do not wait.
-pub(crate) const WRITABLE: &str = "Writable";
-/// Condition: what is to be uploaded can be read.
-pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
-/// Condition: no sync of the local disk failed since the attach.
-pub(crate) const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
-/// All but [`ATTACHED`].
-pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 

@@ -1,16 +1,14 @@
 //! Kubernetes events about a Volume that is served: one for each time a fault begins, changes or ends.
 
 use holdfast_cluster::event::{event, turned};
-use holdfast_crds::{Condition, find_condition};
+use holdfast_crds::{Condition, SERVING_CONDITIONS, find_condition};
 use kube::runtime::events::{Event, EventType};
-
-use super::conditions;
 
 /// The events between two lists of conditions. A condition that is fine at first is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     let is_reported = |new: &&Condition| {
         let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
-        conditions::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
+        SERVING_CONDITIONS.contains(&new.type_.as_str()) && !is_fine_at_first
     };
     turned(before, after)
         .filter(is_reported)
@@ -20,10 +18,9 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{ConditionBuilder, ConditionStatus, Time};
+    use holdfast_crds::{ConditionBuilder, ConditionStatus, Time, WRITABLE};
 
     use super::*;
-    use crate::kubernetes::conditions::WRITABLE;
 
     #[test]
     fn a_fault_has_events_when_it_begins_changes_and_ends() {
@@ -48,7 +45,7 @@ mod tests {
         assert_eq!(events(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
         assert_eq!(events(&full, &[]), []);
         // Each of the conditions has events.
-        for type_ in conditions::ALL {
+        for type_ in SERVING_CONDITIONS {
             let one = |status, reason| {
                 vec![
                     ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now }

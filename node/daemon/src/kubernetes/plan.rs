@@ -15,7 +15,9 @@
 
 use std::time::Duration;
 
-use holdfast_crds::{Condition, ConditionStatus, Time, TimeSpan, VolumeStatus, find_condition};
+use holdfast_crds::{
+    Condition, ConditionStatus, SERVING_CONDITIONS, Time, TimeSpan, VolumeStatus, find_condition,
+};
 
 use super::conditions::{self, ATTACHED};
 use super::facts::NodeFacts;
@@ -419,7 +421,7 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = std::iter::once(ATTACHED).chain(conditions::ALL);
+    let own = std::iter::once(ATTACHED).chain(SERVING_CONDITIONS);
     let conditions: Vec<Condition> =
         own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {

@@ -553,6 +553,61 @@ fn a_loss_is_reported_until_it_is_read_although_a_later_writer_releases_the_volu
     assert!(find_condition(&drained.conditions, DATA_LOST).is_some());
 }
 
+/// The second loss replaced the record and the message of the first, which no person had read.
+#[test]
+fn a_second_loss_does_not_hide_an_unread_first() {
+    let mut facts = lost_by_signs();
+    let first = report(&mut facts).forced_detach.expect("it was cut off");
+    (facts.lost, facts.status.node, facts.status.epoch) = (None, Some("b".to_owned()), Some(5));
+    report(&mut facts);
+    facts.spec.node_name = Some("c".to_owned());
+    facts.lost = Some(DetachCause::NodeNotReady);
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 9 });
+    let both = report(&mut facts);
+    let second = both.forced_detach.clone().expect("it was cut off");
+    assert_eq!((second.node.as_str(), &both.earlier_losses), ("b", &vec![first.clone()]));
+    let message = |status: &VolumeStatus| {
+        find_condition(&status.conditions, DATA_LOST).map(|lost| lost.message.clone()).unwrap_or_default()
+    };
+    for part in ["node b was cut off", "acknowledge-loss=5", "node a was cut off", "acknowledge-loss=4"] {
+        assert!(message(&both).contains(part), "{part}: {}", message(&both));
+    }
+    // Nothing changes until a person has read of one, in whatever order.
+    (facts.lost, facts.log_writer) = (None, None);
+    (facts.status.node, facts.status.epoch) = (Some("c".to_owned()), Some(6));
+    let served = report(&mut facts);
+    assert_eq!((&served.earlier_losses, message(&served)), (&both.earlier_losses, message(&both)));
+    let mut of_first = facts.clone();
+    of_first.acknowledged = Some(4);
+    let read = report(&mut of_first);
+    assert_eq!((&read.forced_detach, read.earlier_losses.len()), (&both.forced_detach, 0));
+    assert!(!message(&read).contains("node a"), "{}", message(&read));
+    facts.acknowledged = Some(5);
+    let read = report(&mut facts);
+    assert_eq!((read.forced_detach, read.earlier_losses, read.conditions.len()), (None, Vec::new(), 2));
+}
+
+/// The second node released the volume after all, and the first one's loss is still unread.
+#[test]
+fn a_second_loss_that_was_none_leaves_the_first() {
+    let mut facts = lost_by_signs();
+    let first = report(&mut facts).forced_detach.expect("it was cut off");
+    (facts.lost, facts.status.node, facts.status.epoch) = (None, Some("b".to_owned()), Some(5));
+    report(&mut facts);
+    facts.spec.node_name = None;
+    facts.lost = Some(DetachCause::NodeNotReady);
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 9 });
+    report(&mut facts);
+    (facts.lost, facts.log_writer, facts.released_epoch) = (None, None, Some(5));
+    (facts.status.node, facts.status.epoch, facts.status.device_path) = (None, None, None);
+    let released = report(&mut facts);
+    assert_eq!((&released.forced_detach, &released.earlier_losses), (&None, &vec![first]));
+    let lost = find_condition(&released.conditions, DATA_LOST).expect("the first is unread").clone();
+    assert!(lost.message.contains("acknowledge-loss=4") && !lost.message.contains("node b"), "{lost:?}");
+    facts.acknowledged = Some(4);
+    assert_eq!(report(&mut facts).earlier_losses, []);
+}
+
 /// It came back, was given the volume again, and is lost again.
 #[test]
 fn a_node_is_lost_once_more() {

@@ -1,4 +1,4 @@
-use holdfast_crds::DeletionPolicy;
+use holdfast_crds::{DeletionPolicy, STORE_REACHABLE, WRITABLE};
 use holdfast_engine::volume::Delay;
 use serde_json::json;
 
@@ -808,14 +808,14 @@ fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
     });
     facts.here.as_mut().unwrap().store.health = away;
     reported(&mut facts);
-    let before = find_condition(&facts.status.conditions, conditions::STORE_REACHABLE).unwrap().clone();
+    let before = find_condition(&facts.status.conditions, STORE_REACHABLE).unwrap().clone();
     for store in
         [StoreHealth::Unknown, StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: false })]
     {
         facts.here.as_mut().unwrap().store.health = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
         let status = conditions::of(&facts, facts.here.as_ref().unwrap(), &later);
-        let after = find_condition(&status, conditions::STORE_REACHABLE).unwrap();
+        let after = find_condition(&status, STORE_REACHABLE).unwrap();
         assert_eq!((&after.status, &after.reason), (&before.status, &before.reason));
         assert_eq!(after.last_transition_time, before.last_transition_time);
     }
@@ -853,8 +853,8 @@ fn a_volume_that_another_writer_holds_is_not_called_writable() {
     assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
     facts.here.as_mut().unwrap().state = VolumeState::Attaching;
     let status = written(&plan(&facts, &now())).unwrap();
-    assert!(find_condition(&status.conditions, conditions::STORE_REACHABLE).is_some());
-    assert_eq!(find_condition(&status.conditions, conditions::WRITABLE), None);
+    assert!(find_condition(&status.conditions, STORE_REACHABLE).is_some());
+    assert_eq!(find_condition(&status.conditions, WRITABLE), None);
 }
 
 #[test]
@@ -948,5 +948,5 @@ fn a_device_waiting_for_its_daemon_is_not_attached() {
     assert_eq!(reason(&quiesced), ("False".to_owned(), "RecoveryFailed".to_owned()));
     let status = written(&quiesced).unwrap();
     assert_eq!((status.conditions[0].message.as_str(), status.device_path), ("its device waits", None));
-    assert_eq!(find_condition(&status.conditions, conditions::WRITABLE), None, "nothing is served");
+    assert_eq!(find_condition(&status.conditions, WRITABLE), None, "nothing is served");
 }
