@@ -23,6 +23,7 @@ pub mod inside;
 pub mod limit;
 pub mod node;
 pub mod operator;
+pub mod partition;
 pub mod pins;
 pub mod process;
 pub mod report;

@@ -31,6 +31,7 @@ mod images;
 pub mod kill_rounds;
 mod load;
 pub mod node_loss;
+mod partition;
 mod pid_namespace;
 pub mod power_cuts;
 pub mod provisioning;
@@ -302,6 +303,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(130),
         alone: false,
         run: node_loss::run,
+    },
+    Scenario {
+        name: "partition",
+        about: "a node that lost only the API server writes on until its volumes are served elsewhere; each write that it acknowledged is there, or kept on it",
+        expected: Duration::from_secs(110),
+        alone: false,
+        run: partition::run,
     },
     Scenario {
         name: "restore",

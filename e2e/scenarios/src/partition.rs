@@ -1,0 +1,185 @@
+//! A node loses its network to the API server and lives: it writes and uploads on until another node has its
+//! volumes. Every write that it acknowledged is on the other node, or kept on it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::partition::Partition;
+use holdfast_lab::report;
+use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition};
+use super::story::{provision_store, serve};
+
+const BUCKET: &str = "volumes";
+/// The volume that is written all the time.
+const DISK: &str = "volume/disk";
+/// Blocks of 4 KiB that the other volume holds.
+const BLOCKS: usize = 64;
+/// A node that has not been silent for as long is not cut off.
+const EARLY: Duration = Duration::from_secs(8);
+const LIMIT: Duration = Duration::from_secs(300);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    apply(world, &["disk", "rest"].map(volume).join("---\n"))?;
+    for name in ["disk", "rest"] {
+        world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    }
+    // There is no kubelet: the scenario says what the Node is.
+    apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
+    say_ready(world, "True")?;
+    let kubeconfig = world.node_kubeconfig()?;
+    let server = world.control_plane()?.port();
+    let network = Partition::of(server)?;
+    let through = kubeconfig.replace(&format!(":{server}"), &format!(":{}", network.port()));
+    let a = Node::start(world.vm("a")?, &Control::Kubernetes { kubeconfig: through }, "auto", "")?;
+    let b = Node::start(world.vm("b")?, &Control::Kubernetes { kubeconfig }, "auto", "")?;
+    let (disk, rest) = (serve(world, &a, "disk")?, serve(world, &a, "rest")?);
+    let sum = a.vm().exec(&format!(
+        "dd if=/dev/urandom of={rest} bs=4k count={BLOCKS} oflag=direct conv=fsync,notrunc status=none; {}",
+        sum_of(&rest)
+    ))?;
+    committed(&a, &field(world, "volume/rest", "{.status.volumeId}")?)?;
+    a.vm().spawn("writer", &bash(&writer(&disk)))?;
+    let id = field(world, DISK, "{.status.volumeId}")?;
+    let before =
+        until("the writer to begin", LIMIT, || Ok(Some(acknowledged(&a)?).filter(|last| *last > 10)))?;
+
+    report::step("node a loses the API server; its Node is not Ready, and the volume is wanted on node b");
+    network.begin();
+    let cut = Instant::now();
+    say_ready(world, "Unknown")?;
+    want_on_b(world, "disk")?;
+    world.wait_for(DISK, "condition=Assigned=False")?;
+    std::thread::sleep(EARLY.saturating_sub(cut.elapsed()));
+    let granted = field(world, DISK, "{.status.assignedNode}")?;
+    ensure!(granted == "a", "node {granted} has it {} s after the partition began", cut.elapsed().as_secs());
+    let seq = a.metric("holdfast_volume_committed_seq", &id)?;
+    until("node a to upload on", LIMIT, || {
+        Ok((a.metric("holdfast_volume_committed_seq", &id)? > seq).then_some(()))
+    })?;
+    let device = serve(world, &b, "disk")?;
+    report::step(format_args!("node b serves it {} s after the partition began", cut.elapsed().as_secs()));
+    let cause = field(world, DISK, "{.status.forcedDetach.cause}")?;
+    ensure!(cause == "NodeNotReady", "node a was cut off by {cause:?}");
+
+    report::step("the Node is deleted: the other volume moves too");
+    world.kubectl(["delete", "node", "a"])?;
+    want_on_b(world, "rest")?;
+    let rest = serve(world, &b, "rest")?;
+    let cause = field(world, "volume/rest", "{.status.forcedDetach.cause}")?;
+    ensure!(cause == "NodeDeleted", "node a was cut off by {cause:?}");
+    let there = b.vm().exec(&sum_of(&rest))?;
+    ensure!(there == sum, "node b has {there} in place of {sum}");
+
+    report::step("node a is replaced: its writer fails, and what it acknowledged is on node b or kept");
+    let exit = a.vm().wait("writer", LIMIT)?;
+    ensure!(exit == Exit::Code(1), "the writer ended by {exit:?}");
+    let last = acknowledged(&a)?;
+    let found: usize = b.vm().exec(&in_order(&device))?.trim().parse().context("a number of blocks")?;
+    ensure!(found >= before, "{before} blocks were written before the partition, and {found} are on node b");
+    network.end();
+    apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
+    world.wait_for("storagenode/a", "condition=Ready")?;
+    if last > found {
+        let kept = until("node a to say what it keeps", LIMIT, || {
+            let path = "{range .status.fenced[*]}{.name}{\"\\n\"}{end}";
+            let kept = field(world, "storagenode/a", path)?;
+            Ok(kept.lines().find(|name| name.starts_with(&id)).map(str::to_owned))
+        })?;
+        a.cli(&["fenced", "export", &kept, "--output", "/tmp/kept.img"])?;
+        let script = format!(
+            "for block in $(seq {found} $(({last} - 1))); do
+               dd if=/tmp/kept.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
+             done"
+        );
+        a.vm().exec(&script)?;
+    }
+    report::step(format_args!("{last} blocks were acknowledged: {found} are on node b, the others are kept"));
+    until("node a to have no device", LIMIT, || {
+        Ok(a.vm().exec("ls /dev/ublkb* 2> /dev/null || true")?.trim().is_empty().then_some(()))
+    })?;
+    for name in ["disk", "rest"] {
+        let object = format!("volume/{name}");
+        ensure!(field(world, &object, "{.status.node}")? == "b", "node b does not serve {name} any more");
+        let lost = condition(world, &object, "UnuploadedDataLost")?;
+        ensure!(lost.contains("node a was cut off"), "{name}: {lost}");
+        let epoch = field(world, &object, "{.status.forcedDetach.epoch}")?;
+        world.kubectl(["annotate", "volume", name, &format!("holdfast.dev/acknowledge-loss={epoch}")])?;
+        until("the condition to go when it was read", LIMIT, || {
+            Ok((condition(world, &object, "UnuploadedDataLost")? == ": ").then_some(()))
+        })?;
+    }
+    world.kubectl(["delete", "volume", "disk", "rest", "--timeout=300s"])?;
+    for node in [&a, &b] {
+        node.terminate()?;
+    }
+    operator.stop()
+}
+
+fn volume(name: &str) -> String {
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+         spec: {{size: 64Mi, objectStore: store, maxDirtyAge: 2s}}\n"
+    )
+}
+
+/// Writes and flushes one block after the other, and prints the number of those that are done, until one
+/// fails.
+fn writer(device: &str) -> String {
+    format!(
+        "for block in $(seq 0 16383); do
+           printf '%-4096d' $block |
+             dd of={device} bs=4k seek=$block iflag=fullblock oflag=direct conv=fsync,notrunc status=none || exit 1
+           echo $((block + 1)); sleep 0.05
+         done"
+    )
+}
+
+/// Blocks that the writer has done.
+fn acknowledged(node: &Node) -> Result<usize> {
+    let log = node.vm().log("writer")?;
+    let last = log.lines().rev().find_map(|line| line.trim().parse().ok());
+    Ok(last.unwrap_or(0))
+}
+
+/// The number of blocks that are there, which must be the first ones.
+fn in_order(device: &str) -> String {
+    format!(
+        "dd if={device} bs=1M iflag=direct status=none | tr '\\0' '\\n' | grep -v '^$' | tr -s ' ' '\\n' |
+           awk 'NF {{ if ($1 != n) {{ print \"block \" n \" is \" $1 > \"/dev/stderr\"; exit 1 }} n++ }} END {{ print n + 0 }}'"
+    )
+}
+
+fn sum_of(device: &str) -> String {
+    format!("dd if={device} bs=4k count={BLOCKS} iflag=direct status=none | sha256sum")
+}
+
+/// Waits until all of the volume is uploaded.
+fn committed(node: &Node, id: &str) -> Result<()> {
+    until("everything to be committed", LIMIT, || {
+        Ok((node.metric("holdfast_volume_dirty_bytes", id)? == Some(0.0)).then_some(()))
+    })
+}
+
+fn want_on_b(world: &World, name: &str) -> Result<()> {
+    let patch = "{\"spec\":{\"nodeName\":\"b\"}}";
+    world.kubectl(["patch", "volume", name, "--type=merge", "--patch", patch]).map(drop)
+}
+
+/// What the node lifecycle controller would say of Node a.
+fn say_ready(world: &World, status: &str) -> Result<()> {
+    let patch = format!("{{\"status\":{{\"conditions\":[{{\"type\":\"Ready\",\"status\":\"{status}\"}}]}}}}");
+    world.kubectl(["patch", "node", "a", "--subresource=status", "--type=merge", "--patch", &patch]).map(drop)
+}
+
+fn field(world: &World, object: &str, path: &str) -> Result<String> {
+    world.kubectl(["get", object, &format!("--output=jsonpath={path}")])
+}
