@@ -174,7 +174,7 @@ fn want_on_b(world: &World, name: &str) -> Result<()> {
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", patch]).map(drop)
 }
 
-/// What the node lifecycle controller would say of Node a.
+/// Condition `Ready` of Node a, as the node lifecycle controller would write it.
 fn say_ready(world: &World, status: &str) -> Result<()> {
     let patch = format!("{{\"status\":{{\"conditions\":[{{\"type\":\"Ready\",\"status\":\"{status}\"}}]}}}}");
     world.kubectl(["patch", "node", "a", "--subresource=status", "--type=merge", "--patch", &patch]).map(drop)
