@@ -205,8 +205,24 @@ fn in_use(world: &World) -> Result<()> {
     let operator =
         ["--namespace", NAMESPACE, "delete", "deployment", "holdfast-operator", "--dry-run=server"];
     world.kubectl(operator).context("an operator that serves nothing is kept")?;
+    report::step("an ObjectStore is not deleted while a Volume is in it");
+    let store = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: ObjectStore\nmetadata: {name: NAME}\n\
+                 spec: {bucket: bucket, credentials: {environment: {}}}\n";
+    apply(world, &["full", "empty"].map(|name| store.replace("NAME", name)).join("---\n"))?;
+    let data = "{\"data\": {\"objectstore.full\": \"2\"}}";
+    let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
+    world.kubectl(words.into_iter().chain(["--patch", data]))?;
+    let refused = until("the guard to see the volumes", LIMIT, || {
+        Ok(world.kubectl(["delete", "objectstore", "full", "--dry-run=server"]).err())
+    })?;
+    ensure!(format!("{refused:#}").contains("2 Volumes are in this ObjectStore"), "{refused:#}");
+    world.kubectl(["delete", "objectstore", "empty"])?;
     report::step("with none, all of it is");
     counted(0, 0)?;
+    world.kubectl(words.into_iter().chain(["--patch", "{\"data\": {\"objectstore.full\": null}}"]))?;
+    until("the guard to see that none is in it", LIMIT, || {
+        Ok(world.kubectl(["delete", "objectstore", "full"]).ok())
+    })?;
     until("the guard to see that there is none", LIMIT, || {
         Ok(world.kubectl(["delete", "crd", "volumes.storage.holdfast.dev", "--dry-run=server"]).ok())
     })?;

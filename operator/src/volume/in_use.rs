@@ -1,10 +1,11 @@
 //! Counts volumes for the guard of the chart (`templates/policies.yaml`): while nodes serve any, nothing that
-//! serves them is deleted; while there are any, their kinds are not.
+//! serves them is deleted; while there are any, their kinds are not; an ObjectStore is not while one is in it.
 //!
 //! Owns: `data` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another number once a
 //! minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
 //! On failure: the old numbers stay, and they are written again.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_cluster::api::{ApiError, call};
@@ -19,6 +20,12 @@ use tokio::time::{Instant, sleep};
 
 /// Name of the ConfigMap.
 const IN_USE: &str = "holdfast-in-use";
+/// Key of the number of volumes that a node claims.
+const ATTACHED: &str = "attached";
+/// Key of the number of all volumes.
+const VOLUMES: &str = "volumes";
+/// Before the name of an ObjectStore: key of the number of its volumes.
+const OF_STORE: &str = "objectstore.";
 /// Time between two counts, which are made in memory.
 const EVERY: Duration = Duration::from_secs(2);
 
@@ -36,17 +43,14 @@ pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume
     }
     let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
     let mut written = None;
-    let mut last_some = [Instant::now(); 2];
+    let mut last_some = BTreeMap::new();
     loop {
         let counts = count(volumes.state().iter().map(AsRef::as_ref));
         let now = Instant::now();
-        for (number, last_some) in counts.numbers().into_iter().zip(&mut last_some) {
-            if number > 0 {
-                *last_some = now;
-            }
-        }
-        if is_due(written, counts, now, last_some) {
-            match write(&api, counts).await {
+        last_some.extend(counts.0.keys().map(|key| (key.clone(), now)));
+        last_some.retain(|_key, last_some| now.duration_since(*last_some) < NONE_FOR);
+        if is_due(written.as_ref(), &counts, now, &last_some) {
+            match write(&api, &counts).await {
                 Ok(()) => written = Some(Written { counts, at: now }),
                 Err(error) => tracing::warn!(error = chain(&error), "number of volumes not written"),
             }
@@ -55,61 +59,71 @@ pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume
     }
 }
 
-/// Numbers of volumes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Counts {
-    /// Those that a node claims.
-    attached: usize,
-    /// All of them.
-    all: usize,
-}
+/// Numbers of volumes that are not 0, by their key in the ConfigMap: [`ATTACHED`], [`VOLUMES`], and one for
+/// each ObjectStore.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Counts(BTreeMap<String, usize>);
 
 impl Counts {
-    fn numbers(self) -> [usize; 2] {
-        [self.attached, self.all]
+    fn get(&self, key: &str) -> usize {
+        self.0.get(key).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, key: String) {
+        *self.0.entry(key).or_default() += 1;
     }
 }
 
 /// The numbers that were written last.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Written {
     counts: Counts,
     at: Instant,
 }
 
-/// True if the numbers are to be written now. `last_some` is when each was last not 0.
-fn is_due(written: Option<Written>, counts: Counts, now: Instant, last_some: [Instant; 2]) -> bool {
-    let passed = |since| now.saturating_duration_since(since);
+/// True if the numbers are to be written now. `last_some` has those that were not 0 within [`NONE_FOR`].
+fn is_due(
+    written: Option<&Written>,
+    counts: &Counts,
+    now: Instant,
+    last_some: &BTreeMap<String, Instant>,
+) -> bool {
     let Some(written) = written else { return true };
-    let numbers = written.counts.numbers().into_iter().zip(counts.numbers()).zip(last_some);
-    numbers.into_iter().any(|((before, after), last_some)| match (before, after) {
+    let mut keys = written.counts.0.keys().chain(counts.0.keys());
+    keys.any(|key| match (written.counts.get(key), counts.get(key)) {
         (before, after) if before == after => false,
         (0, _) => true,
-        (_, 0) => passed(last_some) >= NONE_FOR,
-        (_, _) => passed(written.at) >= NUMBER_EVERY,
+        (_, 0) => !last_some.contains_key(key),
+        (_, _) => now.saturating_duration_since(written.at) >= NUMBER_EVERY,
     })
 }
 
-async fn write(api: &Api<ConfigMap>, counts: Counts) -> Result<(), ApiError> {
+async fn write(api: &Api<ConfigMap>, counts: &Counts) -> Result<(), ApiError> {
+    let mut data: BTreeMap<&str, String> = [ATTACHED, VOLUMES].map(|key| (key, "0".to_owned())).into();
+    data.extend(counts.0.iter().map(|(key, number)| (key.as_str(), number.to_string())));
     let patch = json!({
         "apiVersion": ConfigMap::api_version(&()),
         "kind": ConfigMap::kind(&()),
         "metadata": { "name": IN_USE },
-        "data": { "attached": counts.attached.to_string(), "volumes": counts.all.to_string() },
+        "data": data,
     });
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
     call(api.patch(IN_USE, &params, &Patch::Apply(patch))).await.map(drop)
 }
 
 fn count<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Counts {
-    let is_claimed = |volume: &Volume| {
+    let mut counts = Counts::default();
+    for volume in volumes {
+        counts.add(VOLUMES.to_owned());
         let node = volume.status.as_ref().and_then(|status| status.node.as_deref());
-        node.is_some_and(|node| !node.is_empty())
-    };
-    volumes.fold(Counts { attached: 0, all: 0 }, |counts, volume| Counts {
-        attached: counts.attached + usize::from(is_claimed(volume)),
-        all: counts.all + 1,
-    })
+        if node.is_some_and(|node| !node.is_empty()) {
+            counts.add(ATTACHED.to_owned());
+        }
+        if let Some(store) = volume.spec.object_store.as_deref().filter(|name| !name.is_empty()) {
+            counts.add(format!("{OF_STORE}{store}"));
+        }
+    }
+    counts
 }
 
 #[cfg(test)]
@@ -121,38 +135,47 @@ mod tests {
     fn only_the_first_volume_is_counted_at_once() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let none = Counts { attached: 0, all: 0 };
-        assert!(is_due(None, none, start, [start; 2]), "the numbers of an earlier process may be others");
-        for (name, before, number, now, last_some, expected) in [
-            ("the first volume", 0, 1, 2, 2, true),
-            ("the same", 1, 1, 90, 90, false),
-            ("one more", 1, 2, 59, 59, false),
-            ("one more, a minute later", 1, 2, 60, 60, true),
-            ("none", 2, 0, 90, 88, false),
-            ("none for a while", 2, 0, 12, 2, true),
-            ("still none", 0, 0, 90, 2, false),
+        let none = Counts::default();
+        assert!(is_due(None, &none, start, &BTreeMap::new()), "the numbers of an earlier process may differ");
+        for (name, before, number, now, was_there_lately, expected) in [
+            ("the first volume", 0, 1, 2, true, true),
+            ("the same", 1, 1, 90, true, false),
+            ("one more", 1, 2, 59, true, false),
+            ("one more, a minute later", 1, 2, 60, true, true),
+            ("none", 2, 0, 90, true, false),
+            ("none for a while", 2, 0, 12, false, true),
+            ("still none", 0, 0, 90, false, false),
         ] {
-            let attached = |attached| Counts { attached, all: 9 };
-            let all = |all| Counts { attached: 0, all };
-            let due = |counts, written, last_some| {
-                is_due(Some(Written { counts: written, at: start }), counts, after(now), last_some)
-            };
-            let since = [after(last_some), after(now)];
-            assert_eq!(due(attached(number), attached(before), since), expected, "{name}, attached");
-            let since = [start, after(last_some)];
-            assert_eq!(due(all(number), all(before), since), expected, "{name}, of all");
+            for key in [ATTACHED, VOLUMES, "objectstore.main"] {
+                let counts = |number: usize| {
+                    let others = Some(("others".to_owned(), 9));
+                    let counted = (number > 0).then(|| (key.to_owned(), number));
+                    Counts(counted.into_iter().chain(others).collect())
+                };
+                let written = Written { counts: counts(before), at: start };
+                let lately = was_there_lately.then(|| (key.to_owned(), start)).into_iter().collect();
+                let due = is_due(Some(&written), &counts(number), after(now), &lately);
+                assert_eq!(due, expected, "{name}, {key}");
+            }
         }
     }
 
     #[test]
-    fn a_volume_is_in_use_while_a_node_claims_it() {
-        let volume = |node: Option<&str>| {
-            let spec = json!({ "size": "1Gi", "objectStore": "main" });
+    fn volumes_are_counted_by_store_and_claim() {
+        let volume = |node: Option<&str>, store: Option<&str>| {
+            let spec = json!({ "size": "1Gi", "objectStore": store });
             let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
             volume.status = Some(serde_json::from_value(json!({ "node": node })).expect("a status"));
             volume
         };
-        let volumes = [volume(Some("a")), volume(Some("")), volume(None), volume(Some("b"))];
-        assert_eq!(count(volumes.iter()), Counts { attached: 2, all: 4 });
+        let volumes = [
+            volume(Some("a"), Some("main")),
+            volume(Some(""), Some("main")),
+            volume(None, Some("cold")),
+            volume(Some("b"), None),
+        ];
+        let counts = count(volumes.iter());
+        let expected = [("attached", 2), ("objectstore.cold", 1), ("objectstore.main", 2), ("volumes", 4)];
+        assert_eq!(counts, Counts(expected.map(|(key, number)| (key.to_owned(), number)).into()));
     }
 }
