@@ -22,6 +22,8 @@ const DISK: &str = "volume/disk";
 const BLOCKS: usize = 64;
 /// A node that has not been silent for as long is not cut off.
 const EARLY: Duration = Duration::from_secs(8);
+/// PUTs of probes, which the operator makes when it sees the ObjectStore.
+const PROBES: usize = 2;
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -118,6 +120,15 @@ pub(super) fn run(world: &World) -> Result<()> {
         })?;
     }
     world.kubectl(["delete", "volume", "disk", "rest", "--timeout=300s"])?;
+    let written = s3
+        .requests()?
+        .into_iter()
+        .filter(|request| request.key.contains("probe/") && request.operation == "PutObject");
+    let written = written.count();
+    ensure!(
+        written == PROBES,
+        "{written} PUTs of probes; a bucket that was probed is only asked if it answers"
+    );
     for node in [&a, &b] {
         node.terminate()?;
     }

@@ -178,6 +178,18 @@ impl S3Store {
         Ok(())
     }
 
+    /// Asks a bucket that was probed before whether it still answers, and accepts the credentials. Costs one
+    /// LIST.
+    ///
+    /// # Errors
+    /// As those of [`Self::probe`].
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
+    pub async fn ping(&self) -> Result<(), ProbeFailure> {
+        self.availability.forget();
+        let listed = self.list_objects(PREFIX, None, 1).await;
+        listed.map(drop).map_err(|error| self.explain("list objects", error))
+    }
+
     async fn probe_second_create(&self, key: &str) -> Result<(), ProbeFailure> {
         match self.create_object(key, Bytes::from_static(SECOND)).await {
             Err(CreateError::Exists { .. }) => {}

@@ -8,6 +8,7 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, ObjectStoreStatus, Time};
+use holdfast_s3::{ProbeFailure, S3Store};
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
@@ -26,6 +27,10 @@ use crate::requeue::{FailureCounts, MAX_AT_A_TIME, Requeue};
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
 
+/// Time for which a bucket that was probed is only asked if it answers. A probe writes and deletes, which a
+/// bucket with versions keeps.
+const PROVEN_FOR: Duration = Duration::from_secs(3600);
+
 /// Dependencies of every reconciliation.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -39,11 +44,13 @@ pub(crate) struct Context {
 /// Uid and generation of what was probed.
 type ProbedSpec = (Option<String>, Option<i64>);
 
-/// Time of the last probe of each ObjectStore, by name. Our own report wakes the controller: it must not
-/// cause the next probe.
+/// Probes of each ObjectStore, by name.
 #[derive(Default)]
 pub(crate) struct Probes {
+    /// Time of the last one. Our own report wakes the controller: it must not cause the next probe.
     last: Mutex<HashMap<String, (ProbedSpec, Instant)>>,
+    /// The connection through which the bucket was found fit, and when that was.
+    proven: Mutex<HashMap<String, (Arc<S3Store>, Instant)>>,
 }
 
 impl Probes {
@@ -60,6 +67,31 @@ impl Probes {
         }
         last.insert(store.name_any(), (spec, now));
         Ok(())
+    }
+
+    /// Asks the bucket for everything volumes need, or only for an answer if that was proven lately, with the
+    /// same settings and credentials.
+    async fn probe(&self, name: &str, connection: &Arc<S3Store>) -> Result<(), ProbeFailure> {
+        let proven = match self.take_proven(name, connection, Instant::now()) {
+            Some(since) => {
+                connection.ping().await?;
+                since
+            }
+            None => {
+                connection.probe().await?;
+                Instant::now()
+            }
+        };
+        self.proven.lock().insert(name.to_owned(), (connection.clone(), proven));
+        Ok(())
+    }
+
+    /// Forgets since when the bucket is known to be fit, and returns it if it was seen through this very
+    /// connection and not long ago.
+    fn take_proven(&self, name: &str, connection: &Arc<S3Store>, now: Instant) -> Option<Instant> {
+        let (through, since) = self.proven.lock().remove(name)?;
+        let is_recent = now.saturating_duration_since(since) < PROVEN_FOR;
+        (is_recent && Arc::ptr_eq(&through, connection)).then_some(since)
     }
 }
 
@@ -101,9 +133,9 @@ async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Act
 }
 
 async fn probe(store: &ObjectStore, context: &Context) -> Health {
-    let connection = context.connections.open(context.client.clone(), &store.name_any()).await?;
-    connection.probe().await?;
-    Ok(())
+    let name = store.name_any();
+    let connection = context.connections.open(context.client.clone(), &name).await?;
+    Ok(context.probes.probe(&name, &connection).await?)
 }
 
 async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), ApiError> {
@@ -142,4 +174,53 @@ async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Resu
 fn retry(store: Arc<ObjectStore>, error: &ApiError, context: Arc<Context>) -> Action {
     tracing::warn!(object_store = %store.name_any(), error = %chain(error), "object store not reconciled");
     Action::requeue(context.failures.delay(&store.name_any(), Requeue::Later, fastrand::f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_s3::{S3Config, S3Credentials, Timeouts};
+
+    use super::*;
+
+    async fn connection() -> Arc<S3Store> {
+        let credentials = S3Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_access_key: "secret".to_owned(),
+            session_token: None,
+        };
+        // Discard: nothing listens there.
+        let endpoint = Some("http://127.0.0.1:9".to_owned());
+        let config = S3Config {
+            endpoint,
+            region: "us-east-1".to_owned(),
+            bucket: "bucket".to_owned(),
+            prefix: String::new(),
+            path_style: true,
+            ca_pem: None,
+            credentials,
+            timeouts: Timeouts::default(),
+            max_concurrency: 1,
+        };
+        Arc::new(S3Store::connect(config).await.expect("sends nothing"))
+    }
+
+    /// Each minute a probe left two versions of a key in a bucket that keeps versions.
+    #[tokio::test]
+    async fn a_bucket_is_proven_for_an_hour_and_one_connection() {
+        let (probes, one, renewed) = (Probes::default(), connection().await, connection().await);
+        let then = Instant::now();
+        let prove = || probes.proven.lock().insert("main".to_owned(), (one.clone(), then));
+        assert_eq!(probes.take_proven("main", &one, then), None, "it was never probed");
+        let soon = then + PROVEN_FOR - Duration::from_secs(1);
+        prove();
+        assert_eq!(probes.take_proven("main", &one, soon), Some(then));
+        assert_eq!(probes.take_proven("main", &one, soon), None, "a request that fails leaves it unproven");
+        prove();
+        assert_eq!(probes.take_proven("main", &renewed, soon), None, "its settings changed");
+        prove();
+        assert_eq!(probes.take_proven("main", &one, then + PROVEN_FOR), None);
+        prove();
+        assert!(probes.probe("main", &one).await.is_err());
+        assert!(probes.proven.lock().is_empty());
+    }
 }

@@ -32,6 +32,20 @@ async fn a_good_bucket_is_ready_and_left_empty() {
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
+/// Each minute a probe left two versions of a key in a bucket that keeps versions.
+#[tokio::test]
+async fn a_probed_bucket_is_asked_again_without_a_write() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    store.ping().await.unwrap();
+    let counts = store.counts();
+    assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 0, 0, 0));
+    server.plan_fault(Method::GET, PlannedFault::Answer(403, "AccessDenied"));
+    let failure = store.ping().await.expect_err("denied");
+    assert_eq!((failure.field(), failure.reason()), ("credentials", "AccessDenied"));
+    store.ping().await.unwrap();
+}
+
 /// Tools that show a bucket as a file system leave such objects. The probe failed on it.
 #[tokio::test]
 async fn an_object_of_another_program_below_the_prefix_stays() {
