@@ -37,11 +37,11 @@ pub use storage_node::{
     TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    ACKNOWLEDGE_LOSS, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
-    Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource,
-    LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, READ_ONLY_MANY, READERS_OF, SERVING_CONDITIONS, STORAGE_CLASS,
-    STORE_REACHABLE, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec,
-    VolumeStatus, WRITABLE,
+    ACKNOWLEDGE_LOSS, ATTACHED, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause,
+    Durability, Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach,
+    ImageSource, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, READ_ONLY_MANY, READERS_OF, SERVING_CONDITIONS,
+    STORAGE_CLASS, STORE_REACHABLE, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource,
+    VolumeSpec, VolumeStatus, WRITABLE,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,

@@ -32,6 +32,8 @@ pub const FORMAT_UNKNOWN_CONTENT: &str = "holdfast.dev/format-unknown-content";
 /// Annotation: the epoch of a node that was cut off, once a person has read what is missing because of it.
 pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
 
+/// Condition of a Volume that a node is to serve: it does.
+pub const ATTACHED: &str = "Attached";
 /// Condition of a served Volume: the object store answers the node.
 pub const STORE_REACHABLE: &str = "StoreReachable";
 /// Condition of a served Volume: writes do not wait.
@@ -90,6 +92,7 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
     printcolumn(name = "Device", type_ = "string", json_path = ".status.devicePath"),
     printcolumn(name = "StoreReachable", type_ = "string", json_path = ".status.conditions[?(@.type=='StoreReachable')].status"),
     printcolumn(name = "Writable", type_ = "string", json_path = ".status.conditions[?(@.type=='Writable')].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
     printcolumn(name = "Transport", type_ = "string", json_path = ".status.transport", priority = 1),
     printcolumn(name = "Store", type_ = "string", json_path = ".spec.objectStore", priority = 1),
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", priority = 1),
@@ -402,7 +405,7 @@ pub struct VolumeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub attached_size_bytes: Option<u64>,
-    /// Operator: `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
+    /// Operator: `Ready`, `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
     /// `Writable`, `LocalDataReadable`, `LocalDiskHealthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]

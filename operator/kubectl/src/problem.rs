@@ -43,6 +43,8 @@ pub(crate) fn wrong(volume: &Volume) -> impl Iterator<Item = &Condition> {
     let is_wanted = volume.spec.desired_node().is_some() || volume.metadata.deletion_timestamp.is_some();
     volume.status.iter().flat_map(|status| &status.conditions).filter(move |condition| {
         match condition.type_.as_str() {
+            // The others say why.
+            READY => false,
             "UnuploadedDataLost" => condition.status != "False",
             // A volume that no node is to serve has neither.
             "Assigned" | "Attached" => condition.status != "True" && is_wanted,

@@ -7,7 +7,7 @@ use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    ObjectStore, READERS_OF, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true,
+    ObjectStore, READERS_OF, READY, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true,
 };
 use holdfast_log::trash::Terms;
 use holdfast_service::{chain, trace};
@@ -205,7 +205,9 @@ async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, Vol
         shared.last_writes.note(&work.volume);
     }
     if let Some(after) = &work.volume.status {
-        context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
+        // The other conditions say why it is Ready, or not.
+        let changes = changes(&before.conditions, &after.conditions).into_iter();
+        context.recorder.publish(changes.filter(|change| change.action != READY), &reference).await;
         let of_data = changes_of_data(&before.conditions, &after.conditions);
         let of_claim = of_data.into_iter().chain(of_node).collect();
         claim::publish(of_claim, &work.volume, &context.client, &context.recorder).await;

@@ -1,5 +1,6 @@
 //! Counts volumes for the guard of the chart (`templates/policies.yaml`): while nodes serve any, nothing that
-//! serves them is deleted; while there are any, their kinds are not; an ObjectStore is not while one is in it.
+//! serves them is deleted; while there are any, their kinds are not; while one is in an ObjectStore, that is
+//! not.
 //!
 //! Owns: `data` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another number once a
 //! minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.

@@ -12,8 +12,8 @@
 //! does one that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
-    Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, ForcedDetach, Time, VolumePhase, VolumeStatus,
-    find_condition, is_true,
+    ATTACHED, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, ForcedDetach, READY, Time,
+    VolumePhase, VolumeStatus, find_condition, is_true,
 };
 
 use holdfast_log::trash::Terms;
@@ -240,12 +240,13 @@ pub(crate) fn pending(facts: &ClusterFacts, obstacle: &Obstacle, now: &Time) -> 
             &message,
         ));
     }
-    VolumeStatus {
+    let status = VolumeStatus {
         phase: Some(obstacle.phase),
         volume_id: facts.status.volume_id.clone(),
         conditions,
         ..base(facts)
-    }
+    };
+    with_ready(facts, status, now)
 }
 
 fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
@@ -257,7 +258,7 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let unread = forced_detach.iter().filter(|record| !facts.is_acknowledged(record));
     let losses: Vec<&ForcedDetach> = earlier_losses.iter().chain(unread).collect();
     conditions.extend(data_lost(facts, &losses, now));
-    VolumeStatus {
+    let status = VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.id.clone()),
         assigned_node,
@@ -265,7 +266,38 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
         earlier_losses,
         conditions,
         ..base(facts)
-    }
+    };
+    with_ready(facts, status, now)
+}
+
+/// Adds the condition [`READY`]: the volume is where its spec wants it. Every reader of Kubernetes objects
+/// knows that one.
+fn with_ready(facts: &ClusterFacts, mut status: VolumeStatus, now: &Time) -> VolumeStatus {
+    let builder = facts.conditions(now);
+    let of = |type_| find_condition(&status.conditions, type_);
+    let ready = match status.phase {
+        Some(VolumePhase::Ready) => {
+            let message = "the volume exists, and no node is asked to serve it";
+            builder.build(READY, ConditionStatus::True, "Detached", message)
+        }
+        Some(VolumePhase::Attached) => {
+            let message = format!("node {} serves the volume", facts.serving().unwrap_or_default());
+            builder.build(READY, ConditionStatus::True, ATTACHED, message)
+        }
+        Some(VolumePhase::Attaching) => {
+            let message = of(ASSIGNED).map(|granted| granted.message.clone()).unwrap_or_default();
+            let message = format!("{message}; it has not attached it yet: see the condition {ATTACHED}");
+            builder.build(READY, ConditionStatus::False, "Attaching", message)
+        }
+        _ => {
+            let says = |type_| of(type_).filter(|said| said.status != "True");
+            let why = says(PROVISIONED).or_else(|| says(ASSIGNED)).or_else(|| of(PROVISIONED));
+            let (reason, message) = why.map_or(("Unknown", ""), |why| (&*why.reason, &*why.message));
+            builder.build(READY, ConditionStatus::False, reason, message)
+        }
+    };
+    status.conditions.push(ready);
+    status
 }
 
 /// Says that the volume exists in its object store, and how it came to this object.
@@ -301,14 +333,15 @@ pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now:
     } else {
         ConditionStatus::False
     };
-    VolumeStatus {
+    let status = VolumeStatus {
         phase: Some(VolumePhase::Deleting),
         volume_id: facts.status.volume_id.clone(),
         // Stays while a node serves the volume: the grant ends with the final commit.
         assigned_node: facts.serving().and(facts.assigned()).map(str::to_owned),
         conditions: vec![facts.conditions(now).build(PROVISIONED, exists, reason, &message)],
         ..base(facts)
-    }
+    };
+    with_ready(facts, status, now)
 }
 
 /// The grant and what there is to say about it. The grant moves only while no node serves the volume.
@@ -389,7 +422,7 @@ fn base(facts: &ClusterFacts) -> VolumeStatus {
 
 /// The operator's part of a status: what [`OperatorStep::Report`] writes, nothing else.
 pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST];
+    let own = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST, READY];
     VolumeStatus {
         phase: status.phase,
         observed_generation: status.observed_generation,

@@ -18,8 +18,6 @@ use k8s_openapi::jiff::Timestamp;
 use super::facts::NodeFacts;
 use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
-/// Condition: a node serves the volume. `plan.rs` builds it.
-pub(crate) const ATTACHED: &str = "Attached";
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 

@@ -16,10 +16,10 @@
 use std::time::Duration;
 
 use holdfast_crds::{
-    Condition, ConditionStatus, SERVING_CONDITIONS, Time, TimeSpan, VolumeStatus, find_condition,
+    ATTACHED, Condition, ConditionStatus, SERVING_CONDITIONS, Time, TimeSpan, VolumeStatus, find_condition,
 };
 
-use super::conditions::{self, ATTACHED};
+use super::conditions;
 use super::facts::NodeFacts;
 use super::operations::{Doing, OperationOutcome};
 use super::retry::OperationFailure;

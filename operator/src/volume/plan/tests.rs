@@ -330,6 +330,35 @@ fn report(facts: &mut ClusterFacts) -> VolumeStatus {
     reported
 }
 
+/// `kubectl wait`, and tools that ask for the health of any object, know this condition only.
+#[test]
+fn ready_says_if_the_volume_is_where_its_spec_wants_it() {
+    let attaching = {
+        let mut facts = existing("a", "a", "a");
+        facts.status.device_path = None;
+        facts
+    };
+    let full = ClusterFacts { store: StoreFact::Missing, ..new_volume() };
+    let deleted = ClusterFacts { deleting: true, ..existing("a", "a", "a") };
+    for (facts, expected, says) in [
+        (existing("", "", ""), ("True", "Detached"), "no node is asked"),
+        (existing("a", "a", "a"), ("True", "Attached"), "node a serves"),
+        (existing("a", "", ""), ("False", "Attaching"), "node a may serve"),
+        (attaching, ("False", "Attaching"), "see the condition Attached"),
+        (existing("b", "a", "a"), ("False", "WaitingForDetach"), "node a still serves"),
+        (existing("", "a", "a"), ("False", "WaitingForDetach"), "node a still serves"),
+        (full, ("False", "ObjectStoreMissing"), "spec.objectStore"),
+        (deleted, ("False", "WaitingForDetach"), "node a still serves"),
+    ] {
+        let steps = plan(&facts, &now());
+        let status = last_report(&steps);
+        let ready = find_condition(&status.conditions, READY).expect("the condition");
+        assert_eq!((ready.status.as_str(), ready.reason.as_str()), expected, "{facts:?}");
+        assert!(ready.message.contains(says), "{says:?} is not in {:?}", ready.message);
+        assert_eq!(operators_part(status), *status, "it is part of what the operator writes");
+    }
+}
+
 #[test]
 fn a_force_detach_names_the_node_and_reports_lost_data() {
     for other in ["", "b", "typo"] {
@@ -584,7 +613,7 @@ fn a_second_loss_does_not_hide_an_unread_first() {
     assert!(!message(&read).contains("node a"), "{}", message(&read));
     facts.acknowledged = Some(5);
     let read = report(&mut facts);
-    assert_eq!((read.forced_detach, read.earlier_losses, read.conditions.len()), (None, Vec::new(), 2));
+    assert_eq!((read.forced_detach, read.earlier_losses, read.conditions.len()), (None, Vec::new(), 3));
 }
 
 /// The second node released the volume after all, and the first one's loss is still unread.
