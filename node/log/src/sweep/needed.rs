@@ -1,6 +1,12 @@
 //! Objects that the volumes of a store need, their own and each other's.
+//!
+//! There are as many segments as seals of all volumes that are still read: millions. So what is kept of an id
+//! is a [`Fingerprint`]: about 27 bytes for each segment that is needed, while a sweep runs, and 8 for each
+//! segment that a merged run names, for the next sweep. Two ids with the same fingerprint keep each other's
+//! object: a sweep may leave garbage, and never deletes what is needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
 
@@ -25,24 +31,54 @@ use crate::{LogFailure, store};
 /// those that the last sweep needed are remembered.
 #[derive(Debug, Default)]
 pub(super) struct Heads {
-    /// The segments that a run names, as its owner does, by the run's key.
-    runs: BTreeMap<String, Arc<[SegmentId]>>,
+    /// The segments that a run names, by the run's key.
+    runs: BTreeMap<String, Arc<[Named]>>,
     /// By the key, and the snapshot: in a bucket that was set back another one may come to stand there.
     roots: HashMap<(VolumeId, Snapshot), Arc<Manifest>>,
+}
+
+/// 64 bits of an id, whatever its number of forks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Fingerprint(u64);
+
+impl Fingerprint {
+    fn of(id: PlacedId) -> Self {
+        let mut hasher = DefaultHasher::new();
+        PlacedId { owner: 0, ..id }.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// Segments that a run names, of one owner.
+#[derive(Debug)]
+struct Named {
+    /// Forks between the run's owner and theirs.
+    forks: u8,
+    segments: Box<[Fingerprint]>,
+}
+
+impl Named {
+    fn all(segments: impl Iterator<Item = SegmentId>) -> Arc<[Self]> {
+        let mut by_owner = BTreeMap::<u8, Vec<Fingerprint>>::new();
+        for segment in segments {
+            by_owner.entry(segment.0.owner).or_default().push(Fingerprint::of(segment.0));
+        }
+        by_owner.into_iter().map(|(forks, segments)| Self { forks, segments: segments.into() }).collect()
+    }
 }
 
 /// Objects of one volume that are needed.
 #[derive(Debug, Default)]
 struct Own {
-    segments: HashMap<PlacedId, Holder>,
-    runs: HashMap<PlacedId, Holder>,
+    segments: HashMap<Fingerprint, Holder>,
+    runs: HashMap<Fingerprint, Holder>,
 }
 
 /// Volumes and snapshots that need an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holder {
     /// Nothing but this snapshot: its number in [`Needed::snapshots`].
-    Snapshot(usize),
+    Snapshot(u32),
     /// A volume, or several.
     Others,
 }
@@ -128,18 +164,18 @@ impl Needed {
     }
 
     pub(super) fn has_segment(&self, owner: &VolumeId, id: SegmentId) -> bool {
-        self.by_owner.get(owner).is_some_and(|own| own.segments.contains_key(&id.0))
+        self.by_owner.get(owner).is_some_and(|own| own.segments.contains_key(&Fingerprint::of(id.0)))
     }
 
     pub(super) fn has_run(&self, owner: &VolumeId, id: RunId) -> bool {
-        self.by_owner.get(owner).is_some_and(|own| own.runs.contains_key(&id.0))
+        self.by_owner.get(owner).is_some_and(|own| own.runs.contains_key(&Fingerprint::of(id.0)))
     }
 
     /// The snapshot without which nothing would need the object of this key, by its number.
     pub(super) fn only_snapshot(&self, key: &ObjectKey) -> Option<usize> {
         let held = match key {
-            ObjectKey::Segment(owner, id) => self.by_owner.get(owner)?.segments.get(&id.0),
-            ObjectKey::Run(owner, id) => self.by_owner.get(owner)?.runs.get(&id.0),
+            ObjectKey::Segment(owner, id) => self.by_owner.get(owner)?.segments.get(&Fingerprint::of(id.0)),
+            ObjectKey::Run(owner, id) => self.by_owner.get(owner)?.runs.get(&Fingerprint::of(id.0)),
             ObjectKey::Snapshot(volume, seq) => {
                 let name = SnapshotName { volume: volume.clone(), seq: *seq };
                 return self.snapshots.binary_search(&name).ok();
@@ -150,7 +186,7 @@ impl Needed {
             | ObjectKey::Forgotten(..) => None,
         };
         match held? {
-            Holder::Snapshot(number) => Some(*number),
+            Holder::Snapshot(number) => Some(*number as usize),
             Holder::Others => None,
         }
     }
@@ -166,8 +202,8 @@ impl Needed {
             if !known.forgotten.contains(&snapshot.seq) && safeguard(SweepKeepsSnapshots) {
                 let root = reader.root(objects, known.manifest.volume(), *snapshot).await?;
                 let (volume, seq) = (known.manifest.volume().clone(), snapshot.seq);
+                let holder = u32::try_from(self.snapshots.len()).map_or(Holder::Others, Holder::Snapshot);
                 self.snapshots.push(SnapshotName { volume, seq });
-                let holder = Holder::Snapshot(self.snapshots.len() - 1);
                 self.add(objects, reader, &root, holder).await?;
             }
         }
@@ -206,14 +242,15 @@ impl Needed {
     ) -> Result<(), LogFailure> {
         match run {
             Run::Segment(segment) => {
-                self.insert(lineage, segment.id.0.owner, segment.id.0, holder, |own| &mut own.segments);
+                let id = Fingerprint::of(segment.id.0);
+                self.insert(lineage, segment.id.0.owner, &[id], holder, |own| &mut own.segments);
             }
             Run::Merged(run) => {
                 let forks = run.id.0.owner;
-                self.insert(lineage, forks, run.id.0, holder, |own| &mut own.runs);
-                for segment in &*reader.segments(objects, lineage, run).await? {
-                    let generation = forks.saturating_add(segment.0.owner);
-                    self.insert(lineage, generation, segment.0, holder, |own| &mut own.segments);
+                self.insert(lineage, forks, &[Fingerprint::of(run.id.0)], holder, |own| &mut own.runs);
+                for named in &*reader.segments(objects, lineage, run).await? {
+                    let forks = forks.saturating_add(named.forks);
+                    self.insert(lineage, forks, &named.segments, holder, |own| &mut own.segments);
                 }
             }
         }
@@ -223,18 +260,20 @@ impl Needed {
     fn insert(
         &mut self,
         lineage: &Lineage,
-        generation: u8,
-        id: PlacedId,
+        forks: u8,
+        ids: &[Fingerprint],
         holder: Holder,
-        kind: impl Fn(&mut Own) -> &mut HashMap<PlacedId, Holder>,
+        kind: impl Fn(&mut Own) -> &mut HashMap<Fingerprint, Holder>,
     ) {
-        if generation > 0 && !safeguard(ForksKeepObjects) {
+        if forks > 0 && !safeguard(ForksKeepObjects) {
             return;
         }
-        let own = self.by_owner.entry(lineage.owner(generation).clone()).or_default();
-        let known = kind(own).entry(PlacedId { owner: 0, ..id }).or_insert(holder);
-        if *known != holder {
-            *known = Holder::Others;
+        let known = kind(self.by_owner.entry(lineage.owner(forks).clone()).or_default());
+        for id in ids {
+            let known = known.entry(*id).or_insert(holder);
+            if *known != holder {
+                *known = Holder::Others;
+            }
         }
     }
 
@@ -277,13 +316,13 @@ impl HeadReader {
         heads
     }
 
-    /// The segments that `run` names, as its owner does.
+    /// The segments that `run` names.
     async fn segments(
         &mut self,
         objects: &dyn ObjectStore,
         lineage: &Lineage,
         run: &RunRef,
-    ) -> Result<Arc<[SegmentId]>, LogFailure> {
+    ) -> Result<Arc<[Named]>, LogFailure> {
         let key = lineage.run_key(run.id);
         if let Some(read) = self.now.runs.get(&key) {
             return Ok(Arc::clone(read));
@@ -296,7 +335,7 @@ impl HeadReader {
                 let damaged = |source| LogFailure::Damaged { key: key.clone(), source };
                 let own = RunRef { id: RunId(PlacedId { owner: 0, ..run.id.0 }), ..run.clone() };
                 let head = RunHead::decode(&own, &bytes).map_err(damaged)?;
-                head.segments().iter().map(|segment| segment.id).collect()
+                Named::all(head.segments().iter().map(|segment| segment.id))
             }
         };
         self.now.runs.insert(key, Arc::clone(&segments));
@@ -316,5 +355,44 @@ impl HeadReader {
         };
         self.now.roots.insert(name, Arc::clone(&root));
         Ok(root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_types::Place;
+
+    use super::*;
+
+    /// The operator of a bucket with some millions of segments needed more memory than its limit.
+    #[test]
+    fn a_needed_segment_takes_little_memory() {
+        assert_eq!(size_of::<(Fingerprint, Holder)>(), 16, "an entry of the map");
+        assert_eq!(size_of::<Fingerprint>(), 8, "what is remembered");
+    }
+
+    #[test]
+    fn a_fingerprint_is_of_the_place_and_the_ulid() {
+        let id = |seq, unix_ms, random| SegmentId::new(Place::until(Seq(seq)), unix_ms, [random; 10]);
+        let ids = [id(1, 7, 9), id(2, 7, 9), id(1, 8, 9), id(1, 7, 8)];
+        for (number, one) in ids.iter().enumerate() {
+            for other in &ids[number + 1..] {
+                assert_ne!(Fingerprint::of(one.0), Fingerprint::of(other.0), "{one:?} {other:?}");
+            }
+            let of_a_fork = PlacedId { owner: 3, ..one.0 };
+            assert_eq!(Fingerprint::of(of_a_fork), Fingerprint::of(one.0));
+        }
+    }
+
+    #[test]
+    fn segments_of_a_run_are_kept_by_owner() {
+        let id = |owner, seq| {
+            SegmentId(PlacedId { owner, ..SegmentId::new(Place::until(Seq(seq)), 7, [9; 10]).0 })
+        };
+        let named = Named::all([id(0, 1), id(2, 5), id(0, 3)].into_iter());
+        let found: Vec<(u8, Vec<Fingerprint>)> =
+            named.iter().map(|named| (named.forks, named.segments.to_vec())).collect();
+        let of = |owner, seq| Fingerprint::of(id(owner, seq).0);
+        assert_eq!(found, [(0, vec![of(0, 1), of(0, 3)]), (2, vec![of(2, 5)])]);
     }
 }
