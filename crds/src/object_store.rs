@@ -141,6 +141,13 @@ pub struct Sweep {
     /// Begins no sweep. One that runs ends by itself.
     #[serde(default)]
     pub suspend: bool,
+    /// Only counts what a sweep would delete, in `status.sweep`. The trash is not emptied either.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Most objects that one sweep deletes. Absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>", range(min = 1))]
+    pub max_objects: Option<u64>,
 }
 
 fn default_day() -> String {
@@ -149,7 +156,13 @@ fn default_day() -> String {
 
 impl Default for Sweep {
     fn default() -> Self {
-        Self { interval: default_day(), grace: default_day(), suspend: false }
+        Self {
+            interval: default_day(),
+            grace: default_day(),
+            suspend: false,
+            dry_run: false,
+            max_objects: None,
+        }
     }
 }
 
@@ -293,7 +306,7 @@ mod tests {
         let sweep = |interval: &str, grace: &str| Sweep {
             interval: interval.to_owned(),
             grace: grace.to_owned(),
-            suspend: false,
+            ..Sweep::default()
         };
         let day = Duration::from_hours(24);
         assert_eq!((Sweep::default().interval(), Sweep::default().grace()), (Ok(day), Ok(day)));

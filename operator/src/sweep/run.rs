@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::cluster::Cluster;
 use super::report::{self, SweepFailed};
 use super::schedule::Facts;
-use super::trash::{TrashReport, empty_trash, take_back_used};
+use super::trash::{TrashReport, count_trash, empty_trash, take_back_used};
 use crate::metrics::Metrics;
 
 /// Time between two looks at the ObjectStores.
@@ -169,8 +169,13 @@ impl<C: Cluster> Sweeps<C> {
         let (_, memory) =
             known.remembered.insert(remembered.unwrap_or_else(|| (bucket.clone(), SweepMemory::default())));
         let now = SystemTime::from(self.cluster.now());
-        let trashed = empty_trash(&self.cluster, store, &*bucket, now).await?;
-        let options = SweepOptions { grace, now, dry_run: false, most: u64::MAX };
+        let trashed = if schedule.dry_run {
+            count_trash(&*bucket).await?
+        } else {
+            empty_trash(&self.cluster, store, &*bucket, now).await?
+        };
+        let most = schedule.max_objects.unwrap_or(u64::MAX);
+        let options = SweepOptions { grace, now, dry_run: schedule.dry_run, most };
         Ok((sweep(&*bucket, memory, options).await?, trashed))
     }
 

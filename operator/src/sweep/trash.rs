@@ -83,6 +83,16 @@ pub(super) async fn empty_trash(
     Ok(report)
 }
 
+/// Lists the trash of a bucket, and changes nothing.
+///
+/// # Errors
+/// The store did not answer.
+pub(super) async fn count_trash(bucket: &dyn Bucket) -> Result<TrashReport, SweepFailed> {
+    let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
+    let volumes = trash.stays.into_iter().map(|there| there.stay.volume).collect();
+    Ok(TrashReport { volumes, ..TrashReport::default() })
+}
+
 /// Takes back the volumes in the trash that Volumes of this cluster have: the cluster was set back.
 ///
 /// # Errors

@@ -178,6 +178,45 @@ async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
     assert!(text.contains(r#"holdfast_sweep_garbage_bytes{object_store="main"} 0"#), "{text}");
 }
 
+/// An administrator who turns sweeps on for a bucket wants to know first what goes.
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_counts_what_a_sweep_would_delete() {
+    let (bucket, key) = bucket().await;
+    let gone: VolumeId = "gone".parse().expect("an id");
+    holdfast_log::provision(&bucket, &gone, Creation::plain(64, Nonce([1; 16]), 0)).await.expect("created");
+    let terms = Terms { keep: HOUR, owner: "uid-main".to_owned() };
+    assert!(discard(&bucket, &gone, Nonce([1; 16]), &terms).await.expect("deleted"));
+    let before = bucket.keys();
+    let mut store = hourly("main", "1h");
+    store.spec.sweep.grace = "1h".to_owned();
+    store.spec.sweep.dry_run = true;
+    let fake = Fake::new(vec![store], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(30 * HOUR).await;
+    let reports = fake.reports();
+    let last = reports.last().expect("it is swept");
+    assert_eq!((last.garbage_bytes, last.deleted_objects, last.trashed_volumes), (4, 0, 1));
+    assert_eq!(fake.bucket().keys(), before);
+    fake.0.lock().stores[0].spec.sweep.dry_run = false;
+    sleep(2 * HOUR).await;
+    assert!(!fake.bucket().keys().contains(&key) && has_tombstone(&fake.bucket(), "gone"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_deletes_no_more_than_its_limit() {
+    let (bucket, _key) = bucket().await;
+    let key = ObjectKey::Segment(volume(), SegmentId::new(Place::until(Seq(1)), 7, [8; 10])).to_string();
+    bucket.put_segment(&key, &mut ReadyParts::new([b"more".to_vec().into()])).await.expect("stored");
+    let mut store = hourly("main", "0s");
+    store.spec.sweep.max_objects = Some(1);
+    let fake = Fake::new(vec![store], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(30 * HOUR).await;
+    let deleted: Vec<u64> =
+        fake.reports().iter().map(|report| report.deleted_objects).filter(|deleted| *deleted > 0).collect();
+    assert_eq!(deleted, [1, 1]);
+}
+
 /// Provisions volumes, and puts them into the trash for ObjectStore `main`.
 async fn trash(ids: &[&str], keep: Duration) -> MemoryStore {
     let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
