@@ -91,6 +91,14 @@ impl Process {
         kill_process_group(self.group(), signal).with_context(|| format!("send {signal:?} to {}", self.name))
     }
 
+    /// Interrupts the process and its group, as Ctrl-C does.
+    ///
+    /// # Errors
+    /// If it has ended already.
+    pub fn interrupt(&self) -> Result<()> {
+        self.signal(Signal::INT)
+    }
+
     /// Stops the process (`SIGSTOP`) and waits until none of its threads runs any more.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
+use super::preflight;
 use super::provisioning::are_of_removed;
 
 const BUCKET: &str = "cluster";
@@ -43,6 +44,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let cluster = Cluster::start(world)?;
+    preflight::before_install(world).with_context(|| cluster.describe())?;
     cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
     play(world, &cluster).with_context(|| cluster.describe())?;
     // A kubelet may end the operator in the middle of a probe; a later probe deletes what that one left.

@@ -34,6 +34,7 @@ pub mod node_loss;
 mod partition;
 mod pid_namespace;
 pub mod power_cuts;
+mod preflight;
 pub mod provisioning;
 mod read_only_many;
 pub mod restore;
@@ -240,6 +241,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(60),
         alone: false,
         run: pid_namespace::run,
+    },
+    Scenario {
+        name: "preflight",
+        about: "a node that can serve passes preflight, and each fault of another is named with its fix; it leaves no file, no object and no Pod, whatever ends it",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: preflight::run,
     },
     Scenario {
         name: "device-identity",

@@ -194,7 +194,10 @@ fn check_claim(world: &World, dirty: &str) -> Result<()> {
 }
 
 /// Runs the plugin, and checks how it ends and that it says `says`.
-fn plugin(world: &World, arguments: &[&str], succeeds: bool, says: &str) -> Result<()> {
+///
+/// # Errors
+/// If it does not, with all that it said.
+pub(super) fn plugin(world: &World, arguments: &[&str], succeeds: bool, says: &str) -> Result<()> {
     let out = Command::new(world.programs()?.join("kubectl-holdfast"))
         .env("KUBECONFIG", world.control_plane()?.admin_kubeconfig())
         .args(arguments)

@@ -6,6 +6,7 @@ mod exit;
 mod fenced;
 mod gc;
 mod output;
+mod preflight;
 mod scrub;
 mod snapshot;
 
@@ -42,6 +43,9 @@ enum Command {
         #[arg(long, value_name = "NAME", env = "HOLDFAST_INSTANCE")]
         instance: Option<Instance>,
     },
+    /// Check what a daemon with this configuration needs of this node, and say the fix of what it lacks;
+    /// works without a daemon
+    Preflight(preflight::Preflight),
     /// Create a volume in a store, empty or with the content of a snapshot or another volume
     Create(create::Create),
     /// Serve a volume as a block device of this node
@@ -209,6 +213,7 @@ impl Cli {
                     Err(failure) => fail(exit::code(failure.kind), &failure.message),
                 }
             }
+            Command::Preflight(preflight) => preflight.run(),
             Command::Fenced(fenced) => {
                 let mut text = String::new();
                 let done = fenced.run(&mut text);

@@ -13,6 +13,7 @@ mod host;
 mod kubernetes;
 mod metrics;
 mod node;
+mod preflight;
 mod readiness;
 mod store_reload;
 mod volumes;

@@ -41,8 +41,10 @@ use tokio::time::MissedTickBehavior;
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};
 
+pub(crate) use local::file::open_mode;
 pub(crate) use local::instances::{Instance, InstanceError, Instances};
-pub(crate) use local::owner::Owner;
+pub(crate) use local::owner::{Owner, check_dirs, is_held};
+pub(crate) use local::quota::CacheRoom;
 pub(crate) use local::state_disk::StateDisk;
 pub(crate) use local::volume_files::check_attached;
 pub(crate) use ring::handle::RingStatus;
@@ -69,7 +71,7 @@ use local::volume_files::LocalDirs;
 use ring::message::Message;
 use ring::placement::Rings;
 use ring::thread;
-use store::block_cache::BlockSlab;
+use store::block_cache::{BlockSlab, slab_path};
 use store::change::NodeStores;
 use store::cold_reads::ColdReads;
 use store::sweep::Sweeps;
@@ -83,7 +85,7 @@ const QUEUE_DEPTH: u16 = 128;
 /// Queues a device has: one ring thread owns a volume.
 const QUEUES: u16 = 1;
 /// Segment indexes kept in memory, in bytes, and how many those may be.
-const INDEX_CACHE_BYTES: u64 = 256 << 20;
+pub(crate) const INDEX_CACHE_BYTES: u64 = 256 << 20;
 const INDEXES: usize = 4096;
 /// Segments are uploaded in parts of this size, in bytes.
 pub(crate) const PART_BYTES: usize = 16 << 20;
@@ -124,6 +126,19 @@ pub(crate) enum TransportChoice {
     Auto,
     /// This one or none.
     Only(Transport),
+}
+
+impl TransportChoice {
+    /// The transport that devices get from a driver with these features.
+    ///
+    /// # Errors
+    /// [`Unsupported::MissingFeature`].
+    pub(crate) fn among(self, features: &Features) -> Result<Transport, Unsupported> {
+        match self {
+            Self::Auto => features.best_transport(),
+            Self::Only(transport) => features.check(transport).map(|()| transport),
+        }
+    }
 }
 
 /// Configuration of the node. Its reader validated all fields.
@@ -256,7 +271,7 @@ impl Node {
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
         }
-        let slab = BlockSlab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
+        let slab = BlockSlab::open(&slab_path(&config.state_dir), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
         let zeros = zeros_file(&zeros_path)?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());

@@ -1,6 +1,7 @@
 //! Reads: whole, range, suffix. The body is read inside the attempt, so that a stalled one is tried again.
 
 use std::ops::Range;
+use std::time::SystemTime;
 
 use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use bytes::{Bytes, BytesMut};
@@ -18,12 +19,24 @@ const SUFFIX: &str = "bytes=-";
 struct Part {
     bytes: Bytes,
     whole_bytes: Option<u64>,
+    /// Time by the server's clock at which the object was stored, in whole seconds.
+    stored: Option<SystemTime>,
 }
 
 impl S3Store {
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key))]
     pub(crate) async fn get_object(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
         Ok(self.get_part(key, None, max_bytes).await?.bytes)
+    }
+
+    /// The same, and the time by the server's clock at which the object was stored, in whole seconds.
+    pub(crate) async fn get_dated_object(
+        &self,
+        key: &str,
+        max_bytes: u64,
+    ) -> Result<(Bytes, Option<SystemTime>), StoreError> {
+        let Part { bytes, stored, whole_bytes: _ } = self.get_part(key, None, max_bytes).await?;
+        Ok((bytes, stored))
     }
 
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, ?range))]
@@ -112,6 +125,7 @@ async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result
     let whole_bytes = answer.content_range().map(whole_length).transpose()?;
     let want_bytes = answer.content_length().and_then(|length| u64::try_from(length).ok());
     let want_bytes = want_bytes.ok_or_else(|| foreign(200, "Content-Length"))?;
+    let stored = answer.last_modified().and_then(|stored| SystemTime::try_from(*stored).ok());
     let too_large = |size_bytes| StoreError::TooLarge { key: key.to_owned(), size_bytes, max_bytes };
     if want_bytes > max_bytes {
         return Err(too_large(want_bytes));
@@ -128,7 +142,7 @@ async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result
     if got_bytes != want_bytes {
         return Err(StoreError::WrongLength { key: key.to_owned(), got_bytes, want_bytes });
     }
-    Ok(Part { bytes: bytes.freeze(), whole_bytes })
+    Ok(Part { bytes: bytes.freeze(), whole_bytes, stored })
 }
 
 /// The length of the whole object, from `bytes 0-9/100`.

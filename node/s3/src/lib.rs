@@ -10,6 +10,7 @@
 mod attempt;
 mod availability;
 mod classify;
+mod clock;
 mod config;
 mod connect;
 mod create;
@@ -20,6 +21,7 @@ mod probe;
 mod put_segment;
 mod store;
 
+pub use clock::ServerClock;
 pub use config::{InvalidConfig, S3Config, S3Credentials, Timeouts};
-pub use probe::ProbeFailure;
+pub use probe::{ProbeFailure, Probed};
 pub use store::S3Store;

@@ -1,13 +1,14 @@
 //! Probe of a bucket: checks that it can hold volumes, before an object store is Ready and again now and
 //! then.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, StoreError};
 
 use crate::{
     classify::{NO_CREDENTIALS, any_cause},
+    clock::ServerClock,
     store::S3Store,
 };
 
@@ -41,6 +42,15 @@ pub enum ProbeFailure {
     /// The server does not know the credentials.
     #[error("credentials: the server does not accept them ({code}); check the key pair or role")]
     BadCredentials {
+        /// The server's code.
+        code: String,
+        /// The server's answer.
+        #[source]
+        source: StoreError,
+    },
+    /// The server refuses the time that the requests carry.
+    #[error("credentials: the server refuses the time of this host's clock ({code}); synchronize the clock")]
+    ClockSkewed {
         /// The server's code.
         code: String,
         /// The server's answer.
@@ -91,7 +101,10 @@ impl ProbeFailure {
             Self::Unreachable(_) | Self::Throttled(_) => "endpoint",
             Self::Untrusted(_) => "caBundle",
             Self::WrongRegion { .. } => "region",
-            Self::BadCredentials { .. } | Self::NoCredentials(_) | Self::NotAllowed { .. } => "credentials",
+            Self::BadCredentials { .. }
+            | Self::ClockSkewed { .. }
+            | Self::NoCredentials(_)
+            | Self::NotAllowed { .. } => "credentials",
             Self::NoBucket { .. }
             | Self::CreateOnceIgnored
             | Self::CreateOnceUnsupported(_)
@@ -109,6 +122,7 @@ impl ProbeFailure {
             Self::NoBucket { .. } => "BucketNotFound",
             Self::WrongRegion { .. } => "WrongRegion",
             Self::BadCredentials { .. } => "CredentialsRejected",
+            Self::ClockSkewed { .. } => "ClockSkewed",
             Self::NoCredentials(_) => "CredentialsMissing",
             Self::NotAllowed { .. } => "AccessDenied",
             Self::CreateOnceIgnored => "CreateOnceIgnored",
@@ -122,6 +136,13 @@ impl ProbeFailure {
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Throttled(_))
     }
+}
+
+/// Findings of a probe about a bucket that meets every requirement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Probed {
+    /// The server's clock.
+    pub clock: ServerClock,
 }
 
 /// Age of an object of a probe that its process did not live to delete.
@@ -146,20 +167,22 @@ impl S3Store {
     /// # Errors
     /// The first requirement that the bucket does not meet.
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
-    pub async fn probe(&self) -> Result<(), ProbeFailure> {
+    pub async fn probe(&self) -> Result<Probed, ProbeFailure> {
         self.availability.forget();
         let there = self
             .list_objects(PREFIX, None, LEFT_AT_MOST)
             .await
             .map_err(|error| self.explain("list objects", error))?;
         let key = format!("{PREFIX}{:032x}", fastrand::u128(..));
+        let begun = SystemTime::now();
         match self.create_object(&key, Bytes::from_static(FIRST)).await {
             Ok(_created) => {}
             Err(error) => return Err(self.explain_create(error)),
         }
+        let created = SystemTime::now();
         let second = self.probe_second_create(&key).await;
         let deleted = self.delete_object(&key).await;
-        second?;
+        let stored = second?;
         deleted.map_err(|error| self.explain("delete objects", error))?;
         for left in there.entries {
             let is_old = left.last_modified.elapsed().is_ok_and(|age| age >= LEFT_BEHIND);
@@ -175,7 +198,7 @@ impl S3Store {
                 );
             }
         }
-        Ok(())
+        Ok(Probed { clock: ServerClock::of(stored, begun, created) })
     }
 
     /// Asks a bucket that was probed before whether it still answers, and accepts the credentials. Costs one
@@ -190,7 +213,8 @@ impl S3Store {
         listed.map(drop).map_err(|error| self.explain("list objects", error))
     }
 
-    async fn probe_second_create(&self, key: &str) -> Result<(), ProbeFailure> {
+    /// Returns the time at which the object was stored, as the server says it.
+    async fn probe_second_create(&self, key: &str) -> Result<Option<SystemTime>, ProbeFailure> {
         match self.create_object(key, Bytes::from_static(SECOND)).await {
             Err(CreateError::Exists { .. }) => {}
             Ok(_created) => return Err(ProbeFailure::CreateOnceIgnored),
@@ -199,9 +223,9 @@ impl S3Store {
             }
         }
         let longest = SECOND.len().max(FIRST.len()) as u64;
-        let body =
-            self.get_object(key, longest).await.map_err(|error| self.explain("read objects", error))?;
-        if body == FIRST { Ok(()) } else { Err(ProbeFailure::CreateOnceIgnored) }
+        let read = self.get_dated_object(key, longest).await;
+        let (body, stored) = read.map_err(|error| self.explain("read objects", error))?;
+        if body == FIRST { Ok(stored) } else { Err(ProbeFailure::CreateOnceIgnored) }
     }
 
     fn explain_create(&self, error: CreateError) -> ProbeFailure {
@@ -230,12 +254,12 @@ impl S3Store {
             "IncorrectEndpoint",
             "HTTP 301",
         ];
-        const UNKNOWN_CALLER: [&str; 7] = [
+        const SKEWED: &str = "RequestTimeTooSkewed";
+        const UNKNOWN_CALLER: [&str; 6] = [
             "InvalidAccessKeyId",
             "SignatureDoesNotMatch",
             "InvalidToken",
             "ExpiredToken",
-            "RequestTimeTooSkewed",
             "InvalidClientTokenId",
             "NotSignedUp",
         ];
@@ -247,6 +271,9 @@ impl S3Store {
                 return ProbeFailure::NoCredentials(error);
             }
             let code = code.clone();
+            if code == SKEWED {
+                return ProbeFailure::ClockSkewed { code, source: error };
+            }
             return if UNKNOWN_CALLER.contains(&code.as_str()) {
                 ProbeFailure::BadCredentials { code, source: error }
             } else {

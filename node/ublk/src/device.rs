@@ -535,9 +535,13 @@ const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Names what `EINVAL` for the server's pid means. Kernels from 6.17 on compare it with the opener's as the
 /// host sees it; `47bdf1d29cae` (7.0) has it translated first.
 fn named(error: ControlError) -> ControlError {
-    let in_host_namespace =
-        fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == HOST_PID_NAMESPACE);
-    named_in(error, in_host_namespace)
+    named_in(error, is_in_host_pid_namespace())
+}
+
+/// True if this process is in the host's PID namespace.
+#[must_use]
+pub fn is_in_host_pid_namespace() -> bool {
+    fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == HOST_PID_NAMESPACE)
 }
 
 fn named_in(error: ControlError, in_host_namespace: bool) -> ControlError {

@@ -8,7 +8,8 @@ use libublk::sys;
 
 use crate::KernelRelease;
 
-pub(crate) const CONTROL_PATH: &str = "/dev/ublk-control";
+/// The driver's control device.
+pub const CONTROL_PATH: &str = "/dev/ublk-control";
 
 /// Ways by which the data of a request reaches the local files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,7 +89,7 @@ pub enum Unsupported {
         /// The running kernel.
         release: KernelRelease,
         /// The names of what is missing, as in `linux/ublk_cmd.h`.
-        missing: MissingFeatures,
+        missing: FeatureNames,
     },
     /// No transport has this name.
     #[error("transport {name:?} is unknown; use \"zero-copy\" or \"user-copy\"")]
@@ -98,9 +99,9 @@ pub enum Unsupported {
     },
 }
 
-/// Names of driver features that are not there.
+/// The names of driver features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MissingFeatures(u64);
+pub struct FeatureNames(u64);
 
 /// Features of a device whose requests have to be fetched or answered in another way than
 /// [`Queue`](crate::Queue) does.
@@ -138,13 +139,17 @@ impl std::fmt::Display for ForeignFeatures {
     }
 }
 
-const FEATURE_NAMES: [(u32, &str); 13] = [
+const FEATURE_NAMES: [(u32, &str); 17] = [
     (sys::UBLK_F_SUPPORT_ZERO_COPY, "SUPPORT_ZERO_COPY"),
     (sys::UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"),
     (sys::UBLK_F_USER_COPY, "USER_COPY"),
     (sys::UBLK_F_USER_RECOVERY, "USER_RECOVERY"),
     (sys::UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"),
     (sys::UBLK_F_CMD_IOCTL_ENCODE, "CMD_IOCTL_ENCODE"),
+    (sys::UBLK_F_QUIESCE, "QUIESCE"),
+    (sys::UBLK_F_UPDATE_SIZE, "UPDATE_SIZE"),
+    (sys::UBLK_F_NO_AUTO_PART_SCAN, "NO_AUTO_PART_SCAN"),
+    (sys::UBLK_F_SAFE_STOP_DEV, "SAFE_STOP_DEV"),
     (sys::UBLK_F_NEED_GET_DATA, "NEED_GET_DATA"),
     (sys::UBLK_F_UNPRIVILEGED_DEV, "UNPRIVILEGED_DEV"),
     (sys::UBLK_F_ZONED, "ZONED"),
@@ -154,7 +159,7 @@ const FEATURE_NAMES: [(u32, &str); 13] = [
     (sys::UBLK_F_SHMEM_ZC, "SHMEM_ZC"),
 ];
 
-impl std::fmt::Display for MissingFeatures {
+impl std::fmt::Display for FeatureNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write_names(self.0, f)
     }
@@ -201,6 +206,14 @@ impl Features {
         let Some(bits) = UblkCtrl::get_features() else {
             return Err(Unsupported::NoFeatures { release });
         };
+        Self::of(release, bits)
+    }
+
+    /// Those of a driver that answers with these bits.
+    ///
+    /// # Errors
+    /// [`Unsupported::MissingFeature`] where one is missing that every device needs.
+    pub fn of(release: KernelRelease, bits: u64) -> Result<Self, Unsupported> {
         let features = Self { release, bits };
         features.require(REQUIRED)?;
         Ok(features)
@@ -216,6 +229,18 @@ impl Features {
     #[must_use]
     pub const fn bits(&self) -> u64 {
         self.bits
+    }
+
+    /// The names of those that this version knows.
+    #[must_use]
+    pub const fn names(&self) -> FeatureNames {
+        FeatureNames(self.bits)
+    }
+
+    /// True if a device can be started without a look for partitions on it.
+    #[must_use]
+    pub const fn can_skip_partitions(&self) -> bool {
+        self.bits & sys::UBLK_F_NO_AUTO_PART_SCAN as u64 != 0
     }
 
     /// True if [`Device::quiesce`](crate::Device::quiesce) works on devices added here.
@@ -266,7 +291,7 @@ impl Features {
         if missing == 0 {
             return Ok(());
         }
-        Err(Unsupported::MissingFeature { release: self.release.clone(), missing: MissingFeatures(missing) })
+        Err(Unsupported::MissingFeature { release: self.release.clone(), missing: FeatureNames(missing) })
     }
 }
 
@@ -307,6 +332,20 @@ mod tests {
         assert_eq!(with(quiesces) & either, u64::from(quiesces));
         let old = features(REQUIRED | Transport::UserCopy.flags());
         assert_eq!(old.device_flags(Transport::UserCopy), REQUIRED | Transport::UserCopy.flags());
+    }
+
+    #[test]
+    fn features_are_shown_by_their_names() {
+        let more = u64::from(sys::UBLK_F_UPDATE_SIZE | sys::UBLK_F_NO_AUTO_PART_SCAN);
+        let features = Features::of(KernelRelease::new("7.0.0"), REQUIRED | more).unwrap();
+        let names = "USER_RECOVERY, USER_RECOVERY_REISSUE, CMD_IOCTL_ENCODE, UPDATE_SIZE, NO_AUTO_PART_SCAN";
+        assert_eq!(features.names().to_string(), names);
+        assert!(features.can_skip_partitions() && features.can_resize() && !features.can_quiesce());
+        let refused = Features::of(KernelRelease::new("5.19.0"), more).unwrap_err().to_string();
+        assert!(
+            refused.ends_with("lacks USER_RECOVERY, USER_RECOVERY_REISSUE, CMD_IOCTL_ENCODE"),
+            "{refused}"
+        );
     }
 
     #[test]

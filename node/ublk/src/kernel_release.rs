@@ -17,6 +17,11 @@ const BROKEN_BUILDS: [(&str, std::ops::RangeInclusive<u32>, &str); 6] = [
     ("6.17.0", 1019..=1019, "aws"),
     ("6.17.0", 1015..=1020, "azure"),
 ];
+/// Series whose driver compares the pid that a server names with the one that the host sees
+/// (`47bdf1d29cae` in Linux 7.0 has it translated first), and the first build of a distribution that has the
+/// fix: release, build number, flavour.
+const COMPARES_PIDS: [(u32, u32); 2] = [(6, 17), (6, 18)];
+const PIDS_TRANSLATED_SINCE: (&str, u32, &str) = ("6.17.0", 41, "generic");
 /// The first series whose driver ends a server's devices right in all cases that recovery meets.
 const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
 
@@ -42,11 +47,31 @@ impl KernelRelease {
         BROKEN_UPSTREAM.contains(&upstream) || self.is_broken_build().unwrap_or_default()
     }
 
-    /// Of a release like `6.17.0-1015-azure`.
-    fn is_broken_build(&self) -> Option<bool> {
+    /// True if the driver may refuse a server that is in a PID namespace of its own: START_DEV and
+    /// END_USER_RECOVERY answer `EINVAL`.
+    #[must_use]
+    pub fn compares_pids_of_namespaces(&self) -> bool {
+        let (release, build, flavour) = PIDS_TRANSLATED_SINCE;
+        let is_fixed =
+            self.build().is_some_and(|found| found.0 == release && found.1 >= build && found.2 == flavour);
+        self.series().is_some_and(|series| COMPARES_PIDS.contains(&series)) && !is_fixed
+    }
+
+    /// Release, build number and flavour of a release like `6.17.0-1015-azure`.
+    fn build(&self) -> Option<(&str, u32, &str)> {
         let (release, rest) = self.0.split_once('-')?;
         let (build, flavour) = rest.split_once('-')?;
-        let build: u32 = build.parse().ok()?;
+        Some((release, build.parse().ok()?, flavour))
+    }
+
+    /// The first two numbers of the version.
+    fn series(&self) -> Option<(u32, u32)> {
+        let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    }
+
+    fn is_broken_build(&self) -> Option<bool> {
+        let (release, build, flavour) = self.build()?;
         Some(
             BROKEN_BUILDS
                 .iter()
@@ -58,9 +83,7 @@ impl KernelRelease {
     /// 0842186d2c4e and f7700a4415af in Linux): Linux 7.1 or newer. `None` if the release names no version.
     #[must_use]
     pub fn is_teardown_fixed(&self) -> Option<bool> {
-        let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-        let series = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-        Some(series >= TEARDOWN_FIXED_SINCE)
+        self.series().map(|series| series >= TEARDOWN_FIXED_SINCE)
     }
 }
 
@@ -104,6 +127,22 @@ mod tests {
             "7.2.13+deb14-cloud-amd64",
         ] {
             assert!(!KernelRelease::new(good).is_known_broken(), "{good}");
+        }
+    }
+
+    #[test]
+    fn pids_are_compared_by_the_kernels_that_are_listed() {
+        for (release, compares) in [
+            ("6.16.12", false),
+            ("6.17.0", true),
+            ("6.17.0-40-generic", true),
+            ("6.17.0-41-generic", false),
+            ("6.17.0-1021-azure", true),
+            ("6.18.44-generic", true),
+            ("7.0.1", false),
+            ("custom", false),
+        ] {
+            assert_eq!(KernelRelease::new(release).compares_pids_of_namespaces(), compares, "{release}");
         }
     }
 

@@ -25,10 +25,10 @@ mod request;
 mod usage;
 
 pub use char_device::CharDevice;
-pub use device::{Device, DeviceInfo, DeviceState, Expected};
+pub use device::{Device, DeviceInfo, DeviceState, Expected, is_in_host_pid_namespace};
 pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
-pub use features::{Features, ForeignFeatures, Transport, Unsupported};
+pub use features::{CONTROL_PATH, FeatureNames, Features, ForeignFeatures, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;
 pub use kernel_release::KernelRelease;
 pub use lost_device::{flush_device, flush_from_outside};

@@ -2,10 +2,12 @@
 //!
 //! Owns: reading the objects that say how volumes are, and putting them together.
 //! Does not own: what a condition says; operator and daemons write it.
-//! Costs: one LIST of each kind. Only `force-detach --yes` changes anything.
+//! Costs: one LIST of each kind. Only `force-detach --yes` changes anything; `preflight` makes Pods for a
+//! time.
 
 mod cluster;
 mod force_detach;
+mod preflight;
 mod problem;
 mod status;
 mod why;
@@ -41,6 +43,9 @@ enum Command {
         #[arg(long, short)]
         namespace: Option<String>,
     },
+    /// Checks what node daemons need of nodes, by a short-lived privileged Pod on each; also before the chart
+    /// is installed. Ends with 1 if a node is not fit.
+    Preflight(preflight::Preflight),
     /// Takes a volume from a node that is lost. What that node did not upload is missing afterwards.
     ForceDetach {
         /// Name of a Volume.
@@ -76,6 +81,7 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
             say(&status::status(&seen))?;
             Ok(if problem::all(&seen).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
+        Command::Preflight(settings) => preflight::run(&cluster, settings).await,
         Command::Why { name, namespace } => {
             let seen = cluster.read().await?;
             let volume = seen.find(&name, namespace.as_deref())?;

@@ -22,7 +22,7 @@ use crate::node::FailureKind;
 /// The daemon's refusal, or why it was not reached.
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
-        Command::Run { .. } | Command::Fenced(_) | Command::FlushDevice { .. } => {
+        Command::Run { .. } | Command::Preflight(_) | Command::Fenced(_) | Command::FlushDevice { .. } => {
             Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
         }
         Command::Create(create) => create::run(create, out).await,

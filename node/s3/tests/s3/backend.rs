@@ -4,9 +4,9 @@ use std::{
     collections::BTreeMap,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -25,6 +25,8 @@ pub(crate) struct Backend {
     next_upload: AtomicU64,
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(crate) ignores_conditions: AtomicBool,
+    /// Difference of its clock to this host's.
+    pub(crate) clock_shift_seconds: AtomicI64,
     /// Refuses to delete each object that a request for many names.
     pub(crate) denies_deletes: AtomicBool,
 }
@@ -48,7 +50,10 @@ impl Backend {
         if create_once && !self.ignores_conditions.load(Ordering::Relaxed) && objects.contains_key(&key) {
             return Err(s3_error!(PreconditionFailed));
         }
-        objects.insert(key, (body, SystemTime::now()));
+        let shift = self.clock_shift_seconds.load(Ordering::Relaxed);
+        let seconds = Duration::from_secs(shift.unsigned_abs());
+        let now = SystemTime::now();
+        objects.insert(key, (body, if shift < 0 { now - seconds } else { now + seconds }));
         Ok(())
     }
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
-use holdfast_s3::{ProbeFailure, S3Config, S3Credentials, S3Store};
+use holdfast_s3::{ProbeFailure, Probed, S3Config, S3Credentials, S3Store, ServerClock};
 use hyper::Method;
 
 use crate::server::{KEY_ID, PlannedFault, Server};
 
-async fn probe(config: S3Config) -> Result<(), ProbeFailure> {
+async fn probe(config: S3Config) -> Result<Probed, ProbeFailure> {
     S3Store::connect(config).await.unwrap().probe().await
 }
 
@@ -26,7 +26,7 @@ async fn fails(config: S3Config, field: &str, reason: &str) -> ProbeFailure {
 async fn a_good_bucket_is_ready_and_left_empty() {
     let server = Server::start().await;
     let store = server.store().await;
-    store.probe().await.unwrap();
+    assert_eq!(store.probe().await.unwrap(), Probed { clock: ServerClock::Agrees });
     let counts = store.counts();
     assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 2, 1, 1));
     assert_eq!(server.backend.keys(), Vec::<String>::new());
@@ -95,6 +95,29 @@ async fn wrong_credentials_differ_from_a_missing_permission() {
         server.plan_fault(method, PlannedFault::Answer(403, "AccessDenied"));
         let failure = fails(server.config(), "credentials", "AccessDenied").await;
         assert!(failure.to_string().contains(action), "{failure}");
+    }
+}
+
+/// It was called a wrong key pair.
+#[tokio::test]
+async fn a_clock_that_the_server_refuses_is_named() {
+    let server = Server::start().await;
+    server.plan_fault(Method::GET, PlannedFault::Answer(403, "RequestTimeTooSkewed"));
+    let failure = fails(server.config(), "credentials", "ClockSkewed").await;
+    assert!(failure.to_string().contains("synchronize the clock"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_server_whose_clock_differs_is_seen() {
+    let server = Server::start().await;
+    for (shift_seconds, expected) in [(-3600, "Behind"), (3600, "Ahead")] {
+        server.backend.clock_shift_seconds.store(shift_seconds, Ordering::Relaxed);
+        let Probed { clock } = probe(server.config()).await.unwrap();
+        assert!(format!("{clock:?}").starts_with(expected), "{clock:?}");
+        assert!(
+            clock.difference().abs_diff(Duration::from_secs(3600)) < Duration::from_secs(60),
+            "{clock:?}"
+        );
     }
 }
 

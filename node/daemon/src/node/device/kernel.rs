@@ -66,11 +66,7 @@ pub(in crate::node) struct Kernel;
 
 impl Devices for Kernel {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
-        let features = Features::probe()?;
-        match choice {
-            TransportChoice::Auto => features.best_transport(),
-            TransportChoice::Only(transport) => features.check(transport).map(|()| transport),
-        }
+        choice.among(&Features::probe()?)
     }
 
     fn list(&self) -> Result<Vec<u32>, ControlError> {

@@ -88,16 +88,7 @@ impl Owner {
         for dir in [state_volumes(&config.state_dir), run_volumes(&config.run_dir)] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
         }
-        let found = rustix::fs::statfs(&config.run_dir)
-            .map_err(|errno| file(&config.run_dir, "read")(errno.into()))?;
-        if found.f_type != TMPFS_MAGIC {
-            return Err(NodeError::RunDir(config.run_dir));
-        }
-        let [state, run] = [&config.state_dir, &config.run_dir]
-            .map(|dir| fs::metadata(dir).map(|found| (found.dev(), found.ino())).map_err(file(dir, "read")));
-        if state? == run? {
-            return Err(NodeError::SameDir(config.run_dir));
-        }
+        check_dirs(&config)?;
         let locks = [lock(&config.state_dir).await?, lock(&config.run_dir).await?];
         blocking(move || {
             pair(&config, &*devices)?;
@@ -121,8 +112,46 @@ impl Owner {
     }
 }
 
+/// Checks that the two directories, which exist, can be used together.
+///
+/// # Errors
+/// [`NodeError::RunDir`]; [`NodeError::SameDir`]; a directory that cannot be read.
+pub(crate) fn check_dirs(config: &NodeConfig) -> Result<(), NodeError> {
+    let NodeConfig { state_dir, run_dir, .. } = config;
+    let found = rustix::fs::statfs(run_dir).map_err(|errno| file(run_dir, "read")(errno.into()))?;
+    if found.f_type != TMPFS_MAGIC {
+        return Err(NodeError::RunDir(run_dir.clone()));
+    }
+    let [state, run] = [state_dir, run_dir]
+        .map(|dir| fs::metadata(dir).map(|found| (found.dev(), found.ino())).map_err(file(dir, "read")));
+    if state? == run? {
+        return Err(NodeError::SameDir(run_dir.clone()));
+    }
+    Ok(())
+}
+
+/// True if a daemon uses the state directory. Takes the lock for a moment where it is free.
+///
+/// # Errors
+/// The lock's file cannot be opened or asked. Where there is none, no daemon uses the directory.
+pub(crate) fn is_held(state_dir: &Path) -> io::Result<bool> {
+    let lock = match File::open(lock_path(state_dir)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        lock => lock?,
+    };
+    match lock.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn lock_path(dir: &Path) -> PathBuf {
+    dir.join("lock")
+}
+
 async fn lock(dir: &Path) -> Result<File, NodeError> {
-    let path = dir.join("lock");
+    let path = lock_path(dir);
     let lock = File::create(&path).map_err(file(&path, "created"))?;
     match lock.try_lock() {
         Ok(()) => return Ok(lock),

@@ -17,12 +17,14 @@ use tokio::sync::Notify;
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
-use crate::node::local::volume_files::LocalDirs;
+use crate::node::local::file::allocated_bytes;
+use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
 use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
-use crate::node::ticks;
+use crate::node::store::block_cache::slab_path;
 use crate::node::volume::present::Present;
 use crate::node::volume::table::NodeVolumes;
+use crate::node::{NodeConfig, ticks};
 
 /// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +124,36 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
         );
         known.load(Ordering::Relaxed)
     })
+}
+
+/// Room that the filesystem of the state directory has for the cache, once the slab is filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CacheRoom {
+    /// Free bytes of the filesystem.
+    pub(crate) free_bytes: u64,
+    /// Bytes that all sides together may hold.
+    pub(crate) quota_bytes: u64,
+}
+
+impl CacheRoom {
+    /// Measures the filesystem, and what a daemon of the same directories holds of it.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn of(config: &NodeConfig) -> Result<Self, NodeError> {
+        let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = config;
+        let volumes = state_volumes(state_dir);
+        let volumes = if volumes.is_dir() { volumes_under(&volumes)? } else { Vec::new() };
+        let mut held_bytes = 0;
+        for volume in &volumes {
+            held_bytes += Local::new(state_dir, run_dir, volume).held_bytes()?;
+        }
+        let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
+        let free_bytes = disk.free_bytes;
+        let unfilled_bytes = slab_bytes.saturating_sub(allocated_bytes(&slab_path(state_dir))?);
+        let disk = Disk { free_bytes: free_bytes.saturating_sub(unfilled_bytes), ..disk };
+        Ok(Self { free_bytes, quota_bytes: disk.quota(*cache_bytes, *slab_bytes, held_bytes) })
+    }
 }
 
 /// The filesystem of the state directory.

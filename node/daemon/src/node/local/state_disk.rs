@@ -39,7 +39,7 @@ impl StateDisk {
 
     /// Finds the device under a directory and logs what that means for the volumes. Nothing if the file
     /// system shows no device (tmpfs, overlay, btrfs).
-    pub(in crate::node) fn look(state_dir: &Path) -> Option<Self> {
+    pub(crate) fn look(state_dir: &Path) -> Option<Self> {
         match Self::find(Path::new(BLOCK_DEVICES), state_dir) {
             Ok(disk) if disk.keeps_sectors_whole() => Some(disk),
             Ok(disk) => {

@@ -5,7 +5,7 @@
 //! kept across a restart: a fresh daemon trusts no slot.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_background::{Slot, SlotTable};
@@ -21,6 +21,11 @@ use crate::node::run_blocking::run_blocking;
 const SPARE_SLOTS: u32 = 64;
 /// Parts of the index with a lock each. Fixed, so that its capacity does not depend on the number of CPUs.
 const INDEX_SHARDS: usize = 8;
+
+/// Path of the slab's file in a state directory.
+pub(in crate::node) fn slab_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("slab.data")
+}
 
 /// The slab.
 pub(crate) struct BlockSlab {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use holdfast_objects::{
     CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
 };
-use holdfast_s3::{InvalidConfig, ProbeFailure, S3Store};
+use holdfast_s3::{InvalidConfig, ProbeFailure, Probed, S3Store};
 use tokio::sync::OnceCell;
 
 use crate::node::store::record::StoreRecord;
@@ -17,7 +17,7 @@ use crate::node::store::record::StoreRecord;
 pub(crate) struct StoreClient {
     record: StoreRecord,
     connected: OnceCell<S3Store>,
-    probed: OnceCell<()>,
+    probed: OnceCell<Probed>,
 }
 
 impl StoreClient {

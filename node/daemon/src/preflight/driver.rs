@@ -1,0 +1,181 @@
+//! The kernel's ublk driver: its control device, its features, the transport that follows.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_service::chain;
+use holdfast_ublk::{CONTROL_PATH, Features, KernelRelease, Transport, Unsupported};
+
+use super::Check;
+use crate::node::TransportChoice;
+
+const MODULE: &str = "ublk_drv";
+/// Root directories that may have the modules of the host: its own, also from a privileged pod with `hostPID`
+/// (see `host.rs`), and this process's.
+const ROOTS: [&str; 2] = ["/proc/1/root", "/"];
+
+/// The driver as a daemon would find it.
+#[derive(Debug)]
+pub(super) struct DriverFacts {
+    pub(super) probed: Result<Features, Unsupported>,
+    pub(super) module: Module,
+    /// Nothing can be asked of the driver without a ring.
+    pub(super) has_ring: bool,
+}
+
+/// The kernel module of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Module {
+    /// The kernel has it.
+    Loaded,
+    /// The host has its file.
+    Loadable,
+    /// The host has modules of this kernel, and it is not one of them.
+    Absent,
+    /// No modules of this kernel are seen.
+    Unknown,
+}
+
+impl Module {
+    fn find(roots: &[&Path], release: Option<&KernelRelease>) -> Self {
+        if roots.iter().any(|root| root.join("sys/module").join(MODULE).exists()) {
+            return Self::Loaded;
+        }
+        let Some(release) = release else { return Self::Unknown };
+        let lists = |root: &&Path| -> [PathBuf; 2] {
+            let modules = root.join("lib/modules").join(release.to_string());
+            ["modules.dep", "modules.builtin"].map(|list| modules.join(list))
+        };
+        let mut texts =
+            roots.iter().flat_map(lists).filter_map(|list| std::fs::read_to_string(list).ok()).peekable();
+        if texts.peek().is_none() {
+            return Self::Unknown;
+        }
+        let names = |text: String| text.contains(&format!("/{MODULE}.ko"));
+        if texts.any(names) { Self::Loadable } else { Self::Absent }
+    }
+}
+
+impl DriverFacts {
+    pub(super) fn observe(release: Option<KernelRelease>, has_ring: bool) -> Self {
+        let module = Module::find(&ROOTS.map(Path::new), release.as_ref());
+        Self { probed: Features::probe(), module, has_ring }
+    }
+}
+
+/// The driver, and where it answers its features and the transport.
+pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> {
+    const NAME: &str = "ublk driver";
+    match &facts.probed {
+        Ok(features) => {
+            let found = format!("{CONTROL_PATH} answers, and offers {}", features.names());
+            vec![Check::pass(NAME, found), check_features(features), check_transport(features, choice)]
+        }
+        Err(Unsupported::NoFeatures { .. }) if !facts.has_ring => {
+            let found = format!("{CONTROL_PATH} is there. It cannot be asked without io_uring");
+            vec![Check::fail(NAME, found, "permit io_uring first")]
+        }
+        Err(unsupported) => {
+            let found = match unsupported {
+                Unsupported::NoDriver => format!("{CONTROL_PATH} does not exist"),
+                Unsupported::NoAccess(error) => format!("{CONTROL_PATH} cannot be opened ({error})"),
+                Unsupported::BrokenKernel { .. }
+                | Unsupported::Release(_)
+                | Unsupported::NoFeatures { .. }
+                | Unsupported::MissingFeature { .. }
+                | Unsupported::UnknownTransport { .. } => chain(unsupported),
+            };
+            vec![Check::fail(NAME, found, fix(unsupported, facts.module))]
+        }
+    }
+}
+
+fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
+    match unsupported {
+        Unsupported::BrokenKernel { .. } => "boot Linux 7.1 or newer",
+        Unsupported::Release(_) => "mount /proc",
+        Unsupported::NoDriver => match module {
+            Module::Loaded => "mount the host's /dev: the module is loaded, and this /dev lacks its device",
+            Module::Loadable => {
+                "load the module: `modprobe ublk_drv`, and a line `ublk_drv` in /etc/modules-load.d/ublk.conf for the \
+                 next start"
+            }
+            Module::Absent => {
+                "install the modules that the distribution has in a package of their own (Ubuntu: \
+                 linux-modules-extra-$(uname -r)), or a kernel with CONFIG_BLK_DEV_UBLK; then `modprobe ublk_drv`"
+            }
+            Module::Unknown => "load the module on the host: `modprobe ublk_drv` (Linux 6.5 or newer)",
+        },
+        Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
+        Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.5 or newer",
+        Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy or user-copy",
+    }
+}
+
+fn check_features(features: &Features) -> Check {
+    const NAME: &str = "ublk features";
+    let grows = "it lacks UPDATE_SIZE. A volume grows at its next attach only";
+    let scans = "it lacks NO_AUTO_PART_SCAN. A daemon that is killed while it starts a device may hang in the kernel \
+                 with it";
+    let found: Vec<&str> = [(features.can_resize(), grows), (features.can_skip_partitions(), scans)]
+        .into_iter()
+        .filter_map(|(has, lack)| (!has).then_some(lack))
+        .collect();
+    match found[..] {
+        [] => Check::pass(NAME, "all that a daemon makes use of"),
+        [only] if features.can_skip_partitions() => Check::warn(NAME, only, "boot Linux 6.16 or newer"),
+        _ => Check::warn(NAME, found.join("; "), "boot Linux 7.0 or newer"),
+    }
+}
+
+fn check_transport(features: &Features, choice: TransportChoice) -> Check {
+    const NAME: &str = "transport";
+    match (choice.among(features), choice) {
+        (Ok(transport @ Transport::UserCopy), TransportChoice::Auto) => {
+            let why = features.check(Transport::ZeroCopy).err().map(|refusal| chain(&refusal));
+            let found = format!(
+                "{transport}. Each request is copied once more: {}",
+                why.as_deref().unwrap_or("zero-copy is not offered")
+            );
+            Check::warn(NAME, found, "boot Linux 6.17 or newer for zero-copy")
+        }
+        (Ok(transport), TransportChoice::Auto) => Check::pass(NAME, transport.name()),
+        (Ok(transport), TransportChoice::Only(_)) => {
+            Check::pass(NAME, format!("{transport}, as data.transport asks for"))
+        }
+        (Err(refusal), TransportChoice::Auto) => {
+            Check::fail(NAME, chain(&refusal), "boot Linux 6.5 or newer")
+        }
+        (Err(refusal), TransportChoice::Only(asked)) => {
+            let since = match asked {
+                Transport::ZeroCopy => "6.17",
+                Transport::UserCopy => "6.5",
+            };
+            let found = format!("data.transport asks for {asked}: {}", chain(&refusal));
+            Check::fail(NAME, found, format!("boot Linux {since} or newer, or set data.transport = \"auto\""))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_module_is_found_where_the_host_keeps_it() {
+        let root = tempfile::tempdir().unwrap();
+        let release = KernelRelease::new("7.3.4-generic");
+        let find = || Module::find(&[root.path()], Some(&release));
+        assert_eq!(find(), Module::Unknown, "a container has no modules");
+        assert_eq!(Module::find(&[root.path()], None), Module::Unknown);
+        let modules = root.path().join("lib/modules/7.3.4-generic");
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(modules.join("modules.dep"), "kernel/drivers/block/loop.ko.xz:\n").unwrap();
+        assert_eq!(find(), Module::Absent);
+        fs::write(modules.join("modules.dep"), "kernel/drivers/block/ublk_drv.ko.xz:\n").unwrap();
+        assert_eq!(find(), Module::Loadable);
+        fs::create_dir_all(root.path().join("sys/module/ublk_drv")).unwrap();
+        assert_eq!(find(), Module::Loaded);
+    }
+}

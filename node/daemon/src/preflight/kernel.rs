@@ -1,0 +1,60 @@
+//! The kernel's release against the faults of `docs/kernels.md`.
+
+use std::io;
+
+use holdfast_ublk::KernelRelease;
+
+use super::Check;
+
+const NEWEST: &str = "boot Linux 7.1 or newer";
+
+pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
+    const NAME: &str = "kernel";
+    let release = match release {
+        Ok(release) => release,
+        Err(error) => {
+            let found = format!("/proc/sys/kernel/osrelease cannot be read ({error})");
+            return Check::fail(NAME, found, "mount /proc");
+        }
+    };
+    if release.is_known_broken() {
+        let found =
+            format!("Linux {release} crashes when a ublk device is added. The daemon refuses to serve");
+        return Check::fail(NAME, found, NEWEST);
+    }
+    match release.is_teardown_fixed() {
+        Some(true) => Check::pass(NAME, format!("Linux {release} has none of the faults that are known")),
+        Some(false) => {
+            let found = format!(
+                "Linux {release} has known faults in the end of a ublk server. After an end of the daemon its devices \
+                 may not be recovered"
+            );
+            Check::warn(NAME, found, NEWEST)
+        }
+        None => {
+            let found = format!("the release {release:?} names no version. Its faults are not known");
+            Check::warn(NAME, found, "compare the kernel with docs/kernels.md")
+        }
+    }
+}
+
+/// `release` is absent where it cannot be read.
+pub(super) fn check_pid_namespace(release: Option<&KernelRelease>, is_of_host: bool) -> Check {
+    const NAME: &str = "PID namespace";
+    const FIX: &str = "set hostPID: true in the pod, or run the daemon in the host's PID namespace";
+    if is_of_host {
+        return Check::pass(NAME, "the host's");
+    }
+    match release.filter(|release| release.compares_pids_of_namespaces()) {
+        Some(release) => {
+            let found = format!(
+                "one of its own. Linux {release} refuses a ublk server in one (EINVAL of START_DEV and END_USER_RECOVERY)"
+            );
+            Check::fail(NAME, found, FIX)
+        }
+        None => {
+            let found = "one of its own. The daemon does not see a shutdown of the host, which may wait for its devices";
+            Check::warn(NAME, found, FIX)
+        }
+    }
+}
