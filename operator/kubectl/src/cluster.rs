@@ -32,14 +32,19 @@ impl Cluster {
     }
 
     pub(crate) async fn read(&self) -> anyhow::Result<Seen> {
-        let (volumes, nodes, stores): (Api<Volume>, Api<StorageNode>, Api<ObjectStore>) =
-            (Api::all(self.client.clone()), Api::all(self.client.clone()), Api::all(self.client.clone()));
+        let (nodes, stores): (Api<StorageNode>, Api<ObjectStore>) =
+            (Api::all(self.client.clone()), Api::all(self.client.clone()));
         let all = ListParams::default();
         Ok(Seen {
-            volumes: volumes.list(&all).await.context("the Volumes cannot be listed")?.items,
+            volumes: self.volumes().await?,
             nodes: nodes.list(&all).await.context("the StorageNodes cannot be listed")?.items,
             stores: stores.list(&all).await.context("the ObjectStores cannot be listed")?.items,
         })
+    }
+
+    pub(crate) async fn volumes(&self) -> anyhow::Result<Vec<Volume>> {
+        let volumes: Api<Volume> = Api::all(self.client.clone());
+        Ok(volumes.list(&ListParams::default()).await.context("the Volumes cannot be listed")?.items)
     }
 
     /// The events of `volume`, the oldest first.
