@@ -8,6 +8,7 @@
 mod cluster;
 mod force_detach;
 mod problem;
+mod restore;
 mod status;
 mod top;
 mod why;
@@ -57,6 +58,18 @@ enum Command {
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
     },
+    /// Prints Volumes and claims for what the bucket of an ObjectStore holds and the cluster does not have, as
+    /// `holdfast-operator restore` does in a pod of the operator. Ends as that command does.
+    Restore {
+        /// Name of an ObjectStore.
+        object_store: String,
+        /// Those of the volumes in the trash instead.
+        #[arg(long)]
+        deleted: bool,
+        /// Namespace of the release; otherwise it is looked for in all.
+        #[arg(long, short)]
+        namespace: Option<String>,
+    },
     /// Takes a volume from a node that is lost. What that node did not upload is missing afterwards.
     ForceDetach {
         /// Name of a Volume.
@@ -104,6 +117,9 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
             let (text, is_complete) = top::top(&cluster, &volumes, sort_by, pause).await?;
             say(&text)?;
             Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Restore { object_store, deleted, namespace } => {
+            restore::restore(&cluster, &object_store, deleted, namespace.as_deref()).await
         }
         Command::ForceDetach { volume, node, although_ready, yes } => {
             let seen = cluster.read().await?;
