@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::cluster::{Cluster, Seen};
+use crate::cluster::{Cluster, Seen, reason};
 use crate::problem;
 
 /// Words for what will be missing when `volume` is taken from `node`.
@@ -84,6 +84,7 @@ pub(crate) async fn annotate(cluster: &Cluster, volume: &Volume, node: &str) -> 
     volumes
         .patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
         .await
+        .map_err(reason)
         .with_context(|| format!("{} cannot be annotated", problem::title(volume)))?;
     Ok(())
 }

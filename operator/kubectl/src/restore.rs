@@ -17,7 +17,7 @@ use kube::api::{AttachParams, ListParams};
 use kube::{Api, ResourceExt};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, reason};
 
 /// Labels that the chart gives the operator's pods.
 const PODS: &str = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=operator";
@@ -40,8 +40,12 @@ pub(crate) async fn restore(
         Some(namespace) => Api::namespaced(cluster.client.clone(), namespace),
         None => Api::all(cluster.client.clone()),
     };
-    let pods =
-        pods.list(&ListParams::default().labels(PODS)).await.context("the pods cannot be listed")?.items;
+    let pods = pods
+        .list(&ListParams::default().labels(PODS))
+        .await
+        .map_err(reason)
+        .context("the pods cannot be listed")?
+        .items;
     let pod = choose(&pods)?;
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let title = format!("pod {namespace}/{name}");
@@ -55,7 +59,8 @@ pub(crate) async fn restore(
     };
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &namespace);
     let running = pods.exec(&name, command, &streams).await;
-    let mut running = running.with_context(|| format!("{PROGRAM} cannot be run in {title}"))?;
+    let mut running =
+        running.map_err(reason).with_context(|| format!("{PROGRAM} cannot be run in {title}"))?;
     let (stdout, stderr) = running.stdout().zip(running.stderr()).context("no streams")?;
     let status = running.take_status().context("no status")?;
     let output = async {

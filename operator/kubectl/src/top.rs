@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Request};
 use kube::{Api, Client, Resource, ResourceExt};
 
-use crate::cluster::{Cluster, claim_of};
+use crate::cluster::{Cluster, claim_of, reason};
 use crate::problem;
 use figures::{Reading, Row};
 use table::table;
@@ -45,15 +45,19 @@ pub(crate) async fn top(
     let volumes = cluster.volumes().await?;
     let wanted = wanted(&volumes, names)?;
     let pods: Api<Pod> = Api::all(cluster.client.clone());
-    let pods =
-        pods.list(&ListParams::default().labels(PODS)).await.context("the pods cannot be listed")?.items;
+    let pods = pods
+        .list(&ListParams::default().labels(PODS))
+        .await
+        .map_err(reason)
+        .context("the pods cannot be listed")?
+        .items;
     let mut daemons = daemons(&pods)?;
     if !names.is_empty() {
         daemons.retain(|daemon| wanted.iter().any(|volume| node_of(volume) == Some(&daemon.node)));
     }
-    let before = read(&cluster.client, &daemons, |_| true).await;
+    let before = read(&cluster.once, &daemons, |_| true).await;
     tokio::time::sleep(pause).await;
-    let after = read(&cluster.client, &daemons, |at| before[at].is_ok()).await;
+    let after = read(&cluster.once, &daemons, |at| before[at].is_ok()).await;
     let answers =
         daemons.into_iter().zip(before.into_iter().zip(after)).map(|(Daemon { node, .. }, reads)| {
             let rows = match reads {
@@ -156,7 +160,7 @@ async fn read_one(client: &Client, namespace: &str, pod: &str) -> Result<Reading
     // The daemon reads its counters at some time between; the middle is wrong by half of it at most.
     let at = begin + begin.elapsed() / 2;
     let text = text.map_err(|_elapsed| format!("no answer within {} s", LIMIT.as_secs()))?;
-    Reading::new(at, &text.map_err(|error| error.to_string())?)
+    Reading::new(at, &text.map_err(|error| format!("{:#}", reason(error)))?)
 }
 
 /// The text of the command, and whether all that was asked for is in it.

@@ -1,4 +1,5 @@
-//! Figures of the volumes of one daemon: what a read of its metrics said, and what two say of the time between.
+//! Figures of the volumes of one daemon: what a read of its metrics said, and what two say of the time
+//! between.
 //!
 //! Invariants: a counter that is lower than before began again; no figure comes of it.
 
