@@ -32,6 +32,7 @@ pub mod kill_rounds;
 mod load;
 pub mod node_loss;
 mod pid_namespace;
+mod plugin;
 pub mod power_cuts;
 pub mod provisioning;
 mod read_only_many;
@@ -44,6 +45,7 @@ mod smoke;
 mod snapshots;
 mod standalone;
 pub mod story;
+mod top;
 mod traces;
 mod truncation;
 mod ublk;
@@ -309,6 +311,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: restore::run,
+    },
+    Scenario {
+        name: "top",
+        about: "the plugin shows what the volumes of a node do, as the metrics of its daemon say over the API server; a node that does not answer is named",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: top::run,
     },
     Scenario {
         name: "rotation",
