@@ -6,6 +6,7 @@
 //! On failure: a node's logs, those of its pods among them, are in [`Vm::logs`].
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::report;
 use crate::setup::go::SNAPSHOT_PROGRAMS;
 use crate::setup::{Profile, Toolbox};
 use crate::vm::Vm;
-use crate::vm::machine::{Options, free_port};
+use crate::vm::machine::{Options, POD_PORT, free_port};
 use crate::world::World;
 use controllers::Controllers;
 
@@ -44,12 +45,20 @@ const INSTALL_LIMIT: &str = "20m";
 pub struct Cluster<'a> {
     world: &'a World,
     control_plane: Arc<ControlPlane>,
-    /// Each with the port of its kubelet.
-    nodes: Vec<(Arc<Vm>, u16)>,
+    nodes: Vec<Machine>,
     /// The controller of snapshots, where they were asked for.
     snapshots: Option<Process>,
     // Dropped before the world's API server.
     _controllers: Controllers,
+}
+
+/// A node's machine, and ports of the host's loopback that lead to it.
+#[derive(Debug)]
+struct Machine {
+    vm: Arc<Vm>,
+    kubelet: u16,
+    /// Leads to a pod: see [`Cluster::reach`].
+    pod: u16,
 }
 
 /// Parts that not every cluster has.
@@ -87,24 +96,26 @@ impl<'a> Cluster<'a> {
         let mut cluster =
             Self { world, control_plane, nodes: Vec::new(), snapshots, _controllers: controllers };
         for name in &NODES[..if extras.second_node { 2 } else { 1 }] {
-            let port = free_port()?;
-            let vm = world.vm_with(name, || Options::cluster_node(port))?;
+            let (kubelet, pod) = (free_port()?, free_port()?);
+            let vm = world.vm_with(name, || Options::cluster_node(kubelet, pod))?;
             report::step("start containerd and kubelet, import the images");
-            node::start(&vm, &cluster.control_plane, port, true)?;
+            node::start(&vm, &cluster.control_plane, kubelet, true)?;
             node::admit(world, name)?;
-            cluster.nodes.push((vm, port));
+            cluster.nodes.push(Machine { vm, kubelet, pod });
         }
         Ok(cluster)
     }
 
     /// The machine of the first node.
     pub fn node(&self) -> &Vm {
-        &self.nodes[0].0
+        &self.nodes[0].vm
     }
 
-    /// The machine of the node `name`, and its kubelet's port.
-    fn find(&self, name: &str) -> Result<&(Arc<Vm>, u16)> {
-        self.nodes.iter().find(|(vm, _)| vm.name() == name).with_context(|| format!("no node {name:?}"))
+    fn find(&self, name: &str) -> Result<&Machine> {
+        self.nodes
+            .iter()
+            .find(|machine| machine.vm.name() == name)
+            .with_context(|| format!("no node {name:?}"))
     }
 
     /// The machine of the node `name`.
@@ -112,7 +123,22 @@ impl<'a> Cluster<'a> {
     /// # Errors
     /// If there is no such node.
     pub fn node_named(&self, name: &str) -> Result<&Vm> {
-        Ok(&self.find(name)?.0)
+        Ok(&self.find(name)?.vm)
+    }
+
+    /// Has the API server reach the pod at `address`, of the first node. It reaches one pod at a time.
+    ///
+    /// # Errors
+    /// If the machine refuses.
+    pub fn reach(&self, address: SocketAddr) -> Result<()> {
+        let Machine { vm, kubelet: _, pod } = &self.nodes[0];
+        vm.exec(&format!(
+            "iptables -t nat -N POD 2>/dev/null && iptables -t nat -A PREROUTING -p tcp --dport {POD_PORT} -j POD
+             iptables -t nat -F POD
+             iptables -t nat -A POD -p tcp -j DNAT --to {address}"
+        ))?;
+        self.control_plane.route(address, *pod);
+        Ok(())
     }
 
     /// Gives the node `name`, whose power was cut, its power again, and waits until it is Ready. What was on
@@ -121,9 +147,9 @@ impl<'a> Cluster<'a> {
     /// # Errors
     /// If it does not become Ready.
     pub fn power_on(&self, name: &str) -> Result<()> {
-        let (vm, port) = self.find(name)?;
+        let Machine { vm, kubelet, pod: _ } = self.find(name)?;
         vm.boot()?;
-        node::start(vm, &self.control_plane, *port, false)?;
+        node::start(vm, &self.control_plane, *kubelet, false)?;
         self.world.wait_for(&format!("node/{name}"), "condition=Ready")
     }
 

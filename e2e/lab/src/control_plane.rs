@@ -1,10 +1,11 @@
 //! etcd and kube-apiserver on the host's loopback.
 //!
-//! Owns: the two processes, their certificates, the kubeconfigs and the audit log.
+//! Owns: the two processes, their certificates, the kubeconfigs, the audit log and the ways to pods.
 //! Does not own: any controller: scheduler, controller manager and kubelets are a [`crate::cluster`]'s.
 //! On failure: the log of either is in the run directory.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
@@ -21,9 +22,11 @@ use crate::vm::machine::free_port;
 use crate::wait::until;
 use audit::{ApiRequest, Audit};
 use certificates::Authority;
+use egress::Egress;
 
 pub mod audit;
 mod certificates;
+mod egress;
 mod kubeconfig;
 
 /// Longest wait for the API server to be ready: 9 s on a quiet machine.
@@ -40,6 +43,7 @@ pub struct ControlPlane {
     port: u16,
     authority: Authority,
     audit: Audit,
+    egress: Egress,
     kubectl: PathBuf,
     apiserver_command: Command,
     // Dropped in this order: the API server first, then its database.
@@ -69,6 +73,7 @@ impl ControlPlane {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}")]);
         let audit = Audit::prepare(dir)?;
+        let egress = Egress::start(dir)?;
         let etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
         let mut apiserver = Command::new(toolbox.kubernetes("kube-apiserver")?);
         apiserver
@@ -79,6 +84,7 @@ impl ControlPlane {
             .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
             .args(["--enable-admission-plugins=NodeRestriction"])
             .args(audit.arguments())
+            .arg(egress.argument())
             .arg("--kubelet-preferred-address-types=InternalIP")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
             .arg("--profiling=false");
@@ -107,6 +113,7 @@ impl ControlPlane {
             port,
             authority,
             audit,
+            egress,
             kubectl: toolbox.kubectl()?,
             apiserver_command: apiserver,
             apiserver: Mutex::new(None),
@@ -172,6 +179,11 @@ impl ControlPlane {
     /// If the audit log cannot be read.
     pub fn requests(&self) -> Result<Vec<ApiRequest>> {
         self.audit.requests()
+    }
+
+    /// Has the API server's connections to a pod at `address` lead to this port of the host's loopback.
+    pub fn route(&self, address: SocketAddr, port: u16) {
+        self.egress.route(address, port);
     }
 
     /// Directory of its certificates and keys.

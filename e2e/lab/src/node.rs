@@ -25,7 +25,7 @@ const CONFIG: &str = "/state/node.toml";
 /// Path of its kubeconfig.
 const KUBECONFIG: &str = "/state/node.kubeconfig";
 /// Port of its metrics in the machine.
-const METRICS_PORT: u16 = 9181;
+pub const METRICS_PORT: u16 = 9181;
 
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -317,7 +317,7 @@ fn config(name: &str, control: &Control, transport: &str, data: &str) -> Result<
     let kubernetes = matches!(control, Control::Kubernetes { .. });
     let mut text = format!(
         "kubernetes = {kubernetes}\n\n[node]\nname = \"{name}\"\n\n[data]\ntransport = \"{transport}\"\n{data}\n\n\
-         [metrics]\nlisten = \"127.0.0.1:{METRICS_PORT}\"\n"
+         [metrics]\nlisten = \"0.0.0.0:{METRICS_PORT}\"\n"
     );
     for NamedStore { name, endpoint, bucket } in control.stores() {
         write!(

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use anyhow::{Context, Result, ensure};
 
@@ -40,6 +40,7 @@ pub struct World {
     parts: Mutex<Parts>,
     toolbox: Toolbox,
     profile: Profile,
+    programs: OnceLock<PathBuf>,
     // Dropped last: the processes above write into it.
     run: RunDir,
 }
@@ -65,6 +66,7 @@ impl World {
             parts: Mutex::new(Parts::default()),
             toolbox: toolbox.clone(),
             profile,
+            programs: OnceLock::new(),
             run: RunDir::create(&toolbox.target(), name)?,
         })
     }
@@ -351,7 +353,11 @@ impl World {
     /// # Errors
     /// If cargo fails.
     pub fn programs(&self) -> Result<PathBuf> {
-        self.toolbox.programs(self.profile)
+        if let Some(built) = self.programs.get() {
+            return Ok(built.clone());
+        }
+        let built = self.toolbox.programs(self.profile)?;
+        Ok(self.programs.get_or_init(|| built).clone())
     }
 
     /// The ends of all logs there are.

@@ -10,8 +10,10 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
+use super::plugin::plugin;
 use super::preflight;
 use super::provisioning::are_of_removed;
+use super::top;
 
 const BUCKET: &str = "cluster";
 /// Name of ObjectStore and StorageClass.
@@ -50,8 +52,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     // A kubelet may end the operator in the middle of a probe; a later probe deletes what that one left.
     let mut left = s3.keys(BUCKET, "")?;
     left.retain(|key| !key.starts_with("probe/"));
-    // Those of the claims, and that of the chart's own test.
-    are_of_removed(&left, CLAIMS.len() + 1)?;
+    // Those of the claims, that of the chart's own test, and that which was restored.
+    are_of_removed(&left, CLAIMS.len() + 2)?;
     report::step("helm uninstall");
     cluster.uninstall()
 }
@@ -71,7 +73,8 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     let read = pod(world, "reader", SUM)?;
     ensure!(read == written, "written was {written}, read {read}");
 
-    replace_the_daemon(world)?;
+    replace_the_daemon(world, cluster)?;
+    restore_by_plugin(world)?;
 
     report::step("a claim gets the settings of a VolumeAttributesClass");
     let wish = format!("{{\"spec\": {{\"volumeAttributesClassName\": \"{ATTRIBUTES}\"}}}}");
@@ -98,12 +101,18 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
 /// Replaces the daemon while a pod writes: the pod sees no error, whatever is done.
 /// Its flushes are complete on the node's own disk: those that wait for the store also wait for the log to be
 /// read.
-fn replace_the_daemon(world: &World) -> Result<()> {
+fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
     apply(world, &job("busy", BUSY))?;
     world.kubectl(["wait", "pod/busy", "--for=condition=Ready", "--timeout=900s"])?;
 
-    report::step("the daemon is rolled while a pod writes");
+    report::step("the plugin shows what the pod writes");
     let old = the_daemon(world)?;
+    let path = "--output=jsonpath={.status.podIP}:{.spec.containers[0].ports[0].containerPort}";
+    let address = world.kubectl(["get", "pod", &old, NAMESPACE, path])?;
+    cluster.reach(address.parse().with_context(|| format!("the daemon's address is {address:?}"))?)?;
+    top::wait_written(world, "default/files", "default/raw")?;
+
+    report::step("the daemon is rolled while a pod writes");
     during(world, MAX_PAUSE, || {
         world.kubectl(["rollout", "restart", DAEMON_SET, NAMESPACE])?;
         end_of_rollout(world, &old)
@@ -152,6 +161,31 @@ fn replace_the_daemon(world: &World) -> Result<()> {
 
     world.kubectl(["delete", "pod", "busy", "--timeout=600s"])?;
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
+}
+
+/// A Volume that left its data in the bucket comes back with what the plugin prints.
+fn restore_by_plugin(world: &World) -> Result<()> {
+    report::step("a Volume that retains its data is deleted, and restored by the plugin");
+    plugin(world, &["restore", "none"], 1, "holdfast-operator: ")?;
+    let kept = json!({
+        "apiVersion": "storage.holdfast.dev/v1alpha1",
+        "kind": "Volume",
+        "metadata": { "name": "kept" },
+        "spec": { "size": "64Mi", "objectStore": STORE, "deletionPolicy": "Retain" },
+    });
+    apply(world, &kept)?;
+    world.wait_for("volume/kept", "jsonpath={.status.phase}=Ready")?;
+    let documents = plugin(world, &["restore", STORE], 0, "")?;
+    ensure!(documents.is_empty(), "what the cluster has is printed: {documents}");
+    world.kubectl(["delete", "volume", "kept", "--timeout=300s"])?;
+    let documents = plugin(world, &["restore", STORE, "--namespace=holdfast-system"], 0, "name: kept")?;
+    let file = world.dir().join("restored.yaml");
+    fs::write(&file, documents).context("write the documents")?;
+    world.kubectl(["apply", "--filename", &file.display().to_string()])?;
+    world.wait_for("volume/kept", "jsonpath={.status.phase}=Ready")?;
+    let policy = "--patch={\"spec\":{\"deletionPolicy\":\"Delete\"}}";
+    world.kubectl(["patch", "volume", "kept", "--type=merge", policy])?;
+    world.kubectl(["delete", "volume", "kept", "--timeout=300s"]).map(drop)
 }
 
 /// The name of the daemon's pod, once there is only one.

@@ -33,6 +33,7 @@ mod load;
 pub mod node_loss;
 mod partition;
 mod pid_namespace;
+mod plugin;
 pub mod power_cuts;
 mod preflight;
 pub mod provisioning;
@@ -46,6 +47,7 @@ mod smoke;
 mod snapshots;
 mod standalone;
 pub mod story;
+mod top;
 mod traces;
 mod truncation;
 mod ublk;
@@ -325,6 +327,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: restore::run,
+    },
+    Scenario {
+        name: "top",
+        about: "the plugin shows what the volumes of a node do, as the metrics of its daemon say over the API server; a node that does not answer is named",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: top::run,
     },
     Scenario {
         name: "rotation",

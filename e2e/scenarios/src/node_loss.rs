@@ -3,7 +3,6 @@
 //! the taint of the Node.
 
 use std::cell::Cell;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -14,6 +13,7 @@ use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
+use super::plugin::plugin;
 use super::provisioning::{apply, condition, volume};
 use super::story::{provision_store, serve};
 
@@ -88,7 +88,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     changes_of_one_node(world)?;
 
-    plugin(world, &["force-detach", "disk", "--node", "a"], false, "node a is Ready")?;
+    plugin(world, &["force-detach", "disk", "--node", "a"], 1, "node a is Ready")?;
 
     report::step(format_args!("node a is lost with {dirty} bytes; the volume is wanted on node b"));
     a.vm().cut_power();
@@ -193,34 +193,18 @@ fn check_claim(world: &World, dirty: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs the plugin, and checks how it ends and that it says `says`.
-///
-/// # Errors
-/// If it does not, with all that it said.
-pub(super) fn plugin(world: &World, arguments: &[&str], succeeds: bool, says: &str) -> Result<()> {
-    let out = Command::new(world.programs()?.join("kubectl-holdfast"))
-        .env("KUBECONFIG", world.control_plane()?.admin_kubeconfig())
-        .args(arguments)
-        .output()
-        .context("start kubectl-holdfast")?;
-    let said = String::from_utf8_lossy(&[&*out.stdout, &*out.stderr].concat()).into_owned();
-    let is_as_expected = out.status.success() == succeeds && said.contains(says);
-    ensure!(is_as_expected, "kubectl holdfast {arguments:?} said {said}");
-    Ok(())
-}
-
 /// The node stopped a moment ago: it may still count as Ready.
 fn force_detach_by_plugin(world: &World) -> Result<()> {
-    plugin(world, &["status"], false, "Volume disk (claim shop/data): Assigned is False since ")?;
-    plugin(world, &["why", "disk"], true, "Detaching: spec.nodeName asks for node b, and node a may.")?;
+    plugin(world, &["status"], 1, "Volume disk (claim shop/data): Assigned is False since ")?;
+    plugin(world, &["why", "disk"], 0, "Detaching: spec.nodeName asks for node b, and node a may.")?;
     let mut command = vec!["force-detach", "disk", "--although-ready", "--node", "b"];
-    plugin(world, &command, false, "is not served by node b, but by node a")?;
+    plugin(world, &command, 1, "is not served by node b, but by node a")?;
     command[4] = "a";
-    plugin(world, &command, false, "nothing was changed")?;
+    plugin(world, &command, 1, "nothing was changed")?;
     let annotated = field(world, "{.metadata.annotations}")?;
     ensure!(!annotated.contains("force-detach"), "it was annotated: {annotated}");
     command.push("--yes");
-    plugin(world, &command, true, "What that node did not upload is missing then: ")
+    plugin(world, &command, 0, "What that node did not upload is missing then: ").map(drop)
 }
 
 /// Node a renews its Lease, which belongs to its Node as its StorageNode does.

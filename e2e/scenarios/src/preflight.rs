@@ -1,6 +1,5 @@
 //! `holdfast-node preflight` in a test machine, and the plugin's Pods on an API server without a kubelet.
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +14,7 @@ use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
 use super::cluster::apply;
-use super::node_loss::plugin;
+use super::plugin::{command, plugin};
 
 const BUCKET: &str = "preflight";
 const CONFIG: &str = "/etc/preflight.toml";
@@ -154,7 +153,7 @@ fn without_kubelet(world: &World) -> Result<()> {
     world.kubectl(["create", "serviceaccount", "default"])?;
     apply(world, &json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": GHOST } }))?;
     let fails =
-        |arguments: &[&str], says: &str| plugin(world, &[&["preflight"], arguments].concat(), false, says);
+        |arguments: &[&str], says: &str| plugin(world, &[&["preflight"], arguments].concat(), 1, says);
     fails(&["other"], "no Node is called other: `kubectl get nodes` lists them")?;
     fails(&[GHOST, "--namespace", "none"], "no namespace is called none: create it")?;
     let guarded = json!({
@@ -184,17 +183,15 @@ fn without_kubelet(world: &World) -> Result<()> {
 /// Runs the plugin on the nodes of a cluster before the chart is installed there.
 pub(super) fn before_install(world: &World) -> Result<()> {
     report::step("kubectl holdfast preflight, before the chart is installed");
-    plugin(world, &["preflight", "--all", "--timeout", "15m"], true, "PASS transport: zero-copy")?;
+    plugin(world, &["preflight", "--all", "--timeout", "15m"], 0, "PASS transport: zero-copy")?;
     let image = ["preflight", "--all", "--timeout", "15m", "--image", "example.invalid/holdfast-node:none"];
-    plugin(world, &image, false, "ErrImagePull: ")?;
+    plugin(world, &image, 1, "ErrImagePull: ")?;
     no_pods(world)
 }
 
 /// Starts the plugin on the node without a kubelet.
 fn start(world: &World, name: &str) -> Result<Process> {
-    let mut command = Command::new(world.programs()?.join("kubectl-holdfast"));
-    command.env("KUBECONFIG", world.control_plane()?.admin_kubeconfig());
-    command.args(["preflight", GHOST]);
+    let command = command(world, &["preflight", GHOST])?;
     Process::spawn(name, &command, &world.dir().join(format!("{name}.log")))
 }
 

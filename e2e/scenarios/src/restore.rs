@@ -13,6 +13,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::adoption::existing;
+use super::plugin::plugin;
 use super::provisioning::{apply, condition, creates, volume};
 use super::story::{describe_store, provision_store, serve};
 
@@ -192,6 +193,8 @@ fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
 /// Prints the documents from the bucket alone, and applies them.
 fn restore(world: &World) -> Result<()> {
     report::step("print what the bucket holds, and apply it to an empty cluster");
+    // The operator has no pod here.
+    plugin(world, &["restore", "store"], 1, "no pod of the operator was found")?;
     let mut command = restore_command(world, "store")?;
     let documents = output(&mut command)?;
     report::step(&documents);
@@ -256,7 +259,8 @@ fn replace_writer(world: &World) -> Result<()> {
         let reported = condition(world, "volume/third", "Attached")?;
         Ok(reported.starts_with("HeldElsewhere").then_some(()))
     })?;
-    world.kubectl(["annotate", "volume", "third", "holdfast.dev/force-detach=a"]).map(drop)
+    let command = ["force-detach", "third", "--node", "a", "--yes"];
+    plugin(world, &command, 0, "Volume third is taken from node a.").map(drop)
 }
 
 /// Takes the volume from its node.

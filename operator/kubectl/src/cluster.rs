@@ -9,6 +9,8 @@ use kube::{Api, Client, Config, ResourceExt};
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
+    /// Repeats no request: that a pod is unreachable is a status 503, which says why.
+    pub(crate) once: Client,
 }
 
 /// The objects that one reading found.
@@ -28,25 +30,43 @@ impl Cluster {
             Config::infer().await.map_err(anyhow::Error::from)
         };
         let config = config.context("no cluster: set KUBECONFIG, or choose a context with --context")?;
-        Ok(Self { client: Client::try_from(config)? })
+        let mut once = config.clone();
+        once.default_retry = false;
+        Ok(Self { client: Client::try_from(config)?, once: Client::try_from(once)? })
     }
 
     pub(crate) async fn read(&self) -> anyhow::Result<Seen> {
-        let (volumes, nodes, stores): (Api<Volume>, Api<StorageNode>, Api<ObjectStore>) =
-            (Api::all(self.client.clone()), Api::all(self.client.clone()), Api::all(self.client.clone()));
+        let (nodes, stores): (Api<StorageNode>, Api<ObjectStore>) =
+            (Api::all(self.client.clone()), Api::all(self.client.clone()));
         let all = ListParams::default();
         Ok(Seen {
-            volumes: volumes.list(&all).await.context("the Volumes cannot be listed")?.items,
-            nodes: nodes.list(&all).await.context("the StorageNodes cannot be listed")?.items,
-            stores: stores.list(&all).await.context("the ObjectStores cannot be listed")?.items,
+            volumes: self.volumes().await?,
+            nodes: nodes.list(&all).await.map_err(reason).context("the StorageNodes cannot be listed")?.items,
+            stores: stores
+                .list(&all)
+                .await
+                .map_err(reason)
+                .context("the ObjectStores cannot be listed")?
+                .items,
         })
+    }
+
+    pub(crate) async fn volumes(&self) -> anyhow::Result<Vec<Volume>> {
+        let volumes: Api<Volume> = Api::all(self.client.clone());
+        Ok(volumes
+            .list(&ListParams::default())
+            .await
+            .map_err(reason)
+            .context("the Volumes cannot be listed")?
+            .items)
     }
 
     /// The events of `volume`, the oldest first.
     pub(crate) async fn events(&self, volume: &Volume) -> anyhow::Result<Vec<Event>> {
         let events: Api<Event> = Api::all(self.client.clone());
         let fields = format!("involvedObject.kind=Volume,involvedObject.name={}", volume.name_any());
-        let mut found = events.list(&ListParams::default().fields(&fields)).await.context("no events")?.items;
+        let found = events.list(&ListParams::default().fields(&fields)).await;
+        let mut found = found.map_err(reason).context("no events")?.items;
         found.sort_by_key(crate::why::time_of);
         Ok(found)
     }
@@ -78,6 +98,16 @@ impl Seen {
             ),
         }
     }
+}
+
+/// The API server's own words where `error` is its answer; kube would print the whole answer.
+pub(crate) fn reason(error: kube::Error) -> anyhow::Error {
+    if let kube::Error::Api(status) = &error
+        && !status.message.is_empty()
+    {
+        return anyhow!(status.message.clone());
+    }
+    error.into()
 }
 
 /// Namespace and name of the claim that `volume` was made for.

@@ -1,12 +1,12 @@
 //! `kubectl holdfast force-detach`: the annotation, once it is clear what it costs.
 
 use anyhow::{Context, bail};
-use holdfast_crds::{ByteSize, FORCE_DETACH, READY, Volume, is_true};
+use holdfast_crds::{ByteSize, FORCE_DETACH, READY, Volume, VolumeStatus, is_true};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::cluster::{Cluster, Seen};
+use crate::cluster::{Cluster, Seen, reason};
 use crate::problem;
 
 /// Words for what will be missing when `volume` is taken from `node`.
@@ -22,12 +22,12 @@ pub(crate) fn check(
     let (title, status) = (problem::title(volume), volume.status.clone().unwrap_or_default());
     let serving = status.node.as_deref().filter(|node| !node.is_empty());
     let assigned = status.assigned_node.as_deref().filter(|node| !node.is_empty());
-    if ![serving, assigned].contains(&Some(node)) {
+    let is_in_log_only = ![serving, assigned].contains(&Some(node));
+    if is_in_log_only && !is_named_by_log(&status, node) {
         match serving.or(assigned) {
             Some(other) => bail!("{title} is not served by node {node}, but by node {other}"),
             None => bail!(
-                "{title} is served by no node: set spec.nodeName to have it served. If its conditions say that \
-                 the log still names node {node}, annotate it with {FORCE_DETACH}={node}"
+                "{title} is served by no node, and none of its conditions says that the log names node {node}"
             ),
         }
     }
@@ -36,6 +36,12 @@ pub(crate) fn check(
         .and_then(|found| found.status.as_ref())
         .is_some_and(|status| is_true(&status.conditions, READY));
     if is_ready && !although_ready {
+        if is_in_log_only {
+            bail!(
+                "node {node} is Ready, and may still have what it did not upload: have it serve {title}, by \
+                 spec.nodeName. If the log means an earlier node of that name, say --although-ready"
+            );
+        }
         bail!(
             "node {node} is Ready, and uploads the rest itself when it is to release {title}: change \
              spec.nodeName. If only the disk of the node is lost, say --although-ready"
@@ -43,15 +49,30 @@ pub(crate) fn check(
     }
     let dirty = match (serving == Some(node), status.dirty_bytes) {
         (true, Some(bytes)) => format!("{}B when it last reported", ByteSize(bytes)),
-        _ => "which it never reported".to_owned(),
+        _ => "it never reported how much".to_owned(),
     };
     let through = status
         .durable_through
+        .filter(|_| !is_in_log_only)
         .map_or_else(String::new, |time| format!(" All that was written before {} is there.", time.0));
     Ok(format!(
         "{title} is taken from node {node}. What that node did not upload is missing then: {dirty}.{through}\n\
          Its condition UnuploadedDataLost says more afterwards.\n"
     ))
+}
+
+/// True if a condition says that the log names `node` as the writer, and that this annotation replaces it: of
+/// a Volume that adopted for example, whose status names no node. The operator reads the log only while there
+/// is no device.
+fn is_named_by_log(status: &VolumeStatus, node: &str) -> bool {
+    let annotation = format!("{FORCE_DETACH}=");
+    let named = status.conditions.iter().flat_map(|condition| {
+        condition.message.split(&annotation).skip(1).map(|rest| {
+            let end = rest.find(|char: char| !(char.is_ascii_alphanumeric() || "-.".contains(char)));
+            rest[..end.unwrap_or(rest.len())].trim_end_matches('.')
+        })
+    });
+    status.device_path.is_none() && named.into_iter().any(|named| named == node)
 }
 
 /// Has the operator take `volume` from `node`.
@@ -63,6 +84,7 @@ pub(crate) async fn annotate(cluster: &Cluster, volume: &Volume, node: &str) -> 
     volumes
         .patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
         .await
+        .map_err(reason)
         .with_context(|| format!("{} cannot be annotated", problem::title(volume)))?;
     Ok(())
 }
@@ -95,5 +117,51 @@ mod tests {
     fn a_node_that_does_not_serve_the_volume_is_refused() {
         let refused = check_of("pvc-1", "a", false).unwrap_err();
         assert!(refused.ends_with("is not served by node a, but by node b"), "{refused}");
+    }
+
+    /// A Volume that adopted, and whose status names no node, with a condition of this message.
+    fn adopted(
+        message: &str,
+        device: Option<&str>,
+        node: &str,
+        although_ready: bool,
+    ) -> Result<String, String> {
+        let mut seen = seen();
+        let status = seen.volumes[1].status.as_mut().unwrap();
+        status.conditions[0].message = message.to_owned();
+        status.device_path = device.map(str::to_owned);
+        let volume = seen.find("idle", None).unwrap();
+        check(volume, &seen, node, although_ready).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_node_that_only_the_log_names_is_cut_off() {
+        for message in [
+            "node b.c attached it last, and has not detached it. If that node is lost, annotate the Volume with \
+             holdfast.dev/force-detach=b.c",
+            "with the annotation holdfast.dev/force-detach=b.c. The volume then continues there",
+        ] {
+            let said = adopted(message, None, "b.c", false).unwrap();
+            assert!(
+                said.contains("is taken from node b.c. ") && said.contains("it never reported how much"),
+                "{said}"
+            );
+        }
+        let refused =
+            adopted("the annotation holdfast.dev/force-detach=b.cd", None, "b.c", false).unwrap_err();
+        assert!(refused.ends_with("none of its conditions says that the log names node b.c"), "{refused}");
+        let message = "the annotation holdfast.dev/force-detach=b.c";
+        assert!(
+            adopted(message, Some("/dev/ublkb0"), "b.c", false).is_err(),
+            "it was said before the attach"
+        );
+    }
+
+    #[test]
+    fn a_node_that_only_the_log_names_and_is_ready_may_serve_again() {
+        let message = "the annotation holdfast.dev/force-detach=a.";
+        let refused = adopted(message, None, "a", false).unwrap_err();
+        assert!(refused.contains("by spec.nodeName. If the log means an earlier node"), "{refused}");
+        assert!(adopted(message, None, "a", true).is_ok());
     }
 }

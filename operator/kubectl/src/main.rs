@@ -2,22 +2,26 @@
 //!
 //! Owns: reading the objects that say how volumes are, and putting them together.
 //! Does not own: what a condition says; operator and daemons write it.
-//! Costs: one LIST of each kind. Only `force-detach --yes` changes anything; `preflight` makes Pods for a
-//! time.
+//! Costs: one LIST of each kind; `top` and `restore` say their own. Only `force-detach --yes` changes
+//! anything; `preflight` makes Pods for a time.
 
 mod cluster;
 mod force_detach;
 mod preflight;
 mod problem;
+mod restore;
 mod status;
+mod top;
 mod why;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
 use crate::cluster::Cluster;
+use crate::top::SortBy;
 
 /// Says how the volumes of a cluster are, and why.
 #[derive(Debug, Parser)]
@@ -46,6 +50,30 @@ enum Command {
     /// Checks what node daemons need of nodes, by a short-lived privileged Pod on each; also before the chart
     /// is installed. Ends with 1 if a node is not fit.
     Preflight(preflight::Preflight),
+    /// The load of each attached volume, one line each. Ends with 1 if a node does not answer, or a volume
+    /// that is named is not attached.
+    Top {
+        /// Names of Volumes, or of claims as NAMESPACE/NAME; otherwise all that are attached.
+        volumes: Vec<String>,
+        /// Order of the lines: names upwards, figures downwards.
+        #[arg(long, value_enum, default_value_t = SortBy::Name)]
+        sort_by: SortBy,
+        /// Time between the two reads that rates are made of.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        seconds: u64,
+    },
+    /// Prints Volumes and claims for what the bucket of an ObjectStore holds and the cluster does not have.
+    /// Runs `holdfast-operator restore` in a pod of the operator, and ends as that command does.
+    Restore {
+        /// Name of an ObjectStore.
+        object_store: String,
+        /// Those of the volumes in the trash instead.
+        #[arg(long)]
+        deleted: bool,
+        /// Namespace of the release; otherwise it is looked for in all.
+        #[arg(long, short)]
+        namespace: Option<String>,
+    },
     /// Takes a volume from a node that is lost. What that node did not upload is missing afterwards.
     ForceDetach {
         /// Name of a Volume.
@@ -88,6 +116,15 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
             let events = cluster.events(volume).await?;
             say(&why::why(volume, &seen, &events))?;
             Ok(ExitCode::SUCCESS)
+        }
+        Command::Top { volumes, sort_by, seconds } => {
+            let pause = Duration::from_secs(seconds);
+            let (text, is_complete) = top::top(&cluster, &volumes, sort_by, pause).await?;
+            say(&text)?;
+            Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Restore { object_store, deleted, namespace } => {
+            restore::restore(&cluster, &object_store, deleted, namespace.as_deref()).await
         }
         Command::ForceDetach { volume, node, although_ready, yes } => {
             let seen = cluster.read().await?;

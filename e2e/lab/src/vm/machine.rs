@@ -20,6 +20,9 @@ pub(super) const STATE_IMAGE: &str = "state.ext4";
 /// it.
 const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 
+/// Port of a cluster's machine that leads to a pod, once [`crate::cluster::Cluster::reach`] was called.
+pub const POD_PORT: u16 = 19181;
+
 /// Properties of one machine.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -41,8 +44,8 @@ pub struct Options {
     /// For programs in Go: an emulated processor without the vector instructions that they copy with, each of
     /// which costs the emulator a call.
     pub plain_processor: bool,
-    /// TCP ports of the host's loopback that lead to the same ports of the machine.
-    pub ports: Vec<u16>,
+    /// TCP ports of the host's loopback, each with the port of the machine that it leads to.
+    pub ports: Vec<(u16, u16)>,
     /// Modules the agent loads before it answers.
     pub modules: Vec<String>,
 }
@@ -76,15 +79,15 @@ impl Options {
     }
 
     /// A node of a cluster: the same with room for pods, and with what runs them. Its kubelet listens at
-    /// `port`.
-    pub fn cluster_node(port: u16) -> Self {
+    /// `kubelet`, and `pod` leads to the port [`POD_PORT`] of the machine.
+    pub fn cluster_node(kubelet: u16, pod: u16) -> Self {
         // The kubelet holds a raw device by a loop device; without udev nothing loads that module by itself.
         let modules = ["ublk_drv", "overlay", "bridge", "br_netfilter", "veth", "loop"];
         Self {
             user_space: UserSpace::Containers,
             memory_mib: 4096,
             plain_processor: true,
-            ports: vec![port],
+            ports: vec![(kubelet, kubelet), (pod, POD_PORT)],
             modules: modules.map(str::to_owned).into(),
             ..Self::node()
         }
@@ -146,10 +149,10 @@ pub(super) fn launch(
 }
 
 /// QEMU's own network, in which ports of the host lead to the agent and to `ports` of the machine.
-fn network(agent: u16, ports: &[u16]) -> String {
+fn network(agent: u16, ports: &[(u16, u16)]) -> String {
     let mut network = format!("user,id=net,hostfwd=tcp:127.0.0.1:{agent}-:{}", wire::PORT);
-    for port in ports {
-        network += &format!(",hostfwd=tcp:127.0.0.1:{port}-:{port}");
+    for (host, machine) in ports {
+        network += &format!(",hostfwd=tcp:127.0.0.1:{host}-:{machine}");
     }
     network
 }

@@ -1,0 +1,227 @@
+//! `kubectl holdfast top`: the load of each attached volume, from the metrics of the daemons.
+//!
+//! Owns: finding the daemons, two reads of each through the API server, and what is said of those that do
+//! not answer.
+//! Costs: one LIST of Volumes, one of pods, two requests to each daemon.
+//! On failure: a node that does not answer is named under the table; the others are in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use futures::StreamExt;
+use holdfast_crds::Volume;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Request};
+use kube::{Api, Client, Resource, ResourceExt};
+
+use crate::cluster::{Cluster, claim_of, reason};
+use crate::problem;
+use figures::{Reading, Row};
+use table::table;
+
+mod figures;
+mod samples;
+mod table;
+
+pub(crate) use table::SortBy;
+
+/// Labels that the chart gives the daemon's pods.
+const PODS: &str = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=node";
+/// Name that the chart gives the port of the metrics.
+const PORT: &str = "metrics";
+/// Longest wait for the answer of a daemon.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Requests that are in flight at once, in a cluster of any size.
+const AT_ONCE: usize = 32;
+
+/// The text of the command, and whether all that was asked for is in it.
+pub(crate) async fn top(
+    cluster: &Cluster,
+    names: &[String],
+    sort_by: SortBy,
+    pause: Duration,
+) -> anyhow::Result<(String, bool)> {
+    let volumes = cluster.volumes().await?;
+    let wanted = wanted(&volumes, names)?;
+    let pods: Api<Pod> = Api::all(cluster.client.clone());
+    let pods = pods
+        .list(&ListParams::default().labels(PODS))
+        .await
+        .map_err(reason)
+        .context("the pods cannot be listed")?
+        .items;
+    let mut daemons = daemons(&pods)?;
+    if !names.is_empty() {
+        daemons.retain(|daemon| wanted.iter().any(|volume| node_of(volume) == Some(&daemon.node)));
+    }
+    let before = read(&cluster.once, &daemons, |_| true).await;
+    tokio::time::sleep(pause).await;
+    let after = read(&cluster.once, &daemons, |at| before[at].is_ok()).await;
+    let answers =
+        daemons.into_iter().zip(before.into_iter().zip(after)).map(|(Daemon { node, .. }, reads)| {
+            let rows = match reads {
+                (Ok(before), Ok(after)) => Ok(after.since(&before, &node)),
+                (Err(why), _) | (_, Err(why)) => Err(why),
+            };
+            (node, rows)
+        });
+    Ok(outcome(&wanted, !names.is_empty(), answers.collect(), sort_by))
+}
+
+/// The Volumes of these names, or claims as `NAMESPACE/NAME`; without names all of them.
+fn wanted<'a>(volumes: &'a [Volume], names: &[String]) -> anyhow::Result<Vec<&'a Volume>> {
+    if names.is_empty() {
+        return Ok(volumes.iter().collect());
+    }
+    let mut found = Vec::new();
+    for name in names {
+        let is_called = |volume: &&Volume| volume.name_any() == *name || claim_of(volume) == Some(name);
+        let before = found.len();
+        found.extend(volumes.iter().filter(is_called));
+        if found.len() == before {
+            bail!("no Volume is called {name}, and none was made for a claim of that name (NAMESPACE/CLAIM)");
+        }
+    }
+    Ok(found)
+}
+
+/// The node that says that it serves `volume`.
+fn node_of(volume: &Volume) -> Option<&String> {
+    volume.status.as_ref()?.node.as_ref().filter(|node| !node.is_empty())
+}
+
+/// A pod of the daemon.
+#[derive(Debug, PartialEq)]
+struct Daemon {
+    node: String,
+    /// Namespace, and name with the port, or why it cannot be asked.
+    target: Result<(String, String), String>,
+}
+
+/// The daemons among `pods`. While one is replaced, its node has two.
+///
+/// # Errors
+/// There is none.
+fn daemons(pods: &[Pod]) -> anyhow::Result<Vec<Daemon>> {
+    let daemons: Vec<Daemon> = pods.iter().filter_map(daemon).collect();
+    if daemons.is_empty() {
+        return Err(anyhow!("no pod of a node daemon was found: none has the labels {PODS} and a node"));
+    }
+    Ok(daemons)
+}
+
+fn daemon(pod: &Pod) -> Option<Daemon> {
+    let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());
+    let phase = status.phase.unwrap_or_default();
+    // Those that ended, by an eviction for example, stay as objects.
+    if ["Succeeded", "Failed"].contains(&phase.as_str()) {
+        return None;
+    }
+    let node = spec.node_name.clone().filter(|node| !node.is_empty())?;
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let mut ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
+    let port = ports.find(|port| port.name.as_deref() == Some(PORT)).map(|port| port.container_port);
+    let target = match port {
+        None => Err(format!("pod {namespace}/{name} has no port called {PORT}")),
+        Some(_) if status.pod_ip.is_none() => {
+            Err(format!("pod {namespace}/{name} is {phase} and has no address"))
+        }
+        Some(port) => Ok((namespace, format!("{name}:{port}"))),
+    };
+    Some(Daemon { node, target })
+}
+
+/// Reads the metrics of those of the `daemons` that are chosen, each for itself.
+async fn read(
+    client: &Client,
+    daemons: &[Daemon],
+    is_chosen: impl Fn(usize) -> bool,
+) -> Vec<Result<Reading, String>> {
+    let read = |(at, daemon): (usize, &Daemon)| {
+        let target = daemon.target.clone().and_then(|target| {
+            if is_chosen(at) { Ok(target) } else { Err("it did not answer before".to_owned()) }
+        });
+        let client = client.clone();
+        async move {
+            let (namespace, pod) = target?;
+            read_one(&client, &namespace, &pod).await
+        }
+    };
+    futures::stream::iter(daemons.iter().enumerate().map(read)).buffered(AT_ONCE).collect().await
+}
+
+/// Reads the metrics of `pod`, a name with a port.
+async fn read_one(client: &Client, namespace: &str, pod: &str) -> Result<Reading, String> {
+    let pods = Request::new(Pod::url_path(&(), Some(namespace)));
+    let request = pods.get_subresource("proxy/metrics", pod).map_err(|error| error.to_string())?;
+    let begin = Instant::now();
+    let text = tokio::time::timeout(LIMIT, client.request_text(request)).await;
+    // The daemon reads its counters at some time between; the middle is wrong by half of it at most.
+    let at = begin + begin.elapsed() / 2;
+    let text = text.map_err(|_elapsed| format!("no answer within {} s", LIMIT.as_secs()))?;
+    Reading::new(at, &text.map_err(|error| format!("{:#}", reason(error)))?)
+}
+
+/// The text of the command, and whether all that was asked for is in it.
+fn outcome(
+    wanted: &[&Volume],
+    is_named: bool,
+    answers: Vec<(String, Result<Vec<Row>, String>)>,
+    sort_by: SortBy,
+) -> (String, bool) {
+    let mut rows = Vec::new();
+    let (mut answered, mut silent) = (BTreeSet::new(), BTreeMap::new());
+    for (node, answer) in answers {
+        match answer {
+            Ok(found) => {
+                answered.insert(node);
+                rows.extend(found);
+            }
+            Err(why) => {
+                silent.entry(node).or_insert(why);
+            }
+        }
+    }
+    // The daemon that replaces another answers late, and the other one serves meanwhile.
+    silent.retain(|node, _| !answered.contains(node));
+    for node in wanted.iter().filter_map(|volume| node_of(volume)).filter(|node| !answered.contains(*node)) {
+        silent.entry(node.clone()).or_insert_with(|| "no pod of the daemon is there".to_owned());
+    }
+    let mut notes = Vec::new();
+    if is_named {
+        let id = |volume: &Volume| volume.status.as_ref().and_then(|status| status.volume_id.clone());
+        let is_of = |row: &Row, volume: &Volume| id(volume).as_ref() == Some(&row.id);
+        rows.retain(|row| wanted.iter().any(|volume| is_of(row, volume)));
+        for volume in wanted.iter().filter(|volume| !rows.iter().any(|row| is_of(row, volume))) {
+            notes.push(match node_of(volume) {
+                Some(node) if silent.contains_key(node) => continue,
+                Some(node) => format!(
+                    "{} is not attached: node {node} attaches or detaches it.",
+                    problem::title(volume)
+                ),
+                None => format!("{} is not attached to any node.", problem::title(volume)),
+            });
+        }
+    }
+    let is_complete = silent.is_empty() && notes.is_empty();
+    notes.extend(rows.iter().filter(|row| row.is_new).map(|row| {
+        format!("Volume {} has no rates: its counters began again between the two reads.", row.name)
+    }));
+    notes.extend(
+        silent
+            .iter()
+            .map(|(node, why)| format!("Node {node} does not answer, and its volumes are missing: {why}")),
+    );
+    let table = (!rows.is_empty()).then(|| table(rows, sort_by));
+    let notes = (!notes.is_empty()).then(|| format!("{}\n", notes.join("\n")));
+    let text = match (table, notes) {
+        (Some(table), Some(notes)) => format!("{table}\n{notes}"),
+        (Some(text), None) | (None, Some(text)) => text,
+        (None, None) => "No volume is attached.\n".to_owned(),
+    };
+    (text, is_complete)
+}
+
+#[cfg(test)]
+mod tests;

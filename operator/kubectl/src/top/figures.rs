@@ -1,0 +1,323 @@
+//! Figures of the volumes of one daemon: what a read of its metrics said, and what two say of the time
+//! between.
+//!
+//! Invariants: a counter that is lower than before began again; no figure comes of it.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::samples::samples;
+
+/// Kind of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A counter: what it rose by in a second.
+    Rate,
+    /// A gauge: its last value.
+    Value,
+}
+
+/// A figure: the metric that it is made of, as docs/metrics.md names it.
+#[derive(Debug)]
+pub(super) struct Figure {
+    pub(super) metric: &'static str,
+    pub(super) kind: Kind,
+}
+
+/// Number of [`FIGURES`].
+pub(super) const COUNT: usize = 9;
+
+const fn rate(metric: &'static str) -> Figure {
+    Figure { metric, kind: Kind::Rate }
+}
+
+const fn value(metric: &'static str) -> Figure {
+    Figure { metric, kind: Kind::Value }
+}
+
+/// All figures of a volume, in the order of the table.
+pub(super) const FIGURES: [Figure; COUNT] = [
+    rate("holdfast_volume_read_requests"),
+    rate("holdfast_volume_write_requests"),
+    rate("holdfast_volume_cold_reads"),
+    rate("holdfast_volume_read_bytes"),
+    rate("holdfast_volume_written_bytes"),
+    value("holdfast_volume_waiting_requests"),
+    value("holdfast_volume_dirty_bytes"),
+    value("holdfast_volume_oldest_dirty_seconds"),
+    value("holdfast_volume_cached_bytes"),
+];
+
+/// Metric that is 1 while a volume is attached.
+const ATTACHED: &str = "holdfast_volume_attached";
+/// Metric whose labels are the names of a volume.
+const INFO: &str = "holdfast_volume_info";
+
+/// One read of the metrics of a daemon.
+#[derive(Debug)]
+pub(super) struct Reading {
+    /// Time of the read.
+    at: Instant,
+    /// Those that are attached, by their ids.
+    volumes: BTreeMap<String, Volume>,
+}
+
+/// A volume in one read.
+#[derive(Debug, Default)]
+struct Volume {
+    is_attached: bool,
+    name: Option<String>,
+    claim: Option<String>,
+    samples: [Option<f64>; COUNT],
+}
+
+/// A volume over two reads.
+#[derive(Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) id: String,
+    /// Name of its Volume, or its id while the daemon does not know the name.
+    pub(super) name: String,
+    /// Namespace and name of its claim.
+    pub(super) claim: Option<String>,
+    pub(super) node: String,
+    /// In the order of [`FIGURES`].
+    pub(super) figures: [Option<f64>; COUNT],
+    /// True if the counters of the two reads are not those of one daemon.
+    pub(super) is_new: bool,
+}
+
+impl Reading {
+    /// The read of `text` at the time `at`.
+    ///
+    /// # Errors
+    /// It is no text of metrics.
+    pub(super) fn new(at: Instant, text: &str) -> Result<Self, String> {
+        let mut volumes = BTreeMap::<String, Volume>::new();
+        for sample in samples(text)? {
+            let Some(id) = sample.label("volume") else { continue };
+            let volume = volumes.entry(id.to_owned()).or_default();
+            match sample.name {
+                ATTACHED => volume.is_attached = sample.value == 1.0,
+                INFO => {
+                    let label = |name| sample.label(name).filter(|value| !value.is_empty());
+                    volume.name = label("name").map(str::to_owned);
+                    volume.claim = label("namespace")
+                        .zip(label("persistentvolumeclaim"))
+                        .map(|(namespace, claim)| format!("{namespace}/{claim}"));
+                }
+                name => {
+                    if let Some(figure) = FIGURES.iter().position(|figure| figure.is_of(name)) {
+                        volume.samples[figure] = Some(sample.value);
+                    }
+                }
+            }
+        }
+        volumes.retain(|_, volume| volume.is_attached);
+        Ok(Self { at, volumes })
+    }
+
+    /// The volumes that `node` serves as of this read, with the rates since `before`.
+    pub(super) fn since(self, before: &Self, node: &str) -> Vec<Row> {
+        let seconds = self.at.saturating_duration_since(before.at).as_secs_f64();
+        let row = |(id, now): (String, Volume)| {
+            let then = before.volumes.get(&id).filter(|then| !now.has_restarted_since(then));
+            let figure = |(at, figure): (usize, &Figure)| {
+                let value = now.samples[at]?;
+                match figure.kind {
+                    Kind::Value => Some(value),
+                    Kind::Rate if seconds > 0.0 => Some((value - then?.samples[at]?) / seconds),
+                    Kind::Rate => None,
+                }
+            };
+            let mut figures = [None; COUNT];
+            FIGURES.iter().enumerate().for_each(|it| figures[it.0] = figure(it));
+            let (name, is_new) = (now.name.unwrap_or_else(|| id.clone()), then.is_none());
+            Row { id, name, claim: now.claim, node: node.to_owned(), figures, is_new }
+        };
+        self.volumes.into_iter().map(row).collect()
+    }
+}
+
+impl Volume {
+    /// True if a counter began again after `then`.
+    fn has_restarted_since(&self, then: &Self) -> bool {
+        let both = FIGURES.iter().zip(self.samples.iter().zip(&then.samples));
+        both.filter(|(figure, _)| figure.kind == Kind::Rate).any(|(_, (now, then))| now < then)
+    }
+}
+
+impl Figure {
+    /// True if the samples called `name` are its own.
+    fn is_of(&self, name: &str) -> bool {
+        match self.kind {
+            Kind::Rate => name.strip_suffix("_total") == Some(self.metric),
+            Kind::Value => name == self.metric,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Metrics of a daemon that serves `id-1`, cut to what is read and a little more.
+    pub(in crate::top) const TEXT: &str = r#"# HELP holdfast_ring_full_inbox Messages that found the inbox of the ring thread full.
+# TYPE holdfast_ring_full_inbox counter
+holdfast_ring_full_inbox_total{ring="0"} 0.0
+# HELP holdfast_volume_attached 1 while the volume's device serves requests, else 0.
+# TYPE holdfast_volume_attached gauge
+holdfast_volume_attached{volume="id-1"} 1.0
+holdfast_volume_attached{volume="id-2"} 0.0
+# HELP holdfast_volume_dirty_bytes Bytes written but not committed.
+# TYPE holdfast_volume_dirty_bytes gauge
+# UNIT holdfast_volume_dirty_bytes bytes
+holdfast_volume_dirty_bytes{volume="id-1"} 67108864.0
+# TYPE holdfast_volume_oldest_dirty_seconds gauge
+holdfast_volume_oldest_dirty_seconds{volume="id-1"} 90.4
+holdfast_volume_oldest_dirty_seconds{volume="id-2"} 0.0
+# TYPE holdfast_volume_waiting_requests gauge
+holdfast_volume_waiting_requests{volume="id-1"} 3.0
+# TYPE holdfast_volume_cached_bytes gauge
+holdfast_volume_cached_bytes{volume="id-1"} 1610612736.0
+# TYPE holdfast_volume_read_requests counter
+holdfast_volume_read_requests_total{volume="id-1"} 1000.0
+holdfast_volume_read_requests_total{volume="id-2"} 5.0
+# TYPE holdfast_volume_read_bytes counter
+# UNIT holdfast_volume_read_bytes bytes
+holdfast_volume_read_bytes_total{volume="id-1"} 4096000.0
+# TYPE holdfast_volume_write_requests counter
+holdfast_volume_write_requests_total{volume="id-1"} 200.0
+# TYPE holdfast_volume_written_bytes counter
+# UNIT holdfast_volume_written_bytes bytes
+holdfast_volume_written_bytes_total{volume="id-1"} 1048576.0
+# TYPE holdfast_volume_cold_reads counter
+holdfast_volume_cold_reads_total{volume="id-1"} 0.0
+# HELP holdfast_volume_info 1: names of the volume in the cluster.
+# TYPE holdfast_volume_info gauge
+holdfast_volume_info{volume="id-1",name="pvc-1",namespace="shop",persistentvolumeclaim="data"} 1.0
+# HELP holdfast_log_dropped_lines Log lines dropped because standard error was not read in time.
+# TYPE holdfast_log_dropped_lines counter
+holdfast_log_dropped_lines_total 0.0
+# EOF
+"#;
+
+    fn line(metric: &str) -> &'static str {
+        TEXT.lines().find(|line| line.starts_with(metric)).unwrap()
+    }
+
+    /// The rows of two reads, of which the second is that much later.
+    pub(in crate::top) fn rows(before: &str, after: &str, later: Duration) -> Vec<Row> {
+        let begin = Instant::now();
+        let before = Reading::new(begin, before).unwrap();
+        Reading::new(begin + later, after).unwrap().since(&before, "a")
+    }
+
+    /// [`TEXT`] two thousand reads, a hundred writes and 50 MiB later.
+    pub(in crate::top) fn later() -> String {
+        TEXT.replace(
+            "read_requests_total{volume=\"id-1\"} 1000.0",
+            "read_requests_total{volume=\"id-1\"} 3000.0",
+        )
+        .replace(
+            "read_bytes_total{volume=\"id-1\"} 4096000.0",
+            "read_bytes_total{volume=\"id-1\"} 12288000.0",
+        )
+        .replace("write_requests_total{volume=\"id-1\"} 200.0", "write_requests_total{volume=\"id-1\"} 300.0")
+        .replace(
+            "written_bytes_total{volume=\"id-1\"} 1048576.0",
+            "written_bytes_total{volume=\"id-1\"} 53477376.0",
+        )
+    }
+
+    #[test]
+    fn rates_are_of_the_time_that_passed() {
+        let found = rows(TEXT, &later(), Duration::from_millis(2500));
+        let [row] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((row.name.as_str(), row.claim.as_deref()), ("pvc-1", Some("shop/data")));
+        assert_eq!((row.id.as_str(), row.node.as_str(), row.is_new), ("id-1", "a", false));
+        let expected =
+            [800.0, 40.0, 0.0, 3_276_800.0, 20_971_520.0, 3.0, 67_108_864.0, 90.4, 1_610_612_736.0];
+        assert_eq!(row.figures, expected.map(Some));
+    }
+
+    #[test]
+    fn counters_that_began_again_have_no_rate() {
+        // The next daemon had more reads already, and fewer writes.
+        let restarted = later().replace(
+            "write_requests_total{volume=\"id-1\"} 300.0",
+            "write_requests_total{volume=\"id-1\"} 7.0",
+        );
+        let found = rows(TEXT, &restarted, Duration::from_secs(2));
+        assert!(found[0].is_new);
+        assert_eq!(found[0].figures[..5], [None; 5]);
+        assert_eq!(found[0].figures[6], Some(67_108_864.0), "what it says of now is known");
+    }
+
+    #[test]
+    fn a_volume_that_came_between_the_reads_has_no_rate() {
+        let before = TEXT.replace("attached{volume=\"id-1\"} 1.0", "attached{volume=\"id-1\"} 0.0");
+        let found = rows(&before, TEXT, Duration::from_secs(2));
+        assert!(found[0].is_new && found[0].figures[0].is_none());
+        assert!(rows(TEXT, &before, Duration::from_secs(2)).is_empty(), "it was detached");
+    }
+
+    #[test]
+    fn reads_at_one_time_have_no_rate() {
+        assert_eq!(rows(TEXT, TEXT, Duration::ZERO)[0].figures[0], None);
+    }
+
+    #[test]
+    fn a_missing_metric_leaves_the_others() {
+        let mut without = TEXT.to_owned();
+        for metric in
+            ["holdfast_volume_dirty_bytes{", "holdfast_volume_read_requests_total{", "holdfast_volume_info{"]
+        {
+            without = without.replace(line(metric), "# nothing");
+        }
+        let row = &rows(&without, &without, Duration::from_secs(2))[0];
+        assert_eq!((row.name.as_str(), row.claim.as_deref()), ("id-1", None));
+        assert_eq!(
+            row.figures,
+            [
+                None,
+                Some(0.0),
+                Some(0.0),
+                Some(0.0),
+                Some(0.0),
+                Some(3.0),
+                None,
+                Some(90.4),
+                Some(1_610_612_736.0)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_volume_without_a_claim_has_none() {
+        let text = TEXT.replace(
+            "namespace=\"shop\",persistentvolumeclaim=\"data\"",
+            "namespace=\"\",persistentvolumeclaim=\"\"",
+        );
+        assert_eq!(rows(&text, &text, Duration::from_secs(2))[0].claim, None);
+    }
+
+    /// A test of the daemon keeps that page as its metrics are.
+    #[test]
+    fn the_daemon_has_the_metrics_that_are_read() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+        let page = fs::read_to_string(page).unwrap();
+        let named = |name: &str, kind: &str| page.contains(&format!("| `{name}` | {kind} |"));
+        for Figure { metric, kind } in &FIGURES {
+            let kind = match kind {
+                Kind::Rate => "counter",
+                Kind::Value => "gauge",
+            };
+            assert!(named(metric, kind), "{metric}");
+        }
+        assert!(named(ATTACHED, "gauge") && named(INFO, "gauge"));
+    }
+}
