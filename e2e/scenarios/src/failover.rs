@@ -145,7 +145,7 @@ fn check_figures(world: &World, node: &str) -> Result<()> {
         let is_whole = |volume: &Value| {
             ["capacityBytes", "usedBytes", "inodes"].iter().all(|figure| volume[figure].as_u64() > Some(0))
         };
-        Ok(figures.any(|volume| is_whole(volume)).then_some(()))
+        Ok(figures.any(is_whole).then_some(()))
     })
 }
 
