@@ -446,7 +446,7 @@ pub const BY_NAME: &[Scenario] = &[
     },
     Scenario {
         name: "cluster",
-        about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out",
+        about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out; the plugin shows these writes, and restores a Volume",
         expected: Duration::from_secs(400),
         alone: true,
         run: cluster::run,
