@@ -66,7 +66,7 @@ impl AdminEndpoint {
     /// # Errors
     /// The address is not free, or not one of this host.
     pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(address)
+        let listener = admin::listen(address)
             .await
             .with_context(|| format!("--metrics-address: cannot listen on {address}; choose another"))?;
         tracing::info!(metrics = %listener.local_addr().unwrap_or(address), "admin endpoint listens");
@@ -138,7 +138,7 @@ mod tests {
             include_str!("../../charts/holdfast/templates/csi-node.yaml"),
             include_str!("../../charts/holdfast/templates/snapshot-metadata.yaml"),
         ] {
-            assert!(chart.contains("--metrics-address=0.0.0.0:9182"), "{chart}");
+            assert!(chart.contains("--metrics-address=[::]:9182"), "{chart}");
             assert!(chart.contains("- {name: metrics, containerPort: 9182}"), "{chart}");
         }
     }

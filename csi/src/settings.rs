@@ -40,7 +40,7 @@ pub(crate) struct Listen {
 #[derive(Debug, Args)]
 pub(crate) struct Admin {
     /// Address and port of /metrics, /healthz, /readyz and /log-level.
-    #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "0.0.0.0:9182")]
+    #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "[::]:9182")]
     pub(crate) metrics_address: SocketAddr,
 }
 

@@ -12,7 +12,6 @@ use holdfast_service::admin;
 use holdfast_service::log_level::LogLevel;
 use holdfast_service::shutdown::Shutdown;
 use kube::Client;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -39,7 +38,7 @@ pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Resu
     let pulse = Pulse::default();
     let readiness = Readiness::new(metrics.clone(), pulse.clone());
     let address = settings.metrics_address;
-    let listener = TcpListener::bind(address)
+    let listener = admin::listen(address)
         .await
         .with_context(|| format!("--metrics-address: cannot listen on {address}; choose another"))?;
     let endpoint = tokio::spawn(admin::serve(listener, readiness.clone(), log_level));

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 #[command(name = "holdfast-operator", version)]
 pub(crate) struct Settings {
     /// Address and port of /metrics, /healthz, /readyz and /log-level.
-    #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "0.0.0.0:9180")]
+    #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "[::]:9180")]
     pub(crate) metrics_address: SocketAddr,
 
     /// Namespace of the Lease that elects the leader.

@@ -39,3 +39,42 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{ $class }}
 {{- end -}}
+
+{{/* The node daemon's configuration. Call with $. */}}
+{{- define "holdfast.nodeConfig" -}}
+# The node's name comes from the environment variable HOLDFAST_NODE_NAME.
+kubernetes = true
+
+[node]
+state_dir = {{ .Values.node.stateDir | quote }}
+run_dir = {{ .Values.node.runDir | quote }}
+
+[data]
+{{- with .Values.node.transport }}
+transport = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.ringThreads }}
+ring_threads = {{ . }}
+{{- end }}
+{{- with .Values.node.slabSize }}
+slab_size = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.cacheSize }}
+cache_size = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.sealSize }}
+seal_size = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.maxDirty }}
+max_dirty = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.uploadMemory }}
+upload_memory = {{ . | quote }}
+{{- end }}
+
+[api]
+socket = {{ printf "%s/node.sock" .Values.node.runDir | quote }}
+
+[metrics]
+listen = "[::]:9181"
+{{- end -}}

@@ -42,6 +42,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let second = said(helm(world, "other", &["install", "second"]));
     ensure!(second.contains("exists and cannot be imported into the current release"), "{second}");
     kinds(world)?;
+    classes(world)?;
     nodes(world)?;
     snapshots(world)?;
     identity(world)?;
@@ -63,6 +64,23 @@ fn kinds(world: &World) -> Result<()> {
     let refused = said(world.kubectl(apply));
     ensure!(refused.contains("conflict"), "the notes ask for --force-conflicts: {refused}");
     world.kubectl(apply.into_iter().chain(["--force-conflicts"])).map(drop)
+}
+
+/// Found by reading: an upgrade with another parameter of a class stopped half-way, and each one after it.
+fn classes(world: &World) -> Result<()> {
+    report::step("a class whose parameters change is refused before anything is changed");
+    let upgrade = |store: &str| {
+        let store = format!("--set=storageClasses[0].objectStore={store}");
+        let words = ["upgrade", "holdfast", "--reset-values", "--set=secretNamespaces={other}"];
+        let class = ["--set=storageClasses[0].name=gold", &store];
+        helm(world, NAMESPACE, &[&words[..], &class[..]].concat())
+    };
+    upgrade("mian")?;
+    upgrade("mian")?;
+    let refused = said(upgrade("main"));
+    ensure!(refused.contains("`kubectl delete storageclass gold` first"), "{refused}");
+    world.kubectl(["delete", "storageclass", "gold"])?;
+    upgrade("main").map(drop)
 }
 
 /// A node writes its own part of what is its own.
@@ -180,6 +198,13 @@ fn in_use(world: &World) -> Result<()> {
         ["--namespace", "other", "get", "role", "--output=name", "holdfast-secrets", "--ignore-not-found"];
     let role = world.kubectl(role)?;
     ensure!(role.is_empty(), "the values name the namespace no longer, and {role} is there");
+    report::step("an upgrade does not take the daemon from its volumes");
+    for other in ["node.nodeSelector.disk=fast", "node.stateDir=/mnt/nvme", "node.runDir=/run/other"] {
+        let refused =
+            said(helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", "--set", other]));
+        ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
+    }
+    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", "--set=node.logFilter=debug"])?;
     report::step("an uninstall is refused as a whole");
     let release = world.dir().join("release.yaml");
     fs::write(&release, helm(world, NAMESPACE, &["get", "manifest", "holdfast"])?)

@@ -122,7 +122,7 @@ async fn serve(
     // While a predecessor serves on the same network, the address is not free yet.
     let mut to_listen = metrics;
     if let Some(address) = metrics
-        && let Ok(listener) = TcpListener::bind(address).await
+        && let Ok(listener) = admin::listen(address).await
     {
         edges.serve_admin(listener, readiness.clone(), log_level.clone());
         to_listen = None;
@@ -277,7 +277,7 @@ type EdgeEnd = Result<(), Failure>;
 async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     let begun = Instant::now();
     loop {
-        match TcpListener::bind(address).await {
+        match admin::listen(address).await {
             Ok(listener) => return Ok(listener),
             Err(error)
                 if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < ADDRESS_FREE_WITHIN =>

@@ -7,7 +7,8 @@
 //! endpoint ends all of them.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,26 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MAX_FILTER_BYTES: usize = 8 << 10;
 /// Longest wait for the filter of a request.
 const FILTER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Listens on an address; on `[::]` for IPv4 too, and for IPv4 alone where the host has no IPv6.
+///
+/// # Errors
+/// Those of `bind`: the address is not free, or not one of this host.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(error) if is_without_ipv6(&error) && address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        outcome => outcome,
+    }
+}
+
+/// True if the kernel has no IPv6: it was started with `ipv6.disable=1`.
+fn is_without_ipv6(error: &io::Error) -> bool {
+    /// Source: `errno(3)`, the same on all architectures that we build for.
+    const EAFNOSUPPORT: i32 = 97;
+    error.raw_os_error() == Some(EAFNOSUPPORT)
+}
 
 /// A program, as its admin endpoint shows it.
 pub trait Program: Send + Sync + 'static {

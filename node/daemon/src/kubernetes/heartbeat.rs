@@ -23,20 +23,42 @@ const EVERY: Backoff = Backoff::steady(Duration::from_secs(10));
 
 /// Runs until it is dropped. `owner` is the Node, once it is known: no renewal waits for that.
 pub(crate) async fn run(client: Client, node: String, owner: watch::Receiver<Option<OwnerReference>>) {
-    let api: Api<Lease> = Api::default_namespaced(client);
+    let mut heartbeat = Heartbeat { api: Api::default_namespaced(client), node, is_owned: true };
     loop {
         let owner = owner.borrow().clone();
-        if let Err(error) = renew(&api, &node, owner).await {
+        if let Err(error) = heartbeat.renew(owner).await {
             tracing::warn!(error = chain(&error), "heartbeat not written; volumes stay served");
         }
         tokio::time::sleep(EVERY.delay(1, fastrand::f64())).await;
     }
 }
 
-async fn renew(api: &Api<Lease>, node: &str, owner: Option<OwnerReference>) -> Result<(), ApiError> {
-    let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
-    let lease = lease(node, owner, Timestamp::now());
-    call(api.patch(&heartbeat_lease(node), &params, &Patch::Apply(lease))).await.map(drop)
+struct Heartbeat {
+    api: Api<Lease>,
+    node: String,
+    /// The Lease is written with its owner, if that is known.
+    is_owned: bool,
+}
+
+impl Heartbeat {
+    async fn renew(&mut self, owner: Option<OwnerReference>) -> Result<(), ApiError> {
+        let outcome = self.write(owner.clone().filter(|_owner| self.is_owned)).await;
+        match outcome {
+            // With the admission plugin OwnerReferencesPermissionEnforcement only those who may delete a Lease
+            // may change its owner: it stays with the owner, or without, that it was created with.
+            Err(error) if error.is_forbidden() && owner.is_some() => {
+                self.is_owned = !self.is_owned;
+                self.write(owner.filter(|_owner| self.is_owned)).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn write(&self, owner: Option<OwnerReference>) -> Result<(), ApiError> {
+        let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
+        let lease = lease(&self.node, owner, Timestamp::now());
+        call(self.api.patch(&heartbeat_lease(&self.node), &params, &Patch::Apply(lease))).await.map(drop)
+    }
 }
 
 fn lease(node: &str, owner: Option<OwnerReference>, now: Timestamp) -> Lease {
@@ -69,6 +91,32 @@ mod tests {
         assert!(metadata.labels.expect("labels").contains_key(HEARTBEAT_LABEL));
         let longest = EVERY.delay(1, 1.0) * 3;
         assert!(longest < HEARTBEAT_LIMIT && spec.lease_duration_seconds == Some(40));
+    }
+
+    /// Found by reading: OpenShift refuses a change of the owner, so after its first renewal a daemon was silent.
+    #[tokio::test]
+    async fn a_lease_whose_owner_may_not_change_is_renewed_as_it_is() {
+        for created_with_owner in [false, true] {
+            let service = tower::service_fn(move |request: hyper::Request<kube::client::Body>| async move {
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let lease: Lease = serde_json::from_slice(&body).expect("a Lease");
+                let same = lease.metadata.owner_references.is_some() == created_with_owner;
+                let refused = serde_json::json!({ "status": "Failure", "reason": "Forbidden", "message": "",
+                    "code": 403 });
+                let (code, answer) = if same { (200, serde_json::json!(lease)) } else { (403, refused) };
+                let answer = hyper::Response::builder()
+                    .status(code)
+                    .body(kube::client::Body::from(answer.to_string().into_bytes()));
+                Ok::<_, std::convert::Infallible>(answer.expect("an answer"))
+            });
+            let api = Api::default_namespaced(Client::new(service, "default"));
+            let mut heartbeat = Heartbeat { api, node: "a".to_owned(), is_owned: true };
+            let owner = Some(OwnerReference { name: "a".to_owned(), ..OwnerReference::default() });
+            for _renewal in 0..2 {
+                heartbeat.renew(owner.clone()).await.expect("it is renewed");
+                assert_eq!(heartbeat.is_owned, created_with_owner);
+            }
+        }
     }
 
     #[test]
