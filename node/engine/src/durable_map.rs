@@ -194,8 +194,8 @@ impl Header {
     /// written.
     ///
     /// # Errors
-    /// [`DecodeError`] when something was written into a slot that is not whole: no power cut leaves that, and
-    /// it may have been the newer one. The older one may lack which sides are invalid, and this node's
+    /// [`DecodeError`] when something was written into a slot that is not whole: no power cut leaves that,
+    /// and it may have been the newer one. The older one may lack which sides are invalid, and this node's
     /// attaches.
     pub fn newest(slots: &[u8]) -> Result<Option<(u64, Self)>, DecodeError> {
         let (first, second) = halves(HEADER, slots)?;

@@ -146,7 +146,7 @@ pub enum Safeguard {
     MoveVisible,
     /// A read that fails for runs that were merged since is planned again.
     PlanMergedReads,
-    /// What a merge makes is an object of its own volume, and no record adds another volume's.
+    /// The output of a merge is an object of its own volume, and no record adds another volume's.
     AddOnlyOwn,
     /// After a commit the policy is asked for a merge.
     MergeWhenDue,

@@ -349,8 +349,9 @@ fn frames() {
     assert!(changed > 0);
 }
 
-/// The newer header counts where the other slot is whole or was never written (`docs/formats/durable-map.md`):
-/// what is corrupted is named, and is mistaken neither for a third header nor for a reason to take the older.
+/// The newer header counts where the other slot is whole or was never written
+/// (`docs/formats/durable-map.md`): a corrupted one is named, and is mistaken neither for a third header nor
+/// for a reason to take the older.
 #[test]
 fn durable_map_headers() {
     renew("map-header/life", &life().durable_map(0, 0, 2 * SLOT));

@@ -56,8 +56,8 @@ impl World {
         }
     }
 
-    /// A slot of the header of the durable map on `host` decays: a byte of it changes. Returns false if it was
-    /// never written.
+    /// A slot of the header of the durable map on `host` decays: a byte of it changes. Returns false if it
+    /// was never written.
     pub fn decay_header(&mut self, host: usize, slot: u8) -> bool {
         let here = &mut self.hosts[host];
         let decays = here.disk.lock().map.decay(header_offset(slot));

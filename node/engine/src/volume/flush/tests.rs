@@ -362,8 +362,8 @@ fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
     assert_eq!(disk.dirty(), Ok(expected.collect()));
 }
 
-/// Invariant 13: the header before the newest one says nothing of a journal, and the newest one is zeros, which
-/// stand for one that was never synced.
+/// Invariant 13: the header before the newest one says nothing of a journal, and the newest one is zeros,
+/// which stand for one that was never synced.
 #[test]
 fn decay_of_the_header_does_not_hide_the_journal() {
     let (mut rounds, mut core, mut disk) = flushed();
