@@ -22,6 +22,7 @@ use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::policy::MergeKind;
 use holdfast_engine::index::relocate::{Fingerprint, groups};
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
+use holdfast_engine::safeguard::{Safeguard::AddOnlyOwn, safeguard};
 use holdfast_engine::segment::SegmentRef;
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
@@ -294,7 +295,10 @@ impl<S: Sides, T: Environment> Background<S, T> {
             }
         };
         // What an attempt stored may differ from what the next one would: each has a name of its own.
-        let id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
+        let mut id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
+        if !safeguard(AddOnlyOwn) {
+            id.0.owner = plan.inputs.last().map_or(0, |run| run.id().owner);
+        }
         let key = plan.inputs.lineage().run_key(id);
         let usual = self.pools.upload_memory.part_bytes();
         let mut output = Output {

@@ -16,8 +16,9 @@
 //! u64 synced generation, u32 n, n x u8[16] nonce
 //! ```
 //!
-//! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that
-//! failed left of the other, one of the two is whole.
+//! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn. A power cut, and a sync that
+//! failed, leave each of the two whole, or zeros before it was ever synced. Anything else there is corrupted,
+//! and may have been the newer one: then there is no header.
 //!
 //! Each page has the seq of the newest record that its writer knew: what it calls clean may be in the store
 //! only with that record. The header follows the pages of a round, so it may know less than they do.
@@ -189,17 +190,22 @@ impl Header {
         ))
     }
 
-    /// The newer valid header of the file's first 8192 bytes, with its generation; `None` when none was ever
+    /// The newer header of the file's first 8192 bytes, with its generation; `None` when none was ever
     /// written.
     ///
     /// # Errors
-    /// [`DecodeError`] when something was written there and neither slot is whole.
+    /// [`DecodeError`] when something was written into a slot that is not whole: no power cut leaves that,
+    /// and it may have been the newer one. The older one may lack which sides are invalid, and this node's
+    /// attaches.
     pub fn newest(slots: &[u8]) -> Result<Option<(u64, Self)>, DecodeError> {
         let (first, second) = halves(HEADER, slots)?;
         match (Self::decode(first), Self::decode(second)) {
             (Ok(a), Ok(b)) => Ok(Some(if a.0 > b.0 { a } else { b })),
-            (Ok(whole), Err(_)) | (Err(_), Ok(whole)) => Ok(Some(whole)),
+            (Ok(whole), Err(_)) if is_blank(second) => Ok(Some(whole)),
+            (Err(_), Ok(whole)) if is_blank(first) => Ok(Some(whole)),
             (Err(_), Err(_)) if is_blank(first) && is_blank(second) => Ok(None),
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), Ok(_)) => Err(error),
             (Err(error), Err(other)) => Err(if is_blank(first) { other } else { error }),
         }
     }

@@ -32,7 +32,7 @@ use crate::index::{Run, Runs};
 use crate::limit::MAX_SECTORS;
 use crate::record::{Body, Displaced, Merge, Record};
 use crate::safeguard::{
-    Safeguard::{ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst, RootNamesAllRuns},
+    Safeguard::{AddOnlyOwn, ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst, RootNamesAllRuns},
     safeguard,
 };
 use crate::sector_map::SideSet;
@@ -728,7 +728,7 @@ fn check_added(seq: Seq, object: PlacedId, is_open: impl Fn(Place) -> bool) -> R
     if !is_open(object.place) {
         return Err(LogError::Place { seq, object: Box::new(object) });
     }
-    if object.owner > 0 {
+    if object.owner > 0 && safeguard(AddOnlyOwn) {
         return Err(LogError::Foreign { seq, object: Box::new(object) });
     }
     Ok(())

@@ -144,6 +144,10 @@ pub enum Safeguard {
     NameMovedFrame,
     /// Of a relocated frame the sectors that are read are moved, not the first ones.
     MoveVisible,
+    /// A read that fails for runs that were merged since is planned again.
+    PlanMergedReads,
+    /// The output of a merge is an object of its own volume, and no record adds another volume's.
+    AddOnlyOwn,
     /// After a commit the policy is asked for a merge.
     MergeWhenDue,
     /// Entries of the journal count for pages whose slots are older.
@@ -186,7 +190,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 85] = [
+    pub const ALL: [Self; 87] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -245,6 +249,8 @@ impl Safeguard {
         Self::MergeKeepsZeros,
         Self::NameMovedFrame,
         Self::MoveVisible,
+        Self::PlanMergedReads,
+        Self::AddOnlyOwn,
         Self::MergeWhenDue,
         Self::ReplayOnlyNewer,
         Self::KeepJournal,
@@ -308,7 +314,7 @@ impl Safeguard {
             | Self::ClearOlderFirst => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
-            Self::SegmentBeforeCommit | Self::NameMovedFrame => 7,
+            Self::SegmentBeforeCommit | Self::NameMovedFrame | Self::PlanMergedReads => 7,
             Self::UploadStillSides => 10,
             Self::NoticeOtherWriters
             | Self::ReadBackAmbiguous
@@ -342,7 +348,8 @@ impl Safeguard {
             | Self::SweepListsAgain
             | Self::ForksKeepObjects
             | Self::ForksOfForksCount
-            | Self::CountFromOwner => 30,
+            | Self::CountFromOwner
+            | Self::AddOnlyOwn => 30,
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
             Self::HoldUntilRelease | Self::CutIsStill | Self::ExactCut => 32,
         }

@@ -13,8 +13,6 @@
 //! That a record is the last one, or the log's at all, is known no better with a root than without
 //! ([`was_truncated_after`]). A root is what its writer had read or made of the same log.
 
-use std::time::SystemTime;
-
 use futures::future::{join, try_join_all};
 use holdfast_engine::manifest::{LogError, Manifest};
 use holdfast_engine::record::{Body, Record};
@@ -317,23 +315,13 @@ pub(crate) async fn records_after(
     seqs_under(objects, volume, &log_prefix(volume), start).await
 }
 
+/// The seqs of the objects under a prefix.
 pub(crate) async fn seqs_under(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     prefix: &str,
-    start_after: Option<String>,
-) -> Result<Vec<Seq>, LogFailure> {
-    let stored = stored_under(objects, volume, prefix, start_after).await?;
-    Ok(stored.into_iter().map(|(seq, _)| seq).collect())
-}
-
-/// The seqs under a prefix, and when the object of each was stored.
-pub(crate) async fn stored_under(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    prefix: &str,
     mut start_after: Option<String>,
-) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
+) -> Result<Vec<Seq>, LogFailure> {
     let mut seqs = Vec::new();
     loop {
         let page = objects
@@ -347,7 +335,7 @@ pub(crate) async fn stored_under(
                     | ObjectKey::Checkpoint(_, seq)
                     | ObjectKey::Snapshot(_, seq)
                     | ObjectKey::Forgotten(_, seq),
-                ) => seqs.push((seq, entry.last_modified)),
+                ) => seqs.push(seq),
                 // Not ours: a foreign object under our prefix says nothing about the volume.
                 Some(ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::TruncationMarker(..))
                 | None => {}

@@ -23,7 +23,7 @@ use crate::create::{CreateOutcome, create_record};
 use crate::fork::forks_of;
 use crate::limit::TRIES;
 use crate::read::{read_manifest, read_manifest_to_end, read_record, records_after, seqs_under};
-use crate::snapshot::{forgotten_from, live};
+use crate::snapshot::{forgotten_of, has_marks, live};
 use crate::truncate::store_markers;
 use crate::{LogFailure, store};
 
@@ -75,7 +75,7 @@ pub(crate) async fn remove_if(
         return Ok(Vec::new());
     };
     // All snapshots are forgotten: a fork that comes now is void.
-    if may_have_snapshots && !forgotten_from(objects, volume, Seq::FIRST).await?.is_empty() {
+    if may_have_snapshots && has_marks(objects, volume).await? {
         let forks = forks_of(objects, volume).await?;
         if !forks.is_empty() {
             return Ok(forks);
@@ -249,8 +249,9 @@ async fn without_snapshots(
         }
         Err(damage) if is_unreadable(&damage) => {
             let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
-            let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
-            roots.retain(|seq| *seq <= last && !forgotten.contains(seq));
+            roots.retain(|seq| *seq <= last);
+            let forgotten = forgotten_of(objects, volume, &roots).await?;
+            roots.retain(|seq| !forgotten.contains(seq));
             if roots.is_empty() { Ok(Err(damage)) } else { Err(damage) }
         }
         Err(error) => Err(error),

@@ -32,7 +32,7 @@ use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 use crate::create::{CreateOutcome, create_record, write_checkpoint};
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
-use crate::read::{decode_manifest, is_present, read_manifest_to_end, read_record, stored_under};
+use crate::read::{decode_manifest, is_present, read_manifest_to_end, read_record, seqs_under};
 use crate::truncate::{tidy, was_truncated_after};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
@@ -315,13 +315,19 @@ pub async fn forgotten_from(
     volume: &VolumeId,
     first: Seq,
 ) -> Result<BTreeSet<Seq>, LogFailure> {
-    Ok(marks_from(objects, volume, first).await?.into_iter().map(|(seq, _)| seq).collect())
+    let after = Some(before_mark(volume, first));
+    Ok(seqs_under(objects, volume, &forgotten_prefix(volume), after).await?.into_iter().collect())
 }
 
-/// Those of the `registered` places, which ascend, whose snapshots are forgotten, as far as LIST shows them.
-/// Marks are never deleted, so there may be many more of them: a page of marks is listed from a registered
-/// place on, and the next page from the next registered place behind it. So it takes at most one LIST for
-/// each registered snapshot, and none for the marks before the oldest.
+/// Returns true if a snapshot of the volume was ever forgotten: one LIST of one object. Any object there
+/// counts as a mark.
+pub(crate) async fn has_marks(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<bool, LogFailure> {
+    let page = objects.list(&forgotten_prefix(volume), None, 1).await;
+    Ok(!page.map_err(store("look for marks of forgotten snapshots", volume))?.entries.is_empty())
+}
+
+/// Those of the `registered` places, which ascend, whose snapshots are forgotten, as far as LIST shows them:
+/// as many requests as [`marks_of`].
 ///
 /// # Errors
 /// [`LogFailure::Store`].
@@ -330,9 +336,21 @@ pub async fn forgotten_of(
     volume: &VolumeId,
     registered: &[Seq],
 ) -> Result<BTreeSet<Seq>, LogFailure> {
-    debug_assert!(registered.is_sorted(), "they are searched by halves");
+    Ok(marks_of(objects, volume, registered).await?.into_iter().map(|(seq, _)| seq).collect())
+}
+
+/// The marks of those of `places`, which ascend, whose snapshots are forgotten, as far as LIST shows them,
+/// and when each was stored. Marks are never deleted, so there may be many more of them: a page of marks is
+/// listed from a place on, and the next page from the next place behind it. So it takes at most one LIST for
+/// each place, and none for the marks before the oldest.
+pub(crate) async fn marks_of(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    places: &[Seq],
+) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
+    debug_assert!(places.is_sorted(), "they are searched by halves");
     let prefix = forgotten_prefix(volume);
-    let (mut forgotten, mut rest) = (BTreeSet::new(), registered);
+    let (mut marks, mut rest) = (Vec::new(), places);
     let mut listed = String::new();
     while let Some(next) = rest.first() {
         let after = before_mark(volume, *next).max(listed);
@@ -344,14 +362,14 @@ pub async fn forgotten_of(
             if let Some(ObjectKey::Forgotten(_, seq)) = ObjectKey::parse(&entry.key)
                 && rest.binary_search(&seq).is_ok()
             {
-                forgotten.insert(seq);
+                marks.push((seq, entry.last_modified));
             }
         }
         let Some(last) = page.entries.into_iter().next_back().filter(|_| page.more) else { break };
         listed = last.key;
         rest = &rest[rest.partition_point(|seq| mark(volume, *seq) <= listed)..];
     }
-    Ok(forgotten)
+    Ok(marks)
 }
 
 /// The key of the mark of a snapshot.
@@ -362,15 +380,6 @@ fn mark(volume: &VolumeId, seq: Seq) -> String {
 /// A key behind which the mark of `seq` is the first one that can be.
 fn before_mark(volume: &VolumeId, seq: Seq) -> String {
     mark(volume, Seq(seq.0.saturating_sub(1)))
-}
-
-/// The marks of forgotten snapshots, from `first` on, as far as LIST shows them, and when each was stored.
-pub(crate) async fn marks_from(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    first: Seq,
-) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
-    stored_under(objects, volume, &forgotten_prefix(volume), Some(before_mark(volume, first))).await
 }
 
 /// The snapshots that `manifest` has registered and that were not forgotten, oldest first.

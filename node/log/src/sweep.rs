@@ -46,7 +46,7 @@ use crate::limit::PARALLEL_READS;
 use crate::list::list_volumes;
 use crate::read::{read_manifest_to_end, read_record, seqs_under};
 use crate::remove::stays_of_removed;
-use crate::snapshot::marks_from;
+use crate::snapshot::marks_of;
 use crate::truncate::store_markers;
 use crate::{LogFailure, store};
 
@@ -268,8 +268,9 @@ async fn read_marks(
     let volume = manifest.volume();
     let registered: BTreeSet<Seq> = manifest.snapshots().iter().map(|known| known.seq).collect();
     let roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
-    let Some(oldest) = registered.iter().chain(&roots).min() else { return Ok((forgotten, held)) };
-    for (seq, marked) in marks_from(objects, volume, *oldest).await? {
+    let places: Vec<Seq> =
+        registered.iter().chain(&roots).copied().collect::<BTreeSet<_>>().into_iter().collect();
+    for (seq, marked) in marks_of(objects, volume, &places).await? {
         match (registered.contains(&seq), options.is_old(marked)) {
             (true, true) => drop(forgotten.insert(seq)),
             (false, false) if roots.contains(&seq) => held.push(seq),

@@ -1,11 +1,12 @@
 //! Snapshots of a volume without a writer, on the reference store.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, forgotten_of, provision,
     read_manifest_to_end, read_snapshot, read_snapshot_of, remove, snapshot_detached, snapshots,
@@ -207,6 +208,31 @@ async fn marks_are_listed_for_registered_snapshots_only() {
         assert_eq!(store.counts().list - before.list, lists, "{registered:?}");
         assert_eq!(store.counts().total() - before.total(), lists, "{registered:?}");
     }
+}
+
+/// All marks were listed, to learn that there is one and of a few places which have one: five LISTs each.
+#[tokio::test]
+async fn a_sweep_and_a_removal_list_few_marks() {
+    let lists = |marks: u64| async move {
+        let store = created().await;
+        let taken = take(&store, 1).await.unwrap();
+        for seq in taken.seq.0 + 1..=taken.seq.0 + marks {
+            let key = ObjectKey::Forgotten(volume(), Seq(seq)).to_string();
+            let Created = store.create(&key, Bytes::new()).await.unwrap();
+        }
+        let before = store.counts().list;
+        let now = SystemTime::now() + Duration::from_secs(10);
+        let options = SweepOptions { grace: Duration::ZERO, now, dry_run: false, most: u64::MAX };
+        sweep(&store, &mut SweepMemory::default(), options).await.unwrap();
+        let swept = store.counts().list;
+        forget(&store, &volume(), taken.seq).await.unwrap();
+        let forgotten = store.counts().list;
+        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        (swept - before, store.counts().list - forgotten)
+    };
+    let ((few_swept, few_removed), (swept, removed)) = (lists(1).await, lists(5000).await);
+    // Six pages of all objects in place of one, and the log begins on another page.
+    assert_eq!((swept - few_swept, removed - few_removed), (5 + 1, 5 + 1));
 }
 
 /// A mark in a place to come would void the snapshot that is taken there.

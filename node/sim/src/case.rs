@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::bug::{Bug, plant};
-use crate::crash::{Scenario, campaign};
+use crate::crash::{Scenario, campaign, violation_alive};
 use crate::fleet::{FamilyCase, FleetCase};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
@@ -123,7 +123,16 @@ pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation
             plant(None);
             found.violations
         };
+        let alive = |bug| {
+            plant(bug);
+            let found = violation_alive(scenario, 0);
+            plant(None);
+            found
+        };
         let said = |violation: &Violation| violation.invariant.is_some_and(|it| it.number() == bug.breaks());
+        if let Some(violation) = alive(Some(bug)) {
+            return (said(&violation) && alive(None).is_none()).then_some((0, violation));
+        }
         let found = deaths(Some(bug)).into_iter().find(|(_, violation)| said(violation));
         return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
     }

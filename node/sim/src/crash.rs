@@ -63,6 +63,11 @@ pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
     watch.visits()
 }
 
+/// The invariant that does not hold in `scenario` although nothing is ended.
+pub fn violation_alive(scenario: Scenario, seed: u64) -> Option<Violation> {
+    violation::catch(|| drop(visits(scenario, seed))).err()
+}
+
 impl Crash {
     /// Plays up to the death. The world and the host that died.
     fn play(self) -> (World, usize) {

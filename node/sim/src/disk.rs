@@ -266,6 +266,14 @@ impl MapFile {
         }
     }
 
+    /// The unit at `offset` decays, synced or not. Returns false if it was never written.
+    pub(crate) fn decay(&mut self, offset: u64) -> bool {
+        let Some(cell) = self.0.cells.get_mut(&(offset / UNIT as u64)) else { return false };
+        let versions = cell.since.iter_mut().map(|(_, value)| value).chain([&mut cell.synced]);
+        versions.filter(|value| **value != [0; UNIT]).for_each(|value| value[50] ^= 1);
+        true
+    }
+
     /// End of all that was ever written below `limit`.
     pub(crate) fn end(&self, limit: u64) -> u64 {
         let last = self.0.cells.range(..limit / UNIT as u64).next_back();

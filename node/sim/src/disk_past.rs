@@ -54,6 +54,7 @@ pub(crate) struct DiskPast {
     disks: u64,
     keeps: bool,
     was_full: bool,
+    header_decayed: bool,
 }
 
 impl DiskPast {
@@ -116,5 +117,14 @@ impl DiskPast {
 
     pub(crate) fn note_full(&mut self) {
         self.was_full = true;
+    }
+
+    /// A slot of its durable map's header decayed.
+    pub(crate) fn header_decayed(&self) -> bool {
+        self.header_decayed
+    }
+
+    pub(crate) fn note_decay(&mut self) {
+        self.header_decayed = true;
     }
 }

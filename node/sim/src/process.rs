@@ -324,11 +324,11 @@ impl Process {
         let status = self.volume.as_ref().expect("it completes requests").status();
         let fenced = status.fenced || request.was_replaced;
         let lost = fenced || status.oldest_dirty_ms.is_some();
-        Invariant::CompletedOnce.check(lost || request.op != Op::Read, || {
-            "a read failed although the store has everything".into()
-        });
         Invariant::NothingReferencedIsMissing.check(fenced || !request.store_failed, || {
             "a read failed for an object that no run names any more".into()
+        });
+        Invariant::CompletedOnce.check(lost || request.op != Op::Read, || {
+            "a read failed although the store has everything".into()
         });
     }
 

@@ -349,7 +349,9 @@ fn frames() {
     assert!(changed > 0);
 }
 
-/// Either header will do (`docs/formats/durable-map.md`): what is corrupted is never mistaken for a third.
+/// The newer header counts where the other slot is whole or was never written
+/// (`docs/formats/durable-map.md`): a corrupted one is named, and is mistaken neither for a third header nor
+/// for a reason to take the older.
 #[test]
 fn durable_map_headers() {
     renew("map-header/life", &life().durable_map(0, 0, 2 * SLOT));
@@ -360,13 +362,6 @@ fn durable_map_headers() {
         let alone = slots.map(|slot| Header::newest(&[slot, &[0; SLOT]].concat()).unwrap().unwrap());
         let newest = usize::from(alone[1].0 > alone[0].0);
         for slot in [0, 1] {
-            let decode = |bytes: &[u8]| {
-                let mut altered = slots;
-                altered[slot] = bytes;
-                let found = Header::newest(&altered.concat()).unwrap().unwrap();
-                let falls_back = slot == newest && found == alone[1 - newest];
-                Some(if falls_back { alone[newest].clone() } else { found })
-            };
             withstands(&[slots[slot].to_vec()], SLOT, |bytes| {
                 Header::newest(&[bytes, &[0; SLOT]].concat()).ok()?
             });
@@ -375,7 +370,15 @@ fn durable_map_headers() {
                 let mut corrupted = slots[slot].to_vec();
                 change(&mut rng, &mut corrupted);
                 corrupted.resize(SLOT, 0);
-                assert_eq!(decode(&corrupted), Some(alone[newest].clone()));
+                let is_blank = corrupted[..512].iter().all(|byte| *byte == 0);
+                let mut altered = slots;
+                altered[slot] = &corrupted;
+                let found = Header::newest(&altered.concat());
+                let expected = if is_blank { &alone[1 - slot] } else { &alone[newest] };
+                assert!(
+                    found.as_ref().is_err() || found.as_ref() == Ok(&Some(expected.clone())),
+                    "{found:?}"
+                );
             }
         }
     }

@@ -331,6 +331,26 @@ fn a_merge_that_does_not_fit_the_list_changes_nothing() {
     }
 }
 
+/// A sweep that read the log of a fork before its marks relies on it.
+#[test]
+fn no_record_adds_an_object_of_another_volume() {
+    let mut manifest = attached();
+    for name in 1..=2 {
+        manifest.apply(&record(u64::from(name) + 2, 1, commit(name, vec![(0, 1)]))).unwrap();
+    }
+    let before = manifest.clone();
+    let mut segment = commit(3, vec![(0, 1)]);
+    if let Body::Change { segments, .. } = &mut segment {
+        segments[0].id.0.owner = 1;
+    }
+    let mut run = merge(OPEN, 2, 1, (0, 1));
+    run.output.id.0.owner = 1;
+    for body in [segment, merging(4, vec![run])] {
+        assert!(matches!(manifest.apply(&record(5, 1, body)), Err(LogError::Foreign { .. })));
+        assert_eq!(manifest, before);
+    }
+}
+
 /// The commit that carries the growth of a volume may hold data behind its former end.
 #[test]
 fn a_change_makes_the_volume_larger_and_never_smaller() {

@@ -18,6 +18,7 @@ use super::unreadable::UnreadableDirty;
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Op, RequestId, Unprepared};
+use crate::safeguard::{Safeguard::PlanMergedReads, safeguard};
 use crate::sector_map::Side;
 
 /// Plans of a read that may fail because runs were merged since.
@@ -220,7 +221,9 @@ impl DataPath {
         let slot = self.requests.get(id);
         if request.failed.is_some() {
             // The plan may name runs that were merged since, which a sweep deletes.
-            let is_stale = request.merges != core.merges && request.stale < MAX_STALE_PLANS;
+            let is_stale = request.merges != core.merges
+                && request.stale < MAX_STALE_PLANS
+                && safeguard(PlanMergedReads);
             slot.stale += u8::from(is_stale);
             return is_stale;
         }

@@ -61,6 +61,8 @@ pub enum Scenario {
     Corruption,
     /// Commits whose runs are merged.
     Merges,
+    /// A read of an object takes so long that runs are merged meanwhile, and a sweep deletes it.
+    SweptRead,
     /// Snapshots: one that a commit carries, one of a volume in which nothing is dirty while a seal begins,
     /// one that the detach waits for.
     Snapshots,
@@ -77,7 +79,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -94,6 +96,7 @@ impl Scenario {
         Self::Journal,
         Self::Corruption,
         Self::Merges,
+        Self::SweptRead,
         Self::Snapshots,
         Self::Growth,
         Self::Sleeper,
@@ -101,12 +104,13 @@ impl Scenario {
     ];
 
     /// The scenario that meets a missing safeguard, where what goes wrong does so only at a death between two
-    /// certain steps.
+    /// certain steps, or in an order of steps that chance does not come to.
     pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
         match bug {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
             Bug::Missing(Safeguard::PagesNameRecords) => Some(Self::SetBack),
+            Bug::Missing(Safeguard::PlanMergedReads) => Some(Self::SweptRead),
             Bug::Missing(
                 Safeguard::ReplayOnlyNewer | Safeguard::KeepJournal | Safeguard::JournalAfterFullRound,
             ) => Some(Self::Journal),
@@ -130,6 +134,7 @@ impl Scenario {
             | Self::Journal
             | Self::Corruption
             | Self::Merges
+            | Self::SweptRead
             | Self::Snapshots
             | Self::Growth
             | Self::Sleeper
@@ -170,6 +175,7 @@ impl Scenario {
             | Self::Repair
             | Self::SetBack
             | Self::Snapshots
+            | Self::SweptRead
             | Self::Takeover
             | Self::Doubt
             | Self::Rival
@@ -197,6 +203,7 @@ impl Scenario {
             Self::Journal => journal(&mut stage),
             Self::Corruption => corrupt(&mut stage),
             Self::Merges => merges(&mut stage),
+            Self::SweptRead => swept_read(&mut stage),
             Self::Snapshots => snapshots(&mut stage),
             Self::Growth => growth(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
@@ -269,6 +276,29 @@ fn merges(stage: &mut Stage<'_>) -> Played {
     }
     stage.ask(&[(Op::Read, 0, 8), (Op::WriteZeroes, 64, 2), (Op::Flush, 0, 0)])?;
     stage.detach()
+}
+
+fn swept_read(stage: &mut Stage<'_>) -> Played {
+    let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
+    stage.ask(&[(Op::Write, 0, 12)])?;
+    stage.until(committed)?;
+    stage.evict_all()?;
+    stage.issue(&[(Op::Read, 0, 4)])?;
+    stage.until_beside_reads(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::GetRange { .. })))?;
+    // All that the first segment has is hidden, then merged: the third commit carries that.
+    stage.issue(&[(Op::Write, 0, 12)])?;
+    stage.until_beside_reads(World::stores_a_merge)?;
+    stage.issue(&[(Op::Write, 20, 12)])?;
+    stage.until_beside_reads(World::holds_a_merge)?;
+    stage.world.begin_sweep();
+    while !stage.world.control_is_idle() {
+        stage.world.step_control();
+        stage.makes_progress()?;
+    }
+    assert_eq!(stage.world.segments().count(), 2, "the object that is read was deleted");
+    stage.rest()?;
+    stage.evict_all()?;
+    stage.ask(&[(Op::Read, 0, 4)])
 }
 
 fn rival(stage: &mut Stage<'_>) -> Played {
@@ -545,6 +575,30 @@ impl Stage<'_> {
             self.step()?;
         }
         panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
+    }
+
+    /// The same while no object that was asked for comes.
+    fn until_beside_reads(&mut self, done: impl Fn(&World) -> bool) -> Played {
+        for _ in 0..2000 {
+            if done(self.world) {
+                return Ok(());
+            }
+            match self.world.first_due_beside_reads(self.host) {
+                Some(index) => self.world.step_job(self.host, index),
+                None => self.world.tick(self.host, 500),
+            }
+            self.makes_progress()?;
+        }
+        panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
+    }
+
+    /// Nothing stays on the sides.
+    fn evict_all(&mut self) -> Played {
+        let host = self.host;
+        self.world.limit_cache(0);
+        self.until(|world| world.held(host) == 0)?;
+        self.world.limit_cache(100);
+        Ok(())
     }
 
     fn issue(&mut self, requests: &[(Op, u64, u64)]) -> Played {

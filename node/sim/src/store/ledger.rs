@@ -91,6 +91,13 @@ impl Ledger {
     /// The objects that a record adds are stored, and its place allows them.
     fn check_objects(&mut self, record: &Record, stored: &Stored) {
         let seq = record.seq;
+        let runs = merges_of(&record.body).iter().map(|merge| merge.output.id.0);
+        let segments = segments_of(&record.body).iter().map(|segment| segment.id.0);
+        for object in segments.chain(runs) {
+            Invariant::ForkIsItsSnapshot.check(object.owner == 0, || {
+                format!("log/{} of {} adds {object}, which is another volume's", seq.0, record.volume)
+            });
+        }
         for segment in segments_of(&record.body) {
             let Some(cut) = stored.indexes.cut_of(segment.id) else {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")

@@ -97,7 +97,11 @@ impl World {
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
-            Err(AttachError::Local(LocalError::Damaged(words))) => Invariant::SyncedIsWhole.broken(&words),
+            Err(AttachError::Local(LocalError::Damaged(words))) => {
+                let has_cause = self.hosts[host].disk_past.header_decayed();
+                Invariant::SyncedIsWhole.check(has_cause, || words);
+                Attach::Failed
+            }
             Err(
                 AttachError::Log(LogFailure::Store { .. })
                 | AttachError::Contended(_)

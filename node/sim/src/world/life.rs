@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use holdfast_engine::action::Action;
-use holdfast_engine::durable_map::Header;
+use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::event::Event;
 use holdfast_engine::safeguard::{Safeguard::DetachAfterDevice, safeguard};
 use holdfast_engine::sector_map::{Side, chunk_extent};
@@ -54,6 +54,18 @@ impl World {
                 self.trace.host_event(host, tag + u8::from(now), words[usize::from(now)]);
             }
         }
+    }
+
+    /// A slot of the header of the durable map on `host` decays: a byte of it changes. Returns false if it
+    /// was never written.
+    pub fn decay_header(&mut self, host: usize, slot: u8) -> bool {
+        let here = &mut self.hosts[host];
+        let decays = here.disk.lock().map.decay(header_offset(slot));
+        if decays {
+            here.disk_past.note_decay();
+            self.trace.host_event(host, 108, "a header of the durable map decays");
+        }
+        decays
     }
 
     /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its

@@ -1,7 +1,9 @@
 //! Access of tests to a world.
 
 use holdfast_engine::action::Action;
+use holdfast_engine::index::Run;
 use holdfast_engine::volume::{Durability, Status, Volume};
+use holdfast_types::key::ObjectKey;
 
 use super::{Faults, World};
 use crate::calls::{Ask, Call, StoreAsk};
@@ -72,6 +74,12 @@ impl World {
         (0..jobs).find(|index| self.is_due(host, *index))
     }
 
+    /// The same of those that read no object.
+    pub(crate) fn first_due_beside_reads(&self, host: usize) -> Option<usize> {
+        let jobs = &self.hosts[host].process.as_ref()?.jobs;
+        (0..jobs.len()).find(|index| !jobs[*index].fetches() && self.is_due(host, *index))
+    }
+
     /// True if the process on `host` waits for the store to do something that is `like` this.
     pub(crate) fn asks_store(&self, host: usize, like: impl Fn(&StoreAsk) -> bool) -> bool {
         let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
@@ -104,6 +112,16 @@ impl World {
     /// True if any commit is in the log.
     pub fn holds_a_commit(&self) -> bool {
         self.store.last_cut().touched().next().is_some()
+    }
+
+    /// True if the log says that index runs were merged.
+    pub(crate) fn holds_a_merge(&self) -> bool {
+        self.store.manifest().runs().iter().any(|run| matches!(run, Run::Merged(_)))
+    }
+
+    /// True if a merge of index runs is stored.
+    pub(crate) fn stores_a_merge(&self) -> bool {
+        self.store.keys().iter().any(|key| matches!(ObjectKey::parse(key), Some(ObjectKey::Run(..))))
     }
 
     /// True if so many snapshots are registered, or more.
