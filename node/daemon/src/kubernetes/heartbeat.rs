@@ -44,8 +44,8 @@ impl Heartbeat {
     async fn renew(&mut self, owner: Option<OwnerReference>) -> Result<(), ApiError> {
         let outcome = self.write(owner.clone().filter(|_owner| self.is_owned)).await;
         match outcome {
-            // With the admission plugin OwnerReferencesPermissionEnforcement only those who may delete a Lease
-            // may change its owner: it stays with the owner, or without, that it was created with.
+            // With the admission plugin OwnerReferencesPermissionEnforcement only those who may delete a
+            // Lease may change its owner: it stays with the owner, or without, that it was created with.
             Err(error) if error.is_forbidden() && owner.is_some() => {
                 self.is_owned = !self.is_owned;
                 self.write(owner.filter(|_owner| self.is_owned)).await
@@ -93,7 +93,8 @@ mod tests {
         assert!(longest < HEARTBEAT_LIMIT && spec.lease_duration_seconds == Some(40));
     }
 
-    /// Found by reading: OpenShift refuses a change of the owner, so after its first renewal a daemon was silent.
+    /// Found by reading: OpenShift refuses a change of the owner, so after its first renewal a daemon was
+    /// silent.
     #[tokio::test]
     async fn a_lease_whose_owner_may_not_change_is_renewed_as_it_is() {
         for created_with_owner in [false, true] {
