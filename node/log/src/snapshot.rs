@@ -327,7 +327,7 @@ pub(crate) async fn has_marks(objects: &dyn ObjectStore, volume: &VolumeId) -> R
 }
 
 /// Those of the `registered` places, which ascend, whose snapshots are forgotten, as far as LIST shows them:
-/// as many requests as [`marks_of`].
+/// as many requests as `marks_of`.
 ///
 /// # Errors
 /// [`LogFailure::Store`].

@@ -58,6 +58,20 @@ impl Served {
     }
 }
 
+/// Found by reading: kubelets of clusters without IPv4 reached no probe.
+#[tokio::test]
+async fn the_address_of_all_is_reached_by_both_families() {
+    let listener = listen("[::]:0".parse().unwrap()).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    // A host without IPv6 listens on IPv4 alone, and one may have sockets of it and no address.
+    if listener.local_addr().unwrap().is_ipv6() && TcpListener::bind("[::1]:0").await.is_ok() {
+        TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.unwrap();
+    }
+    let taken = listen(listener.local_addr().unwrap()).await.unwrap_err();
+    assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+}
+
 #[tokio::test]
 async fn each_path_answers_its_own_methods() {
     let served = Served::new(Fake(&[])).await;
