@@ -2,7 +2,7 @@
 
 use anyhow::{Context, anyhow, bail};
 use holdfast_crds::{CLAIM, ObjectStore, StorageNode, Volume};
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::ListParams;
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config, ResourceExt};
@@ -59,6 +59,17 @@ impl Cluster {
             .map_err(reason)
             .context("the Volumes cannot be listed")?
             .items)
+    }
+
+    /// The pods with these labels, in one namespace or in all.
+    pub(crate) async fn pods(&self, namespace: Option<&str>, labels: &str) -> anyhow::Result<Vec<Pod>> {
+        let client = self.client.clone();
+        let pods: Api<Pod> = match namespace {
+            Some(namespace) => Api::namespaced(client, namespace),
+            None => Api::all(client),
+        };
+        let found = pods.list(&ListParams::default().labels(labels)).await;
+        Ok(found.map_err(reason).context("the pods cannot be listed")?.items)
     }
 
     /// The events of `volume`, the oldest first.

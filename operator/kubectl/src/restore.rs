@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use kube::api::{AttachParams, ListParams};
+use kube::api::AttachParams;
 use kube::{Api, ResourceExt};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -36,16 +36,7 @@ pub(crate) async fn restore(
     deleted: bool,
     namespace: Option<&str>,
 ) -> anyhow::Result<ExitCode> {
-    let pods: Api<Pod> = match namespace {
-        Some(namespace) => Api::namespaced(cluster.client.clone(), namespace),
-        None => Api::all(cluster.client.clone()),
-    };
-    let pods = pods
-        .list(&ListParams::default().labels(PODS))
-        .await
-        .map_err(reason)
-        .context("the pods cannot be listed")?
-        .items;
+    let pods = cluster.pods(namespace, PODS).await?;
     let pod = choose(&pods)?;
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let title = format!("pod {namespace}/{name}");

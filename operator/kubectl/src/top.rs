@@ -8,12 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use futures::StreamExt;
 use holdfast_crds::Volume;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Request};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::api::Request;
+use kube::{Client, Resource, ResourceExt};
 
 use crate::cluster::{Cluster, claim_of, reason};
 use crate::problem;
@@ -44,13 +44,7 @@ pub(crate) async fn top(
 ) -> anyhow::Result<(String, bool)> {
     let volumes = cluster.volumes().await?;
     let wanted = wanted(&volumes, names)?;
-    let pods: Api<Pod> = Api::all(cluster.client.clone());
-    let pods = pods
-        .list(&ListParams::default().labels(PODS))
-        .await
-        .map_err(reason)
-        .context("the pods cannot be listed")?
-        .items;
+    let pods = cluster.pods(None, PODS).await?;
     let mut daemons = daemons(&pods)?;
     if !names.is_empty() {
         daemons.retain(|daemon| wanted.iter().any(|volume| node_of(volume) == Some(&daemon.node)));

@@ -289,7 +289,9 @@ fn with_ready(facts: &ClusterFacts, mut status: VolumeStatus, now: &Time) -> Vol
             let message = format!("{message}; it has not attached it yet: see the condition {ATTACHED}");
             builder.build(READY, ConditionStatus::False, "Attaching", message)
         }
-        _ => {
+        None
+        | Some(VolumePhase::Pending | VolumePhase::Detaching | VolumePhase::Deleting | VolumePhase::Failed) =>
+        {
             let says = |type_| of(type_).filter(|said| said.status != "True");
             let why = says(PROVISIONED).or_else(|| says(ASSIGNED)).or_else(|| of(PROVISIONED));
             let (reason, message) = why.map_or(("Unknown", ""), |why| (&*why.reason, &*why.message));

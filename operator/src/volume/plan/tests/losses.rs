@@ -1,0 +1,339 @@
+//! Nodes that are cut off, by a person or by their signs, and what is missing because of it.
+
+use super::*;
+
+/// Node `a` serves with something dirty and is lost; the volume is wanted on `b`.
+fn lost(force_detach: &str) -> ClusterFacts {
+    let mut facts = existing("b", "a", "a");
+    facts.force_detach = (!force_detach.is_empty()).then(|| force_detach.to_owned());
+    facts.status.dirty_bytes = Some(8192);
+    facts.status.epoch = Some(3);
+    facts.status.committed_seq = Some(7);
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 7 });
+    facts.status.durable_through = Some(Time("2025-12-31T23:59:00Z".parse().expect("a timestamp")));
+    facts
+}
+
+/// Takes the operator's part of what the plan reports as reported, the rest as it was.
+fn report(facts: &mut ClusterFacts) -> VolumeStatus {
+    let reported = last_report(&plan(facts, &now())).clone();
+    facts.status = VolumeStatus {
+        node: facts.status.node.clone(),
+        device_path: facts.status.device_path.clone(),
+        dirty_bytes: facts.status.dirty_bytes,
+        epoch: facts.status.epoch,
+        committed_seq: facts.status.committed_seq,
+        durable_through: facts.status.durable_through.clone(),
+        ..reported.clone()
+    };
+    reported
+}
+
+#[test]
+fn a_force_detach_names_the_node_and_reports_lost_data() {
+    for other in ["", "b", "typo"] {
+        let status = last_report(&plan(&lost(other), &now())).clone();
+        assert_eq!(status.assigned_node.as_deref(), Some("a"), "{other:?}");
+        let waiting = find_condition(&status.conditions, ASSIGNED).expect("assigned");
+        assert!(waiting.message.contains("holdfast.dev/force-detach=a"), "{}", waiting.message);
+        assert!(find_condition(&status.conditions, DATA_LOST).is_none());
+    }
+    let mut facts = lost("a");
+    // The last record that the node knew was no commit.
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 5 });
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node.as_deref(), Some("b"));
+    assert_eq!(status.phase, Some(VolumePhase::Attaching));
+    let reported = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    assert_eq!((reported.status.as_str(), reported.reason.as_str()), ("True", "ForceDetached"));
+    for part in ["node a ", "after 2025-12-31T23:59:00Z", "at least 8192 bytes", "fenced list"] {
+        assert!(reported.message.contains(part), "{}", reported.message);
+    }
+    // Before and after the next node claims the volume, and whatever that one reports: the same.
+    assert_eq!(report(&mut facts), status);
+    facts.status.node = Some("b".to_owned());
+    facts.status.epoch = Some(4);
+    facts.status.dirty_bytes = Some(0);
+    facts.status.durable_through = None;
+    let served = report(&mut facts);
+    assert_eq!((served.forced_detach, served.phase), (status.forced_detach, Some(VolumePhase::Attached)));
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&reported));
+    // The annotation removed: read and understood.
+    facts.force_detach = None;
+    let read = report(&mut facts);
+    assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
+}
+
+/// The figures of a report are up to a minute old: bytes that were committed since were said to be missing.
+#[test]
+fn what_may_have_been_committed_since_the_last_report_is_not_called_missing() {
+    let mut facts = lost("a");
+    facts.status.committed_seq = Some(6);
+    let status = report(&mut facts);
+    let said = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    assert_eq!((said.status.as_str(), said.reason.as_str()), ("Unknown", "MayBeCommitted"));
+    assert!(said.message.contains("after 2025-12-31T23:59:00Z may be missing"), "{}", said.message);
+    // A record of an earlier version does not say.
+    let record = facts.status.forced_detach.as_mut().expect("it was cut off");
+    assert!(!record.is_last_commit_reported);
+    // The next node attached: the log does not name the lost one any more.
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 8 });
+    assert_eq!(find_condition(&report(&mut facts).conditions, DATA_LOST), Some(&said));
+}
+
+/// Found by reading: the record went with the annotation, and with it the permission of the next attach.
+#[test]
+fn a_removed_annotation_does_not_end_an_unused_permission() {
+    let mut facts = lost("a");
+    let status = report(&mut facts);
+    facts.force_detach = None;
+    assert_eq!(report(&mut facts), status, "node a is still reported");
+    // Node b claims the volume, and its first attach fails.
+    facts.status.node = Some("b".to_owned());
+    facts.status.epoch = None;
+    facts.status.device_path = None;
+    assert_eq!(report(&mut facts).forced_detach, status.forced_detach);
+    facts.status.epoch = Some(4);
+    let used = report(&mut facts);
+    assert_eq!((used.forced_detach, find_condition(&used.conditions, DATA_LOST)), (None, None));
+}
+
+/// The node got the volume back since.
+#[test]
+fn an_old_annotation_does_not_force_detach_a_returned_node() {
+    let mut facts = lost("a");
+    report(&mut facts);
+    // `a` came back and was given the volume again, as anybody may be; then it is wanted on `b`.
+    facts.spec.node_name = Some("a".to_owned());
+    facts.status.node = None;
+    report(&mut facts);
+    facts.status.node = Some("a".to_owned());
+    report(&mut facts);
+    facts.spec.node_name = Some("b".to_owned());
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node.as_deref(), Some("a"));
+    assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
+}
+
+/// The annotation was ignored where it named the node that is to serve the volume, so that no loss of its
+/// disk could be accepted.
+#[test]
+fn a_node_without_its_disk_is_detached_and_granted_again() {
+    let mut facts = lost("a");
+    facts.spec.node_name = Some("a".to_owned());
+    facts.status.epoch = Some(3);
+    let status = report(&mut facts);
+    let forced_detach = status.forced_detach.clone().expect("the node was force-detached");
+    assert_eq!((forced_detach.node.as_str(), forced_detach.epoch), ("a", Some(3)));
+    assert_eq!((status.assigned_node.as_deref(), status.phase), (Some("a"), Some(VolumePhase::Attaching)));
+    assert_eq!(reason_of(&status, DATA_LOST), ("True", "ForceDetached"));
+    assert_eq!(report(&mut facts), status);
+    // It attaches; the annotation is still there.
+    facts.status.epoch = Some(4);
+    facts.status.device_path = Some("/dev/ublkb0".to_owned());
+    let served = report(&mut facts);
+    assert_eq!((served.phase, served.forced_detach), (Some(VolumePhase::Attached), status.forced_detach));
+}
+
+/// A node that attached and never reported its epoch could not be force-detached: the next node was refused
+/// again and again.
+#[test]
+fn a_node_without_an_epoch_is_force_detached_by_log() {
+    let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch, data_seq: 7 });
+    // It is the node that claims the volume.
+    let mut facts = lost("a");
+    facts.status.epoch = None;
+    assert!(facts.needs_log_writer());
+    facts.log_writer = writer(7);
+    let status = report(&mut facts);
+    assert_eq!(status.forced_detach.and_then(|forced_detach| forced_detach.epoch), Some(7));
+
+    // Another node claims it meanwhile, and is refused.
+    let mut facts = existing("b", "b", "b");
+    facts.status.device_path = None;
+    facts.force_detach = Some("a".to_owned());
+    assert!(facts.needs_log_writer());
+    assert_eq!(report(&mut facts).forced_detach, None, "the log names no such writer");
+    facts.log_writer = writer(7);
+    let status = report(&mut facts);
+    let forced_detach = status.forced_detach.clone().expect("the node was force-detached");
+    assert_eq!((forced_detach.node.as_str(), forced_detach.epoch), ("a", Some(7)));
+    assert_eq!(status.assigned_node.as_deref(), Some("b"));
+    assert_eq!(reason_of(&status, DATA_LOST), ("Unknown", "NotReported"));
+    assert!(!facts.needs_log_writer(), "its epoch is known");
+
+    // It is given the volume back: its new epoch may not be replaced by what was said of the old one.
+    let mut facts = existing("a", "a", "a");
+    facts.status.device_path = None;
+    facts.force_detach = Some("a".to_owned());
+    facts.status.forced_detach = Some(ForcedDetach { epoch: None, ..forced_detach });
+    facts.log_writer = writer(9);
+    assert_eq!(report(&mut facts).forced_detach.and_then(|forced_detach| forced_detach.epoch), None);
+}
+
+/// Node `a` is lost by its signs while the volume is wanted on `b`.
+fn lost_by_signs() -> ClusterFacts {
+    let mut facts = ClusterFacts { lost: Some(DetachCause::OutOfService), ..lost("") };
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4, data_seq: 7 });
+    facts
+}
+
+#[test]
+fn a_node_asked_to_release_a_volume_is_in_doubt() {
+    assert_eq!(existing("b", "a", "a").node_in_doubt(), Some("a"));
+    assert_eq!(existing("", "a", "a").node_in_doubt(), Some("a"));
+    let deleting = ClusterFacts { deleting: true, ..existing("a", "a", "a") };
+    assert_eq!(deleting.node_in_doubt(), Some("a"));
+    assert_eq!(existing("a", "a", "a").node_in_doubt(), None, "it is to serve");
+    assert_eq!(existing("b", "b", "").node_in_doubt(), None, "no node claims it");
+    let mut manual = existing("b", "a", "a");
+    manual.spec.failover_policy = FailoverPolicy::Manual;
+    assert_eq!(manual.node_in_doubt(), None);
+}
+
+/// A lost node held its volumes until a person came.
+#[test]
+fn a_lost_node_is_cut_off_without_a_person() {
+    let mut facts = lost_by_signs();
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node.as_deref(), Some("b"));
+    let record = status.forced_detach.clone().expect("it was cut off");
+    assert_eq!((record.cause, record.epoch), (DetachCause::OutOfService, Some(4)), "the log's epoch");
+    let lost = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    for part in ["node a ", "out of service", "at least 8192 bytes", "holdfast.dev/acknowledge-loss=4"] {
+        assert!(lost.message.contains(part), "{}", lost.message);
+    }
+    // Its Node comes back, and its daemon has not: the permission stays.
+    (facts.lost, facts.log_writer) = (None, None);
+    assert_eq!(facts.node_in_doubt(), None);
+    assert_eq!(report(&mut facts), status);
+    // The next node serves: the loss is reported until it is acknowledged.
+    (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(5));
+    let served = report(&mut facts);
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&lost));
+    facts.acknowledged = Some(3);
+    assert!(report(&mut facts).forced_detach.is_some(), "another loss");
+    facts.acknowledged = Some(4);
+    let read = report(&mut facts);
+    assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
+}
+
+/// The node lives: it made its final commit after it had been cut off, and before another node attached.
+#[test]
+fn a_node_that_released_the_volume_after_all_lost_nothing() {
+    let mut facts = ClusterFacts { log_writer: None, ..lost_by_signs() };
+    facts.spec.node_name = None;
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node, None);
+    facts.lost = None;
+    (facts.status.node, facts.status.epoch, facts.status.device_path) = (None, None, None);
+    assert!(facts.needs_log_writer());
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 7 });
+    assert_eq!(report(&mut facts).forced_detach, status.forced_detach, "the log still calls it attached");
+    (facts.log_writer, facts.released_epoch) = (None, Some(3));
+    let back = report(&mut facts);
+    assert_eq!((back.forced_detach, find_condition(&back.conditions, DATA_LOST)), (None, None));
+}
+
+/// The loss was forgotten, unread, when the node that had continued released the volume: it was drained.
+#[test]
+fn a_loss_is_reported_until_it_is_read_although_a_later_writer_releases_the_volume() {
+    let mut facts = lost_by_signs();
+    let lost = report(&mut facts).forced_detach.expect("it was cut off");
+    let cut_off = lost.epoch.expect("it had attached");
+    (facts.lost, facts.log_writer) = (None, None);
+    (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(cut_off + 1));
+    report(&mut facts);
+    facts.spec.node_name = None;
+    (facts.status.node, facts.status.device_path, facts.released_epoch) = (None, None, Some(cut_off + 1));
+    assert!(facts.needs_log_writer());
+    let drained = report(&mut facts);
+    assert_eq!(drained.forced_detach, Some(lost));
+    assert!(find_condition(&drained.conditions, DATA_LOST).is_some());
+}
+
+/// The second loss replaced the record and the message of the first, which no person had read.
+#[test]
+fn a_second_loss_does_not_hide_an_unread_first() {
+    let mut facts = lost_by_signs();
+    let first = report(&mut facts).forced_detach.expect("it was cut off");
+    (facts.lost, facts.status.node, facts.status.epoch) = (None, Some("b".to_owned()), Some(5));
+    report(&mut facts);
+    facts.spec.node_name = Some("c".to_owned());
+    facts.lost = Some(DetachCause::NodeNotReady);
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 9 });
+    let both = report(&mut facts);
+    let second = both.forced_detach.clone().expect("it was cut off");
+    assert_eq!((second.node.as_str(), &both.earlier_losses), ("b", &vec![first.clone()]));
+    let message = |status: &VolumeStatus| {
+        find_condition(&status.conditions, DATA_LOST).map(|lost| lost.message.clone()).unwrap_or_default()
+    };
+    for part in ["node b was cut off", "acknowledge-loss=5", "node a was cut off", "acknowledge-loss=4"] {
+        assert!(message(&both).contains(part), "{part}: {}", message(&both));
+    }
+    // Nothing changes until a person has read of one, in whatever order.
+    (facts.lost, facts.log_writer) = (None, None);
+    (facts.status.node, facts.status.epoch) = (Some("c".to_owned()), Some(6));
+    let served = report(&mut facts);
+    assert_eq!((&served.earlier_losses, message(&served)), (&both.earlier_losses, message(&both)));
+    let mut of_first = facts.clone();
+    of_first.acknowledged = Some(4);
+    let read = report(&mut of_first);
+    assert_eq!((&read.forced_detach, read.earlier_losses.len()), (&both.forced_detach, 0));
+    assert!(!message(&read).contains("node a"), "{}", message(&read));
+    facts.acknowledged = Some(5);
+    let read = report(&mut facts);
+    assert_eq!((read.forced_detach, read.earlier_losses, read.conditions.len()), (None, Vec::new(), 3));
+}
+
+/// The second node released the volume after all, and the first one's loss is still unread.
+#[test]
+fn a_second_loss_that_was_none_leaves_the_first() {
+    let mut facts = lost_by_signs();
+    let first = report(&mut facts).forced_detach.expect("it was cut off");
+    (facts.lost, facts.status.node, facts.status.epoch) = (None, Some("b".to_owned()), Some(5));
+    report(&mut facts);
+    facts.spec.node_name = None;
+    facts.lost = Some(DetachCause::NodeNotReady);
+    facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 9 });
+    report(&mut facts);
+    (facts.lost, facts.log_writer, facts.released_epoch) = (None, None, Some(5));
+    (facts.status.node, facts.status.epoch, facts.status.device_path) = (None, None, None);
+    let released = report(&mut facts);
+    assert_eq!((&released.forced_detach, &released.earlier_losses), (&None, &vec![first]));
+    let lost = find_condition(&released.conditions, DATA_LOST).expect("the first is unread").clone();
+    assert!(lost.message.contains("acknowledge-loss=4") && !lost.message.contains("node b"), "{lost:?}");
+    facts.acknowledged = Some(4);
+    assert_eq!(report(&mut facts).earlier_losses, []);
+}
+
+/// It came back, was given the volume again, and is lost again.
+#[test]
+fn a_node_is_lost_once_more() {
+    let mut facts = lost_by_signs();
+    report(&mut facts);
+    facts.spec.node_name = Some("a".to_owned());
+    (facts.lost, facts.status.epoch) = (None, Some(9));
+    report(&mut facts);
+    facts.spec.node_name = Some("b".to_owned());
+    assert_eq!(facts.node_in_doubt(), Some("a"));
+    facts.lost = Some(DetachCause::NodeDeleted);
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 9, data_seq: 7 });
+    let again = report(&mut facts).forced_detach.expect("it was cut off");
+    assert_eq!((again.cause, again.epoch), (DetachCause::NodeDeleted, Some(9)));
+}
+
+#[test]
+fn unreported_data_of_a_lost_node_is_not_called_nothing() {
+    for (dirty, reason) in [(None, "NotReported"), (Some(0), "NothingReported")] {
+        let mut facts = lost("a");
+        facts.status.dirty_bytes = dirty;
+        assert_eq!(reason_of(last_report(&plan(&facts, &now())), DATA_LOST), ("Unknown", reason));
+    }
+}
+
+#[test]
+fn a_volume_is_deleted_without_its_lost_node() {
+    let facts = ClusterFacts { deleting: true, ..lost("a") };
+    assert_eq!(names(&plan(&facts, &now())), ["report", "remove", "finalizer-"]);
+}
