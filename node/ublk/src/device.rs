@@ -278,6 +278,11 @@ impl Device {
     /// kernel has seen the old server's end. Then open the character device, arm all queues, and call
     /// [`end_recovery`](Self::end_recovery).
     ///
+    /// Call it once in a process for each device to recover: kernels before 6.15 reset the queues in it, and
+    /// answer `EINVAL` while no queue is armed again (without the fix of CVE-2024-46735 they crash, see
+    /// [`KernelRelease::crash`](crate::KernelRelease::crash)). A device of which an earlier process began the
+    /// recovery, and ended before it armed a queue, is ready for new queues.
+    ///
     /// # Errors
     /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::KernelLostDevice`] two seconds after
     /// that; [`ControlError::TimedOut`]; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -290,6 +295,18 @@ impl Device {
             let (code, left) = (sys::UBLK_U_CMD_START_USER_RECOVERY, timeout.saturating_sub(begin.elapsed()));
             match self.send_within("START_USER_RECOVERY", code, 0, left.max(Duration::from_secs(1))) {
                 Err(ControlError::Command { source: Errno::EBUSY, .. }) => {}
+                Err(error @ ControlError::Command { source: Errno::EINVAL, .. }) => {
+                    if self.info()?.state != DeviceState::Quiesced {
+                        return Err(error);
+                    }
+                    match self.open_char() {
+                        Ok(_) => return Ok(()),
+                        // The process that began the recovery still has it.
+                        Err(ControlError::File { source, .. })
+                            if source.kind() == ErrorKind::ResourceBusy => {}
+                        Err(error) => return Err(error),
+                    }
+                }
                 outcome => return outcome,
             }
             if begin.elapsed() >= timeout {

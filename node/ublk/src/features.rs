@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use libublk::ctrl::UblkCtrl;
 use libublk::sys;
 
-use crate::KernelRelease;
+use crate::{Crash, KernelRelease};
 
 /// The driver's control device.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
@@ -62,11 +62,13 @@ impl std::str::FromStr for Transport {
 /// Reasons for which this node cannot serve devices, or not by the transport asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsupported {
-    /// The kernel is one on which adding a ublk device can crash the machine.
-    #[error("kernel {release} can crash when a ublk device is added; update the kernel")]
+    /// The kernel is one that a ublk device can crash.
+    #[error("kernel {release} can crash {crash}; update the kernel")]
     BrokenKernel {
         /// The running kernel.
         release: KernelRelease,
+        /// The fault.
+        crash: Crash,
     },
     /// The running kernel's release could not be read.
     #[error("the kernel release could not be read")]
@@ -196,8 +198,8 @@ impl Features {
     /// Any [`Unsupported`] but the two that are about a single transport.
     pub fn probe() -> Result<Self, Unsupported> {
         let release = KernelRelease::running().map_err(Unsupported::Release)?;
-        if release.is_known_broken() {
-            return Err(Unsupported::BrokenKernel { release });
+        if let Some(crash) = release.crash() {
+            return Err(Unsupported::BrokenKernel { release, crash });
         }
         if let Err(error) = OpenOptions::new().read(true).write(true).open(CONTROL_PATH) {
             let absent = error.kind() == ErrorKind::NotFound;

@@ -22,8 +22,34 @@ const BROKEN_BUILDS: [(&str, std::ops::RangeInclusive<u32>, &str); 6] = [
 /// fix: release, build number, flavour.
 const COMPARES_PIDS: [(u32, u32); 2] = [(6, 17), (6, 18)];
 const PIDS_TRANSLATED_SINCE: (&str, u32, &str) = ("6.17.0", 41, "generic");
+/// Upstream releases whose `ublk_ctrl_start_recovery` follows a null pointer when it is asked twice
+/// (CVE-2024-46735), as ranges: 6.5 is the first that Holdfast runs on; `e58f5142f883` has the check (6.11,
+/// and the stable releases 6.10.10 and 6.6.51).
+const CRASHES_IN_RECOVERY: [std::ops::Range<(u32, u32, u32)>; 2] =
+    [(6, 5, 0)..(6, 6, 51), (6, 7, 0)..(6, 10, 10)];
+/// The first build of a distribution that has the check: release, build number, flavour.
+const RECOVERY_CHECKED_SINCE: (&str, u32, &str) = ("6.8.0", 50, "generic");
 /// The first series whose driver ends a server's devices right in all cases that recovery meets.
 const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
+
+/// Faults of a ublk driver that crash the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// Adding a device can crash it.
+    OnAdd,
+    /// The daemon that recovers a device after another one died in that recovery can crash it
+    /// (CVE-2024-46735).
+    OnRecovery,
+}
+
+impl fmt::Display for Crash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OnAdd => "when a ublk device is added",
+            Self::OnRecovery => "when a daemon ends while it recovers a ublk device (CVE-2024-46735)",
+        })
+    }
+}
 
 impl KernelRelease {
     /// Takes a release string as it is.
@@ -40,11 +66,39 @@ impl KernelRelease {
         std::fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| Self::new(&text))
     }
 
-    /// True if adding a ublk device is known to crash this kernel.
+    /// The fault for which no device is served on this kernel.
     #[must_use]
-    pub fn is_known_broken(&self) -> bool {
+    pub fn crash(&self) -> Option<Crash> {
         let upstream = self.0.split(['-', '+', '~']).next().unwrap_or_default();
-        BROKEN_UPSTREAM.contains(&upstream) || self.is_broken_build().unwrap_or_default()
+        if BROKEN_UPSTREAM.contains(&upstream) || self.is_broken_build().unwrap_or_default() {
+            return Some(Crash::OnAdd);
+        }
+        (self.recovery_crashes() == Some(true)).then_some(Crash::OnRecovery)
+    }
+
+    /// True if the release does not say whether [`Crash::OnRecovery`] is fixed in it: it is a distribution's
+    /// build of an affected upstream release.
+    #[must_use]
+    pub fn may_crash_on_recovery(&self) -> bool {
+        self.recovery_crashes().is_none()
+    }
+
+    /// `None` for an affected release with a build number of a distribution, which may have the fix.
+    fn recovery_crashes(&self) -> Option<bool> {
+        let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+        let mut number = || numbers.next().flatten();
+        let (Some(major), Some(minor)) = (number(), number()) else { return Some(false) };
+        let version = (major, minor, number().unwrap_or_default());
+        if !CRASHES_IN_RECOVERY.iter().any(|affected| affected.contains(&version)) {
+            return Some(false);
+        }
+        let (release, first_build, of) = RECOVERY_CHECKED_SINCE;
+        match self.build() {
+            Some((found, build, flavour)) if found == release && flavour == of => Some(build < first_build),
+            // Ubuntu and those who build from it number their builds, not upstream's stable releases.
+            _ if self.0.ends_with("-pve") || version.2 == 0 && self.0.contains('-') => None,
+            _ => Some(true),
+        }
     }
 
     /// True if the driver may refuse a server that is in a PID namespace of its own: START_DEV and
@@ -95,7 +149,7 @@ impl fmt::Display for KernelRelease {
 
 #[cfg(test)]
 mod tests {
-    use super::KernelRelease;
+    use super::{Crash, KernelRelease};
 
     #[test]
     fn exactly_the_broken_kernels_are_refused() {
@@ -113,7 +167,7 @@ mod tests {
             "6.17.0-38-generic",
             "6.17.0-40-generic",
         ] {
-            assert!(KernelRelease::new(broken).is_known_broken(), "{broken}");
+            assert_eq!(KernelRelease::new(broken).crash(), Some(Crash::OnAdd), "{broken}");
         }
         for good in [
             "6.18.6",
@@ -126,7 +180,35 @@ mod tests {
             "6.14.0-35-generic",
             "7.2.13+deb14-cloud-amd64",
         ] {
-            assert!(!KernelRelease::new(good).is_known_broken(), "{good}");
+            assert_eq!(KernelRelease::new(good).crash(), None, "{good}");
+        }
+    }
+
+    /// Kernels on which a second START_USER_RECOVERY follows a null pointer were served.
+    #[test]
+    fn kernels_that_crash_in_a_recovery_are_refused() {
+        let crashes = |release| {
+            let release = KernelRelease::new(release);
+            (release.crash() == Some(Crash::OnRecovery), release.may_crash_on_recovery())
+        };
+        for broken in ["6.5.0", "6.6.50+", "6.7.12+bpo-amd64", "6.8.9-arch1-1", "6.8.0-48-generic", "6.10.9"]
+        {
+            assert_eq!(crashes(broken), (true, false), "{broken}");
+        }
+        for unknown in ["6.8.0-1015-aws", "6.5.0-45-generic", "6.8.12-4-pve", "6.6.0-28.0.0.oe2403"] {
+            assert_eq!(crashes(unknown), (false, true), "{unknown}");
+        }
+        for good in [
+            "6.6.51-talos",
+            "6.8.0-50-generic",
+            "6.10.10",
+            "6.11.0-9-generic",
+            "6.12.0-55.9.1.el10_0.x86_64",
+            "6.12.117+deb13-cloud-amd64",
+            "7.3.4",
+            "custom",
+        ] {
+            assert_eq!(crashes(good), (false, false), "{good}");
         }
     }
 

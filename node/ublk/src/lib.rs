@@ -30,7 +30,7 @@ pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
 pub use features::{CONTROL_PATH, FeatureNames, Features, ForeignFeatures, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;
-pub use kernel_release::KernelRelease;
+pub use kernel_release::{Crash, KernelRelease};
 pub use lost_device::{flush_device, flush_from_outside};
 pub use queue::{Queue, QueueCommand, QueueEvent, QueueSpec, RequestPart};
 pub use request::{DeviceRequest, Operation};

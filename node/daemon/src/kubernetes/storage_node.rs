@@ -274,7 +274,16 @@ fn is_draining(draining: &Draining, conditions: &ConditionBuilder<'_>) -> Option
 }
 
 fn kernel_teardown_fixed(release: &str, conditions: &ConditionBuilder<'_>) -> Condition {
-    let (status, reason, message) = match KernelRelease::new(release).is_teardown_fixed() {
+    let kernel = KernelRelease::new(release);
+    let (status, reason, message) = match kernel.is_teardown_fixed() {
+        _ if kernel.may_crash_on_recovery() => (
+            ConditionStatus::False,
+            "MayCrash",
+            format!(
+                "Linux {release} does not say whether it has the fix of CVE-2024-46735. Without it the host crashes when \
+                 a daemon ends while it recovers a device. Boot a build with that fix, or Linux 7.1 or newer"
+            ),
+        ),
         Some(true) => (ConditionStatus::True, "Fixed", format!("Linux {release} is 7.1 or newer")),
         Some(false) => (
             ConditionStatus::False,

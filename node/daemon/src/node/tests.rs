@@ -164,8 +164,8 @@ impl Node {
 
     /// Recovers a volume without a device, and does not begin its detach.
     async fn resumed(&self, volume: &VolumeId) -> Arc<Present> {
-        let one = self.recovery(volume.clone());
-        let present = self.resume(&one).await.unwrap().unwrap();
+        let mut one = self.recovery(volume.clone());
+        let present = self.resume(&mut one).await.unwrap().unwrap();
         present.state.apply(&StateEvent::Recovered);
         present
     }
@@ -336,8 +336,8 @@ fn a_device_whose_recovery_failed_is_not_attached() {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let one = node.recovery(volume());
-        let present = node.resume(&one).await.unwrap().unwrap();
+        let mut one = node.recovery(volume());
+        let present = node.resume(&mut one).await.unwrap().unwrap();
         assert!(present.device().is_none());
         assert_eq!(only(&node).state, VolumeState::Recovering);
         let held = NodeError::Busy { volume: volume(), doing: "held by another process" };

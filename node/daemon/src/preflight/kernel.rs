@@ -17,10 +17,23 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
             return Check::fail(NAME, found, "mount /proc");
         }
     };
-    if release.is_known_broken() {
-        let found =
-            format!("Linux {release} crashes when a ublk device is added. The daemon refuses to serve");
-        return Check::fail(NAME, found, NEWEST);
+    if let Some(crash) = release.crash() {
+        return Check::fail(
+            NAME,
+            format!("Linux {release} crashes {crash}. The daemon refuses to serve"),
+            NEWEST,
+        );
+    }
+    if release.may_crash_on_recovery() {
+        let found = format!(
+            "Linux {release} does not say whether it has the fix of CVE-2024-46735. Without it the host crashes when \
+             a daemon ends while it recovers a device"
+        );
+        return Check::warn(
+            NAME,
+            found,
+            "take a build with that fix (of Ubuntu 24.04: 6.8.0-50 or newer), or boot Linux 7.1 or newer",
+        );
     }
     match release.is_teardown_fixed() {
         Some(true) => Check::pass(NAME, format!("Linux {release} has none of the faults that are known")),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_ring::RingError;
 use holdfast_s3::{ProbeFailure, Probed, S3Config, S3Credentials, S3Store, ServerClock};
-use holdfast_ublk::{Features, Transport, Unsupported};
+use holdfast_ublk::{Crash, Features, Transport, Unsupported};
 
 use super::disk::DiskFacts;
 use super::driver::{DriverFacts, Module};
@@ -46,6 +46,13 @@ fn a_kernel_is_held_against_its_known_faults() {
         ("7.3.4+deb13-cloud-amd64", "PASS", &["7.3.4"][..]),
         ("6.18.4", "FAIL", &["crashes", "refuses to serve", "boot Linux 7.1"]),
         ("6.17.0-1015-azure", "FAIL", &["boot Linux 7.1"]),
+        (
+            "6.8.0-48-generic",
+            "FAIL",
+            &["while it recovers a ublk device", "CVE-2024-46735", "boot Linux 7.1"],
+        ),
+        ("6.8.0-1015-aws", "WARN", &["CVE-2024-46735", "6.8.0-50 or newer"]),
+        ("6.12.117+deb13-cloud-amd64", "WARN", &["end of a ublk server", "boot Linux 7.1"]),
         ("6.18.44", "WARN", &["end of a ublk server", "boot Linux 7.1"]),
         ("custom", "WARN", &["names no version", "docs/kernels.md"]),
     ] {
@@ -109,7 +116,12 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
         ),
         (Unsupported::NoFeatures { release: release() }, Module::Loaded, true, &["6.4.1", "boot Linux 6.5"]),
         (Unsupported::NoFeatures { release: release() }, Module::Loaded, false, &["permit io_uring first"]),
-        (Unsupported::BrokenKernel { release: release() }, Module::Loaded, true, &["boot Linux 7.1"]),
+        (
+            Unsupported::BrokenKernel { release: release(), crash: Crash::OnAdd },
+            Module::Loaded,
+            true,
+            &["boot Linux 7.1"],
+        ),
         (Features::of(release(), 0).unwrap_err(), Module::Loaded, true, &["USER_RECOVERY", "boot Linux 6.5"]),
     ] {
         let checks = driver::check(&facts(refused, module, has_ring), TransportChoice::Auto);

@@ -47,7 +47,8 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn sectors(&self, device: Device) -> Result<u64, ControlError>;
     /// Changes the size of a started device, in sectors.
     fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError>;
-    /// Waits until the last server of a device has ended.
+    /// Waits until the last server of a device has ended, and has the kernel take new queues. Once for each
+    /// device and daemon.
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError>;
     /// Has a process of its own flush a device that the kernel has lost, which may free it.
     fn flush_from_outside(&self, id: u32) -> io::Result<()>;

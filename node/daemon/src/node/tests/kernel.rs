@@ -30,6 +30,8 @@ pub(super) struct Known {
     pub(super) sectors: u64,
     /// A server has its character device open.
     is_open: bool,
+    /// This process has begun its recovery.
+    is_begun: bool,
     /// Another program's: to be left alone.
     is_foreign: bool,
     /// A program has the block device open.
@@ -110,6 +112,7 @@ impl FakeKernel {
             info,
             sectors: super::SECTORS,
             is_open: false,
+            is_begun: false,
             is_foreign,
             is_used: false,
             loss: None,
@@ -219,7 +222,7 @@ impl FakeKernel {
 impl State {
     fn end(&mut self) {
         for known in self.devices.values_mut().filter(|known| !known.is_foreign) {
-            known.is_open = false;
+            (known.is_open, known.is_begun) = (false, false);
             if known.info.state == DeviceState::Live && known.loss.is_none() {
                 known.info.state = DeviceState::Quiesced;
             }
@@ -288,6 +291,7 @@ impl Devices for FakeKernel {
                 info,
                 sectors,
                 is_open: false,
+                is_begun: false,
                 is_foreign: false,
                 is_used: false,
                 loss: None,
@@ -337,7 +341,13 @@ impl Devices for FakeKernel {
         self.command("start_recovery", Some(device), |state| {
             let known = state.of(device, "recovery")?;
             if known.info.state == DeviceState::Quiesced && !known.is_open {
-                return Ok(());
+                // Linux before 6.15 answers EINVAL to the second, or crashes (CVE-2024-46735).
+                if !std::mem::replace(&mut known.is_begun, true) {
+                    return Ok(());
+                }
+                state.wrong.push(format!("second begin of the recovery of device {}", device.id()));
+                let (id, command) = (device.id(), "START_USER_RECOVERY");
+                return Err(ControlError::Command { id, command, source: Errno::EINVAL });
             }
             if known.loss.is_some() && !known.is_open {
                 return Err(ControlError::KernelLostDevice { id: device.id() });

@@ -72,7 +72,7 @@ impl VolumeDevices {
         tracing::Span::current().record("device", device.id());
         present.state.apply(&StateEvent::DeviceAdded(device));
         present.remember()?;
-        self.open_queues(present, device).await?;
+        self.arm(present, device).await?;
         let kernel = Arc::clone(&self.kernel);
         present.unless_refused(device, blocking(move || Ok(kernel.start(device)?))).await?;
         Ok(device)
@@ -112,17 +112,15 @@ impl VolumeDevices {
         blocking(resize).await
     }
 
-    /// Offers the queues of a device to the kernel again, once its last server has ended: requests that
-    /// waited may come from then on.
-    pub(in crate::node) async fn arm(
+    /// Begins the recovery of a device: waits until the kernel has seen the end of its last server. Once for
+    /// each device and daemon ([`Device::start_recovery`]).
+    pub(in crate::node) async fn begin_recovery(
         &self,
-        present: &Present,
         device: Device,
-        quiesce_within: Duration,
+        within: Duration,
     ) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
-        blocking(move || Ok(kernel.start_recovery(device, quiesce_within)?)).await?;
-        self.open_queues(present, device).await
+        blocking(move || Ok(kernel.start_recovery(device, within)?)).await
     }
 
     /// Serves a device again whose queues are armed.
@@ -135,8 +133,9 @@ impl VolumeDevices {
         present.unless_refused(device, blocking(move || Ok(kernel.end_recovery(device)?))).await
     }
 
-    /// Offers the device's queues to the kernel on the volume's ring thread.
-    async fn open_queues(&self, present: &Present, device: Device) -> Result<(), NodeError> {
+    /// Arms the queues of a device that was added, or whose recovery was begun, on the volume's ring thread.
+    /// Requests may arrive as soon as this returns.
+    pub(in crate::node) async fn arm(&self, present: &Present, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         let queues = blocking(move || Ok(kernel.open(device)?)).await?;
         let opened =

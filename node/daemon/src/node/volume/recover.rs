@@ -49,6 +49,32 @@ const AGAIN_AFTER: Backoff =
 /// to help.
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
+/// Record and device that a predecessor left of one volume.
+struct Found {
+    record: AttachedRecord,
+    device: Option<Device>,
+}
+
+impl Found {
+    /// Nothing if the attach never got as far as a device.
+    fn find(
+        local: &Local,
+        devices: &Arc<dyn Devices>,
+        installation: Installation,
+    ) -> Result<Option<Self>, NodeError> {
+        local.check_layout()?;
+        let Some(mut record) = local.read_record()? else {
+            local.forget_attached()?;
+            return Ok(None);
+        };
+        if record.tag != installation.tag(local.volume(), record.epoch).0 {
+            return Err(NodeError::OtherInstallation(local.volume().clone()));
+        }
+        let device = device_of(devices, local, &mut record)?;
+        Ok(Some(Self { record, device }))
+    }
+}
+
 /// State that a predecessor left of one volume.
 struct Left {
     record: AttachedRecord,
@@ -63,36 +89,19 @@ struct Left {
 }
 
 impl Left {
-    /// Nothing if the attach never got as far as a device.
-    ///
-    /// The device comes first: until the kernel says that its last server has ended, writes of that server
-    /// may land in the files that are read here.
-    fn find(
-        local: &Local,
-        devices: &Arc<dyn Devices>,
-        installation: Installation,
-        quiesce_within: Duration,
-    ) -> Result<Option<Self>, NodeError> {
-        local.check_layout()?;
-        let Some(mut record) = local.read_record()? else {
-            local.forget_attached()?;
-            return Ok(None);
+    /// Reads the files of a volume, once the last server of its device has ended: until then writes of that
+    /// server may land in them. Nothing if the detach came as far as clearing the files.
+    fn read(local: &Local, devices: &dyn Devices, found: Found) -> Result<Option<Self>, NodeError> {
+        let Found { record, device } = found;
+        let device_sectors = match device {
+            Some(device) => devices.sectors(device)?,
+            None => record.sectors,
         };
-        if record.tag != installation.tag(local.volume(), record.epoch).0 {
-            return Err(NodeError::OtherInstallation(local.volume().clone()));
-        }
-        let device = device_of(devices, local, &mut record)?;
-        let mut device_sectors = record.sectors;
-        if let Some(device) = device {
-            devices.start_recovery(device, quiesce_within)?;
-            device_sectors = devices.sectors(device)?;
-        }
         let Some((header_generation, header)) = local.read_header()? else {
             if device.is_some() {
                 // The contents of the device's sides are unknown.
                 return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
             }
-            // The detach came as far as clearing the files.
             local.forget_attached()?;
             return Ok(None);
         };
@@ -107,6 +116,9 @@ impl Left {
 pub(in crate::node) struct Recovery {
     volume: VolumeId,
     state: Arc<StateCell>,
+    /// Its device, once the kernel has begun the recovery. It is begun once, also where a later step fails:
+    /// kernels before 6.15 refuse a second begin, or crash ([`Device::start_recovery`]).
+    begun: Option<Device>,
     /// Once it is on a ring thread.
     present: Option<Arc<Present>>,
     /// True if the device's queues wait for requests: then only the end of the recovery is missing.
@@ -165,7 +177,14 @@ impl Node {
     /// Reserves a volume for its recovery: no attach passes it meanwhile.
     pub(in crate::node) fn recovery(&self, volume: VolumeId) -> Recovery {
         let state = self.0.volumes.recover(volume.clone());
-        Recovery { volume, state, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN }
+        Recovery {
+            volume,
+            state,
+            begun: None,
+            present: None,
+            is_armed: false,
+            quiesce_within: QUIESCE_WITHIN,
+        }
     }
 
     #[tracing::instrument(skip_all, fields(volume = %one.volume, epoch, device))]
@@ -247,14 +266,12 @@ impl Node {
 
     /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never
     /// served. What runs in the background from here on (rounds, uploads) meets no write of the last server.
-    pub(in crate::node) async fn resume(&self, one: &Recovery) -> Result<Option<Arc<Present>>, NodeError> {
-        let (local, within) = (self.0.dirs.of(&one.volume), one.quiesce_within);
-        let (devices, installation) = (Arc::clone(self.0.devices.kernel()), self.0.installation);
-        let found = blocking({
-            let local = local.clone();
-            move || Left::find(&local, &devices, installation, within)
-        });
-        let Some(left) = found.await? else {
+    pub(in crate::node) async fn resume(
+        &self,
+        one: &mut Recovery,
+    ) -> Result<Option<Arc<Present>>, NodeError> {
+        let local = self.0.dirs.of(&one.volume);
+        let Some(left) = self.left(one, &local).await? else {
             one.state.apply(&StateEvent::Found { device: None, is_detaching: false });
             return Ok(None);
         };
@@ -277,6 +294,22 @@ impl Node {
         };
         present.set_device_sectors(device_sectors);
         Ok(Some(present))
+    }
+
+    /// Reads what the previous process left of a volume, after the kernel has begun the recovery of its device.
+    async fn left(&self, one: &mut Recovery, local: &Local) -> Result<Option<Left>, NodeError> {
+        let (kernel, installation) = (self.0.devices.kernel(), self.0.installation);
+        let found = blocking({
+            let (local, kernel) = (local.clone(), Arc::clone(kernel));
+            move || Found::find(&local, &kernel, installation)
+        });
+        let Some(found) = found.await? else { return Ok(None) };
+        if let Some(device) = found.device.filter(|device| one.begun != Some(*device)) {
+            self.0.devices.begin_recovery(device, one.quiesce_within).await?;
+            one.begun = Some(device);
+        }
+        let (local, kernel) = (local.clone(), Arc::clone(kernel));
+        blocking(move || Left::read(&local, &*kernel, found)).await
     }
 
     /// Reserves a place on a ring thread for a volume, and joins it with the state that was left.
@@ -336,7 +369,7 @@ impl Node {
         one: &mut Recovery,
     ) -> Result<(), NodeError> {
         if !one.is_armed {
-            self.0.devices.arm(present, device, one.quiesce_within).await?;
+            self.0.devices.arm(present, device).await?;
             one.is_armed = true;
         }
         self.0.devices.serve_again(present, device).await
