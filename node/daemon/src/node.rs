@@ -20,6 +20,7 @@ mod store;
 mod volume;
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -238,7 +239,7 @@ struct Inner {
     installation: Installation,
     devices: VolumeDevices,
     rings: Rings,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<Option<OwnedFd>>>>,
     cold: Arc<ColdReads>,
     pools: Pools,
     stores: NodeStores,
@@ -390,8 +391,9 @@ impl Node {
         // A ring thread whose inbox is full holds up no other.
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
         let threads = std::mem::take(&mut *self.0.threads.lock());
-        let joined =
-            tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(JoinHandle::join)).await;
+        // The rings are closed once all threads have ended, which hands the devices over (`ring::thread`).
+        let left = move || threads.into_iter().map(JoinHandle::join).collect::<Result<Vec<_>, _>>().map(drop);
+        let joined = tokio::task::spawn_blocking(left).await;
         if !matches!(joined, Ok(Ok(()))) {
             tracing::error!("a ring thread died; its devices are quiesced all the same");
         }

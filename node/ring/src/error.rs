@@ -51,4 +51,7 @@ pub enum RingError {
     /// `io_uring_enter` failed for a reason that trying again does not cure.
     #[error("io_uring_enter failed")]
     Enter(#[source] io::Error),
+    /// The ring's file could not be duplicated.
+    #[error("the I/O ring's file could not be duplicated")]
+    Share(#[source] io::Error),
 }

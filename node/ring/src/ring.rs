@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::squeue::Entry;
@@ -98,6 +98,17 @@ impl<T> Ring<T> {
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.waker.clone()
+    }
+
+    /// A further use of the ring's file: the ring is closed, and what is in flight cancelled, when this value
+    /// and the ring have both been dropped. Any thread may drop it.
+    ///
+    /// # Errors
+    /// [`RingError::Share`] if the process has too many files open.
+    pub fn share(&self) -> Result<OwnedFd, RingError> {
+        // SAFETY: the descriptor is open as long as `uring`, which outlives this borrow.
+        let file = unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) };
+        file.try_clone_to_owned().map_err(RingError::Share)
     }
 
     /// Puts a file into a free slot. The ring holds its own reference, the caller may close `file`.

@@ -65,7 +65,7 @@ fn fix(error: &RingError, facts: &RingFacts) -> String {
         | RingError::Eventfd(source)
         | RingError::RegisterTable { source, .. }
         | RingError::UpdateFile { source, .. } => source.raw_os_error(),
-        RingError::FilesExhausted { .. } | RingError::BuffersExhausted { .. } => None,
+        RingError::FilesExhausted { .. } | RingError::BuffersExhausted { .. } | RingError::Share(_) => None,
     };
     let is_refused = matches!(code, Some(libc::EPERM | libc::EACCES));
     let files = RingOptions::default().files;

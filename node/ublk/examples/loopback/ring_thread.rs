@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::AsFd;
 #[cfg(test)]
 use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOptions, Waker};
@@ -47,9 +47,7 @@ enum Message {
         index: u16,
         reply: mpsc::Sender<Result<()>>,
     },
-    Leave {
-        reply: mpsc::Sender<()>,
-    },
+    Leave,
     #[cfg(test)]
     Occupy {
         buffers: u32,
@@ -61,6 +59,7 @@ enum Message {
 pub(crate) struct Worker {
     inbox: Arc<Mutex<VecDeque<Message>>>,
     waker: Waker,
+    thread: JoinHandle<Option<OwnedFd>>,
 }
 
 impl Worker {
@@ -69,31 +68,34 @@ impl Worker {
         let inbox = Arc::new(Mutex::new(VecDeque::new()));
         let (ready, started) = mpsc::channel();
         let messages = Arc::clone(&inbox);
-        thread::spawn(move || match RingThread::new(part_bytes) {
+        let thread = thread::spawn(move || match RingThread::new(part_bytes) {
             Ok(mut ring_thread) => {
-                if ready.send(Ok(ring_thread.ring.waker())).is_err() {
-                    return;
-                }
+                drop(ready.send(Ok(ring_thread.ring.waker())));
                 match ring_thread.run(&messages) {
-                    Ok(left) => {
-                        drop(ring_thread);
-                        let _ = left.send(());
-                    }
+                    Ok(ring) => Some(ring),
                     Err(error) => {
                         eprintln!("the ring thread failed: {error:#}");
                         std::process::exit(1);
                     }
                 }
             }
-            Err(error) => drop(ready.send(Err(error))),
+            Err(error) => {
+                drop(ready.send(Err(error)));
+                None
+            }
         });
-        Ok(Self { inbox, waker: started.recv()?? })
+        Ok(Self { inbox, waker: started.recv()??, thread })
+    }
+
+    fn send(&self, message: Message) -> Result<()> {
+        self.inbox.lock().map_err(|_poisoned| anyhow!("the ring thread panicked"))?.push_back(message);
+        self.waker.wake();
+        Ok(())
     }
 
     fn call<T>(&self, message: impl FnOnce(mpsc::Sender<T>) -> Message) -> Result<T> {
         let (reply, answer) = mpsc::channel();
-        self.inbox.lock().map_err(|_poisoned| anyhow!("the ring thread panicked"))?.push_back(message(reply));
-        self.waker.wake();
+        self.send(message(reply))?;
         Ok(answer.recv()?)
     }
 
@@ -114,9 +116,14 @@ impl Worker {
         self.call(|reply| Message::Occupy { buffers, reply })?
     }
 
-    /// Ends the thread, leaving all devices to a successor.
-    pub(crate) fn leave(&self) -> Result<()> {
-        self.call(|reply| Message::Leave { reply })
+    /// Ends the thread, then closes its ring: all devices are left to a successor. In this order: before Linux
+    /// 6.15 the kernel may hand a request to a living thread whose ring is being closed, and then waits for
+    /// its answer permanently.
+    pub(crate) fn leave(self) -> Result<()> {
+        self.send(Message::Leave)?;
+        let ring = self.thread.join().map_err(|_panicked| anyhow!("the ring thread panicked"))?;
+        drop(ring);
+        Ok(())
     }
 }
 
@@ -140,16 +147,21 @@ struct RingThread {
     ring: Ring,
     served: Vec<Option<Served>>,
     part_bytes: u32,
-    leave: Option<mpsc::Sender<()>>,
+    is_leaving: bool,
 }
 
 impl RingThread {
     fn new(part_bytes: u32) -> Result<Self> {
         become_io_flusher()?;
-        Ok(Self { ring: Ring::new(&RingOptions::default())?, served: Vec::new(), part_bytes, leave: None })
+        Ok(Self {
+            ring: Ring::new(&RingOptions::default())?,
+            served: Vec::new(),
+            part_bytes,
+            is_leaving: false,
+        })
     }
 
-    fn run(&mut self, inbox: &Mutex<VecDeque<Message>>) -> Result<mpsc::Sender<()>> {
+    fn run(&mut self, inbox: &Mutex<VecDeque<Message>>) -> Result<OwnedFd> {
         let mut completions = Vec::with_capacity(1024);
         loop {
             completions.clear();
@@ -173,10 +185,10 @@ impl RingThread {
                 }
             }
             let idle = self.served.iter().flatten().all(|served| served.queue.requests_with_owner() == 0);
-            if idle && let Some(reply) = self.leave.take() {
+            if idle && self.is_leaving {
                 self.ring.submit()?;
                 self.served.clear();
-                return Ok(reply);
+                return Ok(self.ring.share()?);
             }
         }
     }
@@ -194,8 +206,8 @@ impl RingThread {
             }
             #[cfg(test)]
             Message::Occupy { buffers, reply } => drop(reply.send(self.occupy(buffers))),
-            Message::Leave { reply } => {
-                self.leave = Some(reply);
+            Message::Leave => {
+                self.is_leaving = true;
                 for served in self.served.iter_mut().flatten() {
                     served.queue.drain();
                 }

@@ -4,7 +4,7 @@
 //! putting a message into the inbox). Other threads reach it by messages and a wake.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
@@ -29,7 +29,9 @@ use crate::node::ring::volume_table::VolumeTable;
 /// Longest wait of a leaving thread for file operations in flight.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Starts a ring thread that reads from these shared files.
+/// Starts a ring thread that reads from these shared files. When it leaves, it returns the last use of its
+/// ring. Drop that only after the thread has ended: before Linux 6.15 the kernel may hand a request to a
+/// living thread whose ring is being closed, and then waits for its answer permanently (`docs/kernels.md`).
 ///
 /// # Errors
 /// [`NodeError::RingThread`], [`NodeError::RingSetup`].
@@ -37,7 +39,7 @@ pub(in crate::node) fn spawn(
     number: usize,
     slab: File,
     zeros: File,
-) -> Result<(RingHandle, JoinHandle<()>), NodeError> {
+) -> Result<(RingHandle, JoinHandle<Option<OwnedFd>>), NodeError> {
     let (inbox, messages) = mpsc::channel(RING_MESSAGES);
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
@@ -45,13 +47,19 @@ pub(in crate::node) fn spawn(
             Ok(mut thread) => {
                 drop(ready.send(Ok((thread.ring.waker(), Arc::clone(&thread.figures)))));
                 let _alone = ExitOnPanic("a ring thread");
-                if let Err(error) = thread.run() {
-                    // Devices stay quiesced; a restarted daemon recovers them.
-                    tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");
-                    end_process();
+                match thread.run() {
+                    Ok(ring) => Some(ring),
+                    Err(error) => {
+                        // Devices stay quiesced; a restarted daemon recovers them.
+                        tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");
+                        end_process();
+                    }
                 }
             }
-            Err(error) => drop(ready.send(Err(error))),
+            Err(error) => {
+                drop(ready.send(Err(error)));
+                None
+            }
         }
     });
     let thread = thread.map_err(NodeError::RingThread)?;
@@ -95,7 +103,7 @@ impl RingThread {
         })
     }
 
-    fn run(&mut self) -> Result<(), RingError> {
+    fn run(&mut self) -> Result<OwnedFd, RingError> {
         let mut completions: Vec<Completion> = Vec::with_capacity(4096);
         loop {
             completions.clear();
@@ -166,12 +174,12 @@ impl RingThread {
         self.volumes.iter().all(ServedVolume::is_still)
     }
 
-    fn leave(&mut self) -> Result<(), RingError> {
+    fn leave(&mut self) -> Result<OwnedFd, RingError> {
         self.ring.submit()?;
         for served in self.volumes.iter_mut() {
             served.leave();
         }
-        Ok(())
+        self.ring.share()
     }
 
     fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {

@@ -35,7 +35,7 @@ pub(super) fn device() -> Device {
     Device::of(&info, 1, &Expected { tag: 0, sectors: 1 }).unwrap()
 }
 
-fn start() -> (RingHandle, JoinHandle<()>) {
+fn start() -> (RingHandle, JoinHandle<Option<OwnedFd>>) {
     holdfast_ring::raise_open_file_limit().unwrap();
     let file = || tempfile::tempfile().unwrap();
     spawn(0, file(), file()).unwrap()
