@@ -7,7 +7,6 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use holdfast_bench::coverage::Coverage;
 use holdfast_lab::inside::Inside;
-use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
@@ -25,7 +24,8 @@ struct Arguments {
 enum Order {
     /// Play the main job from nothing to deleted volumes, and show it as it goes
     Demo,
-    /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER
+    /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER. After an @, FILTER
+    /// names the kernel of the machines: kill-rounds@6.12
     Test {
         /// Part of a scenario's name
         filter: Option<String>,
@@ -46,7 +46,10 @@ enum Order {
     /// Build the OCI images of the programs, for this machine's architecture
     Images,
     /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
-    Shell,
+    Shell {
+        /// Kernel of the machine, as in 6.12
+        kernel: Option<String>,
+    },
     /// Play one scenario in this process, for the suite
     #[command(hide = true)]
     Play {
@@ -84,12 +87,12 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Order::Setup => {
-            Toolbox::open()?.prepare(&[KERNEL], true)?;
+            Toolbox::open()?.prepare(&suite::KERNELS, true)?;
             Ok(ExitCode::SUCCESS)
         }
         Order::Cluster => cluster::run().map(|()| ExitCode::SUCCESS),
         Order::Images => images::run().map(|()| ExitCode::SUCCESS),
-        Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
+        Order::Shell { kernel } => shell::run(kernel.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
         Order::Inside(order) => order.run().map(|()| ExitCode::SUCCESS),
     }
@@ -106,9 +109,10 @@ fn list() {
     report::line("cargo e2e test");
     let about = "cargo test --workspace, with the real S3 server; not with a filter";
     entry(suite::HOST_TESTS, suite::HOST_TESTS_EXPECTED, about);
-    for scenario in holdfast_scenarios::ALL {
-        entry(scenario.name, scenario.expected, scenario.about);
+    for lane in holdfast_scenarios::usual_lanes() {
+        entry(&lane.to_string(), lane.scenario.expected, lane.scenario.about);
     }
+    report::line("cargo e2e test NAME@SERIES: a scenario on another kernel (7.2, 6.12)");
     for scenario in holdfast_scenarios::BY_NAME {
         let command = format!("cargo e2e test {}, which nothing else runs", scenario.name);
         report::line(&command);

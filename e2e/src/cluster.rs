@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use holdfast_lab::cluster::{Cluster, Store};
+use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::wait::asked_to_end;
@@ -16,7 +17,7 @@ const STORE: &str = "holdfast";
 /// If a part does not start.
 pub fn run() -> Result<()> {
     let toolbox = Toolbox::open()?;
-    let world = World::new(&toolbox, "cluster", Profile::Dev)?;
+    let world = World::new(&toolbox, "cluster", KERNEL, Profile::Dev)?;
     let s3 = world.s3()?;
     s3.create_bucket(STORE)?;
     let cluster = Cluster::start(&world)?;

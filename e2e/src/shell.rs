@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use holdfast_lab::pins::{KERNEL, KernelPin};
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, REGION, SECRET_KEY};
 use holdfast_lab::setup::{Profile, Toolbox};
@@ -20,13 +21,15 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// The bucket that is there.
 const BUCKET: &str = "holdfast";
 
-/// Starts control plane, operator, S3 server and one machine, and a shell whose end is theirs too.
+/// Starts control plane, operator, S3 server and one machine, and a shell whose end is theirs too. The
+/// machine boots a kernel of `series`.
 ///
 /// # Errors
-/// If a part does not start.
-pub fn run() -> Result<()> {
+/// If no such kernel is pinned, or a part does not start.
+pub fn run(series: Option<&str>) -> Result<()> {
+    let kernel = series.map_or(Ok(KERNEL), KernelPin::of)?;
     let toolbox = Toolbox::open()?;
-    let world = World::new(&toolbox, "shell", Profile::Dev)?;
+    let world = World::new(&toolbox, "shell", kernel, Profile::Dev)?;
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     world.operator()?;

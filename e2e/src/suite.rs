@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_lab::limit::{WorkClock, within};
-use holdfast_lab::pins::KERNEL;
+use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
 use holdfast_lab::process::Process;
 use holdfast_lab::report;
 use holdfast_lab::run_dir;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
-use holdfast_scenarios::{ALL, BY_NAME, Scenario};
+use holdfast_scenarios::{BY_NAME, Lane, lane, lanes, usual_lanes};
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
@@ -28,6 +28,8 @@ pub const HOST_TESTS: &str = "host-tests";
 pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(250);
 /// Time limit, with all but the documentation's examples compiled.
 const HOST_TESTS_LIMIT: Duration = Duration::from_secs(1200);
+/// Kernels of the machines of a run without a filter.
+pub const KERNELS: [KernelPin; 2] = [KERNEL, LTS_KERNEL];
 /// The scenario that `cargo e2e demo` shows.
 const DEMO: &str = "story-zero-copy";
 /// Lines of each log that are shown when a scenario fails.
@@ -67,38 +69,35 @@ impl Tally {
     }
 }
 
-/// Runs the workspace's own tests, then every scenario whose name contains `filter`: first those that may run
+/// Runs the workspace's own tests, then every lane that `filter` chooses ([`lanes`]): first those that may run
 /// beside others, then each of the rest alone. Returns whether all of it passed. With a filter only scenarios
 /// run, and those of [`BY_NAME`] only with it.
 ///
 /// # Errors
-/// If the host cannot be set up.
+/// If the filter names no kernel, or the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
+    let chosen = filter.map_or_else(|| Ok(usual_lanes()), lanes)?;
     let toolbox = Toolbox::open()?;
     let tally = Mutex::new(Tally::default());
     if filter.is_none() {
         // A part that cannot be made was named; the scenarios that need it fail, the others run.
-        toolbox.prepare(&[KERNEL], true).ok();
+        toolbox.prepare(&KERNELS, true).ok();
         record(&tally, HOST_TESTS, || host_tests(&toolbox));
+        for scenario in BY_NAME {
+            report::line(format_args!("SKIP {0}: takes long to set up; cargo e2e test {0}", scenario.name));
+        }
     } else {
         lock(&tally).skipped += 1;
     }
-    for scenario in BY_NAME.iter().filter(|_| filter.is_none()) {
-        report::line(format_args!("SKIP {0}: takes long to set up; cargo e2e test {0}", scenario.name));
-    }
-    let chosen = |scenario: &&Scenario| match filter {
-        Some(filter) => scenario.name.contains(filter),
-        None => BY_NAME.iter().all(|other| other.name != scenario.name),
-    };
-    let (alone, beside): (Vec<&Scenario>, Vec<&Scenario>) =
-        everything().filter(chosen).partition(|scenario| scenario.alone);
-    lock(&tally).skipped += u32::try_from(everything().count() - alone.len() - beside.len())?;
+    let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
+    let all = usual_lanes().len() + BY_NAME.len();
+    lock(&tally).skipped += u32::try_from(all.saturating_sub(alone.len() + beside.len()))?;
     let places = places(beside.len());
-    beside_each_other(places, beside, |scenario| {
-        record(&tally, scenario.name, || start(&toolbox, scenario, places > 1));
+    beside_each_other(places, beside, |lane| {
+        record(&tally, &lane.to_string(), || start(&toolbox, lane, places > 1));
     });
-    for scenario in alone {
-        record(&tally, scenario.name, || start(&toolbox, scenario, false));
+    for lane in alone {
+        record(&tally, &lane.to_string(), || start(&toolbox, lane, false));
     }
     let tally = lock(&tally);
     // Again, where the end of a long log shows them.
@@ -138,7 +137,7 @@ fn available_mib(meminfo: &str) -> Option<u64> {
 pub fn demo() -> Result<()> {
     let toolbox = Toolbox::open()?;
     toolbox.prepare(&[KERNEL], false)?;
-    start(&toolbox, find(DEMO)?, false)?;
+    start(&toolbox, lane(DEMO)?, false)?;
     report::line("the demo is over: everything it started is stopped, nothing is left behind");
     Ok(())
 }
@@ -149,9 +148,9 @@ pub fn demo() -> Result<()> {
 /// # Errors
 /// If there is no such scenario or the host cannot be set up.
 pub fn play(name: &str) -> Result<bool> {
-    let scenario = find(name)?;
+    let Lane { scenario, kernel } = lane(name)?;
     let toolbox = Toolbox::open()?;
-    let world = Arc::new(World::new(&toolbox, scenario.name, Profile::Dev)?);
+    let world = Arc::new(World::new(&toolbox, name, kernel, Profile::Dev)?);
     let played = Arc::clone(&world);
     let result = within(scenario.limit(), toolbox.clock(), move || (scenario.run)(&played));
     let Err(error) = result else { return Ok(true) };
@@ -169,34 +168,26 @@ pub fn play(name: &str) -> Result<bool> {
     Ok(false)
 }
 
-fn everything() -> impl Iterator<Item = &'static Scenario> {
-    ALL.iter().chain(BY_NAME)
-}
-
-fn find(name: &str) -> Result<&'static Scenario> {
-    everything().find(|scenario| scenario.name == name).with_context(|| format!("no scenario {name:?}"))
-}
-
 /// Plays a scenario in a process of its own. What it says is shown as it comes, or as a whole when it is
 /// over, so that scenarios beside each other do not mix theirs.
-fn start(toolbox: &Toolbox, scenario: &Scenario, as_a_whole: bool) -> Result<()> {
+fn start(toolbox: &Toolbox, lane: Lane, as_a_whole: bool) -> Result<()> {
+    let (name, scenario) = (lane.to_string(), lane.scenario);
     report::step(format_args!(
-        "scenario {} (about {} s, at most {} s): {}",
-        scenario.name,
+        "scenario {name} (about {} s, at most {} s): {}",
         scenario.expected.as_secs(),
         scenario.limit().as_secs(),
         scenario.about
     ));
     // By this name the kernel finds this program even after `cargo test` has put another one in its place.
     let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
-    command.args(["play", scenario.name]);
+    command.args(["play", &name]);
     let result = if as_a_whole {
         let mut said = tempfile::tempfile().context("make a file for what a scenario says")?;
-        let result = supervise(scenario.name, &command, said.try_clone()?.into());
+        let result = supervise(&name, &command, said.try_clone()?.into());
         said.rewind().and_then(|()| io::copy(&mut said, &mut io::stderr().lock())).context("show it")?;
         result
     } else {
-        supervise(scenario.name, &command, Stdio::inherit())
+        supervise(&name, &command, Stdio::inherit())
     };
     run_dir::tidy(&toolbox.target())?;
     result

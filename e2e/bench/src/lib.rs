@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
@@ -208,7 +209,7 @@ pub fn run(filter: Option<&str>) -> Result<()> {
     let (mut figures, mut failed) = (Vec::new(), Vec::new());
     for benchmark in chosen {
         report::step(format_args!("benchmark {}: {}", benchmark.name, benchmark.about));
-        let world = World::new(&toolbox, benchmark.name, benchmark.profile)?;
+        let world = World::new(&toolbox, benchmark.name, KERNEL, benchmark.profile)?;
         match (benchmark.run)(&world) {
             Ok(measured) => figures.extend(measured),
             // The figures of the others are not lost with it.
@@ -242,7 +243,7 @@ fn missed(figure: &Figure) -> Option<String> {
 /// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts
 /// here.
 fn play<T>(world: &World, name: &str, scenario: impl FnOnce(&World) -> Result<T>) -> Result<T> {
-    let own = World::new(world.toolbox(), name, Profile::Dev)?;
+    let own = World::new(world.toolbox(), name, KERNEL, Profile::Dev)?;
     let played = scenario(&own);
     if played.is_err() {
         eprintln!("{}", own.logs(LOG_LINES));

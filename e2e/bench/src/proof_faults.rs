@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::{drain, kill_rounds, power_cuts, s3_outage};
@@ -27,7 +26,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let peak_mib = play(world, "drain", |world| drain::drain(world, DIRTY_MIB))?;
     let mut kills = kill_rounds::Outcome::default();
     for transport in ["zero-copy", "user-copy"] {
-        let rounds = |world: &World| kill_rounds::rounds(world, KERNEL, transport, KILL_ROUNDS);
+        let rounds = |world: &World| kill_rounds::rounds(world, transport, KILL_ROUNDS);
         kills.add(play(world, &format!("kill-rounds-{transport}"), rounds)?);
     }
     for error in &kills.errors {

@@ -2,22 +2,62 @@
 //!
 //! Cache keys are made from these names, so a changed pin builds again and never reuses old files.
 
+use anyhow::{Context, Result};
+
 /// A release of Debian's cloud kernel, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelPin {
-    /// Suite that carries it.
-    pub suite: &'static str,
+    /// Suites that carry its series, the likeliest first.
+    pub suites: &'static [&'static str],
     /// The first choice, as `uname -r` says it. Debian drops old ones; then the newest release of the same
-    /// series is taken, or else the newest of [`KERNEL_MAJOR`].
+    /// series is taken, or else the newest of the same major version.
     pub release: &'static str,
+    /// The most processors with which it boots under the emulator.
+    pub emulated_processors: u32,
 }
 
-/// The kernel the test machines boot.
-pub const KERNEL: KernelPin = KernelPin { suite: "trixie-backports", release: "7.3.4+deb13-cloud-amd64" };
-/// An older one, for scenarios about what kernels do when a daemon ends.
-pub const OLDER_KERNEL: KernelPin = KernelPin { suite: "sid", release: "7.2.13+deb14-cloud-amd64" };
-/// Major version of every kernel that is taken.
-pub const KERNEL_MAJOR: &str = "7";
+impl KernelPin {
+    /// The pinned kernel of this series.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn of(series: &str) -> Result<Self> {
+        KERNELS.iter().find(|kernel| kernel.series() == series).copied().with_context(|| {
+            let known: Vec<&str> = KERNELS.iter().map(Self::series).collect();
+            format!("no kernel {series:?}; there are {}", known.join(", "))
+        })
+    }
+
+    /// The first two numbers of its version, as in `6.12`.
+    #[must_use]
+    pub fn series(&self) -> &'static str {
+        let second = self.release.find('.').map_or(0, |first| first + 1);
+        let end = self.release[second..].find('.').map_or(self.release.len(), |length| second + length);
+        &self.release[..end]
+    }
+}
+
+/// The kernel the test machines boot where nothing else is said.
+pub const KERNEL: KernelPin = KernelPin {
+    suites: &["trixie-backports", "sid"],
+    release: "7.3.4+deb13-cloud-amd64",
+    emulated_processors: u32::MAX,
+};
+/// An older one.
+pub const OLDER_KERNEL: KernelPin = KernelPin {
+    suites: &["sid", "trixie-backports"],
+    release: "7.2.13+deb14-cloud-amd64",
+    emulated_processors: u32::MAX,
+};
+/// The long-term kernel of Debian stable: user copy only, and a recovery of its own kind. Emulated, it dies
+/// in its first second where it has more than one processor.
+pub const LTS_KERNEL: KernelPin = KernelPin {
+    suites: &["trixie", "bookworm-backports"],
+    release: "6.12.117+deb13-cloud-amd64",
+    emulated_processors: 1,
+};
+/// All of them.
+pub const KERNELS: &[KernelPin] = &[KERNEL, OLDER_KERNEL, LTS_KERNEL];
 /// Suite of the test machine's user space and of the programs that are unpacked on the host.
 pub const GUEST_SUITE: &str = "forky";
 /// Packages in the test machine's root file system.

@@ -114,10 +114,12 @@ impl Toolbox {
     /// # Errors
     /// If a package cannot be fetched or an image cannot be made.
     pub fn boot_files(&self, kernel: KernelPin, user_space: UserSpace) -> Result<BootFiles> {
+        let emulated_processors = kernel.emulated_processors;
         let kernel = kernel::prepare(&self.cache, kernel)?;
         let root_fs = root_fs::prepare(&self.cache, &kernel, user_space)?;
         let accelerator = Accelerator::probe(&self.cache, &kernel)?;
-        Ok(BootFiles { vmlinux: kernel.vmlinux, initramfs: kernel.initramfs, root_fs, accelerator })
+        let kernel::Kernel { vmlinux, initramfs, .. } = kernel;
+        Ok(BootFiles { vmlinux, initramfs, root_fs, accelerator, emulated_processors })
     }
 
     /// The kernel's own ublk server.

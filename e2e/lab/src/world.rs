@@ -18,6 +18,7 @@ use crate::control_plane::ControlPlane;
 use crate::csi::CsiService;
 use crate::node::{Control, Node};
 use crate::operator::{NAMESPACE, Operator};
+use crate::pins::KernelPin;
 use crate::process::tail;
 use crate::report;
 use crate::run_dir::RunDir;
@@ -39,6 +40,7 @@ const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
 pub struct World {
     parts: Mutex<Parts>,
     toolbox: Toolbox,
+    kernel: KernelPin,
     profile: Profile,
     programs: OnceLock<PathBuf>,
     // Dropped last: the processes above write into it.
@@ -56,15 +58,16 @@ struct Parts {
 }
 
 impl World {
-    /// An empty world; `name` becomes part of its directory's. `profile` says how the programs under test are
-    /// compiled.
+    /// An empty world; `name` becomes part of its directory's. Its machines boot `kernel`. `profile` says how
+    /// the programs under test are compiled.
     ///
     /// # Errors
     /// If the run's directory cannot be made.
-    pub fn new(toolbox: &Toolbox, name: &str, profile: Profile) -> Result<Self> {
+    pub fn new(toolbox: &Toolbox, name: &str, kernel: KernelPin, profile: Profile) -> Result<Self> {
         Ok(Self {
             parts: Mutex::new(Parts::default()),
             toolbox: toolbox.clone(),
+            kernel,
             profile,
             programs: OnceLock::new(),
             run: RunDir::create(&toolbox.target(), name)?,
@@ -76,12 +79,17 @@ impl World {
     /// # Errors
     /// If the run's directory cannot be made.
     pub fn another(&self, name: &str) -> Result<Self> {
-        Self::new(&self.toolbox, name, self.profile)
+        Self::new(&self.toolbox, name, self.kernel, self.profile)
     }
 
     /// Directory of this world's files; those that end in `.log` stay.
     pub fn dir(&self) -> &Path {
         self.run.path()
+    }
+
+    /// The kernel of its machines.
+    pub fn kernel(&self) -> KernelPin {
+        self.kernel
     }
 
     /// The tools of the host.
@@ -230,7 +238,7 @@ impl World {
             None => parts.share.insert(self.make_share()?).clone(),
         };
         let options = options();
-        let boot = self.toolbox.boot_files(options.kernel, options.user_space)?;
+        let boot = self.toolbox.boot_files(self.kernel, options.user_space)?;
         report::step(format_args!("boot test machine {name}"));
         let dir = self.dir().join(format!("vm-{name}"));
         let vm = Arc::new(Vm::start(name, &dir, &boot, &share, options)?);

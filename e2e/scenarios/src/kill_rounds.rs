@@ -17,9 +17,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_lab::chance::Chance;
 use holdfast_lab::churn::last_numbers;
 use holdfast_lab::node::{Control, Node};
-use holdfast_lab::pins::{KERNEL, KernelPin, OLDER_KERNEL};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
 
@@ -77,19 +75,15 @@ impl Outcome {
 }
 
 pub(super) fn zero_copy(world: &World) -> Result<()> {
-    few(world, KERNEL, "zero-copy")
+    few(world, "zero-copy")
 }
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
-    few(world, KERNEL, "user-copy")
+    few(world, "user-copy")
 }
 
-pub(super) fn older_kernel(world: &World) -> Result<()> {
-    few(world, OLDER_KERNEL, "zero-copy")
-}
-
-fn few(world: &World, kernel: KernelPin, transport: &str) -> Result<()> {
-    let Outcome { rounds, errors } = rounds(world, kernel, transport, FEW)?;
+fn few(world: &World, transport: &str) -> Result<()> {
+    let Outcome { rounds, errors } = rounds(world, transport, FEW)?;
     ensure!(errors.is_empty(), "after {rounds} of {FEW} rounds:\n{}", errors.join("\n"));
     Ok(())
 }
@@ -98,12 +92,11 @@ fn few(world: &World, kernel: KernelPin, transport: &str) -> Result<()> {
 ///
 /// # Errors
 /// If something else failed than what the rounds are about.
-pub fn rounds(world: &World, kernel: KernelPin, transport: &str, due: usize) -> Result<Outcome> {
+pub fn rounds(world: &World, transport: &str, due: usize) -> Result<Outcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let control = Control::standalone(&s3, BUCKET);
-    let machine = || Options { kernel, ..Options::node() };
-    let node = Node::start(world.vm_with("a", machine)?, &control, transport, DATA)?;
+    let node = Node::start(world.vm("a")?, &control, transport, DATA)?;
     let devices = begin(&node)?;
 
     let mut chance = Chance::new(SEED);
@@ -120,7 +113,7 @@ pub fn rounds(world: &World, kernel: KernelPin, transport: &str, due: usize) -> 
         "the daemon ended {due} times; the load ends and another node looks at the volumes"
     ));
     end(&node)?;
-    let other = Node::start(world.vm_with("b", machine)?, &control, transport, DATA)?;
+    let other = Node::start(world.vm("b")?, &control, transport, DATA)?;
     for file_system in &FILE_SYSTEMS {
         if let Err(error) = check(&node, &other, file_system) {
             outcome.errors.push(format!("{}: {error:#}", file_system.name));

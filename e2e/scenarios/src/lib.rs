@@ -1,8 +1,10 @@
 //! The named scenarios: what `cargo e2e test` runs after the host's own tests.
 
+use std::fmt;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
 use holdfast_lab::world::World;
 
 mod adoption;
@@ -79,6 +81,62 @@ impl Scenario {
     pub fn limit(&self) -> Duration {
         (self.expected * LIMIT_FACTOR).max(LEAST_LIMIT)
     }
+}
+
+/// A scenario and the kernel of its machines. Its name, as in `kill-rounds-user-copy@6.12`, has the series of
+/// the kernel where that is not the usual one.
+#[derive(Debug, Clone, Copy)]
+pub struct Lane {
+    /// The scenario.
+    pub scenario: &'static Scenario,
+    /// The kernel.
+    pub kernel: KernelPin,
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.scenario.name)?;
+        if self.kernel == KERNEL { Ok(()) } else { write!(f, "@{}", self.kernel.series()) }
+    }
+}
+
+/// Scenarios that run on a further kernel when none is named.
+const ON_OTHER_KERNELS: &[(&str, KernelPin)] =
+    &[("ublk-devices", LTS_KERNEL), ("ublk-user-copy", LTS_KERNEL), ("kill-rounds-user-copy", LTS_KERNEL)];
+
+/// The lanes that run when none is named, in their order.
+pub fn usual_lanes() -> Vec<Lane> {
+    let usual = ALL.iter().map(|scenario| Lane { scenario, kernel: KERNEL });
+    let others = ON_OTHER_KERNELS.iter().filter_map(|(name, kernel)| {
+        let scenario = ALL.iter().find(|scenario| scenario.name == *name)?;
+        Some(Lane { scenario, kernel: *kernel })
+    });
+    usual.chain(others).collect()
+}
+
+/// The lanes that a part of a name chooses: of those that run when none is named and of [`BY_NAME`], or, with
+/// `@` and the series of a kernel behind the part, every such scenario on that kernel.
+///
+/// # Errors
+/// If no kernel of that series is pinned.
+pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
+    let Some((part, series)) = filter.split_once('@') else {
+        let by_name = BY_NAME.iter().map(|scenario| Lane { scenario, kernel: KERNEL });
+        let all = usual_lanes().into_iter().chain(by_name);
+        return Ok(all.filter(|lane| lane.scenario.name.contains(filter)).collect());
+    };
+    let kernel = KernelPin::of(series)?;
+    let all = ALL.iter().chain(BY_NAME).filter(|scenario| scenario.name.contains(part));
+    Ok(all.map(|scenario| Lane { scenario, kernel }).collect())
+}
+
+/// The lane of this name.
+///
+/// # Errors
+/// If there is none.
+pub fn lane(name: &str) -> Result<Lane> {
+    let found = lanes(name)?.into_iter().find(|lane| lane.to_string() == name);
+    found.with_context(|| format!("no scenario {name:?}"))
 }
 
 /// All scenarios that run when none is named, in their order.
@@ -438,13 +496,6 @@ pub const ALL: &[Scenario] = &[
 /// Scenarios that run only when they are named: what they need takes long to build, or to fetch.
 pub const BY_NAME: &[Scenario] = &[
     Scenario {
-        name: "kill-rounds-older-kernel",
-        about: "what kill-rounds-zero-copy shows, on Linux 7.2",
-        expected: Duration::from_secs(120),
-        alone: true,
-        run: kill_rounds::older_kernel,
-    },
-    Scenario {
         name: "cluster",
         about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out; the plugin shows these writes, and restores a Volume",
         expected: Duration::from_secs(400),
@@ -459,3 +510,31 @@ pub const BY_NAME: &[Scenario] = &[
         run: failover::run,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_lab::pins::OLDER_KERNEL;
+
+    #[test]
+    fn each_further_lane_names_a_scenario_and_each_name_finds_its_lane() {
+        let usual = usual_lanes();
+        assert_eq!(usual.len(), ALL.len() + ON_OTHER_KERNELS.len());
+        for each in usual {
+            let found = lane(&each.to_string()).unwrap();
+            assert_eq!((found.scenario.name, found.kernel), (each.scenario.name, each.kernel));
+        }
+    }
+
+    #[test]
+    fn a_filter_chooses_by_name_and_by_kernel() {
+        let names = |filter| lanes(filter).unwrap().iter().map(Lane::to_string).collect::<Vec<_>>();
+        assert_eq!(names("ublk-devices"), ["ublk-devices", "ublk-devices@6.12"]);
+        assert_eq!(names("ublk-devices@7.2"), ["ublk-devices@7.2"]);
+        assert_eq!(names("failover"), ["failover"]);
+        assert_eq!(names("@7.2").len(), ALL.len() + BY_NAME.len());
+        assert_eq!(lanes("story@7.2").unwrap()[0].kernel, OLDER_KERNEL);
+        let refused = lanes("story@5.10").unwrap_err().to_string();
+        assert_eq!(refused, "no kernel \"5.10\"; there are 7.3, 7.2, 6.12");
+    }
+}

@@ -11,7 +11,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let vm = world.vm("a")?;
     let kernel =
         vm.exec("uname -r; test -c /dev/ublk-control; cat /sys/module/ublk_drv/parameters/ublks_max")?;
-    ensure!(kernel.starts_with("7."), "not a 7.x kernel: {kernel}");
+    let series = format!("{}.", world.kernel().series());
+    ensure!(kernel.starts_with(&series), "not a kernel {series}x: {kernel}");
 
     let failed = vm.run(&bash("echo out; echo err >&2; exit 3"), Duration::from_secs(60))?;
     ensure!(

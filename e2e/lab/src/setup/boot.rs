@@ -38,6 +38,8 @@ pub struct BootFiles {
     pub root_fs: PathBuf,
     /// Executor of the machine's instructions.
     pub accelerator: Accelerator,
+    /// The most processors with which the kernel boots under the emulator.
+    pub emulated_processors: u32,
 }
 
 impl Accelerator {

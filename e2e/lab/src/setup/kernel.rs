@@ -9,14 +9,16 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cache::Cache;
 use crate::command::output;
-use crate::pins::{KERNEL, KERNEL_MAJOR, KernelPin, OLDER_KERNEL};
+use crate::pins::KernelPin;
 use crate::report;
 use crate::setup::apt::{self, AptRoot};
 
 /// Modules the initramfs loads, in order, before there is a root file system.
 const EARLY_MODULES: &[&str] = &["virtio_blk"];
-/// Package name in front of a kernel release.
-const PREFIX: &str = "linux-binary-";
+/// Package names in front of a kernel release: since 7.0 modules have packages of their own, before one
+/// package has all.
+const SPLIT: &str = "linux-binary-";
+const WHOLE: &str = "linux-image-";
 /// End of the release of a cloud kernel.
 const SUFFIX: &str = "-cloud-amd64";
 /// Set on the kernel command line: say that the kernel boots, and turn the machine off.
@@ -50,14 +52,15 @@ pub struct Kernel {
 /// # Errors
 /// If no suite holds such a kernel any more, or a step fails.
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
-    let key = format!("kernel-{}-{}", pin.suite, pin.release);
+    let key = format!("kernel-{}-{}", pin.suites.join("-"), pin.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {
-        let (root, release) = find(pin)?;
+        let Found { root, release, packages } = find(pin)?;
         let unpacked = dir.join("packages");
-        let packages = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));
-        root.unpack(&packages.each_ref().map(String::as_str), &unpacked)?;
+        root.unpack(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
         let modules = unpacked.join("usr/lib/modules").join(&release);
-        extract_vmlinux(&modules.join("vmlinuz"), &dir.join("vmlinux"))?;
+        let in_boot = unpacked.join("boot").join(format!("vmlinuz-{release}"));
+        let image = if in_boot.exists() { in_boot } else { modules.join("vmlinuz") };
+        extract_vmlinux(&image, &dir.join("vmlinux"))?;
         make_initramfs(cache, &modules, &dir.join("initramfs.cpio"))?;
         fs::write(dir.join("suite"), root.suite())?;
         Ok(fs::write(dir.join("release"), release)?)
@@ -72,36 +75,50 @@ pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
     })
 }
 
-/// The pinned release, or what comes nearest to it in the suites of all pins.
-fn find(pin: KernelPin) -> Result<(AptRoot, String)> {
-    let mut suites = vec![pin.suite];
-    suites.extend([KERNEL.suite, OLDER_KERNEL.suite].into_iter().filter(|suite| *suite != pin.suite));
-    let mut nearest: Option<(AptRoot, String)> = None;
-    for suite in suites {
+/// A kernel in a suite.
+struct Found {
+    root: AptRoot,
+    release: String,
+    packages: Vec<String>,
+}
+
+/// The pinned release, or the nearest to it of the same major version, in the suites of the pin.
+fn find(pin: KernelPin) -> Result<Found> {
+    let major = pin.release.split('.').next().unwrap_or_default();
+    let mut nearest: Option<Found> = None;
+    for suite in pin.suites {
         let found = AptRoot::new(suite).and_then(|root| {
-            let names = root.names(&format!("{PREFIX}{KERNEL_MAJOR}."))?;
-            Ok((root, names))
+            let split = root.names(&format!("{SPLIT}{major}."))?;
+            let whole = root.names(&format!("{WHOLE}{major}."))?;
+            Ok((root, split, whole))
         });
-        let (root, names) = match found {
+        let (root, split, whole) = match found {
             Ok(found) => found,
             Err(error) => {
                 report::step(format_args!("{suite} was not read: {error:#}"));
                 continue;
             }
         };
-        let known = nearest.as_ref().map(|(_, release)| release.clone());
-        let releases = names.iter().filter_map(|name| name.strip_prefix(PREFIX));
-        let Some(best) = choose(pin.release, releases.chain(known.as_deref())).map(str::to_owned) else {
-            continue;
+        let releases = |names: &[String], prefix| -> Vec<String> {
+            names.iter().filter_map(|name| name.strip_prefix(prefix)).map(str::to_owned).collect()
         };
-        if best == pin.release {
-            return Ok((root, best));
-        }
+        let (split, whole) = (releases(&split, SPLIT), releases(&whole, WHOLE));
+        let known = nearest.as_ref().map(|found| found.release.clone());
+        let all = split.iter().chain(&whole).chain(&known).map(String::as_str);
+        let Some(best) = choose(pin.release, all).map(str::to_owned) else { continue };
         if known.as_ref() != Some(&best) {
-            nearest = Some((root, best));
+            let packages = if split.contains(&best) {
+                ["base", "binary", "modules"].map(|part| format!("linux-{part}-{best}")).into()
+            } else {
+                vec![format!("{WHOLE}{best}")]
+            };
+            nearest = Some(Found { root, release: best, packages });
+        }
+        if nearest.as_ref().is_some_and(|found| found.release == pin.release) {
+            break;
         }
     }
-    nearest.with_context(|| format!("no suite has a kernel {KERNEL_MAJOR}.*{SUFFIX}"))
+    nearest.with_context(|| format!("no suite has a kernel {major}.*{SUFFIX}"))
 }
 
 /// The pinned release if it is there, else the newest of its series, else the newest.

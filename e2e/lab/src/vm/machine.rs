@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 
 use super::recorded::RecordedDisk;
 use crate::guest;
-use crate::pins::{KERNEL, KernelPin};
 use crate::process::Process;
 use crate::setup::boot::{Accelerator, BootFiles, QEMU};
 use crate::setup::root_fs::UserSpace;
@@ -26,8 +25,6 @@ pub const POD_PORT: u16 = 19181;
 /// Properties of one machine.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Kernel that it boots.
-    pub kernel: KernelPin,
     /// Its root file system.
     pub user_space: UserSpace,
     /// Memory in MiB.
@@ -65,7 +62,6 @@ impl Options {
     /// A storage node: ublk, two processors, a state disk of 16 GiB (sparse).
     pub fn node() -> Self {
         Self {
-            kernel: KERNEL,
             user_space: UserSpace::Plain,
             memory_mib: 2048,
             processors: 2,
@@ -122,13 +118,14 @@ pub(super) fn launch(
         .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
     // ERMS and FSRM make the kernel copy byte by byte under TCG: four times slower.
     let emulated = if options.plain_processor { "Nehalem" } else { "max,-erms,-fsrm" };
+    let emulated_processors = options.processors.min(boot.emulated_processors);
     match (options.count_instructions, boot.accelerator) {
         (true, _) => qemu
             .args(["-accel", "tcg,thread=single,tb-size=512", "-icount", "shift=0"])
             .args(["-cpu", emulated, "-smp", "1"]),
         (false, Accelerator::Tcg) => qemu
             .args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", emulated])
-            .args(["-smp", &options.processors.to_string()]),
+            .args(["-smp", &emulated_processors.to_string()]),
         (false, Accelerator::Kvm) => {
             qemu.args(["-accel", "kvm", "-cpu", "host"]).args(["-smp", &options.processors.to_string()])
         }
