@@ -26,10 +26,11 @@ use holdfast_ring::Errno;
 use libublk::sys;
 
 use crate::command::{self, ControlCommand};
+use crate::holders::is_claimed;
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
-    CharDevice, ControlError, DeviceSpec, Features, ForeignFeatures, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES,
-    Transport, usage,
+    CharDevice, ControlError, DeviceSpec, Features, ForeignFeatures, Holders, KERNEL_SECTORS_PER_SECTOR,
+    SECTOR_BYTES, Transport,
 };
 
 const CLASSES: &str = "/sys/class";
@@ -368,8 +369,8 @@ impl Device {
 
     /// The same, unless the device is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not say which process opened the device
-    /// without claiming it, and may let a program open it before it stops.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not look itself: there the programs of
+    /// this PID namespace are asked, and one may open the device between that and the stop.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -380,17 +381,26 @@ impl Device {
                 self.while_busy(UNUSED_WITHIN, || self.send("TRY_STOP_DEV", sys::UBLK_U_CMD_TRY_STOP_DEV, 0));
             return match stopped {
                 Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
-                    Err(ControlError::InUse { id: self.id })
+                    Err(ControlError::InUse { id: self.id, holders: Holders::of(&self.block_path()) })
                 }
                 // It has no block device: what is armed comes back all the same.
                 Err(ControlError::Command { source: Errno::ENODEV, .. }) => self.stop(),
                 outcome => outcome,
             };
         }
-        if usage::is_claimed(&self.block_path())? || usage::is_below_loop(&self.block_path())? {
-            return Err(ControlError::InUse { id: self.id });
+        let (device, begin) = (self.block_path(), Instant::now());
+        let mut pause = POLL.0;
+        loop {
+            let holders = Holders::of(&device);
+            if holders.is_empty() && !is_claimed(&device)? {
+                return self.stop();
+            }
+            if begin.elapsed() >= UNUSED_WITHIN {
+                return Err(ControlError::InUse { id: self.id, holders });
+            }
+            sleep(pause);
+            pause = (pause * 2).min(POLL.1);
         }
-        self.stop()
     }
 
     /// Removes the device. Waits until the last use of its character device has gone: close its queues

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use holdfast_ring::{Errno, RingError};
 
-use crate::{DeviceState, ForeignFeatures, Unsupported};
+use crate::{DeviceState, ForeignFeatures, Holders, Unsupported};
 
 /// Reasons for which a control operation on a device failed.
 #[derive(Debug, thiserror::Error)]
@@ -62,10 +62,12 @@ pub enum ControlError {
         expected: u64,
     },
     /// The device is mounted, below another device, or opened by a program.
-    #[error("ublk device {id} is in use")]
+    #[error("ublk device {id} is in use by {holders}")]
     InUse {
         /// The device.
         id: u32,
+        /// Its users.
+        holders: Holders,
     },
     /// The kernel did not answer a command in time.
     #[error("ublk device {id}: {command} did not end within {waited_ms} ms")]

@@ -13,7 +13,7 @@ use holdfast_log::{LogFailure, SnapshotError};
 use holdfast_ring::{Errno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
-use holdfast_ublk::{ControlError, QueueError, Unsupported};
+use holdfast_ublk::{ControlError, Holders, QueueError, Unsupported};
 
 /// Class of an error, by what a caller may do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,12 +70,14 @@ pub(crate) enum NodeError {
         asked: String,
     },
     /// The block device is mounted or held by a process.
-    #[error("volume {volume} is in use: unmount {device} first")]
+    #[error("volume {volume} is in use: {device} is held by {holders}. Unmount it or end that program first")]
     InUse {
         /// The volume.
         volume: VolumeId,
         /// Its device.
         device: PathBuf,
+        /// Its users.
+        holders: Holders,
     },
     /// The local disk cannot read what is to be uploaded: a detach would not end, and the repair needs the
     /// device.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_ring::Errno;
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Transport,
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders, Transport,
     Unsupported,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -388,7 +388,7 @@ impl Devices for FakeKernel {
         self.command("stop_unused", Some(device), |state| {
             let known = state.of(device, "stop")?;
             if known.is_used {
-                return Err(ControlError::InUse { id: device.id() });
+                return Err(ControlError::InUse { id: device.id(), holders: Holders::default() });
             }
             known.info.state = DeviceState::Dead;
             Ok(())

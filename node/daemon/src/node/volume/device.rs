@@ -162,10 +162,13 @@ impl VolumeDevices {
         present.remember()?;
         let kernel = Arc::clone(&self.kernel);
         let stopped = blocking(move || Ok(or_gone(kernel.stop_unused(device))?)).await;
-        if let Err(NodeError::Device(ControlError::InUse { .. })) = stopped {
-            return Err(NodeError::InUse { volume: present.volume().clone(), device: device.block_path() });
+        match stopped {
+            Err(NodeError::Device(ControlError::InUse { id: _, holders })) => {
+                let (volume, device) = (present.volume().clone(), device.block_path());
+                Err(NodeError::InUse { volume, device, holders })
+            }
+            stopped => stopped,
         }
-        stopped
     }
 
     /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its

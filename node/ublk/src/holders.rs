@@ -1,0 +1,273 @@
+//! The users of a block device: mounts in any mount namespace, devices on top of it, programs that have it
+//! open.
+//!
+//! *Runs on*: a control thread; it reads `/proc` and `/sys`, and asks no file system of a server.
+//! *Invariants*: what this process has open is not a use.
+//! *On failure*: what cannot be read (a process that ended, another PID namespace) is left out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+
+use crate::ControlError;
+
+const BLOCK_DEVICES: &str = "/sys/block";
+/// The most users that a message names.
+const NAMED: usize = 3;
+/// Links of open files that lead to no path.
+const PATHLESS: [&str; 4] = ["socket:", "pipe:", "anon_inode:", "/memfd:"];
+
+/// A use of a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A mount.
+    Mount {
+        /// The mount point, as the process sees it.
+        at: PathBuf,
+        /// A process in the mount namespace.
+        process: Process,
+    },
+    /// A device on top of it, by its name in `/sys/block`.
+    Device(String),
+    /// A program that has it open.
+    Open(Process),
+}
+
+/// A process of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number, in the PID namespace of this process.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`).
+    pub name: String,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.name)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mount { at, process } => {
+                write!(f, "a mount at {} in the mount namespace of {process}", at.display())
+            }
+            Self::Device(name) => write!(f, "the device {name}"),
+            Self::Open(process) => write!(f, "{process}"),
+        }
+    }
+}
+
+/// The users of a block device that were found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders(pub Vec<Holder>);
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(all) = self;
+        for (number, holder) in all.iter().take(NAMED).enumerate() {
+            let separator = if number > 0 { ", " } else { "" };
+            write!(f, "{separator}{holder}")?;
+        }
+        match all.len().saturating_sub(NAMED) {
+            0 if all.is_empty() => f.write_str("a process of another PID namespace"),
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+impl Holders {
+    /// Those of the block device at `path`, which `/sys/block` has by the same name. None where it does not
+    /// exist.
+    #[must_use]
+    pub fn of(path: &Path) -> Self {
+        let Some(node) = Node::at(path) else { return Self::default() };
+        let mut found = devices_on(Path::new(BLOCK_DEVICES), path);
+        found.extend(users(Path::new("/proc"), path, &node));
+        Self(found)
+    }
+
+    /// True if none was found.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Identity of a device node.
+#[derive(PartialEq, Eq)]
+struct Node {
+    file_type: FileType,
+    major: u32,
+    minor: u32,
+}
+
+impl Node {
+    /// `None` for what is no device, or is gone. A file system of a server is not asked.
+    fn at(path: &Path) -> Option<Self> {
+        let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
+        let file_type = FileType::from_raw_mode(found.stx_mode.into());
+        let (major, minor) = (found.stx_rdev_major, found.stx_rdev_minor);
+        matches!(file_type, FileType::BlockDevice | FileType::CharacterDevice).then_some(Self {
+            file_type,
+            major,
+            minor,
+        })
+    }
+}
+
+/// True if the device is mounted or below another device: those open it exclusively.
+///
+/// # Errors
+/// [`ControlError::File`].
+pub(crate) fn is_claimed(device: &Path) -> Result<bool, ControlError> {
+    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device) {
+        Ok(_exclusive) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+        // It was stopped before.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(false),
+        Err(source) => Err(ControlError::File { path: device.to_owned(), action: "opened", source }),
+    }
+}
+
+/// The devices that claim a device, and the loop devices on it, which do not.
+fn devices_on(block_devices: &Path, device: &Path) -> Vec<Holder> {
+    let names = |dir: PathBuf| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+    };
+    let claims = names(block_devices.join(device.file_name().unwrap_or_default()).join("holders"));
+    let loops = names(block_devices.to_owned()).filter(|name| {
+        let backing = fs::read_to_string(block_devices.join(name).join("loop/backing_file"));
+        backing.is_ok_and(|backing| Path::new(backing.trim_end()) == device)
+    });
+    claims.chain(loops).map(Holder::Device).collect()
+}
+
+/// One use of each process, and each mount once: processes share mount namespaces.
+fn users(proc: &Path, path: &Path, node: &Node) -> Vec<Holder> {
+    let mut pids: Vec<u32> = fs::read_dir(proc)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    pids.sort_unstable();
+    let mut namespaces = BTreeSet::new();
+    let mut found = Vec::new();
+    for pid in pids {
+        let of = proc.join(pid.to_string());
+        let process = || {
+            let name = fs::read_to_string(of.join("comm")).unwrap_or_default();
+            Process { pid, name: name.trim_end().to_owned() }
+        };
+        if fs::read_link(of.join("ns/mnt")).is_ok_and(|namespace| namespaces.insert(namespace)) {
+            let mounts = fs::read_to_string(of.join("mountinfo")).unwrap_or_default();
+            let at = mount_points(&mounts, path, node);
+            found.extend(at.map(|at| Holder::Mount { at, process: process() }));
+        }
+        if pid != std::process::id() && has_open(&of.join("fd"), node) {
+            found.push(Holder::Open(process()));
+        }
+    }
+    found
+}
+
+/// The mount points of a device. Some file systems have a device number of their own; those are known by
+/// their source. Source: `Documentation/filesystems/proc.rst`, 3.5.
+fn mount_points(mountinfo: &str, path: &Path, node: &Node) -> impl Iterator<Item = PathBuf> {
+    let number = format!("{}:{}", node.major, node.minor);
+    mountinfo.lines().filter_map(move |line| {
+        let (mount, rest) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(2);
+        let (device, at) = (fields.next()?, fields.nth(1)?);
+        let source = rest.split(' ').nth(1)?;
+        (device == number || Path::new(source) == path).then(|| PathBuf::from(at))
+    })
+}
+
+fn has_open(files: &Path, node: &Node) -> bool {
+    fs::read_dir(files).into_iter().flatten().flatten().any(|entry| {
+        let link = entry.path();
+        let leads_to_path = fs::read_link(&link).is_ok_and(|target| {
+            let target = target.to_string_lossy();
+            !PATHLESS.iter().any(|prefix| target.starts_with(prefix))
+        });
+        leads_to_path && Node::at(&link).as_ref() == Some(node)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_has_a_device_open_is_named() {
+        let null = Path::new("/dev/null");
+        let mut child =
+            Command::new("sleep").arg("100").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let holders = users(Path::new("/proc"), null, &Node::at(null).unwrap());
+        let own = Holder::Open(Process { pid: child.id(), name: "sleep".to_owned() });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(holders.contains(&own), "{holders:?}");
+        let is_own =
+            |holder: &Holder| matches!(holder, Holder::Open(process) if process.pid == std::process::id());
+        assert!(!holders.iter().any(is_own), "{holders:?}");
+    }
+
+    #[test]
+    fn mounts_are_found_by_number_and_by_source() {
+        let node = Node { file_type: FileType::BlockDevice, major: 259, minor: 3 };
+        let mounts = "22 1 259:3 / /mnt/ext4 rw,relatime shared:1 - ext4 /dev/ublkb3 rw\n\
+            23 1 0:41 /sub /mnt/btrfs rw shared:2 master:3 - btrfs /dev/ublkb3 rw,subvol=/sub\n\
+            24 1 259:30 / /mnt/other rw - ext4 /dev/ublkb30 rw\n\
+            25 1 0:42 / /mnt/tmp rw - tmpfs tmpfs rw\n";
+        let at: Vec<_> = mount_points(mounts, Path::new("/dev/ublkb3"), &node).collect();
+        assert_eq!(at, [Path::new("/mnt/ext4"), Path::new("/mnt/btrfs")]);
+    }
+
+    #[test]
+    fn a_message_names_three_users_and_counts_the_rest() {
+        let process = |pid| Process { pid, name: "fio".to_owned() };
+        let mount = Holder::Mount { at: "/mnt".into(), process: process(7) };
+        let mut all = vec![mount, Holder::Device("dm-0".to_owned())];
+        assert_eq!(
+            Holders(all.clone()).to_string(),
+            "a mount at /mnt in the mount namespace of process 7 (fio), the device dm-0"
+        );
+        all.extend((8..11).map(|pid| Holder::Open(process(pid))));
+        assert!(Holders(all).to_string().ends_with("process 8 (fio) and 2 more"));
+        assert_eq!(Holders::default().to_string(), "a process of another PID namespace");
+    }
+
+    /// A loop device does not claim what it lies on, so a detach took the device from below it.
+    #[test]
+    fn devices_on_top_are_named_loop_devices_too() {
+        let block_devices = tempfile::tempdir().unwrap();
+        for (name, backing) in [("loop0", "/var/image\n"), ("loop1", "/dev/ublkb1\n")] {
+            fs::create_dir_all(block_devices.path().join(name).join("loop")).unwrap();
+            fs::write(block_devices.path().join(name).join("loop/backing_file"), backing).unwrap();
+        }
+        fs::create_dir_all(block_devices.path().join("ublkb2/holders/dm-3")).unwrap();
+        let on = |device| devices_on(block_devices.path(), Path::new(device));
+        assert_eq!(on("/dev/ublkb1"), [Holder::Device("loop1".to_owned())]);
+        assert_eq!(on("/dev/ublkb2"), [Holder::Device("dm-3".to_owned())]);
+        assert!(on("/dev/ublkb10").is_empty() && on("/dev/ublkb").is_empty());
+    }
+
+    #[test]
+    fn a_device_that_is_gone_has_no_users() {
+        assert!(Holders::of(Path::new("/dev/ublkb-none")).is_empty());
+        assert!(!is_claimed(Path::new("/dev/ublkb-none")).unwrap());
+    }
+}
