@@ -47,8 +47,7 @@ impl S3Store {
             Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
         };
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
-        self.requests.begin(verb);
-        let begun = Instant::now();
+        let metered = self.requests.begin(verb);
         let answer = match tokio::time::timeout(limit, request).await {
             Ok(answer) => answer,
             Err(_elapsed) => Err(timed_out(StoreError::TimedOut { after: limit })),
@@ -57,7 +56,7 @@ impl S3Store {
             Ok((_, body_bytes)) => (*body_bytes, false),
             Err(error) => (0, is_failure(error)),
         };
-        self.requests.end(verb, begun.elapsed(), body_bytes, failed);
+        metered.end(body_bytes, failed);
         answer.map(|(value, _)| value)
     }
 
