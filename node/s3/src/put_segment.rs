@@ -111,7 +111,7 @@ impl S3Store {
         let mut bytes = first.len() as u64;
         let mut numbers = 1..;
         let mut send = |chunk| {
-            let number = numbers.next().expect("there are fewer than 10,000 parts");
+            let number = numbers.next().expect("MAX_PARTS bounds their number");
             self.send_part(upload, number, chunk)
         };
         let mut sending = FuturesUnordered::from_iter([send(first)]);
