@@ -79,8 +79,13 @@ struct Known {
 }
 
 impl Known {
+    /// Doublings of the limits of `class`. A create is not repeated after a time-out, and in doubt then: it has
+    /// as long as the slowest of the others that are small.
     fn doublings(&self, class: RequestClass) -> u32 {
-        self.doublings.get(&class).copied().unwrap_or(0)
+        let counts = |other: RequestClass| {
+            other == class || (class == RequestClass::CREATE && other.lane == Lane::First)
+        };
+        self.doublings.iter().filter(|(other, _)| counts(**other)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
     /// Admits a request, or returns the time at which a probe is due.
@@ -121,7 +126,7 @@ impl Known {
 }
 
 impl Availability {
-    /// Doublings of the limits of `class`.
+    /// Doublings of the limits of `class`, as they are now.
     pub(crate) fn doublings(&self, class: RequestClass) -> u32 {
         self.lock().doublings(class)
     }
