@@ -79,8 +79,8 @@ struct Known {
 }
 
 impl Known {
-    /// Doublings of the limits of `class`. A create is not repeated after a time-out, and in doubt then: it has
-    /// as long as the slowest of the others that are small.
+    /// Doublings of the limits of `class`. A create is not repeated after a time-out, and in doubt then: it
+    /// has as long as the slowest of the others that are small.
     fn doublings(&self, class: RequestClass) -> u32 {
         let counts = |other: RequestClass| {
             other == class || (class == RequestClass::CREATE && other.lane == Lane::First)

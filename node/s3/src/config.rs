@@ -69,9 +69,9 @@ impl fmt::Debug for S3Credentials {
 pub struct Timeouts {
     /// To establish a connection.
     pub connect: Duration,
-    /// One attempt, besides what [`Timeouts::per_mib`] adds; up to four times as long while the store is slow.
+    /// One attempt, besides what [`Timeouts::per_mib`] adds; up to four times as long with a slow store.
     pub attempt: Duration,
-    /// Added to an attempt for every MiB of its body; longer while the store is slow, too.
+    /// Added to an attempt for every MiB of its body; longer with a slow store, too.
     pub per_mib: Duration,
     /// From the first attempt until no further one begins.
     pub deadline: Duration,

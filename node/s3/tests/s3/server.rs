@@ -37,7 +37,7 @@ use crate::backend::{BUCKET, Backend};
 pub(crate) enum PlannedFault {
     /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
-    /// Answered that there are too many requests, and that the next is due in so many seconds; nothing happens.
+    /// Answered that there are too many requests, and that one is due in so many seconds; nothing happens.
     SlowDown(u64),
     /// A proxy answers in the server's place: this status and body, and no error code of S3; nothing happens.
     Proxy(u16, &'static str),
