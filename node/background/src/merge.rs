@@ -24,7 +24,7 @@ use holdfast_engine::index::relocate::{Fingerprint, groups};
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
 use holdfast_engine::safeguard::{Safeguard::AddOnlyOwn, safeguard};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
+use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError, part_length};
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
 
 use tokio::sync::Mutex;
@@ -40,8 +40,6 @@ use relocate::Mover;
 
 /// Bytes of pages in memory, of all inputs together; of each input at least a page.
 const READ_BYTES: u64 = 4 << 20;
-/// Most parts of an object in S3.
-const MAX_PARTS: u64 = 10_000;
 
 /// A turn of merges, which have it one after another.
 type Turn = Arc<Mutex<()>>;
@@ -347,7 +345,7 @@ fn part_bytes(plan: &MergePlan, usual: usize) -> usize {
         Run::Merged(run) => run.bytes,
     };
     let most = 2 * plan.inputs.iter().map(bytes).sum::<u64>();
-    usual.max(usize::try_from(most.div_ceil(MAX_PARTS)).expect("a part fits into memory"))
+    part_length(most, usual)
 }
 
 #[cfg(test)]

@@ -20,7 +20,9 @@ use holdfast_engine::safeguard::{
 use holdfast_engine::segment::FRAME_MEMORY_BYTES;
 use holdfast_engine::volume::Pending;
 use holdfast_log::RootPlace;
-use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
+use holdfast_objects::{
+    CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError, part_length,
+};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_BYTES, Place, SECTOR_BYTES, SegmentId, Seq, VolumeId};
 use tracing::{Instrument, Span};
@@ -238,7 +240,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
     /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next
     /// one waits.
     async fn upload(&self, place: Place, dirty: Vec<DirtyBlock>) -> Event {
-        let need = self.need(&dirty);
+        let (need, part_bytes) = self.need(&dirty);
         let dirty: Arc<[DirtyBlock]> = dirty.into();
         let id = SegmentId::new(place, self.time.unix_ms(), self.time.random());
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
@@ -246,7 +248,6 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let mut backoff = JobBackoff::of_commits();
         loop {
             let room = Arc::new(self.pools.upload_memory.room(store, need).await);
-            let part_bytes = self.pools.upload_memory.part_bytes();
             let build = SegmentBuild::within(Arc::clone(&room), Arc::clone(&dirty), id, part_bytes);
             let mut parts =
                 PartsOf { sides: &self.sides, build: Some(build), room: &room, made: 0, unreadable: None };
@@ -279,17 +280,19 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
-    /// The memory that the upload of `dirty` needs.
-    fn need(&self, dirty: &[DirtyBlock]) -> MemoryNeed {
+    /// The memory that the upload of `dirty` needs, and the length of its parts.
+    fn need(&self, dirty: &[DirtyBlock]) -> (MemoryNeed, usize) {
         let sectors: u64 = dirty.iter().map(|dirty| u64::from(dirty.a.union(dirty.b).count())).sum();
-        let part_bytes = self.pools.upload_memory.part_bytes() as u64;
         let base_bytes = dirty.len() as u64 * FRAME_MEMORY_BYTES;
+        // No segment of them is longer: a frame takes less of its index than of memory.
         let bytes = base_bytes + sectors * SECTOR_BYTES;
-        MemoryNeed {
+        let length = part_length(bytes, self.pools.upload_memory.part_bytes());
+        let need = MemoryNeed {
             base_bytes,
-            part_bytes: bytes.min(part_bytes + BLOCK_BYTES),
-            parts: bytes.div_ceil(part_bytes),
-        }
+            part_bytes: bytes.min(length as u64 + BLOCK_BYTES),
+            parts: bytes.div_ceil(length as u64),
+        };
+        (need, length)
     }
 
     /// Stores a checkpoint. True if it is stored.

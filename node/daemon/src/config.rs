@@ -36,6 +36,9 @@ const MAX_SOCKET_PATH: usize = 107;
 const MAX_RING_THREADS: usize = 64;
 const MIN_SLAB_BYTES: u64 = 16 << 20;
 const MIN_SEAL_BYTES: u64 = 1 << 20;
+/// One segment holds all of it after an outage: 10,000 parts of some 26 MiB, and an index below 4 GiB even
+/// where each sector is a frame of its own.
+const MAX_DIRTY_BYTES: u64 = 256 << 30;
 /// A few parts of a segment.
 const MIN_UPLOAD_BYTES: u64 = 64 << 20;
 const DIRTY_AGES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
@@ -284,6 +287,10 @@ fn check_data(source: &ConfigSource, data: &DataSection) -> Result<(), ConfigErr
     }
     if max_dirty < seal_size {
         let problem = format!("{max_dirty} is less than data.seal_size; write at least {seal_size}");
+        return refuse("data.max_dirty", problem);
+    }
+    if max_dirty.0 > MAX_DIRTY_BYTES {
+        let problem = format!("{max_dirty} is too large; write at most {}", ByteSize(MAX_DIRTY_BYTES));
         return refuse("data.max_dirty", problem);
     }
     if !DIRTY_AGES.contains(&data.max_dirty_age.0) {

@@ -18,8 +18,8 @@ mod store;
 pub use error::{Cause, CreateError, ErrorKind, StoreError};
 pub use fault::{Fault, Gate};
 pub use memory::MemoryStore;
-pub use parts::{Part, PartFailed, Parts, ReadyParts, SegmentError, collect};
-pub use requests::{RequestCounts, RequestMeter, Verb, VerbMeter};
+pub use parts::{MAX_PARTS, Part, PartFailed, Parts, ReadyParts, SegmentError, collect, part_length};
+pub use requests::{MeteredAttempt, RequestCounts, RequestMeter, Verb, VerbMeter};
 pub use retry::{Decision, RetryPolicy};
 pub use store::{
     Created, Entry, Folders, MAX_KEY_BYTES, MAX_PAGE_ENTRIES, ObjectStore, Page, Suffix, check_key,

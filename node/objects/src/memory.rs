@@ -122,7 +122,7 @@ impl MemoryStore {
 
     /// Counts a request and lives through its fault up to the point where it takes effect.
     async fn arrive(&self, verb: Verb) -> Result<Reply, Stopped> {
-        self.shared.requests.begin(verb);
+        let _metered = self.shared.requests.begin(verb);
         let fault = self.faults().take(verb);
         match fault {
             None => Ok(Reply::Sent),

@@ -7,8 +7,20 @@ use bytes::Bytes;
 
 use crate::StoreError;
 
+/// Most parts of an object: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>.
+pub const MAX_PARTS: u64 = 10_000;
+
+/// Length of the parts of an object that has at most `most_bytes`: `usual`, or so long that a store takes all
+/// of them.
+///
+/// # Panics
+/// If a part does not fit into the memory of the machine.
+pub fn part_length(most_bytes: u64, usual: usize) -> usize {
+    usual.max(usize::try_from(most_bytes.div_ceil(MAX_PARTS)).expect("a part fits into memory"))
+}
+
 /// A piece of a segment. All pieces but the last have one length, which is at least 5 MiB: S3's smallest
-/// part.
+/// part. There are at most [`MAX_PARTS`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Its bytes.
@@ -80,9 +92,15 @@ impl Parts for ReadyParts {
 ///
 /// # Errors
 /// [`PartFailed`].
+///
+/// # Panics
+/// If there are more than [`MAX_PARTS`], which a real store refuses.
 pub async fn collect(parts: &mut dyn Parts) -> Result<Bytes, PartFailed> {
     let mut whole = Vec::new();
+    let mut count = 0;
     loop {
+        count += 1;
+        assert!(count <= MAX_PARTS, "a store takes at most {MAX_PARTS} parts of an object");
         let Part { bytes, is_last } = parts.next().await?;
         if is_last && whole.is_empty() {
             return Ok(bytes);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// A kind of request as stores bill it.
@@ -142,12 +142,13 @@ impl RequestMeter {
     }
 
     /// Counts an attempt that begins.
-    pub fn begin(&self, verb: Verb) {
+    pub fn begin(&self, verb: Verb) -> MeteredAttempt<'_> {
         self.verb(verb).requests.fetch_add(1, Ordering::Relaxed);
+        MeteredAttempt { meter: self, verb, begun: Instant::now(), body_bytes: 0, failed: false }
     }
 
     /// Counts the end of an attempt: how long it took, the body bytes it moved, and whether it failed.
-    pub fn end(&self, verb: Verb, took: Duration, body_bytes: u64, failed: bool) {
+    fn end(&self, verb: Verb, took: Duration, body_bytes: u64, failed: bool) {
         let meter = self.verb(verb);
         let bucket = Self::BUCKETS_MS
             .iter()
@@ -182,16 +183,53 @@ impl RequestMeter {
     }
 }
 
+/// An attempt that was counted as begun. Its end is counted when this is dropped, so also where its caller
+/// needs no answer any more: without an error then.
+#[derive(Debug)]
+#[must_use = "an attempt that is dropped has ended"]
+pub struct MeteredAttempt<'a> {
+    meter: &'a RequestMeter,
+    verb: Verb,
+    begun: Instant,
+    body_bytes: u64,
+    failed: bool,
+}
+
+impl MeteredAttempt<'_> {
+    /// Counts the end of the attempt: the body bytes it moved, and whether it failed.
+    pub fn end(mut self, body_bytes: u64, failed: bool) {
+        (self.body_bytes, self.failed) = (body_bytes, failed);
+    }
+}
+
+impl Drop for MeteredAttempt<'_> {
+    fn drop(&mut self) {
+        self.meter.end(self.verb, self.begun.elapsed(), self.body_bytes, self.failed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The caller of a request that was dropped left an attempt that never ended.
+    #[test]
+    fn an_attempt_that_is_dropped_has_ended() {
+        let meter = RequestMeter::default();
+        drop(meter.begin(Verb::Get));
+        meter.begin(Verb::Get).end(7, true);
+        let get = meter.verb(Verb::Get);
+        let ended: u64 = get.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
+        assert_eq!((meter.counts().get, ended), (2, 2));
+        assert_eq!((get.errors.load(Ordering::Relaxed), get.body_bytes.load(Ordering::Relaxed)), (1, 7));
+    }
 
     #[test]
     fn every_verb_has_its_own_counter() {
         let meter = RequestMeter::default();
         for (times, verb) in Verb::ALL.into_iter().enumerate() {
             for _ in 0..=times {
-                meter.begin(verb);
+                drop(meter.begin(verb));
             }
         }
         let before = RequestCounts { get: 1, ..RequestCounts::default() };

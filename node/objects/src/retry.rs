@@ -40,11 +40,18 @@ impl RetryPolicy {
 
     /// Decides what follows attempt number `attempt` (from 1), which failed with `kind`, `elapsed` after the
     /// first attempt began. `jitter` is a random number from 0 up to 1: the wait is between half and all of
-    /// the backoff.
+    /// the backoff, and at least `retry_after`, for which the store asked.
     ///
     /// # Panics
     /// If `jitter` is not a number.
-    pub fn decide(&self, attempt: u32, kind: ErrorKind, elapsed: Duration, jitter: f64) -> Decision {
+    pub fn decide(
+        &self,
+        attempt: u32,
+        kind: ErrorKind,
+        elapsed: Duration,
+        retry_after: Duration,
+        jitter: f64,
+    ) -> Decision {
         let scale = match kind {
             ErrorKind::Unavailable | ErrorKind::Conflict => 1,
             ErrorKind::Throttled => 4,
@@ -60,6 +67,7 @@ impl RetryPolicy {
         }
         let first = self.first_delay.saturating_mul(scale);
         let wait = Backoff { first, last: self.max_delay, jitter: Jitter::Half }.delay(attempt, jitter);
+        let wait = wait.max(retry_after);
         if elapsed.saturating_add(wait) > self.deadline { Decision::Fail } else { Decision::RetryAfter(wait) }
     }
 }
@@ -76,7 +84,7 @@ mod tests {
     };
 
     fn wait(attempt: u32, kind: ErrorKind, jitter: f64) -> Duration {
-        match POLICY.decide(attempt, kind, Duration::ZERO, jitter) {
+        match POLICY.decide(attempt, kind, Duration::ZERO, Duration::ZERO, jitter) {
             Decision::RetryAfter(wait) => wait,
             Decision::Fail => panic!("no retry after attempt {attempt}"),
         }
@@ -105,15 +113,29 @@ mod tests {
             ErrorKind::Ambiguous,
             ErrorKind::Exists,
         ] {
-            assert_eq!(POLICY.decide(1, kind, Duration::ZERO, 0.5), Decision::Fail, "{kind:?}");
+            assert_eq!(
+                POLICY.decide(1, kind, Duration::ZERO, Duration::ZERO, 0.5),
+                Decision::Fail,
+                "{kind:?}"
+            );
         }
     }
 
     #[test]
     fn attempts_and_time_both_end() {
-        let late = Duration::from_millis(9_950);
-        assert_eq!(POLICY.decide(8, ErrorKind::Unavailable, Duration::ZERO, 0.5), Decision::Fail);
-        assert_eq!(POLICY.decide(1, ErrorKind::Unavailable, late, 1.0), Decision::Fail);
-        assert_eq!(POLICY.decide(u32::MAX - 1, ErrorKind::Unavailable, Duration::ZERO, 0.0), Decision::Fail);
+        let (none, late) = (Duration::ZERO, Duration::from_millis(9_950));
+        assert_eq!(POLICY.decide(8, ErrorKind::Unavailable, none, none, 0.5), Decision::Fail);
+        assert_eq!(POLICY.decide(1, ErrorKind::Unavailable, late, none, 1.0), Decision::Fail);
+        assert_eq!(POLICY.decide(u32::MAX - 1, ErrorKind::Unavailable, none, none, 0.0), Decision::Fail);
+    }
+
+    #[test]
+    fn a_store_is_not_asked_before_the_time_it_names() {
+        let (none, second) = (Duration::ZERO, Duration::from_secs(1));
+        let decide =
+            |attempt, elapsed, asked| POLICY.decide(attempt, ErrorKind::Throttled, elapsed, asked, 1.0);
+        assert_eq!(decide(1, none, 3 * second), Decision::RetryAfter(3 * second));
+        assert_eq!(decide(3, none, second / 10), Decision::RetryAfter(second), "its backoff is longer");
+        assert_eq!(decide(1, 8 * second, 3 * second), Decision::Fail, "the deadline holds");
     }
 }

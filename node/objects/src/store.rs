@@ -94,7 +94,8 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// [`StoreError::Invalid`] if `len` is 0; [`StoreError::NotFound`]; else why the store did not answer.
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError>;
 
-    /// Creates an object if no object has that key: one PUT with `If-None-Match: *`, sent once.
+    /// Creates an object if no object has that key: one PUT with `If-None-Match: *`. It is sent
+    /// again only after an answer that nothing was written because there are too many requests.
     ///
     /// # Errors
     /// [`CreateError::Exists`]: another object was there (perhaps by an earlier attempt of the caller's own).

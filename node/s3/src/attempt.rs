@@ -1,4 +1,4 @@
-//! One attempt, and its repetition: permits, time-outs, counting.
+//! One attempt, and its repetition: permits, time-outs, counting, and what is learned of the store.
 
 use std::{
     future::Future,
@@ -7,13 +7,13 @@ use std::{
 
 use holdfast_objects::{Decision, ErrorKind, StoreError, Verb};
 
-use crate::store::S3Store;
+use crate::{availability::Attempted, classify::RequestFailure, config::AttemptLimit, store::S3Store};
 
 /// Bytes of a body that moved in one attempt.
 pub(crate) type BodyBytes = u64;
 
 /// The queue that a request waits in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
     /// Other requests only: reads, log records, all that is small.
     First,
@@ -21,43 +21,56 @@ pub(crate) enum Lane {
     Bulk,
 }
 
-/// One attempt of a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RequestAttempt {
+/// Requests that take about the same time: their limits are learned together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct RequestClass {
     pub(crate) verb: Verb,
     pub(crate) lane: Lane,
-    /// The longest it may take.
-    pub(crate) limit: Duration,
+}
+
+impl RequestClass {
+    /// A create-once PUT.
+    pub(crate) const CREATE: Self = Self { verb: Verb::Put, lane: Lane::First };
+
+    /// A request that may be repeated after any failure. A create-once PUT may not, so each other PUT is an
+    /// upload.
+    pub(crate) const fn repeated(verb: Verb) -> Self {
+        let is_upload = matches!(verb, Verb::Put | Verb::UploadPart);
+        Self { verb, lane: if is_upload { Lane::Bulk } else { Lane::First } }
+    }
 }
 
 impl S3Store {
-    /// Sends one request with a permit and within its limit, and counts it.
+    /// Sends one request with a permit and within its limit, counts it, and learns of the store from its end.
     ///
     /// The permit is waited for outside the limit: time in the queue is not the server's.
-    pub(crate) async fn attempt<T, E>(
+    pub(crate) async fn attempt<T>(
         &self,
-        attempt: RequestAttempt,
-        request: impl Future<Output = Result<(T, BodyBytes), E>>,
-        timed_out: impl FnOnce(StoreError) -> E,
-        is_failure: impl FnOnce(&E) -> bool,
-    ) -> Result<T, E> {
-        let RequestAttempt { verb, lane, limit } = attempt;
-        let _bulk = match lane {
+        class: RequestClass,
+        limit: AttemptLimit,
+        request: impl Future<Output = Result<(T, BodyBytes), RequestFailure>>,
+    ) -> Result<T, RequestFailure> {
+        let _bulk = match class.lane {
             Lane::First => None,
             Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
         };
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
-        self.requests.begin(verb);
-        let begun = Instant::now();
-        let answer = match tokio::time::timeout(limit, request).await {
+        let metered = self.requests.begin(class.verb);
+        let (sent, doublings) = (Instant::now(), self.availability.doublings(class));
+        let after = limit.doubled(doublings);
+        let answer = match tokio::time::timeout(after, request).await {
             Ok(answer) => answer,
-            Err(_elapsed) => Err(timed_out(StoreError::TimedOut { after: limit })),
+            Err(_elapsed) => Err(StoreError::TimedOut { after }.into()),
         };
+        let took = sent.elapsed();
         let (body_bytes, failed) = match &answer {
             Ok((_, body_bytes)) => (*body_bytes, false),
-            Err(error) => (0, is_failure(error)),
+            Err(failure) => (0, failure.is_error()),
         };
-        self.requests.end(verb, begun.elapsed(), body_bytes, failed);
+        metered.end(body_bytes, failed);
+        let moved = AttemptLimit { body: self.config.timeouts.body(body_bytes), ..limit };
+        let attempted = Attempted { class, moved, doublings, sent, took };
+        self.availability.learn(&attempted, answer.as_ref().map(drop));
         answer.map(|(value, _)| value)
     }
 
@@ -65,45 +78,45 @@ impl S3Store {
     pub(crate) async fn repeat<T, Fut>(
         &self,
         verb: Verb,
-        limit: Duration,
+        limit: AttemptLimit,
         mut request: impl FnMut() -> Fut,
     ) -> Result<T, StoreError>
     where
-        Fut: Future<Output = Result<(T, BodyBytes), StoreError>>,
+        Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     {
+        let class = RequestClass::repeated(verb);
         let begun = Instant::now();
-        // A create-once PUT is not repeated.
-        let upload = matches!(verb, Verb::Put | Verb::UploadPart);
-        let lane = if upload { Lane::Bulk } else { Lane::First };
         let mut attempt = 1;
         loop {
-            let failed = |error: &StoreError| error.kind() != ErrorKind::NotFound;
-            let limit = if upload { self.availability.stretch(limit, &self.config.timeouts) } else { limit };
+            self.availability.admit(class).await?;
             let sent = Instant::now();
-            self.availability.admit(sent)?;
-            let answer =
-                self.attempt(RequestAttempt { verb, lane, limit }, request(), |error| error, failed).await;
-            self.availability.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
-            let error = match answer {
+            let failure = match self.attempt(class, limit, request()).await {
                 Ok(value) => return Ok(value),
-                Err(error) => error,
+                Err(failure) => failure,
             };
-            let unavailable = error.kind() == ErrorKind::Unavailable;
+            let unavailable = failure.error.kind() == ErrorKind::Unavailable;
             if unavailable && self.availability.is_unreachable() {
-                return Err(error);
+                return Err(failure.error);
             }
-            match self.retry.decide(attempt, error.kind(), begun.elapsed(), fastrand::f64()) {
-                Decision::Fail if unavailable => {
-                    self.availability.set_unreachable(sent, Instant::now(), &error);
-                    return Err(error);
+            match self.decide(attempt, begun.elapsed(), &failure) {
+                Decision::Fail => {
+                    if unavailable {
+                        self.availability.set_unreachable(sent, Instant::now(), &failure);
+                    }
+                    return Err(failure.error);
                 }
-                Decision::Fail => return Err(error),
                 Decision::RetryAfter(wait) => {
+                    let error = &failure.error;
                     tracing::debug!(verb = verb.name(), attempt, ?wait, %error, "retrying a request");
                     tokio::time::sleep(wait).await;
                     attempt += 1;
                 }
             }
         }
+    }
+
+    /// Decides what follows attempt number `attempt`, `elapsed` after the first one began.
+    pub(crate) fn decide(&self, attempt: u32, elapsed: Duration, failure: &RequestFailure) -> Decision {
+        self.retry.decide(attempt, failure.error.kind(), elapsed, failure.retry_after, fastrand::f64())
     }
 }

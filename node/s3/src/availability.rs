@@ -1,28 +1,38 @@
-//! Availability of one store, learned from its requests: how slowly uploads move, and whether it answers.
+//! Availability of one store, learned from its requests: how slowly it answers, and whether it answers.
 //!
-//! An upload that timed out would time out again with the same limit: each time-out doubles the limit of the
-//! next uploads, and quick uploads halve it again.
+//! *Time limits.* A request that timed out would time out again with the same limit: each time-out doubles
+//! the limit of the next requests of its class, up to a bound, and a quick answer halves it again. Each class
+//! learns for itself, because a store that lists slowly may read quickly.
 //!
-//! While a store is unreachable, one request every 500 ms probes it; all others fail without being sent, and
-//! their callers retry on their own schedule. So the load on a store that is unreachable, or has just come
-//! back, does not grow with the number of volumes and readers that wait for it.
+//! *Admission.* While a store is unreachable, one request at a time is let through to probe it, every 500 ms
+//! or, with limits that grew, less often: no more than ten wait for an answer. All others wait for news. Any
+//! answer lets them pass; a failure ends them all, and their callers retry on their own schedule. So the load
+//! on a store that is unreachable does not grow with the number of volumes and readers that wait for it, and
+//! the permits bound it once it is back. No request is refused before one has failed meanwhile: a caller that
+//! joins several requests would drop the one that probes for the sake of one that was refused. A caller that
+//! drops it for another reason holds up the next probe by an interval, and nothing else.
 
+use std::collections::HashMap;
 use std::error::Error;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::iter::successors;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use holdfast_objects::{ErrorKind, StoreError};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
 
-use crate::config::Timeouts;
+use crate::attempt::{Lane, RequestClass};
+use crate::classify::RequestFailure;
+use crate::config::{AttemptLimit, MAX_HEAD_DOUBLINGS};
 
-/// Most doublings: 64 times as long, for a store that takes 16 KiB a second.
-const MAX_DOUBLINGS: u32 = 6;
+/// Most doublings of uploads: a body has 64 times as long, for a store that takes 16 KiB a second.
+const MAX_BULK_DOUBLINGS: u32 = 6;
 
 /// Interval between requests that probe an unreachable store.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 
-/// A request that was not sent, because the store did not answer a moment ago.
+/// A request that was not sent, because the store does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{last} (not retried yet)")]
 struct NotSent {
@@ -33,94 +43,166 @@ struct NotSent {
 #[derive(Debug)]
 struct Unreachable {
     probe_after: Instant,
-    /// Error of the last operation.
+    /// Error of the last request.
     last: String,
+}
+
+/// An attempt that ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempted {
+    pub(crate) class: RequestClass,
+    /// Limit of the same request with a body as long as the one that moved.
+    pub(crate) moved: AttemptLimit,
+    /// Doublings that the limit had.
+    pub(crate) doublings: u32,
+    pub(crate) sent: Instant,
+    pub(crate) took: Duration,
 }
 
 /// Availability of one store; shared by all its requests.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
-    doublings: AtomicU32,
     known: Mutex<Known>,
+    /// An answer of an unreachable store, or one more failure.
+    news: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Known {
+    /// Doublings of the limits; none where a class has no entry.
+    doublings: HashMap<RequestClass, u32>,
     unreachable: Option<Unreachable>,
     /// Time of the last answer.
     answered: Option<Instant>,
+    /// Failures of requests to an unreachable store so far.
+    failures: u64,
+}
+
+impl Known {
+    /// Doublings of the limits of `class`. A create is not repeated after a time-out, and in doubt then: it
+    /// has as long as the slowest of the others that are small.
+    fn doublings(&self, class: RequestClass) -> u32 {
+        let counts = |other: RequestClass| {
+            other == class || (class == RequestClass::CREATE && other.lane == Lane::First)
+        };
+        self.doublings.iter().filter(|(other, _)| counts(**other)).map(|(_, count)| *count).max().unwrap_or(0)
+    }
+
+    /// Admits a request, or returns the time at which a probe is due.
+    ///
+    /// # Errors
+    /// `Unavailable` with the last error, if a request failed since there were `failures`.
+    fn admit(
+        &mut self,
+        class: RequestClass,
+        now: Instant,
+        failures: u64,
+    ) -> Result<Option<Instant>, StoreError> {
+        let interval = PROBE_EVERY * (1 << self.doublings(class).min(MAX_HEAD_DOUBLINGS));
+        let Some(Unreachable { probe_after, last }) = &mut self.unreachable else { return Ok(None) };
+        if self.failures != failures {
+            return Err(StoreError::Unavailable(NotSent { last: last.clone() }.into()));
+        }
+        if now < *probe_after {
+            return Ok(Some(*probe_after));
+        }
+        *probe_after = now + interval;
+        Ok(None)
+    }
+
+    fn was_answered_since(&self, sent: Instant) -> bool {
+        self.answered.is_some_and(|answered| answered >= sent)
+    }
+
+    /// Records a failure of a request to an unreachable store, and that no probe is due before `probe_after`.
+    fn fail(&mut self, probe_after: Instant, error: &StoreError) {
+        // The text around it begins with the same words, so only the causes are kept.
+        let causes: Vec<String> =
+            successors(error.source(), |&cause| cause.source()).map(ToString::to_string).collect();
+        let last = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
+        self.unreachable = Some(Unreachable { probe_after, last });
+        self.failures += 1;
+    }
 }
 
 impl Availability {
-    /// Time limit of an attempt whose limit is `limit` with an ordinary store.
-    pub(crate) fn stretch(&self, limit: Duration, timeouts: &Timeouts) -> Duration {
-        let body = limit.saturating_sub(timeouts.attempt);
-        limit.saturating_sub(body).saturating_add(body * (1 << self.doublings.load(Ordering::Relaxed)))
+    /// Doublings of the limits of `class`, as they are now.
+    pub(crate) fn doublings(&self, class: RequestClass) -> u32 {
+        self.lock().doublings(class)
     }
 
-    /// Learns from an attempt that took `took` and had `limit`.
-    pub(crate) fn learn(
-        &self,
-        answer: Result<(), &StoreError>,
-        upload: bool,
-        took: Duration,
-        limit: Duration,
-    ) {
-        let change = |to: fn(u32) -> u32| {
-            // The closure always answers, so there is always a new value.
-            self.doublings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(to(now))).ok();
-        };
-        match answer {
-            Ok(()) => {
-                self.answered();
-                if upload && took < limit / 4 {
-                    change(|now| now.saturating_sub(1));
+    /// Time limit of an attempt of `class` whose limit is `limit` with an ordinary store.
+    pub(crate) fn limit(&self, class: RequestClass, limit: AttemptLimit) -> Duration {
+        limit.doubled(self.doublings(class))
+    }
+
+    /// Learns from an attempt. Its failure ends the wait of others, but begins no outage.
+    pub(crate) fn learn(&self, attempted: &Attempted, answer: Result<(), &RequestFailure>) {
+        let Attempted { class, moved, doublings, sent, took } = *attempted;
+        let mut known = self.lock();
+        let now_doublings = known.doublings(class);
+        let failure = match answer {
+            Err(failure) if failure.error.kind() == ErrorKind::Unavailable => failure,
+            Ok(()) | Err(_) => {
+                let is_throttled = answer.is_err_and(|error| error.error.kind() == ErrorKind::Throttled);
+                if took < moved.doubled(now_doublings) / 4 && !is_throttled {
+                    known.doublings.insert(class, now_doublings.saturating_sub(1));
                 }
+                known.answered = Some(sent + took);
+                if known.unreachable.take().is_some() {
+                    self.news.notify_waiters();
+                }
+                return;
             }
-            Err(StoreError::TimedOut { .. }) if upload => change(|now| (now + 1).min(MAX_DOUBLINGS)),
-            Err(error) if error.kind() != ErrorKind::Unavailable => self.answered(),
-            Err(_) => {}
+        };
+        if matches!(failure.error, StoreError::TimedOut { .. }) {
+            let most = match class.lane {
+                Lane::First => MAX_HEAD_DOUBLINGS,
+                Lane::Bulk => MAX_BULK_DOUBLINGS,
+            };
+            // Requests that had the same limit and time out together double it once.
+            known.doublings.insert(class, now_doublings.max(doublings + 1).min(most));
+        }
+        if let Some(Unreachable { probe_after, .. }) = known.unreachable
+            && !known.was_answered_since(sent)
+        {
+            known.fail(probe_after.max(sent + took + failure.retry_after), &failure.error);
+            self.news.notify_waiters();
         }
     }
 
-    /// Admits a request.
+    /// Waits until a request may be sent.
     ///
     /// # Errors
-    /// `Unavailable` with the last error, while the store is unreachable and a probe is not due.
-    pub(crate) fn admit(&self, now: Instant) -> Result<(), StoreError> {
-        match &mut self.lock().unreachable {
-            Some(Unreachable { probe_after, last }) if now < *probe_after => {
-                Err(StoreError::Unavailable(NotSent { last: last.clone() }.into()))
+    /// `Unavailable` with the error of a request to an unreachable store that failed meanwhile.
+    pub(crate) async fn admit(&self, class: RequestClass) -> Result<(), StoreError> {
+        let failures = self.lock().failures;
+        loop {
+            let mut news = pin!(self.news.notified());
+            news.as_mut().enable();
+            let admitted = self.lock().admit(class, Instant::now(), failures)?;
+            let Some(due) = admitted else { return Ok(()) };
+            tokio::select! {
+                () = news => {}
+                () = tokio::time::sleep_until(due.into()) => {}
             }
-            Some(Unreachable { probe_after, .. }) => {
-                *probe_after = now + PROBE_EVERY;
-                Ok(())
-            }
-            None => Ok(()),
         }
     }
 
     /// Records that an operation ended without an answer to its last request, sent at `sent`. An answer to
     /// any other request since then counts more: a slow upload is not an outage for reads that are answered.
-    pub(crate) fn set_unreachable(&self, sent: Instant, now: Instant, error: &StoreError) {
+    pub(crate) fn set_unreachable(&self, sent: Instant, now: Instant, failure: &RequestFailure) {
         let mut known = self.lock();
-        if known.answered.is_some_and(|answered| answered >= sent) {
-            return;
+        if !known.was_answered_since(sent) {
+            known.fail(now + PROBE_EVERY.max(failure.retry_after), &failure.error);
+            self.news.notify_waiters();
         }
-        // The text around it begins with the same words, so only the causes are kept.
-        let causes: Vec<String> =
-            std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string).collect();
-        let last = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
-        known.unreachable = Some(Unreachable { probe_after: now + PROBE_EVERY, last });
     }
 
     /// Sends the next request in any case: a caller needs a fresh answer.
     pub(crate) fn forget(&self) {
         self.lock().unreachable = None;
-    }
-
-    fn answered(&self) {
-        *self.lock() = Known { unreachable: None, answered: Some(Instant::now()) };
+        self.news.notify_waiters();
     }
 
     /// True if the last operation ended without an answer and no request was answered since.
@@ -135,49 +217,165 @@ impl Availability {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+    use holdfast_objects::Verb;
+
     use super::*;
+    use crate::config::Timeouts;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const GET: RequestClass = RequestClass::repeated(Verb::Get);
+    const LIST: RequestClass = RequestClass::repeated(Verb::List);
+    const UPLOAD: RequestClass = RequestClass::repeated(Verb::UploadPart);
+
+    fn late() -> RequestFailure {
+        StoreError::TimedOut { after: SECOND }.into()
+    }
+
+    fn lost() -> RequestFailure {
+        StoreError::Unavailable("no route".into()).into()
+    }
+
+    /// Attempts of one class that move `body_bytes` each, sent with the limits of now.
+    struct Sender<'a>(&'a Availability, RequestClass, u64);
+
+    impl Sender<'_> {
+        fn limit(&self) -> Duration {
+            self.0.limit(self.1, Timeouts::default().attempt_for(self.2))
+        }
+
+        fn end(&self, took: Duration, answer: Result<(), &RequestFailure>) {
+            let Self(availability, class, body_bytes) = *self;
+            let moved = Timeouts::default().attempt_for(body_bytes);
+            let doublings = availability.doublings(class);
+            let attempted = Attempted { class, moved, doublings, sent: Instant::now(), took };
+            availability.learn(&attempted, answer);
+        }
+    }
 
     #[test]
     fn uploads_that_time_out_get_longer_limits() {
         let availability = Availability::default();
-        let timeouts = Timeouts::default();
-        let limit = timeouts.attempt_for(16 << 20);
-        assert_eq!(availability.stretch(limit, &timeouts), 21 * SECOND);
-        let late = StoreError::TimedOut { after: limit };
-        availability.learn(Err(&late), true, limit, limit);
-        assert_eq!(availability.stretch(limit, &timeouts), 37 * SECOND);
-        assert_eq!(availability.stretch(timeouts.attempt, &timeouts), timeouts.attempt, "without a body");
-        availability.learn(Ok(()), true, 30 * SECOND, 37 * SECOND);
-        assert_eq!(availability.stretch(limit, &timeouts), 37 * SECOND, "it needed the time");
-        availability.learn(Ok(()), true, 2 * SECOND, 37 * SECOND);
-        assert_eq!(availability.stretch(limit, &timeouts), 21 * SECOND);
+        let upload = Sender(&availability, UPLOAD, 16 << 20);
+        assert_eq!(upload.limit(), 21 * SECOND);
+        upload.end(21 * SECOND, Err(&late()));
+        assert_eq!(upload.limit(), (10 + 32) * SECOND);
+        upload.end(30 * SECOND, Ok(()));
+        assert_eq!(upload.limit(), (10 + 32) * SECOND, "it needed the time");
+        upload.end(2 * SECOND, Ok(()));
+        assert_eq!(upload.limit(), 21 * SECOND);
         for _ in 0..100 {
-            availability.learn(Err(&late), true, limit, limit);
+            upload.end(upload.limit(), Err(&late()));
         }
-        assert_eq!(availability.stretch(limit, &timeouts), (5 + 16 * 64) * SECOND, "there is a limit");
+        assert_eq!(upload.limit(), (20 + 16 * 64) * SECOND, "there is a limit");
+    }
+
+    /// Only limits of uploads were learned: a store whose answers began late was read no more.
+    #[test]
+    fn each_class_of_requests_learns_its_own_limit() {
+        let availability = Availability::default();
+        let [get, list] = [GET, LIST].map(|class| Sender(&availability, class, 0));
+        assert_eq!([get.limit(), list.limit()], [5 * SECOND; 2]);
+        list.end(5 * SECOND, Err(&late()));
+        assert_eq!([get.limit(), list.limit()], [5 * SECOND, 10 * SECOND]);
+        get.end(SECOND, Ok(()));
+        list.end(6 * SECOND, Ok(()));
+        assert_eq!([get.limit(), list.limit()], [5 * SECOND, 10 * SECOND], "reads are quick, lists are not");
+        for _ in 0..100 {
+            list.end(list.limit(), Err(&late()));
+        }
+        assert_eq!(list.limit(), 20 * SECOND, "there is a limit");
+        for _ in 0..2 {
+            list.end(SECOND, Ok(()));
+        }
+        assert_eq!(list.limit(), 5 * SECOND);
+        // A body takes its time: that is not a slow answer.
+        let large = Sender(&availability, GET, 64 << 20);
+        get.end(5 * SECOND, Err(&late()));
+        large.end(10 * SECOND, Ok(()));
+        assert_eq!(get.limit(), 5 * SECOND);
+    }
+
+    #[test]
+    fn requests_that_time_out_together_double_the_limit_once() {
+        let availability = Availability::default();
+        let sent = Instant::now();
+        let moved = Timeouts::default().attempt_for(0);
+        let attempted = Attempted { class: GET, moved, doublings: 0, sent, took: 5 * SECOND };
+        for _ in 0..64 {
+            availability.learn(&attempted, Err(&late()));
+        }
+        assert_eq!(availability.doublings(GET), 1);
+    }
+
+    /// Returns the answer to a request at `now`, of which one failed or not since it began to wait.
+    fn admit(availability: &Availability, now: Instant, failures: u64) -> Result<Option<Instant>, String> {
+        let admitted = availability.lock().admit(GET, now, failures);
+        admitted.map_err(|error| error.source().unwrap().to_string())
     }
 
     #[test]
     fn an_unreachable_store_is_probed_until_it_answers_anything() {
         let availability = Availability::default();
         let begun = Instant::now();
-        availability.admit(begun).unwrap();
-        availability.set_unreachable(begun, begun, &StoreError::Unavailable("no route".into()));
-        let unsent = availability.admit(begun).unwrap_err();
-        assert_eq!(unsent.kind(), ErrorKind::Unavailable);
-        assert_eq!(unsent.source().unwrap().to_string(), "no route (not retried yet)");
-        availability.admit(begun + PROBE_EVERY).unwrap();
-        availability.admit(begun + PROBE_EVERY).expect_err("another request probes already");
-        let late = StoreError::TimedOut { after: SECOND };
-        availability.learn(Err(&late), false, SECOND, SECOND);
+        assert_eq!(admit(&availability, begun, 0), Ok(None));
+        availability.set_unreachable(begun, begun, &lost());
+        let due = begun + PROBE_EVERY;
+        assert_eq!(admit(&availability, begun, 1), Ok(Some(due)), "it waits");
+        assert_eq!(admit(&availability, due, 1), Ok(None), "it probes");
+        assert_eq!(admit(&availability, due, 1), Ok(Some(due + PROBE_EVERY)), "another probes already");
+        let get = Sender(&availability, GET, 0);
+        get.end(SECOND, Err(&lost()));
         assert!(availability.is_unreachable());
+        assert_eq!(admit(&availability, due, 1), Err("no route (not retried yet)".to_owned()));
         let missing = StoreError::NotFound { key: "log/1".to_owned() };
-        availability.learn(Err(&missing), false, SECOND, SECOND);
+        get.end(SECOND, Err(&missing.into()));
         assert!(!availability.is_unreachable());
-        availability.admit(begun + PROBE_EVERY).unwrap();
-        availability.set_unreachable(begun, begun, &late);
+        assert_eq!(admit(&availability, due, 2), Ok(None));
+        availability.set_unreachable(begun, begun, &lost());
         assert!(!availability.is_unreachable(), "it answered another request after that one was sent");
+    }
+
+    #[test]
+    fn a_server_that_names_a_time_is_not_probed_before() {
+        let availability = Availability::default();
+        let begun = Instant::now();
+        let asked = RequestFailure { retry_after: 3 * SECOND, ..lost() };
+        availability.set_unreachable(begun, begun, &asked);
+        assert_eq!(admit(&availability, begun, 1), Ok(Some(begun + 3 * SECOND)));
+    }
+
+    /// A longer limit left dozens of probes in flight, each with a permit.
+    #[test]
+    fn probes_with_longer_limits_are_sent_less_often() {
+        let availability = Availability::default();
+        let get = Sender(&availability, GET, 0);
+        for _ in 0..2 {
+            get.end(get.limit(), Err(&late()));
+        }
+        let begun = Instant::now();
+        availability.set_unreachable(begun, begun, &late());
+        let due = begun + PROBE_EVERY;
+        assert_eq!(admit(&availability, due, 1), Ok(None));
+        assert_eq!(admit(&availability, due, 1), Ok(Some(due + 4 * PROBE_EVERY)));
+    }
+
+    /// They were refused at once, and a caller that joins them dropped the one that was admitted.
+    #[tokio::test]
+    async fn requests_wait_for_the_answer_to_the_one_admitted() {
+        let availability = Availability::default();
+        for answer in [Ok(()), Err(lost())] {
+            let sent = Instant::now();
+            availability.set_unreachable(sent, sent - PROBE_EVERY, &lost());
+            availability.admit(GET).await.expect("a probe is due");
+            let mut waiting = [GET, LIST].map(|class| Box::pin(availability.admit(class)));
+            for request in &mut waiting {
+                assert!(request.now_or_never().is_none());
+            }
+            Sender(&availability, GET, 0).end(Duration::ZERO, answer.as_ref().copied());
+            for request in waiting {
+                assert_eq!(request.await.is_ok(), answer.is_ok());
+            }
+        }
     }
 }

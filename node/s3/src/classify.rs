@@ -15,13 +15,18 @@
 //!   objects.
 
 use std::error::Error;
+use std::time::Duration;
 
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::{
     config::http::HttpResponse,
     error::{ProvideErrorMetadata, SdkError},
 };
-use holdfast_objects::StoreError;
+use holdfast_objects::{ErrorKind, StoreError};
+
+/// The longest that a `Retry-After` is honoured. A server in the field asks for a minute in each answer of an
+/// overload that lasts a second; callers retry later and later in any case.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// A failed request: what it means, and whether the server may have acted on it.
 #[derive(Debug)]
@@ -30,6 +35,26 @@ pub(crate) struct RequestFailure {
     pub(crate) error: StoreError,
     /// Its effect, if it was a write.
     pub(crate) effect: WriteEffect,
+    /// The time for which the server asks before the next request; zero where it names none.
+    pub(crate) retry_after: Duration,
+}
+
+impl RequestFailure {
+    const fn new(error: StoreError, effect: WriteEffect) -> Self {
+        Self { error, effect, retry_after: Duration::ZERO }
+    }
+
+    /// True if it counts as an error of the store: not an answer about an object that is there or is not.
+    pub(crate) fn is_error(&self) -> bool {
+        self.effect != WriteEffect::Exists && self.error.kind() != ErrorKind::NotFound
+    }
+}
+
+/// Without an answer of the server, or with one that makes no sense, the effect is unknown.
+impl From<StoreError> for RequestFailure {
+    fn from(error: StoreError) -> Self {
+        Self::new(error, WriteEffect::Unknown)
+    }
 }
 
 /// Effect of a failed write.
@@ -76,24 +101,32 @@ where
     let status = failure.raw_response().map(|response| response.status().as_u16());
     let code = failure.code().unwrap_or_default().to_owned();
     let from_s3 = is_from_s3(&failure);
-    match (status, &failure) {
+    let retry_after = failure.raw_response().map_or(Duration::ZERO, retry_after);
+    let failure = match (status, &failure) {
         // An error answer with a code the protocol knows, or at least a status.
         (Some(status), SdkError::ServiceError(_)) => {
             answered(Answer { status, code, from_s3 }, failure.into(), bucket, key)
         }
         // No whole answer.
-        (_, SdkError::ConstructionFailure(_)) => RequestFailure {
-            error: StoreError::Refused { code: "not sent".to_owned(), source: failure.into() },
-            effect: WriteEffect::None,
-        },
+        (_, SdkError::ConstructionFailure(_)) => {
+            let error = StoreError::Refused { code: "not sent".to_owned(), source: failure.into() };
+            RequestFailure::new(error, WriteEffect::None)
+        }
         _ if any_cause(&failure, &is_credentials) => {
-            RequestFailure { error: no_credentials(failure.into()), effect: WriteEffect::None }
+            RequestFailure::new(no_credentials(failure.into()), WriteEffect::None)
         }
         _ => {
             let effect = if never_connected(&failure) { WriteEffect::None } else { WriteEffect::Unknown };
-            RequestFailure { error: StoreError::Unavailable(failure.into()), effect }
+            RequestFailure::new(StoreError::Unavailable(failure.into()), effect)
         }
-    }
+    };
+    RequestFailure { retry_after, ..failure }
+}
+
+/// The time for which an answer asks, in seconds: no S3 server names a date.
+fn retry_after(answer: &HttpResponse) -> Duration {
+    let seconds = answer.headers().get("retry-after").and_then(|text| text.trim().parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0)).min(MAX_RETRY_AFTER)
 }
 
 /// The meaning of the error `code` that a server's answer names for one of several objects.
@@ -121,8 +154,8 @@ struct Answer {
 /// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
 fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, key: &str) -> RequestFailure {
     let Answer { status, code, from_s3 } = answer;
-    let none = |error| RequestFailure { error, effect: WriteEffect::None };
-    let unknown = |error| RequestFailure { error, effect: WriteEffect::Unknown };
+    let none = |error| RequestFailure::new(error, WriteEffect::None);
+    let unknown = |error| RequestFailure::new(error, WriteEffect::Unknown);
     match (status, code.as_str()) {
         (_, "NoSuchBucket") => none(StoreError::NoBucket { bucket: bucket.to_owned() }),
         (_, "SlowDown") | (429, _) => none(StoreError::Throttled(source)),
@@ -130,15 +163,10 @@ fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, 
         (501, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
         (401 | 403, _) => {
             let effect = if from_s3 { WriteEffect::None } else { WriteEffect::Unknown };
-            RequestFailure {
-                error: StoreError::Denied { code: code_or_status(code, status), source },
-                effect,
-            }
+            RequestFailure::new(StoreError::Denied { code: code_or_status(code, status), source }, effect)
         }
         (300..=499, _) if !from_s3 => unknown(foreign(status, "an S3 error code")),
-        (412, _) => {
-            RequestFailure { error: StoreError::Refused { code, source }, effect: WriteEffect::Exists }
-        }
+        (412, _) => RequestFailure::new(StoreError::Refused { code, source }, WriteEffect::Exists),
         (409, _) => unknown(StoreError::Conflict(source)),
         (404, "NoSuchKey" | MADE_UP | "") if !key.is_empty() => {
             none(StoreError::NotFound { key: key.to_owned() })
@@ -199,9 +227,19 @@ pub(crate) fn any_cause(
 
 #[cfg(test)]
 mod tests {
-    use holdfast_objects::ErrorKind;
-
     use super::*;
+
+    #[test]
+    fn a_server_may_ask_for_a_wait_of_some_seconds() {
+        let asked = |text: &str| {
+            let mut answer =
+                HttpResponse::new(503.try_into().unwrap(), aws_sdk_s3::primitives::SdkBody::empty());
+            answer.headers_mut().insert("retry-after", text.to_owned());
+            retry_after(&answer).as_secs()
+        };
+        let cases = [("2", 2), ("60", 5), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)];
+        assert_eq!(cases.map(|(text, _)| asked(text)), cases.map(|(_, seconds)| seconds));
+    }
 
     /// The kind says what a caller may do, the effect if the write may have happened.
     #[test]

@@ -69,9 +69,9 @@ impl fmt::Debug for S3Credentials {
 pub struct Timeouts {
     /// To establish a connection.
     pub connect: Duration,
-    /// One attempt, besides what [`Timeouts::per_mib`] adds.
+    /// One attempt, besides what [`Timeouts::per_mib`] adds; up to four times as long with a slow store.
     pub attempt: Duration,
-    /// Added to an attempt for every MiB of its body.
+    /// Added to an attempt for every MiB of its body; longer with a slow store, too.
     pub per_mib: Duration,
     /// From the first attempt until no further one begins.
     pub deadline: Duration,
@@ -88,18 +88,41 @@ impl Default for Timeouts {
     }
 }
 
+/// The most doublings of the time until an answer begins.
+pub(crate) const MAX_HEAD_DOUBLINGS: u32 = 2;
+
+/// Time limit of one attempt while the store is as fast as usual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttemptLimit {
+    /// Until the answer begins.
+    pub(crate) head: Duration,
+    /// Added for the body.
+    pub(crate) body: Duration,
+}
+
+impl AttemptLimit {
+    /// The limit after so many doublings, of which the head takes [`MAX_HEAD_DOUBLINGS`] at most.
+    pub(crate) fn doubled(self, doublings: u32) -> Duration {
+        let head = self.head.saturating_mul(1 << doublings.min(MAX_HEAD_DOUBLINGS));
+        head.saturating_add(self.body.saturating_mul(1 << doublings))
+    }
+}
+
 impl Timeouts {
-    /// The longest one attempt with a body of `body_bytes` may take.
-    pub(crate) fn attempt_for(&self, body_bytes: u64) -> Duration {
-        let mib = u32::try_from(body_bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
-        self.attempt.saturating_add(self.per_mib.saturating_mul(mib))
+    /// Limit of one attempt with a body of `body_bytes`.
+    pub(crate) fn attempt_for(&self, body_bytes: u64) -> AttemptLimit {
+        AttemptLimit { head: self.attempt, body: self.body(body_bytes) }
     }
 
-    /// The longest that a server may take to complete an upload of `bytes` in parts. Some copy all parts on
-    /// their own disks: that has a sixteenth of what sending them may take.
-    pub(crate) fn completion_for(&self, bytes: u64) -> Duration {
-        let mib = u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
-        self.deadline.saturating_add(self.per_mib.saturating_mul(mib) / 16)
+    /// Limit of the completion of an upload of `bytes` in parts. Some servers copy all parts on their own
+    /// disks: that has a sixteenth of what sending them may take.
+    pub(crate) fn completion_for(&self, bytes: u64) -> AttemptLimit {
+        AttemptLimit { head: self.deadline, body: self.body(bytes) / 16 }
+    }
+
+    /// The time that a body of `bytes` may take.
+    pub(crate) fn body(&self, bytes: u64) -> Duration {
+        self.per_mib.saturating_mul(u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX))
     }
 }
 
@@ -252,8 +275,9 @@ mod tests {
 
     #[test]
     fn a_large_body_gets_more_time() {
-        let timeouts = Timeouts::default();
-        assert_eq!(timeouts.attempt_for(0), Duration::from_secs(5));
-        assert_eq!(timeouts.attempt_for((16 << 20) + 1), Duration::from_secs(22));
+        let limit = |bytes, doublings| Timeouts::default().attempt_for(bytes).doubled(doublings).as_secs();
+        assert_eq!([limit(0, 0), limit((16 << 20) + 1, 0)], [5, 22]);
+        assert_eq!([limit(0, 1), limit(16 << 20, 1)], [10, 42]);
+        assert_eq!([limit(0, 6), limit(16 << 20, 6)], [20, 20 + 16 * 64], "the head has its own bound");
     }
 }

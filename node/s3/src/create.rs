@@ -1,14 +1,17 @@
-//! Create-once PUT: sent once, and honest about not knowing.
+//! Create-once PUT: repeated only where nothing was written, and honest about not knowing.
+//!
+//! After an answer that there are too many requests nothing was written, and the same bytes are sent again.
+//! An object that is there then may still be this call's own, so the caller reads it back.
 
 use std::time::Instant;
 
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
-use holdfast_objects::{CreateError, Created, Verb};
+use holdfast_objects::{CreateError, Created, Decision, ErrorKind, StoreError};
 
 use crate::{
-    attempt::{Lane, RequestAttempt},
-    classify::{WriteEffect, classify, foreign},
+    attempt::{BodyBytes, RequestClass},
+    classify::{RequestFailure, WriteEffect, classify, foreign},
     store::S3Store,
 };
 
@@ -16,34 +19,52 @@ impl S3Store {
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
     pub(crate) async fn create_object(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         let full = self.full_key(key).map_err(CreateError::Failed)?;
-        self.availability.admit(Instant::now()).map_err(CreateError::Failed)?;
-        let body_bytes = body.len() as u64;
-        let request = async {
-            let put = self
-                .client
-                .put_object()
-                .bucket(&self.config.bucket)
-                .key(full)
-                .if_none_match("*")
-                .body(ByteStream::from(body))
-                .customize();
-            let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
-            match put.send().await {
-                Ok(put) if put.e_tag.is_some() => Ok((Created, body_bytes)),
-                Ok(_) => Err(CreateError::Ambiguous(foreign(200, "ETag"))),
-                Err(failure) => {
-                    let failure = classify(failure, &self.config.bucket, key);
-                    Err(match failure.effect {
-                        WriteEffect::Exists => CreateError::Exists { key: key.to_owned() },
-                        WriteEffect::Unknown => CreateError::Ambiguous(failure.error),
-                        WriteEffect::None => CreateError::Failed(failure.error),
-                    })
+        let limit = self.config.timeouts.attempt_for(body.len() as u64);
+        let begun = Instant::now();
+        let mut attempt = 1;
+        loop {
+            self.availability.admit(RequestClass::CREATE).await.map_err(CreateError::Failed)?;
+            let put = self.create_once(key, &full, body.clone());
+            let failure = match self.attempt(RequestClass::CREATE, limit, put).await {
+                Ok(created) => return Ok(created),
+                Err(failure) => failure,
+            };
+            match failure.effect {
+                WriteEffect::Exists if attempt == 1 => {
+                    return Err(CreateError::Exists { key: key.to_owned() });
                 }
+                WriteEffect::Exists => {
+                    return Err(CreateError::Ambiguous(StoreError::Conflict(failure.error.into())));
+                }
+                WriteEffect::Unknown => return Err(CreateError::Ambiguous(failure.error)),
+                WriteEffect::None => {}
             }
-        };
-        let failed = |error: &CreateError| !matches!(error, CreateError::Exists { .. });
-        let limit = self.config.timeouts.attempt_for(body_bytes);
-        let attempt = RequestAttempt { verb: Verb::Put, lane: Lane::First, limit };
-        self.attempt(attempt, request, CreateError::Ambiguous, failed).await
+            match self.decide(attempt, begun.elapsed(), &failure) {
+                Decision::RetryAfter(wait) if failure.error.kind() == ErrorKind::Throttled => {
+                    tracing::debug!(attempt, ?wait, "retrying a create that was throttled");
+                    tokio::time::sleep(wait).await;
+                    attempt += 1;
+                }
+                Decision::RetryAfter(_) | Decision::Fail => return Err(CreateError::Failed(failure.error)),
+            }
+        }
+    }
+
+    /// Sends it once.
+    async fn create_once(
+        &self,
+        key: &str,
+        full: &str,
+        body: Bytes,
+    ) -> Result<(Created, BodyBytes), RequestFailure> {
+        let body_bytes = body.len() as u64;
+        let put = self.client.put_object().bucket(&self.config.bucket).key(full);
+        let put = put.if_none_match("*").body(ByteStream::from(body)).customize();
+        let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
+        match put.send().await {
+            Ok(put) if put.e_tag.is_some() => Ok((Created, body_bytes)),
+            Ok(_) => Err(foreign(200, "ETag").into()),
+            Err(failure) => Err(classify(failure, &self.config.bucket, key)),
+        }
     }
 }

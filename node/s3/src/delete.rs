@@ -38,11 +38,11 @@ impl S3Store {
     pub(crate) async fn delete_object(&self, key: &str) -> Result<(), StoreError> {
         let full = self.full_key(key)?;
         let answer = self
-            .repeat(Verb::Delete, self.config.timeouts.attempt, || async {
+            .repeat(Verb::Delete, self.config.timeouts.attempt_for(0), || async {
                 let delete = self.client.delete_object().bucket(&self.config.bucket).key(&full);
                 match delete.send().await {
                     Ok(_) => Ok(((), 0)),
-                    Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
+                    Err(failure) => Err(classify(failure, &self.config.bucket, key)),
                 }
             })
             .await;
@@ -59,11 +59,11 @@ impl S3Store {
         let delete = Delete::builder().set_objects(Some(full.iter().map(identify).collect())).build();
         let delete = delete.expect("it has objects");
         let answer = self
-            .repeat(Verb::Delete, self.config.timeouts.attempt, || async {
+            .repeat(Verb::Delete, self.config.timeouts.attempt_for(0), || async {
                 let request = self.client.delete_objects().bucket(&self.config.bucket).delete(delete.clone());
                 match request.send().await {
                     Ok(answer) => Ok((check(&answer, &full, &self.config.bucket)?, 0)),
-                    Err(failure) => Err(classify(failure, &self.config.bucket, "").error),
+                    Err(failure) => Err(classify(failure, &self.config.bucket, "")),
                 }
             })
             .await;

@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use holdfast_objects::{StoreError, Suffix, Verb};
 
 use crate::{
+    attempt::RequestClass,
     classify::{classify, foreign, is_from_s3},
     store::S3Store,
 };
@@ -84,29 +85,31 @@ impl S3Store {
     async fn get_part(&self, key: &str, range: Option<&str>, max_bytes: u64) -> Result<Part, StoreError> {
         let full = self.full_key(key)?;
         let full = full.as_str();
-        self.repeat(Verb::Get, self.config.timeouts.attempt_for(max_bytes), || async move {
+        let timeouts = &self.config.timeouts;
+        self.repeat(Verb::Get, timeouts.attempt_for(max_bytes), || async move {
             let get = self.client.get_object().bucket(&self.config.bucket).key(full);
             let sent = get.set_range(range.map(str::to_owned)).send();
             // The head of an answer never takes longer for a large object.
-            let answer = match tokio::time::timeout(self.config.timeouts.attempt, sent).await {
+            let after = self.availability.limit(RequestClass::repeated(Verb::Get), timeouts.attempt_for(0));
+            let answer = match tokio::time::timeout(after, sent).await {
                 Ok(answer) => answer,
-                Err(_elapsed) => return Err(StoreError::TimedOut { after: self.config.timeouts.attempt }),
+                Err(_elapsed) => return Err(StoreError::TimedOut { after }.into()),
             };
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(failure) => {
                     let status = failure.raw_response().map(|raw| raw.status().as_u16());
                     if status == Some(416) && is_from_s3(&failure) {
-                        return Err(StoreError::OutOfRange { key: key.to_owned(), end: max_bytes });
+                        return Err(StoreError::OutOfRange { key: key.to_owned(), end: max_bytes }.into());
                     }
-                    return Err(classify(failure, &self.config.bucket, key).error);
+                    return Err(classify(failure, &self.config.bucket, key));
                 }
             };
             // S3 says of each part which part it is; only the end of an empty object may be none.
             let is_nothing =
                 answer.content_length() == Some(0) && range.is_some_and(|r| r.starts_with(SUFFIX));
             if range.is_some() && answer.content_range().is_none() && !is_nothing {
-                return Err(foreign(200, "Content-Range"));
+                return Err(foreign(200, "Content-Range").into());
             }
             let part = read_body(answer, key, max_bytes).await?;
             let moved = part.bytes.len() as u64;

@@ -3,8 +3,8 @@
 //! Owns: the connection to one bucket and everything that names the AWS SDK; one operation a file.
 //! Does not own: object names, what an object means, what a volume does while its bucket is unreachable.
 //! Runs on: a tokio runtime with timers.
-//! Invariants: a create is sent at most once a call; every request has an attempt time-out and holds a
-//! permit; a body is never longer than what was asked for.
+//! Invariants: a create is sent again only after the answer that nothing was written; every request has an
+//! attempt time-out and holds a permit; a body is never longer than what was asked for.
 //! On failure: a [`holdfast_objects::StoreError`] whose kind says what the caller may do.
 
 mod attempt;

@@ -49,7 +49,7 @@ impl S3Store {
         let limit = limit.min(MAX_PAGE_ENTRIES) as i32;
         let full_prefix = format!("{}{prefix}", self.root());
         let full_start = start_after.map(|key| format!("{}{key}", self.root()));
-        self.repeat(Verb::List, self.config.timeouts.attempt, || async {
+        self.repeat(Verb::List, self.config.timeouts.attempt_for(0), || async {
             let list = self
                 .client
                 .list_objects_v2()
@@ -60,7 +60,7 @@ impl S3Store {
                 .max_keys(limit);
             match list.send().await {
                 Ok(answer) => Ok((read(answer)?, 0)),
-                Err(failure) => Err(classify(failure, &self.config.bucket, "").error),
+                Err(failure) => Err(classify(failure, &self.config.bucket, "")),
             }
         })
         .await

@@ -56,8 +56,8 @@ impl S3Store {
             let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
             match put.send().await {
                 Ok(put) if put.e_tag.is_some() => Ok(((), body_bytes)),
-                Ok(_) => Err(foreign(200, "ETag")),
-                Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
+                Ok(_) => Err(foreign(200, "ETag").into()),
+                Err(failure) => Err(classify(failure, &self.config.bucket, key)),
             }
         })
         .await
@@ -87,14 +87,14 @@ impl S3Store {
     }
 
     async fn start_upload(&self, key: &str, full: &str) -> Result<String, StoreError> {
-        self.repeat(Verb::StartUpload, self.config.timeouts.attempt, || async {
+        self.repeat(Verb::StartUpload, self.config.timeouts.attempt_for(0), || async {
             let start = self.client.create_multipart_upload().bucket(&self.config.bucket).key(full);
             match start.send().await {
                 Ok(started) => {
                     let upload = started.upload_id.ok_or_else(|| foreign(200, "UploadId"))?;
                     Ok((upload, 0))
                 }
-                Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
+                Err(failure) => Err(classify(failure, &self.config.bucket, key)),
             }
         })
         .await
@@ -111,7 +111,7 @@ impl S3Store {
         let mut bytes = first.len() as u64;
         let mut numbers = 1..;
         let mut send = |chunk| {
-            let number = numbers.next().expect("there are fewer than 10,000 parts");
+            let number = numbers.next().expect("MAX_PARTS bounds their number");
             self.send_part(upload, number, chunk)
         };
         let mut sending = FuturesUnordered::from_iter([send(first)]);
@@ -157,7 +157,7 @@ impl S3Store {
                     let tag = sent.e_tag.ok_or_else(|| foreign(200, "ETag"))?;
                     Ok((CompletedPart::builder().part_number(number).e_tag(tag).build(), body_bytes))
                 }
-                Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
+                Err(failure) => Err(classify(failure, &self.config.bucket, key)),
             }
         })
         .await
@@ -171,8 +171,8 @@ impl S3Store {
             let complete = self.client.complete_multipart_upload().bucket(&self.config.bucket).key(full);
             match complete.upload_id(id).multipart_upload(parts.clone()).send().await {
                 Ok(done) if done.e_tag.is_some() => Ok(((), 0)),
-                Ok(_) => Err(foreign(200, "ETag")),
-                Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
+                Ok(_) => Err(foreign(200, "ETag").into()),
+                Err(failure) => Err(classify(failure, &self.config.bucket, key)),
             }
         })
         .await
@@ -198,11 +198,11 @@ impl S3Store {
     async fn abort_upload(&self, upload: Upload<'_>) {
         let Upload { key, full, id } = upload;
         let aborted = self
-            .repeat(Verb::AbortUpload, self.config.timeouts.attempt, || async {
+            .repeat(Verb::AbortUpload, self.config.timeouts.attempt_for(0), || async {
                 let abort = self.client.abort_multipart_upload().bucket(&self.config.bucket).key(full);
                 match abort.upload_id(id).send().await {
                     Ok(_) => Ok(((), 0)),
-                    Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
+                    Err(failure) => Err(classify(failure, &self.config.bucket, key)),
                 }
             })
             .await;

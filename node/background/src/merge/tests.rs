@@ -14,7 +14,7 @@ use holdfast_engine::segment::{SegmentBuilder, SegmentRef};
 use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_engine::volume::Pending;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
-use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
+use holdfast_objects::{ErrorKind, Fault, MAX_PARTS, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
 

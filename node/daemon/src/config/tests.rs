@@ -53,7 +53,7 @@ type Case = (&'static str, &'static [(&'static str, &'static str)], &'static [&'
 
 #[test]
 fn an_error_names_the_place_and_the_fix() {
-    let cases: [Case; 26] = [
+    let cases: [Case; 27] = [
         ("", &[], &["node.toml: stores", "[stores.NAME]", "cut off"]),
         ("[node]\nname = \"a\"\n", &[], &["node.toml: stores", "[stores.NAME]"]),
         ("[node]\nname = \"a", &[], &["node.toml:2", "cut off"]),
@@ -67,6 +67,7 @@ fn an_error_names_the_place_and_the_fix() {
         ("[data]\nmax_dirty_age = 30\n", &[], &["node.toml:2: data.max_dirty_age", "30s"]),
         ("[data]\nmax_dirty_age = \"2h\"\n", &[], &["node.toml:2: data.max_dirty_age", "between 1s and 1h"]),
         ("[data]\nmax_dirty = \"1Mi\"\n", &[], &["node.toml:2: data.max_dirty", "at least 64Mi"]),
+        ("[data]\nmax_dirty = \"300Gi\"\n", &[], &["node.toml:2: data.max_dirty", "at most 256Gi"]),
         ("[data]\nupload_memory = \"32Mi\"\n", &[], &["node.toml:2: data.upload_memory", "at least 64Mi"]),
         ("[data]\ncache_size = \"64Mi\"\n", &[], &["node.toml:2: data.cache_size", "at least 128Mi"]),
         ("[data]\nring_threads = 0\n", &[], &["node.toml:2: data.ring_threads", "1 to 64"]),

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::future::{join_all, try_join, try_join_all};
 use holdfast_objects::{
     CreateError, Created, ErrorKind, ObjectStore, Part, PartFailed, Parts, ReadyParts, SegmentError,
-    StoreError,
+    StoreError, Verb,
 };
-use holdfast_s3::{S3Config, S3Store};
+use holdfast_s3::{S3Config, S3Store, Timeouts};
 use hyper::Method;
 
 use crate::server::{PlannedFault, Server};
@@ -81,7 +82,6 @@ async fn a_refused_create_leaves_no_doubt() {
     let server = Server::start().await;
     let store = server.store().await;
     let answers = [
-        (503, "SlowDown", ErrorKind::Throttled),
         (403, "AccessDenied", ErrorKind::Denied),
         (400, "InvalidArgument", ErrorKind::Invalid),
         (501, "NotImplemented", ErrorKind::Invalid),
@@ -92,6 +92,49 @@ async fn a_refused_create_leaves_no_doubt() {
             Err(CreateError::Failed(error)) => assert_eq!(error.kind(), kind, "{error:?}"),
             other => panic!("{status} {code}: {other:?}"),
         }
+    }
+}
+
+/// It failed at the first such answer, and nothing looked at the time that the server names.
+#[tokio::test]
+async fn a_throttled_create_is_repeated_when_the_server_says() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let begun = Instant::now();
+    server.plan_fault(Method::PUT, PlannedFault::SlowDown(1));
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    let begun = Instant::now();
+    server.plan_fault(Method::GET, PlannedFault::SlowDown(1));
+    assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert_eq!((store.counts().put, store.counts().get), (2, 2));
+}
+
+#[tokio::test]
+async fn a_create_that_stays_throttled_leaves_no_doubt() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    for _ in 0..4 {
+        server.plan_fault(Method::PUT, PlannedFault::SlowDown(0));
+    }
+    match store.create(KEY, BODY).await {
+        Err(CreateError::Failed(error)) => assert_eq!(error.kind(), ErrorKind::Throttled, "{error:?}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.counts().put, 4);
+}
+
+/// The object may be of the attempt before: a server that stored it may throttle at its last step.
+#[tokio::test]
+async fn a_412_after_a_throttled_create_is_ambiguous() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    server.plan_fault(Method::PUT, PlannedFault::SlowDown(0));
+    match store.create(KEY, BODY).await {
+        Err(CreateError::Ambiguous(error)) => assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -288,7 +331,7 @@ async fn no_more_requests_are_in_flight_than_permitted() {
     for _ in 0..8 {
         server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_millis(50)));
     }
-    let reads = futures::future::join_all((0..8).map(|_| store.get(KEY, 64))).await;
+    let reads = join_all((0..8).map(|_| store.get(KEY, 64))).await;
     assert!(reads.into_iter().all(|read| read.unwrap() == BODY));
     assert_eq!(server.peak(), 2);
 }
@@ -308,25 +351,108 @@ async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
     assert_eq!(page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), [KEY]);
 }
 
+/// Loses GETs until the store counts as unreachable.
+async fn become_unreachable(server: &Server, store: &S3Store) {
+    let sent = store.counts().get;
+    for _ in 0..4 {
+        server.plan_fault(Method::GET, PlannedFault::LostRequest);
+    }
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.counts().get, sent + 4);
+}
+
 #[tokio::test]
 async fn an_unreachable_store_gets_one_request_at_a_time() {
     let server = Server::start().await;
     let store = server.store().await;
-    for _ in 0..5 {
+    become_unreachable(&server, &store).await;
+    for probes in 5..8 {
         server.plan_fault(Method::GET, PlannedFault::LostRequest);
+        let reads = join_all((0..8).map(|_| store.get(KEY, 64))).await;
+        let unavailable = |read: Result<_, StoreError>| read.unwrap_err().kind() == ErrorKind::Unavailable;
+        assert!(reads.into_iter().all(unavailable));
+        assert_eq!(store.counts().get, probes, "the others were sent, too");
     }
-    let mut unsent = 0;
-    while store.counts().get < 5 {
-        let sent = store.counts().get;
-        assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
-        assert!([0, 4].contains(&sent), "each later operation sends one request");
-        unsent += u32::from(store.counts().get == sent);
+    for read in join_all((0..8).map(|_| store.get(KEY, 64))).await {
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::NotFound);
     }
-    assert!(unsent > 0, "every operation asked");
-    assert!(matches!(store.create(KEY, BODY).await, Err(CreateError::Failed(_))), "a create was sent");
-    while store.get(KEY, 64).await.unwrap_err().kind() != ErrorKind::NotFound {}
-    assert_eq!(store.counts().get, 6);
+    assert_eq!(store.counts().get, 7 + 8);
+}
+
+/// The one that was refused ended the join, and dropped the one that was admitted before its answer: a store
+/// that was back was never found to be.
+#[tokio::test]
+async fn two_reads_at_once_end_an_outage() {
+    let server = Server::start().await;
+    let store =
+        S3Store::connect(S3Config { timeouts: Timeouts::default(), ..server.config() }).await.unwrap();
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    become_unreachable(&server, &store).await;
+    for _ in 0..100 {
+        server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_millis(20)));
+    }
+    let recovered = async {
+        while try_join(store.get_range(KEY, 0..3), store.get_range(KEY, 3..6)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    // Half a second, and time for a busy machine; it was never.
+    tokio::time::timeout(Duration::from_secs(10), recovered).await.expect("it is back");
+    assert_eq!(store.counts().get, 4 + 2);
+}
+
+/// Creates never said what they had learned: one was done, the others were refused with the error of before.
+#[tokio::test]
+async fn creates_after_an_outage_are_all_done() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    become_unreachable(&server, &store).await;
+    let keys: Vec<String> = (0..6).map(|number| format!("{KEY}-{number}")).collect();
+    try_join_all(keys.iter().map(|key| store.create(key, BODY))).await.unwrap();
+    assert_eq!(store.counts().put, 6);
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::NotFound, "it is back");
+}
+
+/// Each left an attempt that had begun and never ended.
+#[tokio::test]
+async fn a_read_that_is_dropped_is_counted_as_ended() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.plan_fault(Method::GET, PlannedFault::Late(TOO_LATE));
+    let sent = async {
+        while store.counts().get == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        read = store.get(KEY, 64) => panic!("{read:?}"),
+        () = sent => {}
+    }
+    let get = store.requests().verb(Verb::Get);
+    assert_eq!(get.buckets.iter().map(|bucket| bucket.load(Ordering::SeqCst)).sum::<u64>(), 1);
+}
+
+/// All four attempts had one limit, and so had every operation after: none ever succeeded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_whose_answers_begin_late_makes_progress() {
+    const LIMIT: Duration = Duration::from_millis(500);
+    let server = Server::start().await;
+    let store = server.store_with_attempt_limit(LIMIT).await;
+    for method in [Method::GET, Method::PUT, Method::DELETE] {
+        for _ in 0..20 {
+            server.plan_fault(method.clone(), PlannedFault::Late(LIMIT * 5 / 2));
+        }
+    }
+    // A create is sent once; the one before may have come into effect.
+    let mut creates = 1;
+    while !matches!(store.create(KEY, BODY).await, Ok(Created) | Err(CreateError::Exists { .. })) {
+        creates += 1;
+        assert!(creates <= 4, "no create is answered");
+    }
+    assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
+    assert_eq!(store.list("volumes/", None, 10).await.unwrap().entries.len(), 1);
+    store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
+    store.delete(&[KEY]).await.unwrap();
 }
 
 /// All parts of an upload waited in one queue with reads and log records, each of which then came after
@@ -353,7 +479,7 @@ async fn uploads_leave_permits_for_reads() {
         store.list("volumes/", None, 10).await.unwrap();
     };
     tokio::select! {
-        uploaded = futures::future::join_all(uploads) => panic!("{uploaded:?}"),
+        uploaded = join_all(uploads) => panic!("{uploaded:?}"),
         () = reads => {}
     }
     let after = store.counts();

@@ -144,6 +144,21 @@ async fn a_wrong_region_is_named() {
     assert!(failure.to_string().contains("us-east-1"), "{failure}");
 }
 
+/// Its create had the usual limit, whatever the requests before it had needed.
+#[tokio::test]
+async fn a_server_whose_answers_begin_late_passes() {
+    const LIMIT: Duration = Duration::from_millis(1500);
+    let server = Server::start().await;
+    for method in [Method::GET, Method::PUT, Method::DELETE] {
+        for _ in 0..8 {
+            server.plan_fault(method.clone(), PlannedFault::Late(LIMIT * 12 / 10));
+        }
+    }
+    let store = server.store_with_attempt_limit(LIMIT).await;
+    store.probe().await.unwrap();
+    assert_eq!(store.counts().put, 2);
+}
+
 #[tokio::test]
 async fn an_unreachable_server_may_come_back() {
     let server = Server::start().await;

@@ -37,6 +37,8 @@ use crate::backend::{BUCKET, Backend};
 pub(crate) enum PlannedFault {
     /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
+    /// Answered that there are too many requests, and that one is due in so many seconds; nothing happens.
+    SlowDown(u64),
     /// A proxy answers in the server's place: this status and body, and no error code of S3; nothing happens.
     Proxy(u16, &'static str),
     /// The same before the request's body is read.
@@ -207,6 +209,13 @@ async fn with_faults(
             let mut body = Body::from(request.into_body());
             body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
             Ok(planned_answer(status, code))
+        }
+        Some(PlannedFault::SlowDown(seconds)) => {
+            let mut body = Body::from(request.into_body());
+            body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
+            let mut answer = planned_answer(503, "SlowDown");
+            answer.headers_mut().insert("retry-after", seconds.into());
+            Ok(answer)
         }
         Some(PlannedFault::Proxy(status, page)) => {
             let mut body = Body::from(request.into_body());

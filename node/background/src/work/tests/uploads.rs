@@ -87,6 +87,18 @@ fn uploads_that_wait_hold_nothing() {
     assert!(matches!(done, Some((Event::Uploaded(_), None))), "{done:?}");
 }
 
+/// After a long outage a segment had more parts than a store takes: no attempt ever succeeded.
+#[test]
+fn a_segment_has_no_more_parts_than_a_store_takes() {
+    let (store, memory) = (MemoryStore::new(), UploadMemory::new(1 << 20, 1));
+    let volume = volume(0, (0, &store), &Pools { upload_memory: memory, ..pools() });
+    // Parts of a byte: there would be 48 of each block's entry alone.
+    let dirty = |block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY };
+    let work = Work::Upload { place: Place::until(Seq(9)), blocks: (0..300).map(dirty).collect() };
+    let done = volume.perform(work).now_or_never();
+    assert!(matches!(done, Some((Event::Uploaded(_), None))), "{done:?}");
+}
+
 /// The same of a store that takes requests and does not answer.
 #[test]
 fn a_silent_store_holds_up_no_other() {
