@@ -87,7 +87,7 @@ async fn the_age_of_an_object_is_by_the_servers_clock() {
         let age = page.age(&page.entries[0]);
         assert!(age.abs_diff(minutes(55)) < minutes(1), "{age:?}");
         store.probe().await.unwrap();
-        assert_eq!(server.backend.keys(), [key.clone()], "not an hour old yet");
+        assert_eq!(server.backend.keys(), std::slice::from_ref(&key), "not an hour old yet");
         server.backend.put_at(&key, server.backend.date() - minutes(65));
         store.probe().await.unwrap();
         assert_eq!(server.backend.keys(), Vec::<String>::new());
