@@ -35,8 +35,8 @@ use crate::{LogFailure, store};
 /// first, because it was called lost; none if each must.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]: what is left is removed by the
-/// next call.
+/// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
+/// what is left is removed by the next call.
 pub async fn remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

@@ -340,9 +340,9 @@ pub async fn forgotten_of(
 }
 
 /// The marks of those of `places`, which ascend, whose snapshots are forgotten, as far as LIST shows them,
-/// and the age of each by the store's clock. Marks are never deleted, so there may be many more of them: a page of marks is
-/// listed from a place on, and the next page from the next place behind it. So it takes at most one LIST for
-/// each place, and none for the marks before the oldest.
+/// and the age of each by the store's clock. Marks are never deleted, so there may be many more of them: a
+/// page of marks is listed from a place on, and the next page from the next place behind it. So it takes at
+/// most one LIST for each place, and none for the marks before the oldest.
 pub(crate) async fn marks_of(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

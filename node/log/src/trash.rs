@@ -19,9 +19,9 @@
 //! For how long a volume was there is the difference of two times of one answer to a LIST. Both are the
 //! store's; this host's clock counts for nothing.
 //!
-//! Owns: the objects under `trash/`. Costs: an entry is one PUT and one read of the log to its end; taking back is one
-//! LIST, and a PUT, a GET and two DELETEs if the volume is there. On failure: each function may be called
-//! again, and continues where the last call ended.
+//! Owns: the objects under `trash/`. Costs: an entry is one PUT and one read of the log to its end; taking
+//! back is one LIST, and a PUT, a GET and two DELETEs if the volume is there. On failure: each function may
+//! be called again, and continues where the last call ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -131,8 +131,8 @@ pub enum Emptied {
 /// last writer that need not detach first, because it was called lost; none if each must.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]: the log cannot be read, or the
-/// store did not answer.
+/// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
+/// the log cannot be read, or the store did not answer.
 pub async fn discard(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -254,8 +254,8 @@ pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> 
 /// does.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`], [`LogFailure::WrittenSince`], [`LogFailure::StillAttached`], and the damage of
-/// a log that could be read before: the volume stays in the trash. Another [`LogFailure`]: what is left is
+/// [`LogFailure::HasSnapshots`], [`LogFailure::WrittenSince`], [`LogFailure::StillAttached`], and the damage
+/// of a log that could be read before: the volume stays in the trash. Another [`LogFailure`]: what is left is
 /// done by the next call.
 pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) -> Result<Emptied, LogFailure> {
     let Trashed { stay, since, age, is_ending } = there;

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 /// Resolution of the time that a server says an object has.
 const RESOLUTION: Duration = Duration::from_secs(1);
 
-/// The time of the answer to one request, by the server's clock: the header `Date`, which every server that has
-/// a clock sends (RFC 9110, 6.6.1). Clones are the same.
+/// The time of the answer to one request, by the server's clock: the header `Date`, which every server that
+/// has a clock sends (RFC 9110, 6.6.1). Clones are the same.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AnswerDate(Arc<Mutex<Option<SystemTime>>>);
 

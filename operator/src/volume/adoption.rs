@@ -69,8 +69,8 @@ impl FoundInStore {
     }
 }
 
-/// Obstacle to the removal of a volume: a writer that was not called lost, maybe of another cluster, still has
-/// it attached.
+/// Obstacle to the removal of a volume: a writer that was not called lost, maybe of another cluster, still
+/// has it attached.
 pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
     let writer = facts.log_writer.as_ref().filter(|writer| !facts.is_cut_off(writer))?;
     let AttachedWriter { node, epoch, data_seq: _ } = writer;

@@ -27,8 +27,8 @@ pub(crate) struct Backend {
     pub(crate) ignores_conditions: AtomicBool,
     /// Difference of its clock to this host's.
     pub(crate) clock_shift_seconds: AtomicI64,
-    /// The same of the dates of its answers. The client signs with the time that these say, and by more than 15
-    /// minutes the server would refuse that.
+    /// The same of the dates of its answers. The client signs with the time that these say, and by more than
+    /// 15 minutes the server would refuse that.
     pub(crate) date_shift_seconds: AtomicI64,
     /// Refuses to delete each object that a request for many names.
     pub(crate) denies_deletes: AtomicBool,

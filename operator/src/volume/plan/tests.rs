@@ -726,7 +726,7 @@ fn lost_writer(cause: DetachCause, epoch: u64) -> ForcedDetach {
     }
 }
 
-/// What is damaged goes into the trash, as it did; what was adopted waits.
+/// A damaged volume goes into the trash, as it did; one that was adopted waits.
 #[test]
 fn a_damaged_log_stops_the_deletion_of_what_was_adopted() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
