@@ -152,7 +152,7 @@ mod tests {
         let store = bucket(&["deleted", "there"]).await;
         let id = "deleted".parse().expect("an id");
         let terms = Terms { keep: Duration::from_hours(24), owner: "a-uid".to_owned() };
-        assert!(discard(&store, &id, Nonce([1; 16]), &terms).await.expect("deleted"));
+        assert!(discard(&store, &id, Nonce([1; 16]), &terms, None).await.expect("deleted"));
         let (_, all) = printed(&store).await;
         assert!(all.starts_with("# 1 in the trash has no documents here: "), "{all}");
         assert!(all.contains("volumeID: there") && !all.contains("volumeID: deleted"), "{all}");

@@ -6,6 +6,7 @@
 //! polling.
 //! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::time::Duration;
@@ -161,8 +162,20 @@ where
 
     /// Changes fields of the spec of an object as it was read, and returns it as it is then.
     pub(super) async fn change(&self, object: &K, spec: Value) -> Result<K, ApiFailure> {
+        self.change_with(object, spec, []).await
+    }
+
+    /// The same, and writes annotations.
+    pub(super) async fn change_with(
+        &self,
+        object: &K,
+        spec: Value,
+        annotations: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Result<K, ApiFailure> {
+        let mut annotations: BTreeMap<&str, Option<String>> =
+            annotations.into_iter().map(|(key, value)| (key, Some(value))).collect();
         // Absent where no traces are exported: what follows is no part of an older trace.
-        let annotations = json!({ TRACEPARENT: trace::current() });
+        annotations.insert(TRACEPARENT, trace::current());
         let metadata = json!({ "resourceVersion": object.resource_version(), "annotations": annotations });
         let patch = json!({ "metadata": metadata, "spec": spec });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };

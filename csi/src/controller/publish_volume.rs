@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Condition, TRACEPARENT, Volume, VolumeSnapshot, find_condition, is_true};
+use holdfast_crds::{CLAIM, Condition, TRACEPARENT, Volume, VolumeSnapshot, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
 use holdfast_service::trace;
 use kube::ResourceExt;
@@ -88,7 +88,8 @@ pub(super) async fn answer(
     };
     let name = volume.name_any();
     if let Plan::Request = plan(&volume, &node_id)? {
-        volume = match volumes.change(&volume, json!({ "nodeName": node_id })).await {
+        let claim = volumes.later_claim(&volume).await.map(|claim| (CLAIM, claim));
+        volume = match volumes.change_with(&volume, json!({ "nodeName": node_id }), claim).await {
             Ok(volume) => volume,
             Err(ApiFailure::Stale) => {
                 return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));

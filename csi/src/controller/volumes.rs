@@ -2,9 +2,10 @@
 
 use std::ops::Deref;
 
-use holdfast_crds::{StorageNode, Volume};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{Api, Client};
+use holdfast_crds::{CLAIM, StorageNode, Volume};
+use holdfast_service::chain;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{Api, Client, ResourceExt};
 use tonic::Status;
 
 use super::objects::{ApiFailure, Objects, call};
@@ -53,9 +54,59 @@ impl ClusterVolumes {
         let claim = call(claims.get_opt(name)).await?;
         Ok(claim.and_then(|claim| claim.spec?.storage_class_name))
     }
+
+    /// The claim that a Volume holds the data of now, where that is another one than its annotation says: its
+    /// PersistentVolume, which has its name, was retained and bound to another claim. Costs a GET for the
+    /// Volume of a claim.
+    pub(super) async fn later_claim(&self, volume: &Volume) -> Option<String> {
+        volume.annotations().get(CLAIM)?;
+        let (name, bound) = (volume.name_any(), Api::<PersistentVolume>::all(self.client.clone()));
+        match call(bound.get_opt(&name)).await {
+            Ok(bound) => bound.and_then(|bound| other_claim(volume, &bound)),
+            // The volume is served all the same; the next request looks again.
+            Err(failure) => {
+                tracing::warn!(volume = name, error = chain(&failure), "PersistentVolume not read");
+                None
+            }
+        }
+    }
+}
+
+/// The claim of a PersistentVolume, as the annotation of a Volume names it, unless that says so already.
+fn other_claim(volume: &Volume, bound: &PersistentVolume) -> Option<String> {
+    let claim = bound.spec.as_ref()?.claim_ref.as_ref()?;
+    let claim = format!("{}/{}", claim.namespace.as_deref()?, claim.name.as_deref()?);
+    (volume.annotations().get(CLAIM) != Some(&claim)).then_some(claim)
 }
 
 /// The answer about a volume that does not exist.
 pub(super) fn missing(name: &str) -> Status {
     Status::not_found(format!("volume_id: no Volume is named `{name}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Seen on the product: events, alerts and the guard of deletions named the first claim for good.
+    #[test]
+    fn a_volume_is_of_the_claim_that_its_persistent_volume_is_bound_to() {
+        let mut volume = Volume::new(
+            "pvc-1",
+            serde_json::from_value(json!({ "size": "1Gi", "objectStore": "main" })).expect("a spec"),
+        );
+        volume.annotations_mut().insert(CLAIM.to_owned(), "default/first".to_owned());
+        let bound = |claim| {
+            let spec = json!({ "claimRef": claim });
+            serde_json::from_value(json!({ "metadata": { "name": "pvc-1" }, "spec": spec }))
+                .expect("an object")
+        };
+        let second = bound(json!({ "namespace": "shop2", "name": "second" }));
+        assert_eq!(other_claim(&volume, &second).as_deref(), Some("shop2/second"));
+        for same in [json!({ "namespace": "default", "name": "first" }), json!(null)] {
+            assert_eq!(other_claim(&volume, &bound(same)), None, "it is of that claim, or free");
+        }
+    }
 }

@@ -38,7 +38,7 @@ use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;
 use holdfast_engine::record::Origin;
 use holdfast_objects::StoreError;
-use holdfast_types::{Lineage, Seq, SnapshotName, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Lineage, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 /// Largest record or checkpoint read, in bytes.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
@@ -138,9 +138,33 @@ pub enum LogFailure {
         /// Its snapshots that were not forgotten.
         seqs: Vec<Seq>,
     },
+    /// A volume is not removed below its writer.
+    #[error(
+        "volume {volume} is not removed: node {node} has it attached, with epoch {epoch}, maybe in another cluster"
+    )]
+    StillAttached {
+        /// The volume.
+        volume: VolumeId,
+        /// The node of its writer.
+        node: String,
+        /// The writer's epoch.
+        epoch: Epoch,
+    },
     /// A volume in the trash is not removed: it is used.
-    #[error("volume {0} is not removed: a node has attached it since it was deleted")]
+    #[error("volume {0} is not removed: a node has attached it, or written to it, since it was deleted")]
     UsedSince(VolumeId),
+    /// A volume in the trash is not removed: what was written since would be lost.
+    #[error(
+        "volume {volume} is not removed: {} has written to it since it was deleted. To have its data, adopt it with \
+         `spec.source.existing`; to remove it, delete that Volume",
+        node.as_ref().map_or_else(|| "a node".to_owned(), |node| format!("node {node}"))
+    )]
+    WrittenSince {
+        /// The volume.
+        volume: VolumeId,
+        /// The node of its last writer, where the log can be read.
+        node: Option<String>,
+    },
     /// The id is taken by a volume that began with something else.
     #[error("volume {volume} exists already, {}: choose another id", made_from(.snapshot.as_ref()))]
     OtherSource {
@@ -222,7 +246,7 @@ pub enum LogFailure {
 
 impl LogFailure {
     /// True if bytes of the log are wrong; not if a newer version wrote them.
-    pub(crate) fn is_damage(&self) -> bool {
+    pub fn is_damage(&self) -> bool {
         let is_newer = matches!(self, Self::Damaged { source: DecodeError::Version { .. }, .. });
         !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })
     }
@@ -242,7 +266,9 @@ impl LogFailure {
             | Self::CreatedElsewhere { .. }
             | Self::WasDeleted(_)
             | Self::NotOfTrash { .. }
+            | Self::StillAttached { .. }
             | Self::UsedSince(_)
+            | Self::WrittenSince { .. }
             | Self::OtherSource { .. }
             | Self::NoSuchSource { .. }
             | Self::OtherSnapshot { .. }

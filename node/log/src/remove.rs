@@ -13,7 +13,7 @@
 //! Costs, for a volume without snapshots that is detached: a LIST and a GET of its last record, two PUTs, and
 //! a LIST and a DELETE for each 1,000 objects.
 
-use holdfast_engine::manifest::Manifest;
+use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
@@ -31,43 +31,61 @@ use crate::{LogFailure, store};
 /// that bar its places and the marks of forgotten snapshots. Returns the volumes that read objects of it:
 /// then none was deleted, which is the work of a [`crate::sweep`]. May be called again after it failed
 /// half-way.
-/// Without a log there is nothing to remove.
+/// Without a log there is nothing to remove. `cut_off` is the epoch of the last writer that need not detach
+/// first, because it was called lost; none if each must.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`]: nothing was changed. Another [`LogFailure`]: what is left is removed by the
-/// next call.
+/// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
+/// what is left is removed by the next call.
 pub async fn remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
+    cut_off: Option<Epoch>,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    remove_if(objects, volume, nonce, unix_ms, |_manifest| Wanted::Removed).await
+    let wanted =
+        |_last, manifest: Option<&Manifest>| match manifest.map(|read| refuse_attached(read, cut_off)) {
+            Some(Err(refused)) => Wanted::Refused(refused),
+            // Of a log that cannot be read the writer is unknown, and no node can attach it.
+            Some(Ok(())) | None => Wanted::Removed,
+        };
+    remove_if(objects, volume, nonce, unix_ms, wanted).await
+}
+
+/// Refuses a volume that a writer has attached which was not cut off: it may be one of another cluster.
+pub(crate) fn refuse_attached(manifest: &Manifest, cut_off: Option<Epoch>) -> Result<(), LogFailure> {
+    match manifest.attached().filter(|writer| cut_off.is_none_or(|cut_off| writer.epoch > cut_off)) {
+        Some(Writer { node, epoch, .. }) => {
+            Err(LogFailure::StillAttached { volume: manifest.volume().clone(), node, epoch })
+        }
+        None => Ok(()),
+    }
 }
 
 /// The fate of a volume whose log was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Wanted {
     /// It is removed.
     Removed,
-    /// It was used since that was decided, and is kept.
-    Kept,
+    /// It is kept, for this reason.
+    Refused(LogFailure),
     /// It is kept until the log can be read: only that tells.
     Unknown,
 }
 
-/// The same if `wanted` says so of the log up to which nothing was appended before the tombstone; it is given
-/// nothing for a log that is damaged.
+/// The same if `wanted` says so of the log up to which nothing was appended before the tombstone: its last
+/// record, and what it says; nothing for a log that is damaged.
 ///
 /// # Errors
-/// [`LogFailure::UsedSince`]: the volume is kept, nothing was changed; the damage of a log that decides; else
-/// those of [`remove`].
+/// The reason why it is refused: nothing was changed; the damage of a log that decides; else those of
+/// [`remove`].
 pub(crate) async fn remove_if(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-    wanted: impl Fn(Option<&Manifest>) -> Wanted,
+    wanted: impl Fn(Seq, Option<&Manifest>) -> Wanted,
 ) -> Result<Vec<VolumeId>, LogFailure> {
     let Some(Buried { tombstone, may_have_snapshots, may_have_writer }) =
         bury(objects, volume, nonce, unix_ms, wanted).await?
@@ -141,7 +159,7 @@ async fn bury(
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-    wanted: impl Fn(Option<&Manifest>) -> Wanted,
+    wanted: impl Fn(Seq, Option<&Manifest>) -> Wanted,
 ) -> Result<Option<Buried>, LogFailure> {
     for _ in 0..TRIES {
         let read = read_manifest(objects, volume).await;
@@ -165,10 +183,10 @@ async fn bury(
             return Ok(Some(Buried::at(last)));
         }
         let read = without_snapshots(objects, volume, last, read).await?;
-        match (wanted(read.as_ref().ok()), &read) {
-            (Wanted::Removed, _) => {}
-            (Wanted::Unknown, Err(_)) => return read.map(|_| None),
-            (Wanted::Kept | Wanted::Unknown, _) => return Err(LogFailure::UsedSince(volume.clone())),
+        match wanted(last, read.as_ref().ok()) {
+            Wanted::Removed => {}
+            Wanted::Refused(refused) => return Err(refused),
+            Wanted::Unknown => return read.map(|_| None),
         }
         let record = Record {
             volume: volume.clone(),
@@ -232,7 +250,7 @@ pub(crate) async fn refuse_with_snapshots(
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
-async fn without_snapshots(
+pub(crate) async fn without_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     last: Seq,

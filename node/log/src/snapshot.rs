@@ -17,7 +17,7 @@
 //! that is not registered any more says nothing to the writer; sweeps, forks and removals ask for it.
 
 use std::collections::BTreeSet;
-use std::time::SystemTime;
+use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_engine::limit::MAX_SNAPSHOTS;
@@ -340,14 +340,14 @@ pub async fn forgotten_of(
 }
 
 /// The marks of those of `places`, which ascend, whose snapshots are forgotten, as far as LIST shows them,
-/// and when each was stored. Marks are never deleted, so there may be many more of them: a page of marks is
-/// listed from a place on, and the next page from the next place behind it. So it takes at most one LIST for
-/// each place, and none for the marks before the oldest.
+/// and the age of each by the store's clock. Marks are never deleted, so there may be many more of them: a
+/// page of marks is listed from a place on, and the next page from the next place behind it. So it takes at
+/// most one LIST for each place, and none for the marks before the oldest.
 pub(crate) async fn marks_of(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     places: &[Seq],
-) -> Result<Vec<(Seq, SystemTime)>, LogFailure> {
+) -> Result<Vec<(Seq, Duration)>, LogFailure> {
     debug_assert!(places.is_sorted(), "they are searched by halves");
     let prefix = forgotten_prefix(volume);
     let (mut marks, mut rest) = (Vec::new(), places);
@@ -362,7 +362,7 @@ pub(crate) async fn marks_of(
             if let Some(ObjectKey::Forgotten(_, seq)) = ObjectKey::parse(&entry.key)
                 && rest.binary_search(&seq).is_ok()
             {
-                marks.push((seq, entry.last_modified));
+                marks.push((seq, page.age(entry)));
             }
         }
         let Some(last) = page.entries.into_iter().next_back().filter(|_| page.more) else { break };

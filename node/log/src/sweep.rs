@@ -17,7 +17,8 @@
 //! - no record follows a tombstone.
 //!
 //! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
-//! was stored before it, as S3 does. `grace` is a second guard.
+//! was stored before it, as S3 does. `grace` is a second guard. An age is the difference of two times of one
+//! answer to a LIST: both are the store's, and this host's clock counts for nothing.
 //!
 //! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000
 //! volumes; for each volume those of its objects and snapshots, and the requests that read its log; once, a
@@ -59,8 +60,6 @@ pub struct SweepOptions {
     /// Deletes no object that is younger, by the store's clock, and nothing that a snapshot held that was
     /// forgotten since.
     pub grace: Duration,
-    /// The present, by the clock of this host.
-    pub now: SystemTime,
     /// Only counts.
     pub dry_run: bool,
     /// Deletes at most so many objects.
@@ -137,8 +136,8 @@ pub(crate) struct Known {
 }
 
 impl SweepOptions {
-    fn is_old(&self, stored: SystemTime) -> bool {
-        self.now.duration_since(stored).is_ok_and(|age| age >= self.grace)
+    fn is_old(&self, age: Duration) -> bool {
+        age >= self.grace
     }
 }
 
@@ -270,8 +269,8 @@ async fn read_marks(
     let roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
     let places: Vec<Seq> =
         registered.iter().chain(&roots).copied().collect::<BTreeSet<_>>().into_iter().collect();
-    for (seq, marked) in marks_of(objects, volume, &places).await? {
-        match (registered.contains(&seq), options.is_old(marked)) {
+    for (seq, age) in marks_of(objects, volume, &places).await? {
+        match (registered.contains(&seq), options.is_old(age)) {
             (true, true) => drop(forgotten.insert(seq)),
             (false, false) if roots.contains(&seq) => held.push(seq),
             (true | false, false) | (false, true) => {}
@@ -322,7 +321,7 @@ async fn sweep_volume(
         for entry in &page.entries {
             let key = ObjectKey::parse(&entry.key);
             let stays = key.as_ref().is_some_and(|key| stays_of_removed(key, known.manifest.seq()));
-            left = left.filter(|_| stays && options.is_old(entry.last_modified));
+            left = left.filter(|_| stays && options.is_old(page.age(entry)));
             if let Some(left) = &mut left {
                 left.add(entry);
             }
@@ -335,7 +334,7 @@ async fn sweep_volume(
             }
             report.garbage.add(entry);
             let more = options.most.saturating_sub(report.deleted.objects + unneeded.len() as u64);
-            if options.is_old(entry.last_modified) && more > 0 && !options.dry_run {
+            if options.is_old(page.age(entry)) && more > 0 && !options.dry_run {
                 unneeded.push(entry);
             } else {
                 let oldest = report.oldest.get_or_insert(entry.last_modified);

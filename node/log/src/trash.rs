@@ -11,12 +11,17 @@
 //! other stay. Of several stays the last one counts.
 //!
 //! Users that do not know of the trash, as another cluster whose Volume has the same id, do not create `end`.
-//! The tombstone is only appended to the log that the volume had when it came into the trash: another epoch
-//! means that a node has attached it since.
+//! So a volume does not come into the trash below a writer that was not cut off, and the tombstone is only
+//! appended to the log that the volume had then: another epoch means that a node has attached it since, and a
+//! later commit that a writer uses it which was called lost. An entry of an older version does not know the
+//! last commit: a new stay begins that does, once no writer is attached.
 //!
-//! Owns: the objects under `trash/`. Costs: an entry is one PUT and the reads of the log; taking back is one
-//! LIST, and a PUT, a GET and two DELETEs if the volume is there. On failure: each function may be called
-//! again, and continues where the last call ended.
+//! For how long a volume was there is the difference of two times of one answer to a LIST. Both are the
+//! store's; this host's clock counts for nothing.
+//!
+//! Owns: the objects under `trash/`. Costs: an entry is one PUT and one read of the log to its end; taking
+//! back is one LIST, and a PUT, a GET and two DELETEs if the volume is there. On failure: each function may
+//! be called again, and continues where the last call ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,11 +29,11 @@ use bytes::Bytes;
 use holdfast_engine::manifest::Manifest;
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{TRASH_PREFIX, TrashKey, TrashStay, trash_prefix};
-use holdfast_types::{Nonce, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::fork::confirm_fork;
 use crate::read::{read_manifest_to_end, records_after};
-use crate::remove::{Wanted, refuse_with_snapshots, remove_if};
+use crate::remove::{Wanted, refuse_attached, refuse_with_snapshots, remove_if, without_snapshots};
 use crate::{LogFailure, store};
 
 /// Bytes of the longest object, and some more: a page that a proxy sends is longer.
@@ -43,14 +48,27 @@ pub struct Terms {
     pub owner: String,
 }
 
-impl Terms {
+/// Content of the entry of a stay.
+struct Entry {
+    terms: Terms,
+    /// The last record that changed what the volume held when it came into the trash; of a log that could not
+    /// be read its last one. Unknown in the entries of older versions.
+    end: Option<Seq>,
+}
+
+impl Entry {
     fn text(&self) -> String {
-        format!("{} {}", self.keep.as_secs(), self.owner)
+        let Self { terms: Terms { keep, owner }, end } = self;
+        let end = end.map(|end| format!(" {}", end.0)).unwrap_or_default();
+        format!("{} {owner}{end}", keep.as_secs())
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        let (keep, owner) = std::str::from_utf8(text).ok()?.split_once(' ')?;
-        Some(Self { keep: Duration::from_secs(keep.parse().ok()?), owner: owner.to_owned() })
+        let mut words = std::str::from_utf8(text).ok()?.split(' ');
+        let keep = Duration::from_secs(words.next()?.parse().ok()?);
+        let owner = words.next()?.to_owned();
+        let end = words.next().map(|end| end.parse().map(Seq)).transpose().ok()?;
+        words.next().is_none().then_some(Self { terms: Terms { keep, owner }, end })
     }
 }
 
@@ -60,7 +78,7 @@ pub struct Trash {
     /// The stays of volumes, in the order of their ids.
     pub stays: Vec<Trashed>,
     /// Stays that are over, of which an object is left, with its age.
-    left: Vec<(TrashStay, SystemTime)>,
+    left: Vec<(TrashStay, Duration)>,
 }
 
 /// A volume in the trash.
@@ -70,6 +88,8 @@ pub struct Trashed {
     pub stay: TrashStay,
     /// Time at which it came there, by the store's clock.
     pub since: SystemTime,
+    /// Time since then, by the same clock.
+    pub age: Duration,
     /// True if it was decided how the stay ends, and that may not be done yet.
     pub is_ending: bool,
 }
@@ -107,49 +127,59 @@ pub enum Emptied {
 }
 
 /// Puts a volume into the trash, also one whose log is damaged. Returns false for a volume that has no data:
-/// it was never created, or is removed; nothing was changed. `nonce` is random.
+/// it was never created, or is removed; nothing was changed. `nonce` is random. `cut_off` is the epoch of the
+/// last writer that need not detach first, because it was called lost; none if each must.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`]: nothing was changed. Another [`LogFailure`]: the log cannot be read, or the
-/// store did not answer.
+/// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
+/// the log cannot be read, or the store did not answer.
 pub async fn discard(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     terms: &Terms,
+    cut_off: Option<Epoch>,
 ) -> Result<bool, LogFailure> {
-    let manifest = match read_manifest_to_end(objects, volume).await {
+    let read = match read_manifest_to_end(objects, volume).await {
         Ok(manifest) if manifest.is_unconfirmed() => {
             confirm_fork(objects, volume).await?;
-            Some(read_manifest_to_end(objects, volume).await?)
+            read_manifest_to_end(objects, volume).await
         }
-        Ok(manifest) => Some(manifest),
-        Err(failure) if failure.is_damage() => None,
+        read => read,
+    };
+    let read = match read {
+        Ok(manifest) if !manifest.exists() || manifest.is_deleted() => return Ok(false),
+        Ok(manifest) => {
+            let last = manifest.seq();
+            without_snapshots(objects, volume, last, Ok(manifest)).await?.map_err(|_damage| last)
+        }
+        Err(failure) if failure.is_damage() => {
+            let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
+                return Ok(false);
+            };
+            // What one reader found damaged may be whole.
+            refuse_with_snapshots(objects, volume, last).await?.map_err(|_damage| last)
+        }
         Err(failure) => return Err(failure),
     };
-    if manifest.as_ref().is_some_and(|manifest| !manifest.exists() || manifest.is_deleted()) {
-        return Ok(false);
-    }
-    let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
-        // A list that is older than the volume.
-        return if manifest.is_some() { Err(LogFailure::Contended(volume.clone())) } else { Ok(false) };
+    let (epoch, end) = match read {
+        Ok(manifest) => {
+            refuse_attached(&manifest, cut_off)?;
+            (manifest.epoch(), manifest.data_seq())
+        }
+        Err(last) => (TrashStay::UNREADABLE, last),
     };
-    // What one reader found damaged may be whole.
-    let epoch = match refuse_with_snapshots(objects, volume, last).await? {
-        Ok(manifest) => manifest.epoch(),
-        Err(_damage) => match refuse_with_snapshots(objects, volume, last).await? {
-            Ok(manifest) => manifest.epoch(),
-            Err(_damage) => TrashStay::UNREADABLE,
-        },
-    };
-    begin(objects, &TrashStay { volume: volume.clone(), epoch, nonce }, terms).await.map(|()| true)
+    let stay = TrashStay { volume: volume.clone(), epoch, nonce };
+    let entry = Entry { terms: terms.clone(), end: Some(end) };
+    begin(objects, &stay, &entry).await.map(|_begun| true)
 }
 
-/// Begins a stay. Again it changes nothing.
-async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, terms: &Terms) -> Result<(), LogFailure> {
-    match objects.create(&TrashKey::Entry(stay.clone()).to_string(), terms.text().into()).await {
-        // Exists: an answer was lost.
-        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
+/// Begins a stay. Again it changes nothing, and returns false.
+async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &Entry) -> Result<bool, LogFailure> {
+    match objects.create(&TrashKey::Entry(stay.clone()).to_string(), entry.text().into()).await {
+        Ok(_) => Ok(true),
+        // An answer was lost, or another one has begun it.
+        Err(CreateError::Exists { .. }) => Ok(false),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
             Err(store("put into the trash the objects", &stay.volume)(source))
         }
@@ -219,70 +249,50 @@ pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> 
     objects.delete(&[&entry]).await.map_err(store("take out of the trash the objects", volume))
 }
 
-/// Ends a stay whose time is over at `now`, or whose end was decided: removes the volume, unless it was taken
-/// back or used since. `terms` are those of the caller, and count for what it put there itself; else the
-/// longer time does.
+/// Ends a stay whose time is over, or whose end was decided: removes the volume, unless it was taken back or
+/// used since. `terms` are those of the caller, and count for what it put there itself; else the longer time
+/// does.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`], and the damage of a log that could be read before: the volume stays in the
-/// trash. Another [`LogFailure`]: what is left is done by the next call.
-pub async fn empty(
-    objects: &dyn ObjectStore,
-    there: &Trashed,
-    terms: &Terms,
-    now: SystemTime,
-) -> Result<Emptied, LogFailure> {
-    let Trashed { stay, since, is_ending } = there;
+/// [`LogFailure::HasSnapshots`], [`LogFailure::WrittenSince`], [`LogFailure::StillAttached`], and the damage
+/// of a log that could be read before: the volume stays in the trash. Another [`LogFailure`]: what is left is
+/// done by the next call.
+pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) -> Result<Emptied, LogFailure> {
+    let Trashed { stay, since, age, is_ending } = there;
     let decided = if *is_ending {
         let Some(decided) = read_end(objects, stay).await? else { return Ok(Emptied::TakenBack) };
         decided
     } else {
-        // A time in the future is that of a clock which was wrong.
-        let age = now.duration_since(*since).unwrap_or_default();
-        if age < terms.keep {
+        if *age < terms.keep {
             return Ok(Emptied::NotDue);
         }
         let Some(entry) = read_entry(objects, stay).await? else { return Ok(Emptied::TakenBack) };
-        if entry.owner != terms.owner && age < entry.keep {
+        if entry.terms.owner != terms.owner && *age < entry.terms.keep {
             return Ok(Emptied::NotDue);
-        }
-        let manifest = match read_manifest_to_end(objects, &stay.volume).await {
-            Ok(manifest) => Some(manifest),
-            Err(failure) if failure.is_damage() && stay.epoch == TrashStay::UNREADABLE => None,
-            Err(failure) => return Err(failure),
-        };
-        if let Some(manifest) =
-            manifest.as_ref().filter(|manifest| manifest.exists() && !manifest.is_deleted())
-            && stay.epoch == TrashStay::UNREADABLE
-        {
-            // It was repaired since, and may be used: a stay that knows its epoch begins.
-            begin(objects, &TrashStay { epoch: manifest.epoch(), ..stay.clone() }, &entry).await?;
-            decide(objects, stay, End::TakenBack).await?;
-            clear(objects, stay).await?;
-            return Ok(Emptied::NotDue);
-        }
-        if !is_unused(stay, manifest.as_ref()) {
-            decide(objects, stay, End::TakenBack).await?;
-            clear(objects, stay).await?;
-            return Ok(Emptied::Used);
         }
         // Before it is decided: the volume may still be taken back.
-        if let Some(last) = records_after(objects, &stay.volume, Seq(0)).await?.last() {
-            let (Ok(_) | Err(_)) = refuse_with_snapshots(objects, &stay.volume, *last).await?;
+        if let Some(kept) = keep(objects, stay, entry).await? {
+            return Ok(kept);
         }
         decide(objects, stay, End::Removed).await?
     };
     // Without the entry another has ended the stay, and deleted both objects before this one created `end`.
-    if decided == End::TakenBack || read_entry(objects, stay).await?.is_none() {
+    let entry = match decided {
+        End::TakenBack => None,
+        End::Removed => read_entry(objects, stay).await?,
+    };
+    let Some(entry) = entry else {
         clear(objects, stay).await?;
         return Ok(Emptied::TakenBack);
-    }
+    };
     // The same for each call, so that a tombstone is found again.
     let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let wanted = |manifest: Option<&Manifest>| match manifest {
-        _ if is_unused(stay, manifest) => Wanted::Removed,
-        Some(_) => Wanted::Kept,
-        None => Wanted::Unknown,
+    let wanted = |last, manifest: Option<&Manifest>| match use_since(stay, &entry, last, manifest) {
+        UseSince::Nothing => Wanted::Removed,
+        UseSince::Attached | UseSince::Written | UseSince::NotKnown => {
+            Wanted::Refused(LogFailure::UsedSince(stay.volume.clone()))
+        }
+        UseSince::Unreadable => Wanted::Unknown,
     };
     let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, wanted).await {
         Ok(_readers) => Emptied::Removed,
@@ -291,6 +301,113 @@ pub async fn empty(
     };
     clear(objects, stay).await?;
     Ok(emptied)
+}
+
+/// Looks for what keeps a volume whose time is over: its use since, or a snapshot. Nothing if it is to be
+/// removed.
+///
+/// # Errors
+/// The reason why the volume waits; why that is unknown.
+async fn keep(
+    objects: &dyn ObjectStore,
+    stay: &TrashStay,
+    entry: Entry,
+) -> Result<Option<Emptied>, LogFailure> {
+    let read = read_manifest_to_end(objects, &stay.volume).await;
+    if let Err(failure) = read.as_ref()
+        && !failure.is_damage()
+    {
+        return read.map(|_| None);
+    }
+    let last = match &read {
+        Ok(manifest) => manifest.seq(),
+        Err(_) => records_after(objects, &stay.volume, Seq(0)).await?.last().copied().unwrap_or(Seq(0)),
+    };
+    match (use_since(stay, &entry, last, read.as_ref().ok()), read) {
+        (UseSince::Nothing, read) => {
+            let (Ok(_) | Err(_)) = without_snapshots(objects, &stay.volume, last, read).await?;
+            Ok(None)
+        }
+        (UseSince::Attached, _) => {
+            decide(objects, stay, End::TakenBack).await?;
+            clear(objects, stay).await?;
+            Ok(Some(Emptied::Used))
+        }
+        (UseSince::Written, read) => {
+            let node = read.ok().and_then(|manifest| manifest.newest_writer()).map(|writer| writer.node);
+            Err(LogFailure::WrittenSince { volume: stay.volume.clone(), node })
+        }
+        (UseSince::NotKnown, Ok(manifest)) => {
+            refuse_attached(&manifest, None)?;
+            renew(objects, stay, entry.terms, manifest.epoch(), manifest.data_seq()).await.map(Some)
+        }
+        (UseSince::NotKnown, Err(_)) => {
+            renew(objects, stay, entry.terms, TrashStay::UNREADABLE, last).await.map(Some)
+        }
+        (UseSince::Unreadable, read) => read.map(|_| None),
+    }
+}
+
+/// Use of a volume since it came into the trash, as its log shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UseSince {
+    /// None.
+    Nothing,
+    /// A node has attached it.
+    Attached,
+    /// The writer of then has committed, though it was called lost.
+    Written,
+    /// The entry does not know enough of the log.
+    NotKnown,
+    /// The log could be read then, and cannot be now.
+    Unreadable,
+}
+
+/// `manifest` is nothing where the log cannot be read; then `last` is its last record.
+fn use_since(stay: &TrashStay, entry: &Entry, last: Seq, manifest: Option<&Manifest>) -> UseSince {
+    let is_unknown = stay.epoch == TrashStay::UNREADABLE;
+    let end = match manifest {
+        Some(manifest) if !manifest.exists() || manifest.is_deleted() => return UseSince::Nothing,
+        Some(_) if is_unknown => return UseSince::NotKnown,
+        Some(manifest) if manifest.epoch() != stay.epoch => return UseSince::Attached,
+        Some(manifest) => manifest.data_seq(),
+        None if is_unknown => last,
+        None => return UseSince::Unreadable,
+    };
+    match entry.end {
+        None => UseSince::NotKnown,
+        Some(known) if end > known => UseSince::Written,
+        Some(_) => UseSince::Nothing,
+    }
+}
+
+/// Ends a stay that does not know enough of the log; one begins that knows what the log holds now.
+async fn renew(
+    objects: &dyn ObjectStore,
+    stay: &TrashStay,
+    terms: Terms,
+    epoch: Epoch,
+    end: Seq,
+) -> Result<Emptied, LogFailure> {
+    let nonce = if epoch == stay.epoch { renewed(stay.nonce) } else { stay.nonce };
+    let known = TrashStay { volume: stay.volume.clone(), epoch, nonce };
+    let is_begun = begin(objects, &known, &Entry { terms, end: Some(end) }).await?;
+    if decide(objects, stay, End::TakenBack).await? == End::Removed {
+        // By another sweep, which does it.
+        return Ok(Emptied::NotDue);
+    }
+    // The stay was ended before: what began here is void, unless another sweep has begun it.
+    let is_over = read_entry(objects, stay).await?.is_none() && is_begun;
+    if is_over {
+        clear(objects, &known).await?;
+    }
+    clear(objects, stay).await?;
+    Ok(if is_over { Emptied::TakenBack } else { Emptied::NotDue })
+}
+
+/// The nonce of the stay that follows one of this nonce and the same epoch.
+fn renewed(nonce: Nonce) -> Nonce {
+    Nonce((u128::from_be_bytes(nonce.0) ^ (1 << 127)).to_be_bytes())
 }
 
 /// Ends a stay of which a later one says all that is to be known. Returns false if it was decided that the
@@ -306,24 +423,15 @@ pub async fn replaced(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<boo
 }
 
 impl Trash {
-    /// Deletes what is left of stays that ended before a time.
+    /// Deletes what is left of stays that ended at least this time ago, by the store's clock.
     ///
     /// # Errors
     /// [`LogFailure::Store`]: call again.
-    pub async fn clear_left(&self, objects: &dyn ObjectStore, before: SystemTime) -> Result<(), LogFailure> {
-        for (stay, _) in self.left.iter().filter(|(_, since)| *since < before) {
+    pub async fn clear_left(&self, objects: &dyn ObjectStore, ago: Duration) -> Result<(), LogFailure> {
+        for (stay, _) in self.left.iter().filter(|(_, age)| *age >= ago) {
             clear(objects, stay).await?;
         }
         Ok(())
-    }
-}
-
-/// Returns true if no node has attached the volume since. `manifest` is nothing where the log cannot be read.
-/// Of a log that could not be read then, the epoch is not known: one that was repaired since is used.
-fn is_unused(stay: &TrashStay, manifest: Option<&Manifest>) -> bool {
-    match manifest {
-        Some(manifest) => !manifest.exists() || manifest.is_deleted() || manifest.epoch() == stay.epoch,
-        None => stay.epoch == TrashStay::UNREADABLE,
     }
 }
 
@@ -348,10 +456,10 @@ async fn read_end(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<
     decided.map(Some).ok_or(LogFailure::NotOfTrash { key })
 }
 
-async fn read_entry(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<Terms>, LogFailure> {
+async fn read_entry(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<Entry>, LogFailure> {
     let key = TrashKey::Entry(stay.clone()).to_string();
     let Some(text) = read(objects, &key, stay).await? else { return Ok(None) };
-    Terms::parse(&text).map(Some).ok_or(LogFailure::NotOfTrash { key })
+    Entry::parse(&text).map(Some).ok_or(LogFailure::NotOfTrash { key })
 }
 
 async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<Option<Bytes>, LogFailure> {
@@ -377,13 +485,13 @@ async fn under(objects: &dyn ObjectStore, prefix: &str) -> Result<Trash, StoreEr
     loop {
         let page = objects.list(prefix, start_after.as_deref(), MAX_PAGE_ENTRIES).await?;
         for object in &page.entries {
-            let since = object.last_modified;
+            let (since, age) = (object.last_modified, page.age(object));
             match TrashKey::parse(&object.key) {
                 // Comes before the entry of its stay.
-                Some(TrashKey::End(stay)) => trash.left.push((stay, since)),
+                Some(TrashKey::End(stay)) => trash.left.push((stay, age)),
                 Some(TrashKey::Entry(stay)) => {
                     let is_ending = trash.left.pop_if(|(ended, _)| *ended == stay).is_some();
-                    trash.stays.push(Trashed { stay, since, is_ending });
+                    trash.stays.push(Trashed { stay, since, age, is_ending });
                 }
                 None => {}
             }

@@ -112,7 +112,7 @@ async fn what_follows_a_root_counts() {
     let (read, cost) = spent(&stored.store, read_manifest(&stored.store, &volume())).await;
     assert_eq!((read.unwrap().snapshots(), cost), (&[taken][..], [1, 8, 9]));
     assert_eq!(snapshots(&stored.store, &volume()).await.unwrap(), [taken]);
-    let refused = remove(&stored.store, &volume(), NONCE, 0).await.unwrap_err();
+    let refused = remove(&stored.store, &volume(), NONCE, 0, None).await.unwrap_err();
     assert!(matches!(refused, LogFailure::HasSnapshots { .. }), "{refused}");
 }
 

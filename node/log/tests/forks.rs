@@ -171,13 +171,13 @@ async fn volumes_are_removed_in_any_order_and_keep_what_forks_read() {
         _ => "volumes/b/snapshots/00000000000000000003",
     };
     for (volume, forks) in [("a", vec![id("b"), id("c")]), ("b", vec![id("c")])] {
-        assert_eq!(remove(&store, &id(volume), NONCE, 0).await.unwrap(), forks);
+        assert_eq!(remove(&store, &id(volume), NONCE, 0, None).await.unwrap(), forks);
         assert!(!exists(&store, volume).await);
         assert!(store.get(root(volume), 1 << 20).await.is_ok(), "no object was deleted");
     }
-    assert_eq!(remove(&store, &id("c"), NONCE, 0).await.unwrap(), []);
+    assert_eq!(remove(&store, &id("c"), NONCE, 0, None).await.unwrap(), []);
     for volume in ["a", "b"] {
-        assert_eq!(remove(&store, &id(volume), NONCE, 0).await.unwrap(), []);
+        assert_eq!(remove(&store, &id(volume), NONCE, 0, None).await.unwrap(), []);
         assert!(store.get(root(volume), 1 << 20).await.is_err());
     }
 }
@@ -189,7 +189,7 @@ async fn a_volume_without_snapshots_is_removed_whatever_others_are_there() {
     provision(&store, &id("b"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
     attach(&store, "b").await;
     store.corrupt("volumes/a/log/00000000000000000001", |bytes| bytes[40] ^= 1);
-    remove(&store, &id("b"), NONCE, 0).await.unwrap();
+    remove(&store, &id("b"), NONCE, 0, Some(Epoch(u64::MAX))).await.unwrap();
 }
 
 /// The first record of another volume cannot be read: whether that one is a fork is not known.
@@ -199,7 +199,7 @@ async fn a_damaged_neighbour_may_be_a_fork_and_keeps_the_objects() {
     provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
     forget(&store, &id("a"), Seq(2)).await.unwrap();
     store.corrupt("volumes/b/log/00000000000000000001", |bytes| bytes[40] ^= 1);
-    assert_eq!(remove(&store, &id("a"), NONCE, 0).await.unwrap(), [id("b")]);
+    assert_eq!(remove(&store, &id("a"), NONCE, 0, None).await.unwrap(), [id("b")]);
     assert!(!exists(&store, "a").await);
     assert!(store.get("volumes/a/snapshots/00000000000000000002", 1 << 20).await.is_ok());
 }
@@ -210,7 +210,7 @@ async fn a_fork_that_comes_after_the_mark_ends_itself() {
     let store = with_snapshot().await;
     let script = async |inner: MemoryStore| {
         forget(&inner, &id("a"), Seq(2)).await.unwrap();
-        remove(&inner, &id("a"), NONCE, 0).await.unwrap();
+        remove(&inner, &id("a"), NONCE, 0, None).await.unwrap();
     };
     let before_create =
         Before { inner: store.clone(), key: "volumes/b/log/", script: Mutex::new(Some(script)) };
@@ -228,10 +228,10 @@ async fn a_fork_that_comes_before_the_tombstone_keeps_its_objects() {
     let root = "volumes/a/snapshots/00000000000000000002";
     let before_create =
         Before { inner: store.clone(), key: "volumes/a/log/", script: Mutex::new(Some(script)) };
-    assert_eq!(remove(&before_create, &id("a"), NONCE, 0).await.unwrap(), [id("b")]);
+    assert_eq!(remove(&before_create, &id("a"), NONCE, 0, None).await.unwrap(), [id("b")]);
     assert!(store.get(root, 1 << 20).await.is_ok(), "no object was deleted");
-    remove(&store, &id("b"), NONCE, 0).await.unwrap();
-    remove(&store, &id("a"), NONCE, 0).await.unwrap();
+    remove(&store, &id("b"), NONCE, 0, None).await.unwrap();
+    remove(&store, &id("a"), NONCE, 0, None).await.unwrap();
     assert!(store.get(root, 1 << 20).await.is_err());
 }
 
@@ -337,7 +337,7 @@ async fn a_fork_without_its_first_record_keeps_its_objects() {
     forget(&store, &id("a"), Seq(2)).await.unwrap();
     store.delete(&["volumes/b/log/00000000000000000001"]).await.unwrap();
     assert_eq!(read_manifest_to_end(&store, &id("b")).await.unwrap().lineage().ancestors(), [id("a")]);
-    let readers = remove(&store, &id("a"), NONCE, 0).await.unwrap();
+    let readers = remove(&store, &id("a"), NONCE, 0, None).await.unwrap();
     assert_eq!(readers, [id("b")], "volume b can be read, and reads the objects of volume a");
 }
 
@@ -347,7 +347,7 @@ async fn a_late_fork_with_a_lost_reply_ends_itself() {
     let store = with_snapshot().await;
     let script = async |inner: MemoryStore| {
         forget(&inner, &id("a"), Seq(2)).await.unwrap();
-        remove(&inner, &id("a"), NONCE, 0).await.unwrap();
+        remove(&inner, &id("a"), NONCE, 0, None).await.unwrap();
         inner.fail_next(Verb::Put, Fault::LostReply);
     };
     let before_create =
@@ -425,14 +425,14 @@ async fn a_fork_of_a_fork_that_ends_meanwhile_keeps_the_objects() {
     let script = async |inner: MemoryStore| {
         provision(&inner, &id("c"), fork_of("b@3", 0)).await.unwrap();
         forget(&inner, &id("b"), Seq(3)).await.unwrap();
-        assert_eq!(remove(&inner, &id("b"), NONCE, 0).await.unwrap(), [id("c")]);
+        assert_eq!(remove(&inner, &id("b"), NONCE, 0, None).await.unwrap(), [id("c")]);
     };
     let first = BeforeGet {
         inner: store.clone(),
         key: "volumes/b/log/00000000000000000001",
         script: Mutex::new(Some(script)),
     };
-    let readers = remove(&first, &id("a"), NONCE, 0).await.unwrap();
+    let readers = remove(&first, &id("a"), NONCE, 0, None).await.unwrap();
     assert!(readers.contains(&id("c")), "volume c reads the objects of volume a: {readers:?}");
     assert!(exists(&store, "c").await);
 }

@@ -23,6 +23,8 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
+/// Each writer was called lost.
+const LOST: Option<Epoch> = Some(Epoch(u64::MAX));
 
 fn volume() -> VolumeId {
     "v".parse().unwrap()
@@ -211,9 +213,9 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
         CreateOutcome::Lost,
         "its attach is still there"
     );
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert_eq!(store.keys(), left_of_removed(301));
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert_eq!(store.keys(), left_of_removed(301), "a removal that is repeated changes nothing");
 }
 
@@ -274,7 +276,7 @@ async fn a_record_in_a_truncated_place_is_outside_the_log() {
         matches!(failed, LogFailure::Contended(_)),
         "a foreign record is not mistaken for the end: {failed}"
     );
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
 }
 
@@ -315,8 +317,8 @@ async fn removal_leaves_only_the_tombstone_and_bars_the_id() {
     let store = log_of(5).await;
     let late = ObjectKey::Segment(volume(), SegmentId::new(Place::until(Seq(6)), 7, [9; 10])).to_string();
     store.put_segment(&late, &mut ReadyParts::new(["x".into()])).await.unwrap();
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert_eq!(store.keys(), left_of_removed(6));
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
     assert_eq!(create_record(&store, &commit(6)).await.unwrap(), CreateOutcome::Lost);
@@ -343,7 +345,7 @@ async fn a_removal_costs_a_few_requests_whatever_the_volume_holds() {
             let _ = store.create(&key, "x".into()).await.unwrap();
         }
         let before = store.counts();
-        assert_eq!(remove(&store, &volume(), NONCE, 0).await.unwrap(), []);
+        assert_eq!(remove(&store, &volume(), NONCE, 0, LOST).await.unwrap(), []);
         let after = store.counts();
         let spent = [
             after.list - before.list,
@@ -361,7 +363,7 @@ async fn a_removal_costs_a_few_requests_whatever_the_volume_holds() {
 async fn no_place_of_a_removed_log_is_free() {
     for records in [5, 63, 64, 127, 128, 300] {
         let store = long_log(records).await;
-        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
         for known in 0..records {
             let won = create_record(&store, &commit(known + 1)).await.unwrap() == CreateOutcome::Created;
             let is_barred = !won || was_truncated_after(&store, &volume(), Seq(known)).await.unwrap();
@@ -377,7 +379,7 @@ async fn no_place_of_a_removed_log_is_free() {
 async fn a_removed_id_is_not_provisioned_again() {
     for (records, sectors) in [(1, 1000), (5, 1000), (5, 2000)] {
         let store = log_of(records).await;
-        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
         let left = store.keys();
         let refused =
             provision(&store, &volume(), Creation::plain(sectors, Nonce([4; 16]), 5)).await.unwrap_err();
@@ -387,7 +389,7 @@ async fn a_removed_id_is_not_provisioned_again() {
         );
         assert!(!refused.is_transient());
         assert_eq!(store.keys(), left);
-        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
         assert_eq!(store.keys(), left, "a removal that is repeated changes nothing");
     }
 }
@@ -396,7 +398,7 @@ async fn a_removed_id_is_not_provisioned_again() {
 #[tokio::test]
 async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
     let store = log_of(5).await;
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     let behind = Behind { hidden: left_of_removed(6)[1..2].to_vec(), store: store.clone() };
     for answer in [
         read_manifest_to_end(&behind, &volume()).await.map(drop),
@@ -411,7 +413,7 @@ async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
 async fn a_volume_with_a_damaged_last_record_can_be_removed() {
     let store = log_of(3).await;
     store.corrupt("volumes/v/log/00000000000000000003", |bytes| bytes[40] ^= 1);
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
     assert_eq!(store.keys(), left_of_removed(4));
 }
@@ -471,7 +473,7 @@ async fn records_that_list_does_not_show_yet_are_found() {
     assert_eq!(read_manifest_to_end(&behind, &volume()).await.unwrap().seq(), Seq(6));
     let blind = Behind { hidden: keys, store: store.clone() };
     assert!(read_manifest(&blind, &volume()).await.unwrap().exists(), "not reported as missing");
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert!(read_manifest_to_end(&store, &volume()).await.unwrap().is_deleted());
 }
 
@@ -540,7 +542,7 @@ async fn a_root_is_not_the_end_of_a_longer_log() {
             assert_eq!(read.unwrap().seq(), Seq(records));
         } else {
             assert!(matches!(read.unwrap_err(), LogFailure::Contended(_)));
-            let removed = remove(&behind, &volume(), NONCE, 0).await.unwrap_err();
+            let removed = remove(&behind, &volume(), NONCE, 0, LOST).await.unwrap_err();
             assert!(matches!(removed, LogFailure::Contended(_)), "{removed}");
             assert!(read_manifest_to_end(&store, &volume()).await.unwrap().exists(), "nothing was removed");
         }

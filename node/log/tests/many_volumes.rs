@@ -7,7 +7,7 @@ mod stored;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,8 +35,7 @@ fn id(name: &str) -> VolumeId {
 }
 
 fn all() -> SweepOptions {
-    let now = SystemTime::now() + Duration::from_secs(10);
-    SweepOptions { grace: Duration::ZERO, now, dry_run: false, most: u64::MAX }
+    SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX }
 }
 
 async fn swept(store: &MemoryStore) -> SweepReport {
@@ -186,7 +185,7 @@ async fn a_slow_creator_does_not_say_that_a_removed_fork_exists() {
         holdfast_log::confirm_fork(&inner, &id("b")).await.unwrap();
         let manifest = read_manifest_to_end(&inner, &id("b")).await.unwrap();
         assert!(!manifest.is_unconfirmed());
-        remove(&inner, &id("b"), NONCE, 0).await.unwrap();
+        remove(&inner, &id("b"), NONCE, 0, None).await.unwrap();
     };
     let slow = Before {
         inner: a.store.clone(),
@@ -243,7 +242,7 @@ async fn a_removal_that_sleeps_through_a_truncation_begins_again() {
         };
         let key: &'static str = format!("volumes/a/log/{:020}", read_upto + 1).leak();
         let slow = Before { inner: store.clone(), key, script: Mutex::new(Some(script)) };
-        let said = remove(&slow, &id("a"), Nonce([8; 16]), 0).await;
+        let said = remove(&slow, &id("a"), Nonce([8; 16]), 0, None).await;
         assert!(matches!(said, Err(LogFailure::HasSnapshots { .. })), "read up to {read_upto}: {said:?}");
         assert!(read_manifest_to_end(&store, &id("a")).await.unwrap().exists());
         assert_eq!(holdfast_log::snapshots(&store, &id("a")).await.unwrap().len(), 1);
@@ -283,7 +282,7 @@ async fn a_snapshot_that_came_after_the_removal_is_no_source() {
     let epoch = a.epoch;
     a.attach(4, SECTORS).await;
     a.record(5, Body::Detach { root: None }).await;
-    remove(&store, &id("a"), NONCE, 0).await.unwrap();
+    remove(&store, &id("a"), NONCE, 0, None).await.unwrap();
     let change = SnapshotChange { taken: Some(SnapshotUid([1; 16])), dropped: Vec::new() };
     let body = Body::of_snapshots(change);
     let late = Record { volume: id("a"), seq: Seq(4), epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
@@ -309,14 +308,14 @@ async fn with_void_fork(is_swept: bool) -> MemoryStore {
     let source = Fork::of(&root).map(Box::new);
     forget(&store, &id("a"), seq).await.unwrap();
     if is_swept {
-        remove(&store, &id("a"), NONCE, 0).await.unwrap();
+        remove(&store, &id("a"), NONCE, 0, None).await.unwrap();
         swept(&store).await;
     }
     let body = Body::Create { sectors: SECTORS, source, labels: Default::default() };
     let late = Record { volume: id("b"), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
     assert_eq!(create_record(&store, &late).await.unwrap(), CreateOutcome::Created);
     if !is_swept {
-        assert_eq!(remove(&store, &id("a"), NONCE, 0).await.unwrap(), [id("b")]);
+        assert_eq!(remove(&store, &id("a"), NONCE, 0, None).await.unwrap(), [id("b")]);
     }
     store
 }
@@ -352,7 +351,7 @@ async fn a_fork_with_a_foreign_first_record_keeps_what_it_reads() {
     overwrite(&store, "volumes/b/log/00000000000000000001", "volumes/a/log/00000000000000000001").await;
     forget(&store, &id("a"), seq).await.unwrap();
     assert_eq!(read_manifest_to_end(&store, &id("b")).await.unwrap().lineage().ancestors(), [id("a")]);
-    assert_eq!(remove(&store, &id("a"), NONCE, 0).await.unwrap(), [id("b")]);
+    assert_eq!(remove(&store, &id("a"), NONCE, 0, Some(Epoch(u64::MAX))).await.unwrap(), [id("b")]);
 }
 
 /// As of a truncation marker: a mark is empty, and another server's page is none.
@@ -380,7 +379,7 @@ async fn a_removal_leaves_keys_that_are_not_its_own() {
     forget(&a.store, &id("a"), seq).await.unwrap();
     let of_other = "volumes/a/volumes/b/log/00000000000000000001";
     let _created = a.store.create(of_other, b"record".to_vec().into()).await.unwrap();
-    remove(&a.store, &id("a"), Nonce::default(), 0).await.unwrap();
+    remove(&a.store, &id("a"), Nonce::default(), 0, Some(Epoch(u64::MAX))).await.unwrap();
     assert!(keys(&a.store).contains(of_other));
 }
 
@@ -404,7 +403,7 @@ async fn a_sweep_that_fails_remembers_what_it_read() {
     b.merge(5, 0, 2).await;
     let failing = RangeFails { inner: store.clone() };
     sweep(&failing, &mut memory, all()).await.unwrap_err();
-    remove(&store, &id("b"), NONCE, 0).await.unwrap();
+    remove(&store, &id("b"), NONCE, 0, Some(Epoch(u64::MAX))).await.unwrap();
     let log_of_b = 2;
     assert!(count(&mut memory).await <= known + log_of_b, "the memory of volume a were read again");
 }
@@ -444,7 +443,7 @@ async fn what_a_snapshot_held_waits_for_the_grace_after_its_mark() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     forget(&a.store, &id("a"), seq).await.unwrap();
-    let options = SweepOptions { grace: Duration::from_secs(1), now: SystemTime::now(), ..all() };
+    let options = SweepOptions { grace: Duration::from_secs(1), ..all() };
     let report = sweep(&a.store, &mut SweepMemory::default(), options).await.unwrap();
     assert_eq!(report.deleted.objects, 0, "the mark is a moment old");
 }

@@ -1,7 +1,7 @@
 //! Snapshots of a volume without a writer, on the reference store.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_engine::record::{Body, Record};
@@ -221,13 +221,12 @@ async fn a_sweep_and_a_removal_list_few_marks() {
             let Created = store.create(&key, Bytes::new()).await.unwrap();
         }
         let before = store.counts().list;
-        let now = SystemTime::now() + Duration::from_secs(10);
-        let options = SweepOptions { grace: Duration::ZERO, now, dry_run: false, most: u64::MAX };
+        let options = SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
         sweep(&store, &mut SweepMemory::default(), options).await.unwrap();
         let swept = store.counts().list;
         forget(&store, &volume(), taken.seq).await.unwrap();
         let forgotten = store.counts().list;
-        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        remove(&store, &volume(), NONCE, 0, None).await.unwrap();
         (swept - before, store.counts().list - forgotten)
     };
     let ((few_swept, few_removed), (swept, removed)) = (lists(1).await, lists(5000).await);
@@ -271,7 +270,7 @@ async fn a_volume_with_snapshots_is_not_removed() {
     for name in 1..=7 {
         take(&store, name).await.unwrap();
     }
-    let refused = remove(&store, &volume(), NONCE, 0).await.unwrap_err();
+    let refused = remove(&store, &volume(), NONCE, 0, None).await.unwrap_err();
     assert_eq!(
         refused.to_string(),
         "volume v has 7 snapshots that would be lost with it (v@2, v@3, v@4, v@5, v@6, ...): delete them first"
@@ -280,10 +279,10 @@ async fn a_volume_with_snapshots_is_not_removed() {
     for seq in 2..=7 {
         forget(&store, &volume(), Seq(seq)).await.unwrap();
     }
-    let refused = remove(&store, &volume(), NONCE, 0).await.unwrap_err();
+    let refused = remove(&store, &volume(), NONCE, 0, None).await.unwrap_err();
     assert!(refused.to_string().contains("has a snapshot that would be lost with it (v@8)"), "{refused}");
     forget(&store, &volume(), Seq(8)).await.unwrap();
-    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, None).await.unwrap();
     assert_eq!((keys(&store, "snapshots").await, keys(&store, "forgotten").await), (0, 7));
     let gone = take(&store, 9).await.unwrap_err();
     assert!(matches!(gone, SnapshotError::Deleted(_)), "{gone}");
@@ -296,7 +295,7 @@ async fn a_damaged_volume_with_roots_is_not_removed() {
     take(&store, 1).await.unwrap();
     attach(&store, 1).await;
     store.corrupt("volumes/v/log/00000000000000000003", |bytes| bytes[40] ^= 1);
-    let refused = remove(&store, &volume(), NONCE, 0).await.unwrap_err();
+    let refused = remove(&store, &volume(), NONCE, 0, None).await.unwrap_err();
     assert!(matches!(refused, LogFailure::Damaged { .. }), "{refused}");
     assert_eq!(keys(&store, "snapshots").await, 1);
 }

@@ -4,7 +4,7 @@
 mod stored;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use holdfast_engine::record::Body;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
@@ -24,8 +24,7 @@ fn id(name: &str) -> VolumeId {
 
 /// Everything at once, a moment ahead of the store's clock.
 fn all() -> SweepOptions {
-    let now = SystemTime::now() + Duration::from_secs(10);
-    SweepOptions { grace: Duration::ZERO, now, dry_run: false, most: u64::MAX }
+    SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX }
 }
 
 async fn swept(store: &MemoryStore) -> SweepReport {
@@ -155,7 +154,7 @@ async fn removed_volumes_keep_what_forks_read_until_those_are_gone() {
     provision(&store, &id("c"), fork_of("b", of_b)).await.unwrap();
     for (volume, seq) in [(&a.volume, seq), (&b.volume, of_b)] {
         forget(&store, volume, seq).await.unwrap();
-        assert!(!remove(&store, volume, Nonce::default(), 0).await.unwrap().is_empty());
+        assert!(!remove(&store, volume, Nonce::default(), 0, None).await.unwrap().is_empty());
     }
     swept(&store).await;
     let left = keys(&store);
@@ -163,7 +162,7 @@ async fn removed_volumes_keep_what_forks_read_until_those_are_gone() {
     // Of a: the merged run, and the segments of commits 4 and 6. Of b: its segment.
     assert_eq!(left.iter().filter(is_data).count(), 4, "{left:?}");
     assert!(!left.iter().any(|key| key.contains("/snapshots/") || key.contains("/checkpoints/")));
-    assert!(remove(&store, &id("c"), Nonce::default(), 0).await.unwrap().is_empty());
+    assert!(remove(&store, &id("c"), Nonce::default(), 0, None).await.unwrap().is_empty());
     swept(&store).await;
     let left = keys(&store);
     let stays = ["/log/", "/truncated/", "/forgotten/"];
@@ -323,7 +322,7 @@ async fn what_is_left_of_removed_volumes_costs_a_sweep_one_get_each() {
         let name = format!("reader-{number}");
         let reader = Stored::attached(store.clone(), &name, fork_of("v", seq), 3).await;
         reader.detach(4).await;
-        assert!(remove(store, &id(&name), NONCE, 0).await.unwrap().is_empty());
+        assert!(remove(store, &id(&name), NONCE, 0, None).await.unwrap().is_empty());
     }
     let (first, ..) = requests(&mut memory).await;
     let (second, lists_then, gets_then) = requests(&mut memory).await;
@@ -333,7 +332,7 @@ async fn what_is_left_of_removed_volumes_costs_a_sweep_one_get_each() {
     // One GET of each, and of the tombstones of those that are forks of it.
     forget(store, &id("v"), seq).await.unwrap();
     let before = store.counts();
-    assert!(remove(store, &id("v"), NONCE, 0).await.unwrap().is_empty());
+    assert!(remove(store, &id("v"), NONCE, 0, None).await.unwrap().is_empty());
     let after = store.counts();
     assert!(after.get - before.get <= 2 * READERS + 20, "{} GETs", after.get - before.get);
     assert!(after.list - before.list <= READERS + 10, "{} LISTs", after.list - before.list);
@@ -353,7 +352,7 @@ async fn a_removed_volume_that_is_there_again_keeps_its_objects() {
     for key in kept {
         bodies.push((key.clone(), store.get(&key, u64::MAX).await.unwrap()));
     }
-    assert!(remove(&store, &id("fork"), NONCE, 0).await.unwrap().is_empty());
+    assert!(remove(&store, &id("fork"), NONCE, 0, None).await.unwrap().is_empty());
     for _ in 0..2 {
         sweep(&store, &mut memory, all()).await.unwrap();
     }
@@ -364,7 +363,7 @@ async fn a_removed_volume_that_is_there_again_keeps_its_objects() {
         let _there = store.create(&key, body).await;
     }
     forget(&store, &id("v"), seq).await.unwrap();
-    assert_eq!(remove(&store, &id("v"), NONCE, 0).await.unwrap(), [id("fork")]);
+    assert_eq!(remove(&store, &id("v"), NONCE, 0, None).await.unwrap(), [id("fork")]);
     sweep(&store, &mut memory, all()).await.unwrap();
     assert!(keys(&store).contains(&segment_key(&stored, 0)), "the fork reads it");
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use holdfast_engine::record::Body;
 use holdfast_log::trash::{self, Emptied, Terms, Trashed, bar, empty, read_trash, replaced, take_back};
-use holdfast_log::{Creation, LogFailure, forget, provision, read_manifest_to_end, snapshot_detached};
+use holdfast_log::{
+    Creation, LogFailure, forget, provision, read_manifest_to_end, remove, snapshot_detached,
+};
 use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::{ObjectKey, TrashKey, TrashStay};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
@@ -35,7 +37,7 @@ fn terms() -> Terms {
 }
 
 async fn discard(store: &MemoryStore, volume: &VolumeId, nonce: Nonce) -> Result<bool, LogFailure> {
-    trash::discard(store, volume, nonce, &terms()).await
+    trash::discard(store, volume, nonce, &terms(), None).await
 }
 
 async fn stays(store: &MemoryStore) -> Vec<Trashed> {
@@ -50,9 +52,14 @@ async fn in_trash() -> (Stored, Trashed) {
     (stored, there)
 }
 
+/// The stay when it is so old by the store's clock.
+fn aged(there: &Trashed, age: Duration) -> Trashed {
+    Trashed { age, ..there.clone() }
+}
+
 /// Ends the stay, whose time is over.
 async fn removed(store: &MemoryStore, there: &Trashed) -> Result<Emptied, LogFailure> {
-    empty(store, there, &terms(), there.since + terms().keep).await
+    empty(store, &aged(there, terms().keep), &terms()).await
 }
 
 /// Stores how the stay ends, as one does that dies after it.
@@ -113,7 +120,7 @@ async fn a_volume_is_not_removed_before_its_time() {
     let (stored, there) = in_trash().await;
     let empty = async |keep, owner: &str, age| {
         let terms = Terms { keep: Duration::from_hours(keep), owner: owner.to_owned() };
-        empty(&stored.store, &there, &terms, there.since + Duration::from_hours(age)).await.unwrap()
+        empty(&stored.store, &aged(&there, Duration::from_hours(age)), &terms).await.unwrap()
     };
     assert_eq!(empty(24, "store-uid", 23).await, Emptied::NotDue);
     assert_eq!(empty(48, "store-uid", 25).await, Emptied::NotDue, "a longer time counts for all");
@@ -222,22 +229,170 @@ async fn what_is_left_of_a_stay_is_deleted_later() {
     stored.store.delete(&[&TrashKey::Entry(there.stay.clone()).to_string()]).await.unwrap();
     let trash = read_trash(&stored.store).await.unwrap();
     assert_eq!(trash.stays, []);
-    trash.clear_left(&stored.store, there.since - Duration::from_secs(1)).await.unwrap();
+    trash.clear_left(&stored.store, Duration::from_hours(1)).await.unwrap();
     assert_eq!(keys_of_trash(&stored.store), 1, "its owner may still look for it");
-    trash.clear_left(&stored.store, there.since + Duration::from_hours(1)).await.unwrap();
+    trash.clear_left(&stored.store, Duration::ZERO).await.unwrap();
     assert_eq!(keys_of_trash(&stored.store), 0);
     assert!(exists(&stored.store).await);
 }
 
-/// The writer of a lost node may commit after its volume was deleted: that is no use of it.
+/// Volume `a`, which its writer of epoch 1 has attached.
+async fn attached() -> Stored {
+    Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await
+}
+
+/// Found by reading: the cluster that made the volume deleted it while another cluster had it attached.
 #[tokio::test]
-async fn commits_of_the_writer_before_do_not_keep_a_volume() {
-    let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
-    assert!(discard(&stored.store, &id(), STAY).await.unwrap());
+async fn no_volume_is_deleted_below_a_writer_of_another_cluster() {
+    let mut stored = attached().await;
+    let before = stored.store.keys();
+    let of_another = |refused: &LogFailure| {
+        matches!(refused, LogFailure::StillAttached { node, epoch, .. } if node == "n" && epoch.0 == 1)
+            && refused.to_string().contains("node n has it attached, with epoch 1")
+    };
+    for cut_off in [None, Some(Epoch(0))] {
+        let refused = trash::discard(&stored.store, &id(), STAY, &terms(), cut_off).await.unwrap_err();
+        assert!(of_another(&refused) && !refused.is_transient(), "{refused}");
+        let refused = remove(&stored.store, &id(), NONCE, 0, cut_off).await.unwrap_err();
+        assert!(of_another(&refused), "{refused}");
+    }
+    assert_eq!(stored.store.keys(), before);
+    // Its writer was called lost.
+    let lost = Some(Epoch(1));
+    assert!(trash::discard(&stored.store, &id(), STAY, &terms(), lost).await.unwrap());
+    assert!(take_back(&stored.store, &id()).await.unwrap());
+    assert_eq!(remove(&stored.store, &id(), NONCE, 0, lost).await.unwrap(), []);
+
+    // The next writer comes after the deletion was decided: the tombstone loses its place.
+    stored = detached().await;
+    let gate = hold(&stored.store, Verb::Put, 0);
+    let store = stored.store.clone();
+    let removal = tokio::spawn(async move { remove(&store, &id(), NONCE, 0, None).await });
+    gate.arrival().await;
+    stored.attach(5, SECTORS).await;
+    gate.release();
+    assert!(matches!(removal.await.unwrap(), Err(LogFailure::StillAttached { epoch: Epoch(2), .. })));
+    assert!(exists(&stored.store).await);
+}
+
+/// Found by reading: only a later attach kept a volume, and its writer commits without one.
+#[tokio::test]
+async fn a_volume_that_was_written_since_its_deletion_is_kept() {
+    let mut stored = attached().await;
+    assert!(trash::discard(&stored.store, &id(), STAY, &terms(), Some(Epoch(1))).await.unwrap());
+    let [there] = stays(&stored.store).await.try_into().unwrap();
     stored.commit(3, &[(0, 0b1)]).await;
+    for detached in [false, true] {
+        if detached {
+            stored.record(4, Body::Detach { root: None }).await;
+        }
+        let waits = removed(&stored.store, &there).await.unwrap_err();
+        assert!(
+            matches!(&waits, LogFailure::WrittenSince { node: Some(node), .. } if node == "n"),
+            "{waits}"
+        );
+        assert!(waits.to_string().contains("`spec.source.existing`"), "{waits}");
+        assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 1);
+    }
+    assert!(take_back(&stored.store, &id()).await.unwrap(), "by its adoption");
+    assert!(discard(&stored.store, &id(), Nonce([8; 16])).await.unwrap(), "deleted as it is now");
     let [there] = stays(&stored.store).await.try_into().unwrap();
     assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
-    assert!(!exists(&stored.store).await);
+}
+
+/// A lost node that comes back detaches: without a commit that is no use of the volume.
+#[tokio::test]
+async fn a_detach_without_a_commit_does_not_keep_a_volume() {
+    let stored = attached().await;
+    assert!(trash::discard(&stored.store, &id(), STAY, &terms(), Some(Epoch(1))).await.unwrap());
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    stored.record(3, Body::Detach { root: None }).await;
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
+}
+
+#[tokio::test]
+async fn a_commit_after_the_end_was_decided_keeps_the_volume() {
+    let mut stored = attached().await;
+    assert!(trash::discard(&stored.store, &id(), STAY, &terms(), Some(Epoch(1))).await.unwrap());
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    let there = end(&stored.store, &there, "removed").await;
+    stored.commit(3, &[(0, 0b1)]).await;
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Used);
+    assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
+}
+
+/// Puts volume `a` into the trash as version 0.3 did, which did not note the last commit.
+async fn entry_of_older_version(stored: &Stored, epoch: Epoch) -> Trashed {
+    let key = TrashKey::Entry(TrashStay { volume: id(), epoch, nonce: STAY }).to_string();
+    let _created = stored.store.create(&key, Bytes::from_static(b"86400 store-uid")).await.unwrap();
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    there
+}
+
+#[tokio::test]
+async fn an_entry_of_an_older_version_begins_again_with_the_last_commit() {
+    for epoch in [Epoch(1), TrashStay::UNREADABLE] {
+        let stored = detached().await;
+        let there = entry_of_older_version(&stored, epoch).await;
+        assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::NotDue);
+        let [known] = stays(&stored.store).await.try_into().unwrap();
+        assert!(known.stay != there.stay && known.stay.epoch == Epoch(1), "{known:?}");
+        assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::TakenBack, "a list from before");
+        assert_eq!(removed(&stored.store, &known).await.unwrap(), Emptied::Removed);
+        assert_eq!(keys_of_trash(&stored.store), 0);
+    }
+    let stored = detached().await;
+    entry_of_older_version(&stored, Epoch(1)).await;
+    assert!(take_back(&stored.store, &id()).await.unwrap(), "it may be taken back as before");
+}
+
+/// The version that made the entry did not look for a writer of another cluster.
+#[tokio::test]
+async fn an_entry_of_an_older_version_waits_for_the_writer() {
+    let mut stored = attached().await;
+    let there = entry_of_older_version(&stored, Epoch(1)).await;
+    let waits = removed(&stored.store, &there).await;
+    assert!(matches!(waits, Err(LogFailure::StillAttached { .. })), "{waits:?}");
+    stored.commit(3, &[(0, 0b1)]).await;
+    stored.record(4, Body::Detach { root: None }).await;
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::NotDue);
+    assert!(exists(&stored.store).await);
+}
+
+/// A stay that was decided by an older version, which died before the tombstone.
+#[tokio::test]
+async fn an_end_decided_by_an_older_version_removes_nothing() {
+    let stored = detached().await;
+    let there = entry_of_older_version(&stored, Epoch(1)).await;
+    let there = end(&stored.store, &there, "removed").await;
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Used);
+    assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
+}
+
+/// Records may be appended to a log that is damaged before them.
+#[tokio::test]
+async fn a_damaged_log_that_grew_since_is_kept() {
+    let mut stored = attached().await;
+    stored.commit(3, &[(0, 0b1)]).await;
+    stored.store.corrupt(&ObjectKey::Log(id(), Seq(3)).to_string(), |bytes| bytes.truncate(9));
+    assert!(discard(&stored.store, &id(), STAY).await.unwrap());
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    stored.commit(4, &[(1, 0b1)]).await;
+    let waits = removed(&stored.store, &there).await.unwrap_err();
+    assert!(matches!(waits, LogFailure::WrittenSince { node: None, .. }), "{waits}");
+}
+
+/// By the clock of the store, which runs with tokio's.
+#[tokio::test(start_paused = true)]
+async fn a_stay_is_as_old_as_the_store_says() {
+    let (stored, there) = in_trash().await;
+    assert_eq!(there.age, Duration::ZERO);
+    tokio::time::sleep(terms().keep - Duration::from_secs(1)).await;
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(empty(&stored.store, &there, &terms()).await.unwrap(), Emptied::NotDue);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(empty(&stored.store, &there, &terms()).await.unwrap(), Emptied::Removed);
 }
 
 #[tokio::test]
@@ -268,6 +423,48 @@ fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
     let gate = Gate::new();
     store.fail_next(verb, Fault::Hold(gate.clone()));
     gate
+}
+
+/// One cluster deletes the volume, by the trash or at once; after whichever of its requests another cluster
+/// attaches the volume and commits.
+#[tokio::test]
+async fn no_deletion_removes_what_another_cluster_commits_meanwhile() {
+    let (mut kept, mut removed_before) = (0, 0);
+    for verb in [Verb::Get, Verb::Put, Verb::List, Verb::Delete] {
+        for (passed, by_trash) in (0..30).flat_map(|passed| [(passed, true), (passed, false)]) {
+            let mut stored = detached().await;
+            let gate = hold(&stored.store, verb, passed);
+            let store = stored.store.clone();
+            let mut deletion = tokio::spawn(async move {
+                if !by_trash {
+                    return remove(&store, &id(), NONCE, 0, None).await.map(drop);
+                }
+                discard(&store, &id(), STAY).await?;
+                for there in read_trash(&store).await.unwrap().stays {
+                    removed(&store, &there).await?;
+                }
+                Ok(())
+            });
+            tokio::select! {
+                // It made fewer requests of this kind.
+                _ended = &mut deletion => continue,
+                () = gate.arrival() => {}
+            }
+            let is_removed = stored.store.keys().contains(&ObjectKey::Log(id(), Seq(5)).to_string());
+            if !is_removed {
+                stored.attach(5, SECTORS).await;
+                stored.commit(6, &[(1, 0b1)]).await;
+            }
+            gate.release();
+            let ended = deletion.await.unwrap();
+            for there in stays(&stored.store).await {
+                let (Ok(_) | Err(_)) = removed(&stored.store, &there).await;
+            }
+            assert_eq!(exists(&stored.store).await, !is_removed, "{verb:?} {passed} {by_trash}: {ended:?}");
+            if is_removed { removed_before += 1 } else { kept += 1 }
+        }
+    }
+    assert!(kept > 10 && removed_before > 4, "{kept} kept, {removed_before} removed before");
 }
 
 /// One of the two wins, after whichever request the other has stopped; its work is done, and nothing else.

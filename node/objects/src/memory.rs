@@ -1,6 +1,7 @@
 //! The reference store: a map in memory that answers as S3 does, counts requests and fails on demand.
 //!
-//! Runs on: any tokio runtime (only [`Fault::Delay`] needs its timer). Clones share one map.
+//! Runs on: any tokio runtime (only [`Fault::Delay`] needs its timer). Clones share one map, and a clock that
+//! runs with tokio's: where a test pauses that, only the test's sleeps make objects older.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +13,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
 
 use crate::{
     Cause, CreateError, Created, Entry, ErrorKind, Fault, Folders, MAX_PAGE_ENTRIES, ObjectStore, Page,
@@ -25,11 +27,20 @@ pub struct MemoryStore {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     objects: Mutex<BTreeMap<String, Object>>,
     faults: Mutex<FaultPlan>,
     requests: RequestMeter,
+    /// One moment by tokio's clock and by that of the store.
+    begun: (Instant, SystemTime),
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let begun = (Instant::now(), SystemTime::now());
+        Self { objects: Mutex::default(), faults: Mutex::default(), requests: RequestMeter::default(), begun }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -112,6 +123,12 @@ impl MemoryStore {
         object.body = body.into();
     }
 
+    /// The time by the store's clock.
+    pub fn now(&self) -> SystemTime {
+        let (begun, time) = self.shared.begun;
+        time + begun.elapsed()
+    }
+
     fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Object>> {
         self.shared.objects.lock()
     }
@@ -167,7 +184,7 @@ impl MemoryStore {
         let mut objects = self.objects();
         let free = !objects.contains_key(key);
         if free {
-            objects.insert(key.to_owned(), Object { body, last_modified: SystemTime::now() });
+            objects.insert(key.to_owned(), Object { body, last_modified: self.now() });
         }
         free
     }
@@ -225,7 +242,7 @@ impl ObjectStore for MemoryStore {
         self.check_room(key)?;
         let body = collect(parts).await?;
         let reply = self.arrive(Verb::Put).await.map_err(StoreError::from)?;
-        let object = Object { body, last_modified: SystemTime::now() };
+        let object = Object { body, last_modified: self.now() };
         self.objects().insert(key.to_owned(), object);
         if reply == Reply::Lost { Err(lost_reply().into()) } else { Ok(()) }
     }
@@ -252,7 +269,7 @@ impl ObjectStore for MemoryStore {
             });
         let entries = rest.by_ref().take(limit.min(MAX_PAGE_ENTRIES)).collect();
         let more = rest.next().is_some();
-        Ok(Page { entries, more })
+        Ok(Page { entries, more, now: Some(self.now()) })
     }
 
     async fn list_folders(

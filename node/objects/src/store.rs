@@ -3,7 +3,11 @@
 //! Keys are `/`-separated paths relative to the store's own prefix. Every object is written once and never
 //! changed; creating a key once is the compare-and-swap that everything else rests on.
 
-use std::{fmt, ops::Range, time::SystemTime};
+use std::{
+    fmt,
+    ops::Range,
+    time::{Duration, SystemTime},
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -49,6 +53,17 @@ pub struct Page {
     pub entries: Vec<Entry>,
     /// True if keys remain after the last entry; continue with `start_after` set to that entry's key.
     pub more: bool,
+    /// Time of the answer by the store's clock; none if the store does not say it.
+    pub now: Option<SystemTime>,
+}
+
+impl Page {
+    /// Age of an entry of this page: both times are the store's. Zero if the store does not say the time, or
+    /// says one before the entry's: what depends on an age waits.
+    #[must_use]
+    pub fn age(&self, entry: &Entry) -> Duration {
+        self.now.and_then(|now| now.duration_since(entry.last_modified).ok()).unwrap_or_default()
+    }
 }
 
 /// Consecutive folders of a list, ascending by the bytes of their names with the `/` behind them.
@@ -180,6 +195,16 @@ pub fn check_key(key: &str) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_age_is_by_the_clock_of_the_store_alone() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let entry = Entry { key: "k".to_owned(), size_bytes: 1, last_modified: at(100) };
+        for (now, age) in [(None, 0), (Some(at(99)), 0), (Some(at(100)), 0), (Some(at(160)), 60)] {
+            let page = Page { entries: Vec::new(), more: false, now };
+            assert_eq!(page.age(&entry), Duration::from_secs(age), "{now:?}");
+        }
+    }
 
     #[test]
     fn a_key_is_refused_with_the_rule_it_breaks() {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use aws_sdk_s3::{operation::list_objects_v2::ListObjectsV2Output, types::Object};
 use holdfast_objects::{Entry, Folders, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
 
-use crate::{classify::classify, store::S3Store};
+use crate::{classify::classify, clock::AnswerDate, store::S3Store};
 
 impl S3Store {
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
@@ -15,8 +15,8 @@ impl S3Store {
         start_after: Option<&str>,
         limit: usize,
     ) -> Result<Page, StoreError> {
-        self.list_with(prefix, start_after, limit, None, |answer| {
-            page(answer, self.root(), prefix, start_after)
+        self.list_with(prefix, start_after, limit, None, |answer, now| {
+            page(answer, self.root(), prefix, start_after, now)
         })
         .await
     }
@@ -28,7 +28,7 @@ impl S3Store {
         start_after: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        self.list_with(prefix, start_after, limit, Some("/"), |answer| {
+        self.list_with(prefix, start_after, limit, Some("/"), |answer, _now| {
             folders(&answer, self.root(), prefix, start_after)
         })
         .await
@@ -40,7 +40,7 @@ impl S3Store {
         start_after: Option<&str>,
         limit: usize,
         delimiter: Option<&str>,
-        read: impl Fn(ListObjectsV2Output) -> Result<T, StoreError>,
+        read: impl Fn(ListObjectsV2Output, Option<SystemTime>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         if limit == 0 {
             let rule = "ask for at least one entry";
@@ -50,6 +50,7 @@ impl S3Store {
         let full_prefix = format!("{}{prefix}", self.root());
         let full_start = start_after.map(|key| format!("{}{key}", self.root()));
         self.repeat(Verb::List, self.config.timeouts.attempt_for(0), || async {
+            let date = AnswerDate::default();
             let list = self
                 .client
                 .list_objects_v2()
@@ -57,9 +58,11 @@ impl S3Store {
                 .prefix(&full_prefix)
                 .set_start_after(full_start.clone())
                 .set_delimiter(delimiter.map(str::to_owned))
-                .max_keys(limit);
+                .max_keys(limit)
+                .customize()
+                .interceptor(date.clone());
             match list.send().await {
-                Ok(answer) => Ok((read(answer)?, 0)),
+                Ok(answer) => Ok((read(answer, date.get())?, 0)),
                 Err(failure) => Err(classify(failure, &self.config.bucket, "")),
             }
         })
@@ -100,6 +103,7 @@ fn page(
     root: &str,
     prefix: &str,
     start_after: Option<&str>,
+    now: Option<SystemTime>,
 ) -> Result<Page, StoreError> {
     let more = answer.is_truncated.unwrap_or(false);
     let mut entries: Vec<Entry> = Vec::with_capacity(answer.contents().len());
@@ -114,7 +118,7 @@ fn page(
     if more && entries.is_empty() {
         return Err(StoreError::BadAnswer { field: "Contents in a truncated list" });
     }
-    Ok(Page { entries, more })
+    Ok(Page { entries, more, now })
 }
 
 fn entry(object: Object, root: &str) -> Result<Entry, StoreError> {
@@ -145,12 +149,13 @@ mod tests {
 
     #[test]
     fn an_ordered_list_is_accepted_without_its_root() {
-        let page = page(answer(&["r/log/1", "r/log/2"], true), "r/", "log/", Some("log/0")).unwrap();
+        let now = Some(SystemTime::UNIX_EPOCH);
+        let page = page(answer(&["r/log/1", "r/log/2"], true), "r/", "log/", Some("log/0"), now).unwrap();
         assert_eq!(
             page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(),
             ["log/1", "log/2"]
         );
-        assert!(page.more);
+        assert_eq!((page.more, page.now), (true, now));
     }
 
     #[test]
@@ -196,7 +201,8 @@ mod tests {
             (&[], true),
         ];
         for (keys, more) in cases {
-            let refused = page(answer(keys, more), "r/", "log/", Some("log/0")).expect_err("misleading");
+            let refused =
+                page(answer(keys, more), "r/", "log/", Some("log/0"), None).expect_err("misleading");
             assert_eq!(refused.kind(), holdfast_objects::ErrorKind::Corrupt, "{keys:?}");
         }
     }

@@ -184,9 +184,8 @@ impl S3Store {
         let deleted = self.delete_object(&key).await;
         let stored = second?;
         deleted.map_err(|error| self.explain("delete objects", error))?;
-        for left in there.entries {
-            let is_old = left.last_modified.elapsed().is_ok_and(|age| age >= LEFT_BEHIND);
-            if is_old
+        for left in &there.entries {
+            if there.age(left) >= LEFT_BEHIND
                 && is_probe_key(&left.key)
                 && let Err(error) = self.delete_object(&left.key).await
             {

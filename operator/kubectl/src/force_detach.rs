@@ -62,8 +62,8 @@ pub(crate) fn check(
 }
 
 /// True if a condition says that the log names `node` as the writer, and that this annotation replaces it: of
-/// a Volume that adopted for example, whose status names no node. The operator reads the log only while there
-/// is no device.
+/// a Volume for example that another cluster has attached, whose status names no node. The operator reads the
+/// log only while there is no device.
 fn is_named_by_log(status: &VolumeStatus, node: &str) -> bool {
     let annotation = format!("{FORCE_DETACH}=");
     let named = status.conditions.iter().flat_map(|condition| {

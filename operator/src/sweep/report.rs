@@ -86,7 +86,7 @@ pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
         warning(
             "DeletedVolumesUsed",
             format!(
-                "volumes whose Volume was deleted were attached since ({count}), and are not removed. They have no Volume \
+                "volumes whose Volume was deleted were attached or written since ({count}), and are not removed. They have no Volume \
                  here: if no other cluster has one, adopt each with spec.volumeID and spec.source.existing, and delete that. {}",
                 named.join(", ")
             ),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use holdfast_crds::{ObjectStore, READY, is_true};
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
@@ -21,14 +21,17 @@ use crate::metrics::Metrics;
 /// Time between two looks at the ObjectStores.
 const EVERY: Duration = Duration::from_secs(60);
 
+/// Time between two looks which volumes in a trash are used here: another cluster may remove them, and keeps
+/// them for a day by default, as long as an interval between two sweeps. Costs one LIST.
+const LOOK_EVERY: Duration = Duration::from_hours(1);
+
 /// State of the sweeps of one ObjectStore.
 #[derive(Default)]
 struct Known {
     /// Memory of the last sweep, and the connection through which it read.
     remembered: Option<(Arc<dyn Bucket>, SweepMemory)>,
-    /// True once this instance has looked which volumes in the trash are used here: another cluster may
-    /// remove them, whenever this one sweeps.
-    has_looked: bool,
+    /// The last look into the trash of this instance.
+    looked: Option<Instant>,
     /// End of the last sweep of this instance.
     ended: Option<Instant>,
     /// The last failure since then, and the number of failures.
@@ -119,11 +122,12 @@ impl<C: Cluster> Sweeps<C> {
         true
     }
 
-    /// Takes the volumes that are used here out of the trash, once for each ObjectStore.
+    /// Takes the volumes that are used here out of the trash, if it is time to look.
     async fn look(&mut self, store: &ObjectStore) {
         let known = known(&mut self.known, self.random, store);
         let is_ready = store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY));
-        if known.has_looked || !is_ready || store.metadata.deletion_timestamp.is_some() {
+        let is_due = known.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        if !is_due || !is_ready || store.metadata.deletion_timestamp.is_some() {
             return;
         }
         let looked = async {
@@ -131,7 +135,7 @@ impl<C: Cluster> Sweeps<C> {
             take_back_used(&self.cluster, store, &*bucket).await
         };
         match looked.await {
-            Ok(()) => known.has_looked = true,
+            Ok(()) => known.looked = Some(Instant::now()),
             Err(error) => {
                 tracing::warn!(object_store = %store.name_any(), error = chain(&error), "trash not read");
             }
@@ -168,14 +172,13 @@ impl<C: Cluster> Sweeps<C> {
         let remembered = known.remembered.take().filter(|(read, _)| Arc::ptr_eq(read, &bucket));
         let (_, memory) =
             known.remembered.insert(remembered.unwrap_or_else(|| (bucket.clone(), SweepMemory::default())));
-        let now = SystemTime::from(self.cluster.now());
         let trashed = if schedule.dry_run {
             count_trash(&*bucket).await?
         } else {
-            empty_trash(&self.cluster, store, &*bucket, now).await?
+            empty_trash(&self.cluster, store, &*bucket).await?
         };
         let most = schedule.max_objects.unwrap_or(u64::MAX);
-        let options = SweepOptions { grace, now, dry_run: schedule.dry_run, most };
+        let options = SweepOptions { grace, dry_run: schedule.dry_run, most };
         Ok((sweep(&*bucket, memory, options).await?, trashed))
     }
 

@@ -1,7 +1,7 @@
 //! Empties the trash of a bucket: removes the volumes whose time is over, and none that is used.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use holdfast_crds::ObjectStore;
 use holdfast_log::LogFailure;
@@ -14,7 +14,7 @@ use super::cluster::{Cluster, VolumeHere};
 use super::report::SweepFailed;
 use crate::object_store::trash_terms;
 
-/// Age of what a stay left when it ended, until it is deleted.
+/// Age of what a stay left when it ended, by the store's clock, until it is deleted.
 const LEFT_FOR: Duration = Duration::from_hours(24);
 
 /// A trash after it was emptied.
@@ -36,10 +36,9 @@ pub(super) async fn empty_trash(
     cluster: &impl Cluster,
     store: &ObjectStore,
     bucket: &dyn Bucket,
-    now: SystemTime,
 ) -> Result<TrashReport, SweepFailed> {
     let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
-    trash.clear_left(bucket, now.checked_sub(LEFT_FOR).unwrap_or(SystemTime::UNIX_EPOCH)).await?;
+    trash.clear_left(bucket, LEFT_FOR).await?;
     let mut report = TrashReport::default();
     if trash.stays.is_empty() {
         return Ok(report);
@@ -63,7 +62,7 @@ pub(super) async fn empty_trash(
             // Its end was decided before the later one began.
             there.is_ending = true;
         }
-        match end(bucket, &there, here.get(volume.as_str()), &name, &terms, now).await {
+        match end(bucket, &there, here.get(volume.as_str()), &name, &terms).await {
             Ok(Emptied::NotDue) => drop(report.volumes.insert(volume.clone())),
             Ok(emptied) => {
                 tracing::info!(object_store = name, %volume, ?emptied, "volume left the trash");
@@ -132,11 +131,10 @@ async fn end(
     here: Option<&VolumeHere>,
     store: &str,
     terms: &Terms,
-    now: SystemTime,
 ) -> Result<Emptied, LogFailure> {
     match here {
-        _ if there.is_ending => empty(bucket, there, terms, now).await,
-        None => empty(bucket, there, terms, now).await,
+        _ if there.is_ending => empty(bucket, there, terms).await,
+        None => empty(bucket, there, terms).await,
         // It was provisioned before the stay began: the cluster was set back, or another one deleted it.
         Some(here) if here.uses(store) => {
             take_back(bucket, &there.stay.volume).await?;

@@ -69,18 +69,19 @@ impl FoundInStore {
     }
 }
 
-/// Obstacle to the removal of an adopted volume: a writer that no user called lost, maybe of another cluster,
-/// still has it attached.
+/// Obstacle to the removal of a volume: a writer that was not called lost, maybe of another cluster, still
+/// has it attached.
 pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
-    let AttachedWriter { node, epoch, data_seq: _ } = facts.log_writer.as_ref()?;
-    let record = facts.status.forced_detach.as_ref().map(|record| record.node.as_str());
-    // A node that still claims the volume here was cut off: else the plan waits for its detach.
-    let cut_off = [facts.force_detach.as_deref(), facts.status.node.as_deref(), record];
-    (!cut_off.contains(&Some(node.as_str()))).then(|| {
-        format!(
-            "spec.deletionPolicy: node {node} has the volume attached, with epoch {epoch}, maybe in another cluster. Its data is not removed before it detaches; set `Retain`, or, if that node is lost, annotate the Volume with {FORCE_DETACH}={node}"
-        )
-    })
+    let writer = facts.log_writer.as_ref().filter(|writer| !facts.is_cut_off(writer))?;
+    let AttachedWriter { node, epoch, data_seq: _ } = writer;
+    let again = if facts.force_detach.as_ref() == Some(node) {
+        ". Remove that annotation first: it spoke of an earlier epoch"
+    } else {
+        ""
+    };
+    Some(format!(
+        "spec.deletionPolicy: node {node} has the volume attached, with epoch {epoch}, maybe in another cluster. Its data is not removed before it detaches. Delete the Volume there, or set `Retain` here; if that node is lost, annotate the Volume with {FORCE_DETACH}={node}{again}"
+    ))
 }
 
 /// Says who wrote the volume last.
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), read(Some(last.clone())));
         assert!(history(Some(&last)).ends_with("detached it after its last commit"));
         assert_eq!(store.counts().put, puts);
-        holdfast_log::remove(&store, &id(), Nonce([0; 16]), 0).await.expect("removed");
+        holdfast_log::remove(&store, &id(), Nonce([0; 16]), 0, None).await.expect("removed");
         assert_eq!(FoundInStore::read(&store, &id()).await.expect("read"), FoundInStore::Tombstone);
     }
 }

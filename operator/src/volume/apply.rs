@@ -7,7 +7,7 @@ use holdfast_crds::{
 use holdfast_log::trash::{Terms, bar, discard, take_back};
 use holdfast_log::{Creation, LogFailure};
 use holdfast_objects::{ObjectStore, StoreError};
-use holdfast_types::{Nonce, SECTOR_BYTES, SnapshotName, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, SECTOR_BYTES, SnapshotName, SnapshotUid, VolumeId};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
@@ -83,22 +83,22 @@ impl VolumeApplier<'_> {
                 }
                 Ok(())
             }
-            OperatorStep::RemoveObjects { if_own, keep } => {
+            OperatorStep::RemoveObjects { if_own, keep, cut_off } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
                 if *if_own && !is_own(store.as_ref(), &self.volume, cluster).await? {
                     tracing::info!(volume = %self.volume.name_any(), "objects of another origin were left");
                     return Ok(());
                 }
+                let cut_off = cut_off.map(Epoch);
                 if let Some(terms) = keep
-                    && keep_in_trash(store.as_ref(), &self.volume, terms).await?
+                    && keep_in_trash(store.as_ref(), &self.volume, terms, cut_off).await?
                 {
                     return Ok(());
                 }
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
-                let readers =
-                    holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), TOMBSTONE, deleted)
-                        .await?;
+                let id = volume_id(&self.volume);
+                let readers = holdfast_log::remove(store.as_ref(), &id, TOMBSTONE, deleted, cut_off).await?;
                 if !readers.is_empty() {
                     tracing::info!(
                         volume = %self.volume.name_any(),
@@ -201,8 +201,13 @@ impl VolumeApplier<'_> {
 }
 
 /// Puts the volume of a Volume into the trash. Returns false if it has no data.
-async fn keep_in_trash(store: &dyn ObjectStore, volume: &Volume, terms: &Terms) -> Result<bool, LogFailure> {
-    let is_kept = discard(store, &volume_id(volume), stay(volume), terms).await?;
+async fn keep_in_trash(
+    store: &dyn ObjectStore,
+    volume: &Volume,
+    terms: &Terms,
+    cut_off: Option<Epoch>,
+) -> Result<bool, LogFailure> {
+    let is_kept = discard(store, &volume_id(volume), stay(volume), terms, cut_off).await?;
     if is_kept {
         tracing::info!(volume = %volume.name_any(), "volume put into the trash; a sweep removes it later");
     }
@@ -388,7 +393,7 @@ mod tests {
     async fn a_removed_volume_is_not_provisioned_again() {
         let store = MemoryStore::new();
         provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
-        holdfast_log::remove(&store, &volume_id(&volume()), TOMBSTONE, 0).await.expect("removed");
+        holdfast_log::remove(&store, &volume_id(&volume()), TOMBSTONE, 0, None).await.expect("removed");
         let again = provision(&store, &volume(), CLUSTER, Some(100), None).await;
         assert!(matches!(again, Err(LogFailure::WasDeleted(_))), "{again:?}");
     }
@@ -407,14 +412,14 @@ mod tests {
     async fn a_volume_that_is_applied_again_leaves_the_trash() {
         let store = MemoryStore::new();
         provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
-        assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("kept"));
+        assert!(keep_in_trash(&store, &volume(), &terms(), None).await.expect("kept"));
         let smaller = provision(&store, &volume(), CLUSTER, Some(50), None).await;
         assert!(smaller.is_err(), "{smaller:?}");
         assert_eq!(stays(&store).await, 1, "nothing was changed");
         for wanted in [100, 200] {
             provision(&store, &volume(), CLUSTER, Some(wanted), None).await.expect("it is there");
             assert_eq!(stays(&store).await, 0);
-            assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("deleted again"));
+            assert!(keep_in_trash(&store, &volume(), &terms(), None).await.expect("deleted again"));
         }
     }
 
@@ -427,7 +432,7 @@ mod tests {
         for (second, expected) in [("00", 1), ("00", 1), ("01", 2)] {
             let time = format!("2026-01-01T00:00:{second}Z").parse().expect("a time");
             deleted.metadata.deletion_timestamp = Some(holdfast_crds::Time(time));
-            assert!(keep_in_trash(&store, &deleted, &terms()).await.expect("kept"));
+            assert!(keep_in_trash(&store, &deleted, &terms(), None).await.expect("kept"));
             assert_eq!(stays(&store).await, expected);
         }
     }
@@ -436,16 +441,16 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_volume_is_kept_as_long() {
         let store = MemoryStore::new();
-        assert!(!keep_in_trash(&store, &volume(), &terms()).await.expect("nothing is there"));
+        assert!(!keep_in_trash(&store, &volume(), &terms(), None).await.expect("nothing is there"));
         provision(&store, &volume(), CLUSTER, Some(100), None).await.expect("created");
         let key = store.keys().remove(0);
         store.corrupt(&key, |bytes| bytes.truncate(9));
-        assert!(keep_in_trash(&store, &volume(), &terms()).await.expect("it is damaged"));
+        assert!(keep_in_trash(&store, &volume(), &terms(), None).await.expect("it is damaged"));
         let [there] = &read_trash(&store).await.expect("listed").stays[..] else { panic!("one stay") };
-        let over = there.since + terms().keep;
-        assert_eq!(empty(&store, there, &terms(), over).await.expect("removed"), Emptied::Removed);
+        let over = holdfast_log::trash::Trashed { age: terms().keep, ..there.clone() };
+        assert_eq!(empty(&store, &over, &terms()).await.expect("removed"), Emptied::Removed);
         store.go_away();
-        keep_in_trash(&store, &volume(), &terms()).await.expect_err("nothing is known");
+        keep_in_trash(&store, &volume(), &terms(), None).await.expect_err("nothing is known");
     }
 
     /// The operator may die between the PUT and the status, or never see the answer of the PUT.
@@ -567,7 +572,7 @@ mod tests {
         let (source, snapshot, fork) = snapshot_in(&store).await;
         provision(&store, &fork, CLUSTER, None, Some(known(&snapshot))).await.expect("created");
         holdfast_log::forget(&store, &source, snapshot.seq).await.expect("a VolumeSnapshot may be deleted");
-        let remove = |id| holdfast_log::remove(&store, id, TOMBSTONE, 0);
+        let remove = |id| holdfast_log::remove(&store, id, TOMBSTONE, 0, None);
         assert_eq!(remove(&source).await.expect("removed"), [volume_id(&fork)]);
         assert_eq!(remove(&volume_id(&fork)).await.expect("removed"), []);
     }

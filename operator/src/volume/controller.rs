@@ -292,9 +292,17 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
     }
     if facts.needs_log_writer() || facts.needs_last_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
-        match WriterInLog::read(store.as_ref(), &volume_id(volume)).await? {
-            WriterInLog::Attached(writer) => facts.log_writer = Some(writer),
-            WriterInLog::Released(epoch) => facts.released_epoch = Some(epoch),
+        let (objects, id) = (store.as_ref(), volume_id(volume));
+        let read = if facts.needs_log_writer() {
+            WriterInLog::read(objects, &id).await
+        } else {
+            WriterInLog::glance(objects, &id).await
+        };
+        match read {
+            Ok(WriterInLog::Attached(writer)) => facts.log_writer = Some(writer),
+            Ok(WriterInLog::Released(epoch)) => facts.released_epoch = Some(epoch),
+            Err(failure) if failure.is_damage() && facts.is_removed_damaged() => {}
+            Err(failure) => return Err(failure.into()),
         }
     }
     if let Some(name) = facts.node_in_question() {

@@ -5,6 +5,7 @@ use holdfast_crds::{
     ObjectStore as ObjectStoreResource, ObjectStoreStatus, READY, Time, VOLUME_FINALIZER, Volume,
     VolumeSource, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
+use holdfast_engine::manifest::Manifest;
 use holdfast_log::LogFailure;
 use holdfast_log::trash::Terms;
 use holdfast_objects::ObjectStore;
@@ -91,14 +92,26 @@ impl WriterInLog {
     /// The part of the log that cannot be read.
     pub(crate) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Self, LogFailure> {
         // A commit that a LIST does not show yet would be called missing.
-        let manifest = holdfast_log::read_manifest_to_end(objects, volume).await?;
+        Ok(Self::of(&holdfast_log::read_manifest_to_end(objects, volume).await?))
+    }
+
+    /// Reads it from the log as far as LIST shows that: a LIST, and a GET of the last record of a volume that
+    /// was detached with its root. For a caller that looks again: a removal reads and ends the log at once.
+    ///
+    /// # Errors
+    /// The part of the log that cannot be read.
+    pub(crate) async fn glance(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Self, LogFailure> {
+        Ok(Self::of(&holdfast_log::read_manifest(objects, volume).await?))
+    }
+
+    fn of(manifest: &Manifest) -> Self {
         let data_seq = manifest.data_seq().0;
-        Ok(match manifest.attached() {
+        match manifest.attached() {
             Some(writer) => {
                 Self::Attached(AttachedWriter { node: writer.node, epoch: writer.epoch.0, data_seq })
             }
             None => Self::Released(manifest.epoch().0),
-        })
+        }
     }
 }
 
@@ -210,12 +223,18 @@ impl ClusterFacts {
         is_adopted && !self.deleting && self.needs_store() && self.store == StoreFact::Ready
     }
 
-    /// True if the plan depends on the log's writer, because it would remove a volume that was adopted.
+    /// True if the plan depends on the log's writer, because it would remove the volume: another cluster may
+    /// have it attached, also where this one made it ([`WriterInLog::glance`]).
     pub(crate) fn needs_last_writer(&self) -> bool {
-        let is_adopted = matches!(self.spec.source, VolumeSource::Existing(_));
         let is_removed = self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete;
         let exists = is_true(&self.status.conditions, PROVISIONED);
-        is_adopted && is_removed && exists && self.serving().is_none() && self.store == StoreFact::Ready
+        is_removed && exists && self.serving().is_none() && self.store == StoreFact::Ready
+    }
+
+    /// True if the volume is removed also where its log is damaged, so that its writer is unknown. What was
+    /// adopted has another cluster's data more often than not, and waits.
+    pub(crate) fn is_removed_damaged(&self) -> bool {
+        self.needs_last_writer() && !matches!(self.spec.source, VolumeSource::Existing(_))
     }
 
     /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.

@@ -73,6 +73,7 @@ impl VolumeFailure {
             Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. }) => {
                 "spec.size"
             }
+            Self::Log(LogFailure::StillAttached { .. }) => "spec.deletionPolicy",
             Self::Log(
                 LogFailure::NoSuchSource { .. }
                 | LogFailure::OtherSnapshot { .. }
@@ -96,6 +97,7 @@ impl VolumeFailure {
             Self::Log(LogFailure::HasSnapshots { .. }) => {
                 "delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
             }
+            Self::Log(LogFailure::StillAttached { .. }) => "delete the Volume there, or set `Retain` here",
             Self::Log(LogFailure::NoSuchSource { .. }) => {
                 "delete this Volume, and create another, with another spec.volumeID, from a VolumeSnapshot that is Ready"
             }
@@ -141,6 +143,8 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
         LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
+        // As the plan says it, which looks before.
+        LogFailure::StillAttached { .. } => "DeletionBlocked",
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
         LogFailure::OtherSnapshot { .. } => "SnapshotReplaced",
         LogFailure::ForeignRoot(_) => "SnapshotPlaceTaken",
@@ -234,6 +238,22 @@ mod tests {
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
              delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
         );
+    }
+
+    /// Another cluster attached it after the plan had looked.
+    #[test]
+    fn a_volume_attached_elsewhere_says_where_and_what_to_do() {
+        let (volume, epoch) = ("v".parse().expect("a volume id"), holdfast_types::Epoch(7));
+        let failure =
+            VolumeFailure::from(LogFailure::StillAttached { volume, node: "away".to_owned(), epoch });
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let facts = ClusterFacts { deleting: true, ..facts() };
+        let status = failure.status(&facts, &now).expect("something to report");
+        let condition = &status.conditions[0];
+        assert_eq!((failure.retry(), condition.reason.as_str()), (Requeue::Rarely, "DeletionBlocked"));
+        for part in ["spec.deletionPolicy: ", "node away has it attached, with epoch 7", "`Retain`"] {
+            assert!(condition.message.contains(part), "{}", condition.message);
+        }
     }
 
     /// A snapshot was deleted after the volume that is to begin with it recorded it.

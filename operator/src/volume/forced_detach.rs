@@ -12,7 +12,7 @@ use holdfast_crds::{
     ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach, Time,
 };
 
-use super::facts::ClusterFacts;
+use super::facts::{AttachedWriter, ClusterFacts};
 
 /// Condition: a node was force-detached, and what it had not uploaded is missing.
 pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
@@ -57,6 +57,29 @@ impl ClusterFacts {
         self.status.forced_detach.as_ref().filter(|record| {
             record.cause != DetachCause::Annotation && !is_back(record) && !self.is_acknowledged(record)
         })
+    }
+
+    /// The record of a node that was cut off, unless its annotation is gone.
+    pub(super) fn counted_record(&self) -> Option<&ForcedDetach> {
+        let is_named = |record: &ForcedDetach| self.force_detach.as_ref() == Some(&record.node);
+        let record = self.status.forced_detach.as_ref();
+        record.filter(|record| record.cause != DetachCause::Annotation || is_named(record))
+    }
+
+    /// True if this writer, which the log calls attached, was cut off by a user or by the signs of its node.
+    /// A node of another cluster may have the same name: a later epoch is not the one that was meant.
+    pub(super) fn is_cut_off(&self, writer: &AttachedWriter) -> bool {
+        let is_meant = |node: Option<&str>, until: Option<u64>| {
+            node == Some(&*writer.node) && until.is_none_or(|until| writer.epoch <= until)
+        };
+        let record = self.counted_record();
+        let is_recorded = record.is_some_and(|record| is_meant(Some(&record.node), record.epoch));
+        // A node that still claims the volume was cut off: else the plan waits for its detach.
+        let is_claimant = is_meant(self.status.node.as_deref(), self.status.epoch);
+        let was_counted = record.is_some_and(|record| {
+            record.cause == DetachCause::Annotation && record.node == writer.node && record.epoch.is_some()
+        });
+        is_recorded || is_claimant || (!was_counted && is_meant(self.force_detach.as_deref(), None))
     }
 
     /// True if the node that was cut off may have released the volume since: it claims it no more, and no

@@ -78,6 +78,8 @@ pub(crate) enum OperatorStep {
         if_own: bool,
         /// For how long the ObjectStore keeps the volume; nothing if it does not.
         keep: Option<Terms>,
+        /// Epoch of the writer that was called lost, and need not detach first.
+        cut_off: Option<u64>,
     },
     /// Allow the API server to delete the object.
     RemoveFinalizer,
@@ -203,12 +205,14 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         }
         None => {
             let (if_own, keep) = (facts.rival.is_some() || !exists, facts.trash.clone().filter(|_| exists));
+            let cut_off = facts.log_writer.as_ref().map(|writer| writer.epoch);
             // The failure of an earlier attempt stays reported: each write of ours begins the next attempt.
             let message = match keep {
                 Some(_) => format!("putting the volume into the trash of ObjectStore {store}"),
                 None => format!("removing the volume's objects from ObjectStore {store}"),
             };
-            let removal = [OperatorStep::RemoveObjects { if_own, keep }, OperatorStep::RemoveFinalizer];
+            let remove = OperatorStep::RemoveObjects { if_own, keep, cut_off };
+            let removal = [remove, OperatorStep::RemoveFinalizer];
             let begun = (!is_removing(facts))
                 .then(|| OperatorStep::Report(Box::new(deleting(facts, "Deleting", message, now))));
             begun.into_iter().chain(drop_source).chain(removal).collect()
@@ -340,6 +344,8 @@ pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now:
         volume_id: facts.status.volume_id.clone(),
         // Stays while a node serves the volume: the grant ends with the final commit.
         assigned_node: facts.serving().and(facts.assigned()).map(str::to_owned),
+        // Says of which epoch an annotation spoke that is still there.
+        forced_detach: facts.counted_record().cloned(),
         conditions: vec![facts.conditions(now).build(PROVISIONED, exists, reason, &message)],
         ..base(facts)
     };

@@ -1,5 +1,7 @@
 //! Lists: ordered, complete over pages, fresh; and deletion, which lists must show.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::{Ground, Violation, during, must};
@@ -28,6 +30,12 @@ pub(super) async fn pages(ground: &Ground) -> Result<(), Violation> {
         loop {
             let page = ground.store.list(&prefix, after.as_deref(), limit).await.map_err(during("a page"))?;
             must!(page.entries.len() <= limit, "a page of {limit} has {} entries", page.entries.len());
+            for entry in &page.entries {
+                // By one clock, of which a server shows whole seconds.
+                let age =
+                    page.now.map(|now| (now + Duration::from_secs(2)).duration_since(entry.last_modified));
+                must!(age.as_ref().is_some_and(Result::is_ok), "{entry:?} was listed at {:?}", page.now);
+            }
             seen.extend(page.entries.iter().map(|entry| (entry.key.clone(), entry.size_bytes)));
             if !page.more {
                 break;

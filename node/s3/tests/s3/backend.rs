@@ -27,6 +27,9 @@ pub(crate) struct Backend {
     pub(crate) ignores_conditions: AtomicBool,
     /// Difference of its clock to this host's.
     pub(crate) clock_shift_seconds: AtomicI64,
+    /// The same of the dates of its answers. The client signs with the time that these say, and by more than
+    /// 15 minutes the server would refuse that.
+    pub(crate) date_shift_seconds: AtomicI64,
     /// Refuses to delete each object that a request for many names.
     pub(crate) denies_deletes: AtomicBool,
 }
@@ -37,6 +40,11 @@ impl Backend {
     }
 
     /// Stores an empty object as if at that time.
+    /// The time of its answers.
+    pub(crate) fn date(&self) -> SystemTime {
+        shifted(&self.date_shift_seconds)
+    }
+
     pub(crate) fn put_at(&self, key: &str, modified: SystemTime) {
         self.objects.lock().unwrap().insert(key.to_owned(), (Bytes::new(), modified));
     }
@@ -50,12 +58,16 @@ impl Backend {
         if create_once && !self.ignores_conditions.load(Ordering::Relaxed) && objects.contains_key(&key) {
             return Err(s3_error!(PreconditionFailed));
         }
-        let shift = self.clock_shift_seconds.load(Ordering::Relaxed);
-        let seconds = Duration::from_secs(shift.unsigned_abs());
-        let now = SystemTime::now();
-        objects.insert(key, (body, if shift < 0 { now - seconds } else { now + seconds }));
+        objects.insert(key, (body, shifted(&self.clock_shift_seconds)));
         Ok(())
     }
+}
+
+/// This host's time, shifted.
+fn shifted(seconds: &AtomicI64) -> SystemTime {
+    let shift = seconds.load(Ordering::Relaxed);
+    let (now, seconds) = (SystemTime::now(), Duration::from_secs(shift.unsigned_abs()));
+    if shift < 0 { now - seconds } else { now + seconds }
 }
 
 fn check_bucket(bucket: &str) -> S3Result<()> {

@@ -72,6 +72,28 @@ async fn what_a_killed_probe_left_is_deleted_an_hour_later() {
     assert_eq!(store.counts().delete, 3);
 }
 
+/// By this host's clock, which may be off by more than an hour, probes in flight were old or young.
+#[tokio::test]
+async fn the_age_of_an_object_is_by_the_servers_clock() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    for (number, shift_seconds) in [(1, -600), (2, 0), (3, 600)] {
+        server.backend.clock_shift_seconds.store(shift_seconds, Ordering::Relaxed);
+        server.backend.date_shift_seconds.store(shift_seconds, Ordering::Relaxed);
+        let key = format!("cluster/store/probe/{number:032x}");
+        server.backend.put_at(&key, server.backend.date() - minutes(55));
+        let page = store.list("probe/", None, 1).await.unwrap();
+        let age = page.age(&page.entries[0]);
+        assert!(age.abs_diff(minutes(55)) < minutes(1), "{age:?}");
+        store.probe().await.unwrap();
+        assert_eq!(server.backend.keys(), std::slice::from_ref(&key), "not an hour old yet");
+        server.backend.put_at(&key, server.backend.date() - minutes(65));
+        store.probe().await.unwrap();
+        assert_eq!(server.backend.keys(), Vec::<String>::new());
+    }
+}
+
 #[tokio::test]
 async fn a_missing_bucket_is_named() {
     let server = Server::start().await;

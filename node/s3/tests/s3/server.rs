@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use holdfast_s3::{S3Config, S3Credentials, S3Store, Timeouts};
@@ -55,6 +56,14 @@ pub(crate) enum PlannedFault {
     TornBody,
 }
 
+/// The parts of the server that each request needs.
+#[derive(Clone)]
+struct Parts {
+    backend: Arc<Backend>,
+    faults: PlannedFaults,
+    in_flight: Arc<InFlight>,
+}
+
 #[derive(Clone, Default)]
 struct PlannedFaults(Arc<Mutex<VecDeque<(Method, PlannedFault)>>>);
 
@@ -93,7 +102,12 @@ impl Server {
         let faults = PlannedFaults::default();
         let mut accept = JoinSet::new();
         let in_flight = Arc::new(InFlight::default());
-        accept.spawn(serve(listener, tls, service, faults.clone(), in_flight.clone()));
+        accept.spawn(serve(
+            listener,
+            tls,
+            service,
+            Parts { backend: backend.clone(), faults: faults.clone(), in_flight: in_flight.clone() },
+        ));
         Self { address, backend, faults, in_flight, _accept: accept }
     }
 
@@ -141,25 +155,18 @@ impl Server {
     }
 }
 
-async fn serve(
-    listener: TcpListener,
-    tls: Option<TlsAcceptor>,
-    service: S3Service,
-    faults: PlannedFaults,
-    in_flight: Arc<InFlight>,
-) {
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Service, parts: Parts) {
     let mut connections = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (service, faults, tls) = (service.clone(), faults.clone(), tls.clone());
-        let in_flight = in_flight.clone();
+        let (service, parts, tls) = (service.clone(), parts.clone(), tls.clone());
         connections.spawn(async move {
             match tls {
-                None => connection(stream, service, faults, in_flight).await,
+                None => connection(stream, service, parts).await,
                 Some(tls) => {
                     // A client that does not trust us hangs up here.
                     if let Ok(stream) = tls.accept(stream).await {
-                        connection(stream, service, faults, in_flight).await;
+                        connection(stream, service, parts).await;
                     }
                 }
             }
@@ -167,16 +174,20 @@ async fn serve(
     }
 }
 
-async fn connection<S>(stream: S, service: S3Service, faults: PlannedFaults, in_flight: Arc<InFlight>)
+async fn connection<S>(stream: S, service: S3Service, parts: Parts)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let answer = service_fn(move |request| {
-        let (service, faults, in_flight) = (service.clone(), faults.clone(), in_flight.clone());
+        let (service, Parts { backend, faults, in_flight }) = (service.clone(), parts.clone());
         async move {
             let now = in_flight.now.fetch_add(1, Ordering::SeqCst) + 1;
             in_flight.peak.fetch_max(now, Ordering::SeqCst);
-            let answer = with_faults(request, service, faults).await;
+            let mut answer = with_faults(request, service, faults).await;
+            if let Ok(answer) = &mut answer {
+                let date = DateTime::from(backend.date()).fmt(DateTimeFormat::HttpDate).unwrap();
+                answer.headers_mut().insert("date", date.parse().unwrap());
+            }
             in_flight.now.fetch_sub(1, Ordering::SeqCst);
             answer
         }

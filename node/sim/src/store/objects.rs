@@ -41,6 +41,8 @@ impl Objects {
 
     /// A LIST that shows what was there `behind` changes ago.
     pub(super) fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize, behind: u64) -> Page {
+        // No decision depends on an age here: each object is as old as the store.
+        let now = Some(SystemTime::UNIX_EPOCH);
         let as_of = self.changes.saturating_sub(behind);
         let from = start_after.filter(|after| *after > prefix).unwrap_or(prefix).to_owned();
         let mut entries: Vec<Entry> = Vec::new();
@@ -50,12 +52,12 @@ impl Objects {
                 continue;
             }
             if entries.len() == limit {
-                return Page { entries, more: true };
+                return Page { entries, more: true, now };
             }
             let size_bytes = object.body.len() as u64;
             entries.push(Entry { key: key.clone(), size_bytes, last_modified: SystemTime::UNIX_EPOCH });
         }
-        Page { entries, more: false }
+        Page { entries, more: false, now }
     }
 
     pub(super) fn insert(&mut self, key: &str, body: Bytes) {

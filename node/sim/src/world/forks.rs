@@ -12,7 +12,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, SnapshotName, VolumeId};
 
 use super::World;
-use super::snapshots::{AT_ONCE, ControlPlane};
+use super::snapshots::{AT_ONCE, CUT_OFF, ControlPlane};
 use crate::calls::Calls;
 use crate::expect::{Cut, Expect};
 use crate::host::Host;
@@ -208,5 +208,5 @@ async fn forget_and_remove(
     for snapshot in snapshots(objects, volume).await.unwrap_or_default() {
         forget(objects, volume, snapshot.seq).await.expect("this store answers");
     }
-    remove(objects, volume, Nonce::default(), 0).await
+    remove(objects, volume, Nonce::default(), 0, CUT_OFF).await
 }

@@ -7,7 +7,7 @@ use holdfast_log::{Creation, LogFailure, SnapshotError, forget, provision, remov
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Millis, Nonce, SnapshotName, VolumeId};
 
-use super::snapshots::{Done, is_passing};
+use super::snapshots::{CUT_OFF, Done, is_passing};
 use super::{Faults, World};
 use crate::expect::{Cut, Expect};
 use crate::invariant::Invariant;
@@ -151,5 +151,5 @@ async fn forget_all(
     for snapshot in known {
         forget(objects, volume, snapshot.seq).await?;
     }
-    Ok(remove(objects, volume, nonce, 0).await?)
+    Ok(remove(objects, volume, nonce, 0, CUT_OFF).await?)
 }

@@ -5,14 +5,14 @@
 
 use std::mem;
 use std::rc::Rc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
 use holdfast_objects::StoreError;
-use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
 
 use super::World;
 use super::kin::Settled;
@@ -25,9 +25,11 @@ use crate::tasks::Tasks;
 /// The host whose connection the control plane has.
 const CONTROL: usize = 0;
 
+/// No removal waits for a writer: each host was called lost, or has detached.
+pub(super) const CUT_OFF: Option<Epoch> = Some(Epoch(u64::MAX));
 /// A sweep that relies on nothing but what it reads: the age of an object counts for nothing.
 pub(super) const AT_ONCE: SweepOptions =
-    SweepOptions { grace: Duration::ZERO, now: SystemTime::UNIX_EPOCH, dry_run: false, most: u64::MAX };
+    SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
 
 /// Settled of what the control plane did.
 pub(super) enum Done {

@@ -6,6 +6,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Seq};
 
 use super::World;
+use super::snapshots::CUT_OFF;
 use crate::calls::{Answer, Ask, Call, Calls};
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
@@ -34,8 +35,9 @@ impl World {
         let snapshots = self.store.registered().len() - self.store.forgotten().len();
         if snapshots > 0 {
             let named = volume.clone();
-            let refused = self
-                .ask_soundly(|objects| async move { remove(&objects, &named, Nonce::default(), 0).await });
+            let refused = self.ask_soundly(|objects| async move {
+                remove(&objects, &named, Nonce::default(), 0, CUT_OFF).await
+            });
             Invariant::SnapshotIsItsCut
                 .check(matches!(refused, Err(LogFailure::HasSnapshots { .. })), || {
                     format!("a volume with {snapshots} snapshots is removed: {refused:?}")
@@ -44,8 +46,9 @@ impl World {
             self.forget_all();
         }
         let named = volume.clone();
-        let removed =
-            self.ask_soundly(|objects| async move { remove(&objects, &named, Nonce::default(), 0).await });
+        let removed = self.ask_soundly(|objects| async move {
+            remove(&objects, &named, Nonce::default(), 0, CUT_OFF).await
+        });
         removed.expect("this store answers");
         let manifest = self.store.manifest();
         let mut expected =

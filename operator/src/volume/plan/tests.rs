@@ -571,7 +571,7 @@ fn deletion_of_an_unprovisioned_volume_removes_only_its_own() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     let removes = |facts: &ClusterFacts, if_own, is_kept: bool| {
         let keep = is_kept.then(terms);
-        plan(facts, &now()).contains(&OperatorStep::RemoveObjects { if_own, keep })
+        plan(facts, &now()).contains(&OperatorStep::RemoveObjects { if_own, keep, cut_off: None })
     };
     assert!(removes(&facts, false, true));
     facts.rival = Some("first".to_owned());
@@ -588,7 +588,7 @@ fn a_deleted_volume_goes_into_the_trash_of_its_store() {
     {
         let facts = ClusterFacts { deleting: true, trash: keep.clone(), ..existing("", "", "") };
         let steps = plan(&facts, &now());
-        assert!(steps.contains(&OperatorStep::RemoveObjects { if_own: false, keep }));
+        assert!(steps.contains(&OperatorStep::RemoveObjects { if_own: false, keep, cut_off: None }));
         let message = &last_report(&steps).conditions[0].message;
         assert!(message.contains(part), "{message}");
     }
@@ -646,11 +646,18 @@ fn retain_after_a_restored_cluster_takes_the_volume_back() {
     assert_eq!(names(&plan(&facts, &now())), ["finalizer-"], "nothing is known to wait for");
 }
 
-/// To delete a Volume that had adopted by mistake removed the data below a writer of another cluster.
+/// Found by reading: the cluster that made the volume, or had adopted it by mistake, removed the data below a
+/// writer of another cluster.
 #[test]
-fn an_adopted_volume_is_not_removed_below_its_writer() {
-    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
-    facts.spec.source = VolumeSource::Existing(Empty {});
+fn no_volume_is_removed_below_its_writer() {
+    for source in [VolumeSource::Empty(Empty {}), VolumeSource::Existing(Empty {})] {
+        let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+        facts.spec.source = source;
+        is_not_removed_below_its_writer(facts);
+    }
+}
+
+fn is_not_removed_below_its_writer(mut facts: ClusterFacts) {
     assert!(facts.needs_last_writer());
     facts.log_writer = Some(AttachedWriter { node: "away".to_owned(), epoch: 7, data_seq: 7 });
     let steps = plan(&facts, &now());
@@ -664,11 +671,68 @@ fn an_adopted_volume_is_not_removed_below_its_writer() {
     let removed = ["report", "remove", "finalizer-"];
     let named = ClusterFacts { force_detach: Some("away".to_owned()), ..facts.clone() };
     assert_eq!(names(&plan(&named, &now())), removed);
+    let remove = OperatorStep::RemoveObjects { if_own: false, keep: Some(terms()), cut_off: Some(7) };
+    assert!(plan(&named, &now()).contains(&remove), "this writer, and none that comes after it");
     let released = ClusterFacts { log_writer: None, ..facts.clone() };
     assert_eq!(names(&plan(&released, &now())), removed);
     facts.spec.deletion_policy = DeletionPolicy::Retain;
     assert!(!facts.needs_last_writer());
     assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
+}
+
+/// A node of another cluster has the name of one that was cut off here.
+#[test]
+fn a_writer_is_cut_off_by_its_epoch() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    let is_removed = |facts: &ClusterFacts| names(&plan(facts, &now())).contains(&"remove");
+    let attached = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch, data_seq: 7 });
+    facts.status.forced_detach = Some(lost_writer(DetachCause::NodeNotReady, 3));
+    for (epoch, expected) in [(3, true), (4, false)] {
+        facts.log_writer = attached(epoch);
+        assert_eq!(is_removed(&facts), expected, "{epoch}: its record");
+        let kept = last_report(&plan(&facts, &now())).forced_detach.clone();
+        assert_eq!(kept, facts.status.forced_detach, "for the next attempt");
+    }
+    facts.force_detach = Some("a".to_owned());
+    assert!(is_removed(&facts), "a person says so now");
+
+    facts.status.forced_detach = Some(lost_writer(DetachCause::Annotation, 3));
+    let steps = plan(&facts, &now());
+    let message = &last_report(&steps).conditions[0].message;
+    assert!(!is_removed(&facts) && message.contains("Remove that annotation first"), "{message}");
+    facts.force_detach = None;
+    facts.status = last_report(&plan(&facts, &now())).clone();
+    facts.force_detach = Some("a".to_owned());
+    assert!(is_removed(&facts), "it was set again");
+
+    facts = ClusterFacts { deleting: true, lost: Some(DetachCause::NodeNotReady), ..existing("", "", "a") };
+    facts.status.epoch = Some(3);
+    for (epoch, expected) in [(3, true), (4, false)] {
+        facts.log_writer = attached(epoch);
+        assert_eq!(is_removed(&facts), expected, "{epoch}: its claim");
+    }
+}
+
+fn lost_writer(cause: DetachCause, epoch: u64) -> ForcedDetach {
+    ForcedDetach {
+        node: "a".to_owned(),
+        cause,
+        time: now(),
+        epoch: Some(epoch),
+        durability: None,
+        is_last_commit_reported: false,
+        dirty_bytes: None,
+        durable_through: None,
+    }
+}
+
+/// A damaged volume goes into the trash, as it did; one that was adopted waits.
+#[test]
+fn a_damaged_log_stops_the_deletion_of_what_was_adopted() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    assert!(facts.is_removed_damaged());
+    facts.spec.source = VolumeSource::Existing(Empty {});
+    assert!(!facts.is_removed_damaged());
 }
 
 #[test]

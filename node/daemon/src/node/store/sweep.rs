@@ -4,7 +4,7 @@
 //! limits. It remembers nothing for the next one.
 //! On failure: the next sweep does what is left.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_s3::S3Config;
@@ -42,7 +42,7 @@ impl Sweeps<'_> {
         let SweepRequest { name, store, grace, dry_run, most } = request;
         let Some(_alone) = self.stores.sweep_alone(&name) else { return Err(NodeError::Sweeping { name }) };
         let objects = self.stores.connected(&name, &store).await?;
-        let options = SweepOptions { grace, now: SystemTime::now(), dry_run, most };
+        let options = SweepOptions { grace, dry_run, most };
         let report = sweep(&*objects, &mut SweepMemory::default(), options).await?;
         tracing::info!(
             volumes = report.volumes,

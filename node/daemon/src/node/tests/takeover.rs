@@ -643,7 +643,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
             slow.reached.notified().await;
             create(attach(), 36).await;
             create(Body::Detach { root: None }, 36).await;
-            remove(&*store, &volume(), Nonce([4; 16]), 0).await.unwrap();
+            remove(&*store, &volume(), Nonce([4; 16]), 0, None).await.unwrap();
             slow.resume.notify_one();
         };
         let (late, ()) = tokio::join!(late, removes);
