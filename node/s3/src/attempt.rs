@@ -19,6 +19,8 @@ pub(crate) enum Lane {
     First,
     /// Other uploads of segments too, which never have more than their share of the permits.
     Bulk,
+    /// None: the caller holds the permit.
+    Permitted,
 }
 
 /// One attempt of a request.
@@ -43,10 +45,15 @@ impl S3Store {
     ) -> Result<T, E> {
         let RequestAttempt { verb, lane, limit } = attempt;
         let _bulk = match lane {
-            Lane::First => None,
+            Lane::First | Lane::Permitted => None,
             Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
         };
-        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        let _permit = match lane {
+            Lane::First | Lane::Bulk => {
+                Some(self.permits.acquire().await.expect("the semaphore is never closed"))
+            }
+            Lane::Permitted => None,
+        };
         self.requests.begin(verb);
         let begun = Instant::now();
         let answer = match tokio::time::timeout(limit, request).await {

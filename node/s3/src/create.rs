@@ -13,8 +13,17 @@ use crate::{
 };
 
 impl S3Store {
-    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
     pub(crate) async fn create_object(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.create_object_in(Lane::First, key, body).await
+    }
+
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
+    pub(crate) async fn create_object_in(
+        &self,
+        lane: Lane,
+        key: &str,
+        body: Bytes,
+    ) -> Result<Created, CreateError> {
         let full = self.full_key(key).map_err(CreateError::Failed)?;
         self.availability.admit(Instant::now()).map_err(CreateError::Failed)?;
         let body_bytes = body.len() as u64;
@@ -43,7 +52,7 @@ impl S3Store {
         };
         let failed = |error: &CreateError| !matches!(error, CreateError::Exists { .. });
         let limit = self.config.timeouts.attempt_for(body_bytes);
-        let attempt = RequestAttempt { verb: Verb::Put, lane: Lane::First, limit };
+        let attempt = RequestAttempt { verb: Verb::Put, lane, limit };
         self.attempt(attempt, request, CreateError::Ambiguous, failed).await
     }
 }

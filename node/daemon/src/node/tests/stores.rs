@@ -403,19 +403,27 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
 #[test]
 fn a_bucket_without_create_once_is_refused_before_use() {
     alone(async {
-        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
-        bucket.ignore_conditions();
-        let node = Node::start(dirs.config()).await.unwrap();
-        let create = node.create(&volume(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap_err();
-        // What an attach asks for where there is ublk.
-        let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
-        for refused in [create, attach] {
-            assert_eq!(refused.kind(), FailureKind::Invalid, "{refused:?}");
-            let message = holdfast_service::chain(&refused);
-            assert!(message.contains("main") && message.contains("If-None-Match"), "{message}");
+        for (is_ignored, says) in [(true, "ignores it"), (false, "not atomic")] {
+            let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+            if is_ignored {
+                bucket.ignore_conditions();
+            } else {
+                bucket.look_before_storing(50);
+            }
+            let node = Node::start(dirs.config()).await.unwrap();
+            let create =
+                node.create(&volume(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap_err();
+            // What an attach asks for where there is ublk.
+            let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
+            for refused in [create, attach] {
+                assert_eq!(refused.kind(), FailureKind::Invalid, "{refused:?}");
+                let message = holdfast_service::chain(&refused);
+                assert!(message.contains("main") && message.contains("If-None-Match"), "{message}");
+                assert!(message.contains(says), "{message}");
+            }
+            assert!(bucket.objects.keys().is_empty());
+            node.shutdown().await;
         }
-        assert!(bucket.objects.keys().is_empty());
-        node.shutdown().await;
     });
 }
 
@@ -424,7 +432,7 @@ fn a_bucket_is_probed_once_by_a_process() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        for (name, requests) in [("a", 6), ("b", 1), ("c", 1)] {
+        for (name, requests) in [("a", 23), ("b", 1), ("c", 1)] {
             let before = bucket.objects.counts().total();
             node.create(&name.parse().unwrap(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap();
             assert_eq!(bucket.objects.counts().total() - before, requests, "{name}");
