@@ -38,10 +38,18 @@ struct Object {
     last_modified: SystemTime,
 }
 
+impl Object {
+    fn new(body: Bytes) -> Self {
+        Self { body, last_modified: SystemTime::now() }
+    }
+}
+
 /// The fate of the answer to a request that took effect.
 #[derive(PartialEq, Eq)]
 enum Reply {
     Sent,
+    /// Sent; what it says of the key was found on arrival.
+    Checked,
     Lost,
 }
 
@@ -137,6 +145,10 @@ impl MemoryStore {
                 gate.pass().await;
                 Ok(Reply::Sent)
             }
+            Some(Fault::HoldChecked(gate)) => {
+                gate.pass().await;
+                Ok(Reply::Checked)
+            }
         }
     }
 
@@ -167,7 +179,7 @@ impl MemoryStore {
         let mut objects = self.objects();
         let free = !objects.contains_key(key);
         if free {
-            objects.insert(key.to_owned(), Object { body, last_modified: SystemTime::now() });
+            objects.insert(key.to_owned(), Object::new(body));
         }
         free
     }
@@ -207,7 +219,12 @@ impl ObjectStore for MemoryStore {
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         check_key(key).and_then(|()| self.check_room(key)).map_err(CreateError::Failed)?;
+        let was_free = !self.objects().contains_key(key);
         let reply = match self.arrive(Verb::Put).await {
+            Ok(Reply::Checked) if was_free => {
+                self.objects().insert(key.to_owned(), Object::new(body));
+                return Ok(Created);
+            }
             Ok(reply) => reply,
             Err(Stopped::Failed(error)) => return Err(CreateError::Failed(error)),
             Err(Stopped::LostOnTheWay) => return Err(CreateError::Ambiguous(lost_reply())),
@@ -215,8 +232,8 @@ impl ObjectStore for MemoryStore {
         let created = self.insert(key, body);
         match (reply, created) {
             (Reply::Lost, _) => Err(CreateError::Ambiguous(lost_reply())),
-            (Reply::Sent, true) => Ok(Created),
-            (Reply::Sent, false) => Err(CreateError::Exists { key: key.to_owned() }),
+            (Reply::Sent | Reply::Checked, true) => Ok(Created),
+            (Reply::Sent | Reply::Checked, false) => Err(CreateError::Exists { key: key.to_owned() }),
         }
     }
 
@@ -225,8 +242,7 @@ impl ObjectStore for MemoryStore {
         self.check_room(key)?;
         let body = collect(parts).await?;
         let reply = self.arrive(Verb::Put).await.map_err(StoreError::from)?;
-        let object = Object { body, last_modified: SystemTime::now() };
-        self.objects().insert(key.to_owned(), object);
+        self.objects().insert(key.to_owned(), Object::new(body));
         if reply == Reply::Lost { Err(lost_reply().into()) } else { Ok(()) }
     }
 
