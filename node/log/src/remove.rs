@@ -11,7 +11,7 @@
 //!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
 //!
 //! Costs, for a volume without snapshots that is detached: a LIST and a GET of its last record, two PUTs, and
-//! a LIST and a DELETE for each 1,000 objects.
+//! a LIST and a DELETE for each 1,000 objects; of one in the trash a GET of the tombstone more.
 
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
@@ -19,7 +19,7 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::create::{CreateOutcome, create_record};
+use crate::create::{CreateOutcome, create_record, is_in_place};
 use crate::fork::forks_of;
 use crate::limit::TRIES;
 use crate::read::{read_manifest, read_manifest_to_end, read_record, records_after, seqs_under};
@@ -48,8 +48,10 @@ pub async fn remove(
 /// The fate of a volume whose log was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// It is removed.
+    /// It is removed, and its writer fenced.
     Removed,
+    /// It is removed, since its log says that it was not used.
+    Unused,
     /// It was used since that was decided, and is kept.
     Kept,
     /// It is kept until the log can be read: only that tells.
@@ -165,8 +167,9 @@ async fn bury(
             return Ok(Some(Buried::at(last)));
         }
         let read = without_snapshots(objects, volume, last, read).await?;
-        match (wanted(read.as_ref().ok()), &read) {
-            (Wanted::Removed, _) => {}
+        let fate = wanted(read.as_ref().ok());
+        match (fate, &read) {
+            (Wanted::Removed | Wanted::Unused, _) => {}
             (Wanted::Unknown, Err(_)) => return read.map(|_| None),
             (Wanted::Kept | Wanted::Unknown, _) => return Err(LogFailure::UsedSince(volume.clone())),
         }
@@ -180,6 +183,7 @@ async fn bury(
         };
         // Where an older LIST ended, records may have been truncated: then this is not the log's end.
         if create_record(objects, &record).await? == CreateOutcome::Created
+            && (fate == Wanted::Removed || is_in_place(objects, &record).await?)
             && store_markers(objects, volume, last, record.seq).await?
         {
             return Ok(Some(match read {

@@ -280,7 +280,7 @@ pub async fn empty(
     // The same for each call, so that a tombstone is found again.
     let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let wanted = |manifest: Option<&Manifest>| match manifest {
-        _ if is_unused(stay, manifest) => Wanted::Removed,
+        _ if is_unused(stay, manifest) => Wanted::Unused,
         Some(_) => Wanted::Kept,
         None => Wanted::Unknown,
     };
@@ -331,8 +331,8 @@ fn is_unused(stay: &TrashStay, manifest: Option<&Manifest>) -> bool {
 async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Result<End, LogFailure> {
     let key = TrashKey::End(stay.clone()).to_string();
     match objects.create(&key, Bytes::from_static(wanted.text().as_bytes())).await {
-        Ok(_) => return Ok(wanted),
-        Err(CreateError::Exists { .. }) => {}
+        // Read back, too: a store whose creates are not atomic may have told so to another caller.
+        Ok(_) | Err(CreateError::Exists { .. }) => {}
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
             return Err(store(WHAT_END, &stay.volume)(source));
         }

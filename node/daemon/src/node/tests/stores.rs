@@ -242,7 +242,7 @@ fn a_copy_without_the_newest_record_is_refused() {
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
         // An attach that another writer made on the copy stands where this node's is.
         let elsewhere = Dirs::new();
-        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim("b", 8)).await.unwrap();
+        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim("b", 8), &NodeTime).await.unwrap();
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
         node.shutdown().await;
     });
@@ -264,7 +264,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         refused(&node, &tenants.other(), "up to 2 and lacks record 3").await;
         let elsewhere = Dirs::new();
         let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
-        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim).await.unwrap();
+        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim, &NodeTime).await.unwrap();
         refused(&node, &tenants.other(), "record 3 of the log there is of another writer").await;
         // A whole copy is the same log.
         for name in tenants.other.keys() {
