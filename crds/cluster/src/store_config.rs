@@ -3,7 +3,9 @@
 //! Invariants: nothing is sent to the store.
 //! On failure: a [`StoreConfigError`] that names the field and the fix.
 
-use holdfast_crds::{Credentials, ObjectStore, ObjectStoreSpec, SecretKeyRef, SecretRef};
+use holdfast_crds::{
+    Condition, Credentials, ObjectStore, ObjectStoreSpec, READY, SecretKeyRef, SecretRef, find_condition,
+};
 use holdfast_s3::{InvalidConfig, S3Config};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
@@ -22,6 +24,8 @@ pub struct StoreConfig {
     pub config: S3Config,
     /// Differs when the ObjectStore's spec or one of its Secrets differs.
     pub version: StoreVersion,
+    /// Result of the last probe; absent while this spec was not probed.
+    pub ready: Option<Condition>,
 }
 
 /// The versions of an ObjectStore and of the Secrets that it refers to.
@@ -111,7 +115,10 @@ pub async fn read(
     let config = secrets.config(&store.spec).await?;
     config.check()?;
     let (uid, generation) = (store.metadata.uid, store.metadata.generation);
-    Ok(StoreConfig { config, version: StoreVersion { uid, generation, secrets: secrets.versions } })
+    let conditions = store.status.map(|status| status.conditions).unwrap_or_default();
+    let ready = find_condition(&conditions, READY).filter(|ready| ready.observed_generation == generation);
+    let version = StoreVersion { uid, generation, secrets: secrets.versions };
+    Ok(StoreConfig { config, version, ready: ready.cloned() })
 }
 
 /// Reads Secrets and notes the version of each.

@@ -24,7 +24,7 @@ const BLOCKS: usize = 64;
 /// when the partition begins.
 const EARLIEST: Duration = Duration::from_secs(28);
 /// PUTs of probes, which the operator makes when it sees the ObjectStore.
-const PROBES: usize = 2;
+const PROBES: usize = 15;
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(world: &World) -> Result<()> {

@@ -9,15 +9,20 @@
 //! 4. the attach record is created once. If another writer was faster, everything begins again
 //!    (`AttachLost`): the log as it is then decides if that writer may be replaced;
 //! 5. the log that was read was not truncated meanwhile, so that nothing had been in the record's place
-//!    before (`AttachWon`). Else everything begins again (`AttachSuperseded`), and the record stays where no
-//!    reader looks.
+//!    before. Else everything begins again (`AttachSuperseded`), and the record stays where no reader looks;
+//! 6. the record is read back (`AttachWon`), as long after its create as that took. A store whose creates are
+//!    not atomic tells two writers that they created it. Another create that found the place free did so
+//!    before this one was stored. If it is stored in no more time than this one took altogether, it is there
+//!    by now: the writer whose record is not there begins again (`AttachLost`).
 //!
 //! A reason to preserve local data, or to refuse the attach, is confirmed in the same way first.
 //!
 //! The names are crash points.
 
 use std::error::Error;
+use std::time::Duration;
 
+use futures::future::join;
 use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalData, plan_attach, worth};
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, holds_dirty};
@@ -28,16 +33,18 @@ use holdfast_engine::safeguard::{
     safeguard,
 };
 use holdfast_log::{
-    CreateOutcome, LogFailure, confirm_fork, create_record, read_manifest, read_manifest_to_end,
+    CreateOutcome, LogFailure, confirm_fork, create_record, is_in_place, read_manifest, read_manifest_to_end,
     was_truncated_after,
 };
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Epoch, VolumeId};
 
-use crate::LocalState;
+use crate::{Environment, LocalState};
 
 /// Number of reads of a log that others extend.
 const TRIES: usize = 5;
+/// The longest wait before the record is read back, whatever the time of day says: no create takes longer.
+const MAX_SETTLING: Duration = Duration::from_secs(10);
 
 /// The volume's state after its attach record was created.
 pub struct Acquired<F> {
@@ -102,6 +109,7 @@ pub async fn acquire<L: LocalState>(
     volume: &VolumeId,
     local: &L,
     claim: &Claim,
+    time: &impl Environment,
 ) -> Result<Acquired<L::Files>, AttachError<L::Error>> {
     let mut preserved = None;
     for _ in 0..TRIES {
@@ -144,12 +152,20 @@ pub async fn acquire<L: LocalState>(
         generation += 1;
         local.write_header(&files, &header, generation).await.map_err(AttachError::Local)?;
         reach(CrashPoint::IntentStored);
+        let sent_ms = time.unix_ms();
         if create_record(objects, &record).await? == CreateOutcome::Lost {
             reach(CrashPoint::AttachLost);
             continue;
         }
-        if was_truncated_after(objects, volume, begun_at).await? && safeguard(CheckTruncation) {
+        let took = Duration::from_millis(time.unix_ms().saturating_sub(sent_ms) + 1);
+        let settles = time.sleep(took.min(MAX_SETTLING));
+        let (is_truncated, ()) = join(was_truncated_after(objects, volume, begun_at), settles).await;
+        if is_truncated? && safeguard(CheckTruncation) {
             reach(CrashPoint::AttachSuperseded);
+            continue;
+        }
+        if !is_in_place(objects, &record).await? {
+            reach(CrashPoint::AttachLost);
             continue;
         }
         reach(CrashPoint::AttachWon);

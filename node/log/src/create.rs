@@ -46,6 +46,23 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     }
 }
 
+/// Returns true if the record that was created is the one in its place: one GET.
+///
+/// A store that looks whether a key is free and stores the object some time later tells several writers
+/// that they created it, and has the object of the last of them. So before a writer does what cannot be
+/// undone it reads its record back. That finds every other create which was stored before this call.
+///
+/// # Errors
+/// [`LogFailure::Store`]: that is unknown.
+pub async fn is_in_place(objects: &dyn ObjectStore, record: &Record) -> Result<bool, LogFailure> {
+    let key = ObjectKey::Log(record.volume.clone(), record.seq).to_string();
+    match objects.get(&key, MAX_METADATA_BYTES).await {
+        Ok(there) => Ok(there == record.encode()),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(source) => Err(store("read a log record back", &record.volume)(source)),
+    }
+}
+
 /// The creation of a volume.
 #[derive(Debug, Clone)]
 pub struct Creation {

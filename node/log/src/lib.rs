@@ -23,7 +23,9 @@ pub mod sweep;
 pub mod trash;
 mod truncate;
 
-pub use create::{CreateOutcome, Creation, create_record, provision, read_creation, write_checkpoint};
+pub use create::{
+    CreateOutcome, Creation, create_record, is_in_place, provision, read_creation, write_checkpoint,
+};
 pub use fork::confirm_fork;
 pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};

@@ -11,7 +11,7 @@
 //!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
 //!
 //! Costs, for a volume without snapshots that is detached: a LIST and a GET of its last record, two PUTs, and
-//! a LIST and a DELETE for each 1,000 objects.
+//! a LIST and a DELETE for each 1,000 objects; of one in the trash a GET of the tombstone more.
 
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
@@ -19,7 +19,7 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::create::{CreateOutcome, create_record};
+use crate::create::{CreateOutcome, create_record, is_in_place};
 use crate::fork::forks_of;
 use crate::limit::TRIES;
 use crate::read::{read_manifest, read_manifest_to_end, read_record, records_after, seqs_under};
@@ -66,8 +66,10 @@ pub(crate) fn refuse_attached(manifest: &Manifest, cut_off: Option<Epoch>) -> Re
 /// The fate of a volume whose log was read.
 #[derive(Debug)]
 pub(crate) enum Wanted {
-    /// It is removed.
+    /// It is removed, and its writer fenced.
     Removed,
+    /// It is removed, since its log says that it was not used.
+    Unused,
     /// It is kept, for this reason.
     Refused(LogFailure),
     /// It is kept until the log can be read: only that tells.
@@ -183,11 +185,12 @@ async fn bury(
             return Ok(Some(Buried::at(last)));
         }
         let read = without_snapshots(objects, volume, last, read).await?;
-        match wanted(last, read.as_ref().ok()) {
-            Wanted::Removed => {}
+        let is_fenced = match wanted(last, read.as_ref().ok()) {
+            Wanted::Removed => true,
+            Wanted::Unused => false,
             Wanted::Refused(refused) => return Err(refused),
             Wanted::Unknown => return read.map(|_| None),
-        }
+        };
         let record = Record {
             volume: volume.clone(),
             seq: last.next(),
@@ -198,6 +201,7 @@ async fn bury(
         };
         // Where an older LIST ended, records may have been truncated: then this is not the log's end.
         if create_record(objects, &record).await? == CreateOutcome::Created
+            && (is_fenced || is_in_place(objects, &record).await?)
             && store_markers(objects, volume, last, record.seq).await?
         {
             return Ok(Some(match read {

@@ -7,8 +7,9 @@
 //!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
 //!    was set back may have kept, the log passes the place, and everything begins again at a later one;
 //! 3. the record is created once. If another one is in its place, everything begins again;
-//! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]): else the record is
-//!    no part of it, and everything begins again.
+//! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]), and the record is
+//!    what stands in its place ([`crate::is_in_place`]): else it is no part of the log, and everything begins
+//!    again.
 //!
 //! The writer of an attached volume takes its snapshots itself, in the same order.
 //!
@@ -29,7 +30,7 @@ use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::create::{CreateOutcome, create_record, write_checkpoint};
+use crate::create::{CreateOutcome, create_record, is_in_place, write_checkpoint};
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
 use crate::read::{decode_manifest, is_present, read_manifest_to_end, read_record, seqs_under};
@@ -170,7 +171,10 @@ async fn register(
         return Ok(Registered::OverForeign);
     }
     let is_lost = create_record(objects, record).await? == CreateOutcome::Lost;
-    if is_lost || was_truncated_after(objects, volume, begun_at).await? {
+    if is_lost
+        || was_truncated_after(objects, volume, begun_at).await?
+        || !is_in_place(objects, record).await?
+    {
         return Ok(Registered::Overtaken);
     }
     Ok(manifest.snapshots().last().map_or(Registered::Overtaken, |taken| Registered::Taken(*taken)))

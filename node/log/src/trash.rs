@@ -288,7 +288,7 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
     // The same for each call, so that a tombstone is found again.
     let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let wanted = |last, manifest: Option<&Manifest>| match use_since(stay, &entry, last, manifest) {
-        UseSince::Nothing => Wanted::Removed,
+        UseSince::Nothing => Wanted::Unused,
         UseSince::Attached | UseSince::Written | UseSince::NotKnown => {
             Wanted::Refused(LogFailure::UsedSince(stay.volume.clone()))
         }
@@ -439,8 +439,8 @@ impl Trash {
 async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Result<End, LogFailure> {
     let key = TrashKey::End(stay.clone()).to_string();
     match objects.create(&key, Bytes::from_static(wanted.text().as_bytes())).await {
-        Ok(_) => return Ok(wanted),
-        Err(CreateError::Exists { .. }) => {}
+        // Read back, too: a store whose creates are not atomic may have told so to another caller.
+        Ok(_) | Err(CreateError::Exists { .. }) => {}
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
             return Err(store(WHAT_END, &stay.volume)(source));
         }

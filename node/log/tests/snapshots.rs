@@ -164,6 +164,30 @@ async fn a_snapshot_that_an_attach_overtook_is_not_registered() {
     assert_eq!(take(&store, 1).await.unwrap().seq, Seq(4));
 }
 
+/// A store whose creates are not atomic says so to both, and has the record of the attach.
+#[tokio::test]
+async fn a_snapshot_that_an_attach_overwrote_is_not_registered() {
+    let store = created().await;
+    let [record, attaches, read] = [(); 3].map(|()| Gate::new());
+    store.fail_next(Verb::Put, Fault::Delay(Duration::ZERO));
+    store.fail_next(Verb::Put, Fault::HoldChecked(record.clone()));
+    store.fail_next(Verb::Put, Fault::HoldChecked(attaches.clone()));
+    let opens = async {
+        attaches.arrival().await;
+        store.fail_next(Verb::Get, Fault::Hold(read.clone()));
+        record.release();
+        read.arrival().await;
+        attaches.release();
+    };
+    let attached = async {
+        record.arrival().await;
+        attach(&store, 1).await;
+        read.release();
+    };
+    let (taken, (), ()) = tokio::join!(take(&store, 1), attached, opens);
+    assert!(matches!(taken, Err(SnapshotError::Attached { epoch: Epoch(1), .. })), "{taken:?}");
+}
+
 #[tokio::test]
 async fn what_is_forgotten_leaves_the_list_with_the_next_snapshot() {
     let store = created().await;

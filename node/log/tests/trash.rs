@@ -510,6 +510,66 @@ async fn a_volume_is_either_taken_back_or_removed() {
     assert!(won > 10 && lost > 10, "{won} taken back, {lost} removed");
 }
 
+/// Found by reading: a store whose creates are not atomic told a removal and an attach that they had created
+/// the same record. It had that of the attach, and the removal deleted the data below it.
+#[tokio::test]
+async fn a_removal_whose_tombstone_was_overwritten_deletes_nothing() {
+    let (mut stored, there) = in_trash().await;
+    let there = end(&stored.store, &there, "removed").await;
+    let store = stored.store.clone();
+    let [tombstone, attach, read] = [(); 3].map(|()| Gate::new());
+    store.fail_next(Verb::Put, Fault::HoldChecked(tombstone.clone()));
+    store.fail_next(Verb::Put, Fault::HoldChecked(attach.clone()));
+    let opens = async {
+        attach.arrival().await;
+        store.fail_next(Verb::Get, Fault::Hold(read.clone()));
+        tombstone.release();
+        read.arrival().await;
+        attach.release();
+    };
+    let attaches = async {
+        tombstone.arrival().await;
+        stored.attach(5, SECTORS).await;
+        read.release();
+    };
+    let (ended, (), ()) = tokio::join!(removed(&store, &there), attaches, opens);
+    assert!(exists(&store).await);
+    assert!(store.keys().iter().any(|key| key.contains("/segments/")), "{ended:?}");
+    assert_eq!(ended.unwrap(), Emptied::Used);
+}
+
+/// The same of the object that says how a stay ends, while the entry is still there.
+#[tokio::test]
+async fn an_end_of_a_stay_is_what_the_store_has() {
+    let (stored, there) = in_trash().await;
+    let store = stored.store.clone();
+    let [removal, take, read, clear] = [(); 4].map(|()| Gate::new());
+    store.fail_next(Verb::Put, Fault::HoldChecked(removal.clone()));
+    store.fail_next(Verb::Put, Fault::HoldChecked(take.clone()));
+    let opens = async {
+        take.arrival().await;
+        store.fail_next(Verb::Get, Fault::Hold(read.clone()));
+        removal.release();
+        read.arrival().await;
+        store.fail_next(Verb::Delete, Fault::Hold(clear.clone()));
+        take.release();
+        clear.arrival().await;
+        read.release();
+    };
+    let removes = async {
+        let ended = removed(&store, &there).await;
+        clear.release();
+        ended
+    };
+    let takes = async {
+        removal.arrival().await;
+        take_back(&store, &id()).await
+    };
+    let (ended, taken, ()) = tokio::join!(removes, takes, opens);
+    assert!(exists(&store).await, "{ended:?}, {taken:?}");
+    assert!(taken.unwrap());
+}
+
 /// Found by reading: a log that could not be read counted as used; the volume left the trash, and nothing
 /// ever removed it.
 #[tokio::test]

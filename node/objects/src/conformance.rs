@@ -156,14 +156,35 @@ use must;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryStore;
+    use crate::{Fault, Gate, MemoryStore, Verb};
+
+    fn ground(store: &MemoryStore) -> Ground {
+        Ground { store: Arc::new(store.clone()), scope: "conformance".to_owned(), large_bytes: 1 << 20 }
+    }
 
     #[tokio::test]
     async fn the_reference_store_passes_and_nothing_is_left() {
         let store = MemoryStore::new();
-        let ground =
-            Ground { store: Arc::new(store.clone()), scope: "conformance".to_owned(), large_bytes: 1 << 20 };
-        run_all(&ground).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+        run_all(&ground(&store)).await.unwrap_or_else(|wrong| panic!("{wrong}"));
         assert_eq!(store.keys(), Vec::<String>::new());
+    }
+
+    /// One after the other its creates are right.
+    #[tokio::test]
+    async fn a_store_without_atomic_creates_breaks_one_case() {
+        let (store, gate) = (MemoryStore::new(), Gate::new());
+        store.fail_always(Verb::Put, Fault::HoldChecked(gate.clone()));
+        let opens = async {
+            loop {
+                gate.arrival().await;
+                gate.release();
+            }
+        };
+        let ground = ground(&store);
+        let wrong = tokio::select! {
+            ran = run_all(&ground) => ran.unwrap_err().to_string(),
+            () = opens => unreachable!("a loop"),
+        };
+        assert!(wrong.starts_with("one-of-many-creates-wins: ") && wrong.lines().count() == 1, "{wrong}");
     }
 }

@@ -20,6 +20,9 @@ pub enum Fault {
     Delay(Duration),
     /// The request waits at the gate before it takes effect.
     Hold(Gate),
+    /// The same; a create looks on arrival if its key is free, and stores its object after the gate whatever
+    /// is there then: create-once that is not atomic.
+    HoldChecked(Gate),
 }
 
 /// Holds requests back until a test lets them go.

@@ -53,6 +53,8 @@ struct Object {
 #[derive(PartialEq, Eq)]
 enum Reply {
     Sent,
+    /// Sent; what it says of the key was found on arrival.
+    Checked,
     Lost,
 }
 
@@ -154,6 +156,10 @@ impl MemoryStore {
                 gate.pass().await;
                 Ok(Reply::Sent)
             }
+            Some(Fault::HoldChecked(gate)) => {
+                gate.pass().await;
+                Ok(Reply::Checked)
+            }
         }
     }
 
@@ -224,7 +230,13 @@ impl ObjectStore for MemoryStore {
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         check_key(key).and_then(|()| self.check_room(key)).map_err(CreateError::Failed)?;
+        let was_free = !self.objects().contains_key(key);
         let reply = match self.arrive(Verb::Put).await {
+            Ok(Reply::Checked) if was_free => {
+                let object = Object { body, last_modified: self.now() };
+                self.objects().insert(key.to_owned(), object);
+                return Ok(Created);
+            }
             Ok(reply) => reply,
             Err(Stopped::Failed(error)) => return Err(CreateError::Failed(error)),
             Err(Stopped::LostOnTheWay) => return Err(CreateError::Ambiguous(lost_reply())),
@@ -232,8 +244,8 @@ impl ObjectStore for MemoryStore {
         let created = self.insert(key, body);
         match (reply, created) {
             (Reply::Lost, _) => Err(CreateError::Ambiguous(lost_reply())),
-            (Reply::Sent, true) => Ok(Created),
-            (Reply::Sent, false) => Err(CreateError::Exists { key: key.to_owned() }),
+            (Reply::Sent | Reply::Checked, true) => Ok(Created),
+            (Reply::Sent | Reply::Checked, false) => Err(CreateError::Exists { key: key.to_owned() }),
         }
     }
 

@@ -55,6 +55,16 @@ impl S3Store {
             Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
         };
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        self.permitted_attempt(class, limit, request).await
+    }
+
+    /// The same for a caller that holds the permit.
+    pub(crate) async fn permitted_attempt<T>(
+        &self,
+        class: RequestClass,
+        limit: AttemptLimit,
+        request: impl Future<Output = Result<(T, BodyBytes), RequestFailure>>,
+    ) -> Result<T, RequestFailure> {
         let metered = self.requests.begin(class.verb);
         let (sent, doublings) = (Instant::now(), self.availability.doublings(class));
         let after = limit.doubled(doublings);

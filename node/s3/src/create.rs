@@ -15,9 +15,27 @@ use crate::{
     store::S3Store,
 };
 
+/// The permit that the attempts of a create go with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CreatePermit {
+    /// One for each attempt.
+    Own,
+    /// One that the caller holds.
+    OfCaller,
+}
+
 impl S3Store {
-    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
     pub(crate) async fn create_object(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.create_object_with(CreatePermit::Own, key, body).await
+    }
+
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
+    pub(crate) async fn create_object_with(
+        &self,
+        permit: CreatePermit,
+        key: &str,
+        body: Bytes,
+    ) -> Result<Created, CreateError> {
         let full = self.full_key(key).map_err(CreateError::Failed)?;
         let limit = self.config.timeouts.attempt_for(body.len() as u64);
         let begun = Instant::now();
@@ -25,7 +43,11 @@ impl S3Store {
         loop {
             self.availability.admit(RequestClass::CREATE).await.map_err(CreateError::Failed)?;
             let put = self.create_once(key, &full, body.clone());
-            let failure = match self.attempt(RequestClass::CREATE, limit, put).await {
+            let sent = match permit {
+                CreatePermit::Own => self.attempt(RequestClass::CREATE, limit, put).await,
+                CreatePermit::OfCaller => self.permitted_attempt(RequestClass::CREATE, limit, put).await,
+            };
+            let failure = match sent {
                 Ok(created) => return Ok(created),
                 Err(failure) => failure,
             };

@@ -4,11 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use holdfast_objects::{CreateError, ErrorKind, StoreError};
+use futures::future::join_all;
+use holdfast_objects::{CreateError, Created, ErrorKind, StoreError};
 
 use crate::{
     classify::{NO_CREDENTIALS, any_cause},
     clock::ServerClock,
+    create::CreatePermit,
     store::S3Store,
 };
 
@@ -77,6 +79,14 @@ pub enum ProbeFailure {
          use a server with conditional writes"
     )]
     CreateOnceIgnored,
+    /// Several creates of one key at once succeeded, or the object is not the winner's: two writers could
+    /// hold one volume.
+    #[error(
+        "endpoint: the server lets several creates of one key at once succeed (If-None-Match is not atomic), \
+         so two nodes could write one volume; use a server with atomic conditional writes, without a proxy \
+         that imitates them"
+    )]
+    CreateOnceNotAtomic,
     /// The server refuses create-once requests.
     #[error("bucket: the server does not support conditional writes (If-None-Match); use one that does")]
     CreateOnceUnsupported(#[source] StoreError),
@@ -98,7 +108,7 @@ impl ProbeFailure {
     /// The field of the `ObjectStore` resource to look at.
     pub const fn field(&self) -> &'static str {
         match self {
-            Self::Unreachable(_) | Self::Throttled(_) => "endpoint",
+            Self::Unreachable(_) | Self::Throttled(_) | Self::CreateOnceNotAtomic => "endpoint",
             Self::Untrusted(_) => "caBundle",
             Self::WrongRegion { .. } => "region",
             Self::BadCredentials { .. }
@@ -126,11 +136,15 @@ impl ProbeFailure {
             Self::NoCredentials(_) => "CredentialsMissing",
             Self::NotAllowed { .. } => "AccessDenied",
             Self::CreateOnceIgnored => "CreateOnceIgnored",
+            Self::CreateOnceNotAtomic => "CreateOnceNotAtomic",
             Self::CreateOnceUnsupported(_) => "CreateOnceUnsupported",
             Self::BadRead(_) => "ReadBackFailed",
             Self::Refused { .. } => "Refused",
         }
     }
+
+    /// Reasons of a server through which two nodes could write one volume: no attach may rely on it.
+    pub const UNFENCED: [&str; 2] = ["CreateOnceIgnored", "CreateOnceNotAtomic"];
 
     /// True if a later attempt may succeed without anybody's action.
     pub const fn is_passing(&self) -> bool {
@@ -150,8 +164,16 @@ const LEFT_BEHIND: Duration = Duration::from_secs(3600);
 /// The most of them that a probe deletes.
 const LEFT_AT_MOST: usize = 16;
 const PREFIX: &str = "probe/";
-const FIRST: &[u8] = b"holdfast probe: first";
-const SECOND: &[u8] = b"holdfast probe: second";
+/// Keys of a probe, one after the other: the first creates also open the connections, so that the later
+/// ones leave together.
+const ROUNDS: usize = 3;
+/// Creates of a key at once.
+const RACERS: usize = 4;
+
+/// The body of a create, different for each of a key.
+fn body(number: usize) -> Bytes {
+    format!("holdfast probe: {number}").into()
+}
 
 /// True for the name of an object that a probe makes; other programs may use the prefix, too.
 fn is_probe_key(key: &str) -> bool {
@@ -160,9 +182,9 @@ fn is_probe_key(key: &str) -> bool {
 }
 
 impl S3Store {
-    /// Asks the bucket for everything volumes need: list, create-once (a second create must fail), read,
-    /// delete. Costs two PUTs, one LIST, one GET and one DELETE, and another DELETE for each object that the
-    /// LIST shows of a probe whose process was killed.
+    /// Asks the bucket for everything volumes need: list, create-once (one of several creates at once wins,
+    /// and a later one fails), read, delete. Costs 15 PUTs, one LIST, three GETs and three DELETEs, and
+    /// another DELETE for each object that the LIST shows of a probe whose process was killed.
     ///
     /// # Errors
     /// The first requirement that the bucket does not meet.
@@ -173,16 +195,16 @@ impl S3Store {
             .list_objects(PREFIX, None, LEFT_AT_MOST)
             .await
             .map_err(|error| self.explain("list objects", error))?;
-        let key = format!("{PREFIX}{:032x}", fastrand::u128(..));
-        let begun = SystemTime::now();
-        match self.create_object(&key, Bytes::from_static(FIRST)).await {
-            Ok(_created) => {}
-            Err(error) => return Err(self.explain_create(error)),
+        let mut made = Vec::new();
+        let mut found = Ok(ServerClock::Unknown);
+        while made.len() < ROUNDS && found.is_ok() {
+            let key = format!("{PREFIX}{:032x}", fastrand::u128(..));
+            found = self.probe_create_once(&key).await;
+            made.push(key);
         }
-        let created = SystemTime::now();
-        let second = self.probe_second_create(&key).await;
-        let deleted = self.delete_object(&key).await;
-        let stored = second?;
+        let deleted = join_all(made.iter().map(|key| self.delete_object(key))).await;
+        let clock = found?;
+        let deleted: Result<(), StoreError> = deleted.into_iter().collect();
         deleted.map_err(|error| self.explain("delete objects", error))?;
         for left in &there.entries {
             if there.age(left) >= LEFT_BEHIND
@@ -197,7 +219,7 @@ impl S3Store {
                 );
             }
         }
-        Ok(Probed { clock: ServerClock::of(stored, begun, created) })
+        Ok(Probed { clock })
     }
 
     /// Asks a bucket that was probed before whether it still answers, and accepts the credentials. Costs one
@@ -212,19 +234,52 @@ impl S3Store {
         listed.map(drop).map_err(|error| self.explain("list objects", error))
     }
 
-    /// Returns the time at which the object was stored, as the server says it.
-    async fn probe_second_create(&self, key: &str) -> Result<Option<SystemTime>, ProbeFailure> {
-        match self.create_object(key, Bytes::from_static(SECOND)).await {
-            Err(CreateError::Exists { .. }) => {}
-            Ok(_created) => return Err(ProbeFailure::CreateOnceIgnored),
-            Err(error @ (CreateError::Ambiguous(_) | CreateError::Failed(_))) => {
-                return Err(self.explain_create(error));
+    /// Creates one key several times at once, and once more after that; then the object must be that of the
+    /// only create that succeeded. A server that looks whether the key is free, and stores the object later,
+    /// answers two of them that they created it, unless it looks and stores in less time than lies between
+    /// the arrivals of any two.
+    async fn probe_create_once(&self, key: &str) -> Result<ServerClock, ProbeFailure> {
+        let begun = SystemTime::now();
+        let answers = {
+            // No racer waits for a permit behind other requests.
+            let permits = RACERS.min(self.config.max_concurrency) as u32;
+            let _permits = self.permits.acquire_many(permits).await.expect("the semaphore is never closed");
+            join_all(
+                (0..RACERS).map(|racer| self.create_object_with(CreatePermit::OfCaller, key, body(racer))),
+            )
+            .await
+        };
+        let ended = SystemTime::now();
+        let (mut winners, mut in_doubt, mut failed) = (Vec::new(), Vec::new(), None);
+        for (racer, answer) in answers.into_iter().enumerate() {
+            match answer {
+                Ok(Created) => winners.push(racer),
+                Err(CreateError::Exists { .. }) => {}
+                // Amazon's answer to some of several at once: the object says which of them came first.
+                Err(CreateError::Ambiguous(StoreError::Conflict(_))) => in_doubt.push(racer),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        let longest = SECOND.len().max(FIRST.len()) as u64;
-        let read = self.get_dated_object(key, longest).await;
-        let (body, stored) = read.map_err(|error| self.explain("read objects", error))?;
-        if body == FIRST { Ok(stored) } else { Err(ProbeFailure::CreateOnceIgnored) }
+        if let Some(error) = failed.filter(|_| winners.len() < 2) {
+            return Err(self.explain_create(error));
+        }
+        match (winners.len(), self.create_object(key, body(RACERS)).await) {
+            (0, Ok(Created)) => winners.push(RACERS),
+            (_, Ok(Created)) => return Err(ProbeFailure::CreateOnceIgnored),
+            (2.., Err(_)) => return Err(ProbeFailure::CreateOnceNotAtomic),
+            (1, Err(CreateError::Exists { .. })) => {}
+            (0, Err(CreateError::Exists { .. })) if !in_doubt.is_empty() => winners = in_doubt,
+            (_, Err(error)) => return Err(self.explain_create(error)),
+        }
+        let read = self.get_dated_object(key, body(RACERS).len() as u64).await;
+        let (there, stored) = read.map_err(|error| self.explain("read objects", error))?;
+        if winners.iter().any(|winner| there == body(*winner)) {
+            Ok(ServerClock::of(stored, begun, ended))
+        } else if there == body(RACERS) {
+            Err(ProbeFailure::CreateOnceIgnored)
+        } else {
+            Err(ProbeFailure::CreateOnceNotAtomic)
+        }
     }
 
     fn explain_create(&self, error: CreateError) -> ProbeFailure {

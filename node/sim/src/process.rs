@@ -157,8 +157,8 @@ impl Process {
     pub(crate) fn attach(&mut self, claim: Claim) {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
-            let Background { volume, objects, sides, .. } = &*background;
-            Ended::Attached(Box::new(acquire(&**objects, volume, sides, &claim).await))
+            let Background { volume, objects, sides, time, .. } = &*background;
+            Ended::Attached(Box::new(acquire(&**objects, volume, sides, &claim, time).await))
         });
     }
 

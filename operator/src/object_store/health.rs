@@ -137,6 +137,7 @@ mod tests {
         for (health, reason, field) in [
             (away("connection refused"), "Unreachable", "spec.endpoint: "),
             (Err(ProbeFailure::CreateOnceIgnored.into()), "CreateOnceIgnored", "spec.bucket: "),
+            (Err(ProbeFailure::CreateOnceNotAtomic.into()), "CreateOnceNotAtomic", "spec.endpoint: "),
             (
                 Err(ConnectError::from(StoreConfigError::TwoCaBundles).into()),
                 "InvalidSpec",

@@ -86,6 +86,26 @@ async fn values_come_from_the_store_and_its_secrets() {
     assert_ne!(found.version, rotated.version);
 }
 
+/// The operator probes with writes at once where the version is another one.
+#[tokio::test]
+async fn a_changed_spec_is_another_version_and_unprobed() {
+    let read_with = async |generation: u64| {
+        let mut answer = store(json!({ "endpoint": format!("http://s3-{generation}") }));
+        answer["metadata"]["generation"] = json!(generation);
+        let ready = json!({
+            "type": "Ready", "status": "False", "reason": "CreateOnceNotAtomic", "message": "spec.endpoint: no",
+            "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        answer["status"] = json!({ "conditions": [ready] });
+        let answers = vec![(STORE, answer), (KEYS, secret("7", keys()))];
+        read(&server(answers), "the operator", "main").await.expect("usable")
+    };
+    let (before, after) = (read_with(3).await, read_with(4).await);
+    assert_ne!(before.version, after.version);
+    assert_eq!(before.ready.map(|ready| ready.reason).as_deref(), Some("CreateOnceNotAtomic"));
+    assert_eq!(after.ready, None, "what was found of the server before says nothing");
+}
+
 #[tokio::test]
 async fn each_failure_names_the_field_and_the_fix() {
     let (plain, good) = (store(json!({})), secret("1", keys()));

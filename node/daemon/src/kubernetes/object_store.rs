@@ -1,7 +1,8 @@
 //! The configuration of a volume's store, and a failure to read it in the words of a Volume's condition.
 
-use holdfast_cluster::store_config::{self, StoreConfigError};
-use holdfast_s3::S3Config;
+use holdfast_cluster::store_config::{self, StoreConfig, StoreConfigError};
+use holdfast_crds::Condition;
+use holdfast_s3::{ProbeFailure, S3Config};
 use holdfast_service::chain;
 use kube::Client;
 
@@ -21,6 +22,14 @@ pub(crate) enum ObjectStoreError {
         /// Fault of its configuration.
         source: StoreConfigError,
     },
+    /// Two nodes could write one volume in it.
+    #[error("ObjectStore {store}: {message}")]
+    Unfenced {
+        /// The ObjectStore.
+        store: String,
+        /// Message of its condition.
+        message: String,
+    },
 }
 
 impl From<ObjectStoreError> for OperationFailure {
@@ -28,6 +37,7 @@ impl From<ObjectStoreError> for OperationFailure {
         use StoreConfigError as Lacks;
         let (reason, retry) = match &error {
             ObjectStoreError::NotNamed => ("ObjectStoreMissing", Retry::Rarely),
+            ObjectStoreError::Unfenced { .. } => ("ObjectStoreUnfit", Retry::Rarely),
             ObjectStoreError::Unusable { source, .. } => match source {
                 Lacks::Missing(_) => ("ObjectStoreMissing", Retry::Rarely),
                 Lacks::Api(_) => ("ApiUnavailable", Retry::Later),
@@ -47,8 +57,60 @@ impl From<ObjectStoreError> for OperationFailure {
 /// # Errors
 /// [`ObjectStoreError::Unusable`].
 pub(crate) async fn read(client: &Client, name: &str) -> Result<S3Config, ObjectStoreError> {
-    match store_config::read(client, "the node daemon", name).await {
-        Ok(found) => Ok(found.config),
-        Err(source) => Err(ObjectStoreError::Unusable { store: name.to_owned(), source }),
+    read_probed(client, name).await.map(|found| found.config)
+}
+
+/// The same, for an attach: its create of a record must succeed once only.
+///
+/// # Errors
+/// [`ObjectStoreError::Unfenced`] if the operator's last probe found otherwise;
+/// [`ObjectStoreError::Unusable`].
+pub(crate) async fn read_fenced(client: &Client, name: &str) -> Result<S3Config, ObjectStoreError> {
+    let StoreConfig { config, ready, version: _ } = read_probed(client, name).await?;
+    check_fence(name, ready.as_ref()).map(|()| config)
+}
+
+/// Refuses a store whose last probe found that two creates of one key can succeed.
+fn check_fence(store: &str, ready: Option<&Condition>) -> Result<(), ObjectStoreError> {
+    match ready {
+        Some(Condition { status, reason, message, .. })
+            if status == "False" && ProbeFailure::UNFENCED.contains(&reason.as_str()) =>
+        {
+            Err(ObjectStoreError::Unfenced { store: store.to_owned(), message: message.clone() })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+async fn read_probed(client: &Client, name: &str) -> Result<StoreConfig, ObjectStoreError> {
+    let unusable = |source| ObjectStoreError::Unusable { store: name.to_owned(), source };
+    store_config::read(client, "the node daemon", name).await.map_err(unusable)
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionBuilder, ConditionStatus, READY, Time};
+
+    use super::*;
+
+    /// Found by reading: only new volumes asked for the probe's result. A store that lost its fence with
+    /// another endpoint still got attaches.
+    #[test]
+    fn a_store_without_a_fence_gets_no_attach() {
+        let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let builder = ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now };
+        let check = |status, reason| {
+            let ready = builder.build(READY, status, reason, "spec.endpoint: two nodes; use another server");
+            check_fence("main", Some(&ready)).map_err(OperationFailure::from)
+        };
+        for reason in ProbeFailure::UNFENCED {
+            let refused = check(ConditionStatus::False, reason).unwrap_err();
+            assert_eq!(refused.reason, "ObjectStoreUnfit");
+            assert_eq!(refused.message, "ObjectStore main: spec.endpoint: two nodes; use another server");
+        }
+        // A server that is only unreachable now, or a daemon that knows of no probe.
+        check(ConditionStatus::False, "Unreachable").unwrap();
+        check(ConditionStatus::True, "Probed").unwrap();
+        check_fence("main", None).unwrap();
     }
 }

@@ -252,7 +252,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 .ok_or(ObjectStoreError::NotNamed)?;
             let max_dirty_age = spec.max_dirty_age().map_err(|error| invalid(&error))?;
             let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
-            let store = object_store::read(&client, &store_name).await?;
+            let store = object_store::read_fenced(&client, &store_name).await?;
             let attached = volumes
                 .attach(AttachRequest {
                     volume: id.clone(),
@@ -262,7 +262,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     replaces,
                     max_dirty_age: Some(max_dirty_age),
                     durability: flush_class(spec.durability),
-                    // The operator probes every ObjectStore.
+                    // The operator probes every ObjectStore, and its status was read.
                     probe: false,
                 })
                 .await?;

@@ -37,6 +37,7 @@ use bucket::Bucket;
 use holdfast_ublk::DeviceState;
 use kernel::FakeKernel;
 
+use super::clock::NodeTime;
 use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use super::local::live_map::LiveMap;
 use super::local::volume_files::{KEPT_LIVE_MAP, Local};
@@ -448,7 +449,7 @@ async fn leave_volume_dirty(
     range: SectorRange,
 ) {
     let local = dirs.local_of(volume);
-    let acquired = acquire(&*bucket.objects, volume, &local, &claim("a", 1)).await.unwrap();
+    let acquired = acquire(&*bucket.objects, volume, &local, &claim("a", 1), &NodeTime).await.unwrap();
     let limits = DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 30_000 };
     let setup = Setup {
         requests: 128,
@@ -540,7 +541,7 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
 
         let other = Dirs::new();
         let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
-        let taken = acquire(&*bucket.objects, &volume(), &other.local(), &over).await.unwrap();
+        let taken = acquire(&*bucket.objects, &volume(), &other.local(), &over, &NodeTime).await.unwrap();
         assert_eq!(taken.header.epoch, Epoch(2));
         let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits without end").unwrap();
         assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");

@@ -62,6 +62,6 @@ fn unfit(name: &str, failure: &ProbeFailure) -> Check {
         said.split_once("; ").unwrap_or((&said, "correct the store's section of the configuration"));
     let cause = failure.source().map(|cause| format!(" ({})", chain(cause))).unwrap_or_default();
     let is_left = matches!(failure, ProbeFailure::NotAllowed { action: "delete objects", .. });
-    let left = if is_left { ". A test object below probe/ is left; a later probe deletes it" } else { "" };
+    let left = if is_left { ". Test objects below probe/ are left; a later probe deletes them" } else { "" };
     Check::fail(name, format!("{state}{cause}{left}"), fix)
 }

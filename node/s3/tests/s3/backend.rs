@@ -25,6 +25,9 @@ pub(crate) struct Backend {
     next_upload: AtomicU64,
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(crate) ignores_conditions: AtomicBool,
+    /// Looks if a key is free, and stores the object so many milliseconds later whatever is there then, as
+    /// proxies do that imitate the condition.
+    pub(crate) create_gap_ms: AtomicU64,
     /// Difference of its clock to this host's.
     pub(crate) clock_shift_seconds: AtomicI64,
     /// The same of the dates of its answers. The client signs with the time that these say, and by more than
@@ -98,7 +101,16 @@ impl S3 for Backend {
         check_bucket(&input.bucket)?;
         let create_once = input.if_none_match.as_ref().is_some_and(|condition| condition.is_any());
         let body = collect(input.body).await?;
-        self.put(input.key, body, create_once)?;
+        let gap_ms = self.create_gap_ms.load(Ordering::Relaxed);
+        if create_once && gap_ms > 0 {
+            if self.objects.lock().unwrap().contains_key(&input.key) {
+                return Err(s3_error!(PreconditionFailed));
+            }
+            tokio::time::sleep(Duration::from_millis(gap_ms)).await;
+            self.put(input.key, body, false)?;
+        } else {
+            self.put(input.key, body, create_once)?;
+        }
         Ok(S3Response::new(PutObjectOutput { e_tag: Some(tag()), ..Default::default() }))
     }
 

@@ -19,6 +19,11 @@ async fn fails(config: S3Config, field: &str, reason: &str) -> ProbeFailure {
     let failure = probe(config).await.expect_err(reason);
     assert_eq!((failure.field(), failure.reason()), (field, reason), "{failure:?}");
     assert!(failure.to_string().starts_with(field), "{failure}");
+    assert_eq!(
+        ProbeFailure::UNFENCED.contains(&reason),
+        failure.to_string().contains("two nodes"),
+        "{failure}"
+    );
     failure
 }
 
@@ -28,7 +33,7 @@ async fn a_good_bucket_is_ready_and_left_empty() {
     let store = server.store().await;
     assert_eq!(store.probe().await.unwrap(), Probed { clock: ServerClock::Agrees });
     let counts = store.counts();
-    assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 2, 1, 1));
+    assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 15, 3, 3));
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
@@ -69,7 +74,7 @@ async fn what_a_killed_probe_left_is_deleted_an_hour_later() {
         store.probe().await.unwrap();
         assert_eq!(server.backend.keys(), [key(2)]);
     }
-    assert_eq!(store.counts().delete, 3);
+    assert_eq!(store.counts().delete, 3 + 3 + 1);
 }
 
 /// By this host's clock, which may be off by more than an hour, probes in flight were old or young.
@@ -149,6 +154,39 @@ async fn a_server_that_ignores_the_condition_is_refused() {
     server.backend.ignores_conditions.store(true, Ordering::Relaxed);
     fails(server.config(), "bucket", "CreateOnceIgnored").await;
     assert_eq!(server.backend.keys(), Vec::<String>::new(), "the probe's object is gone");
+}
+
+/// One after the other its creates are right: it was taken for a good server, and two nodes served one
+/// volume.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_looks_before_it_stores_is_refused() {
+    for tried in 0..20 {
+        let server = Server::start().await;
+        server.backend.create_gap_ms.store(20 + 25 * tried, Ordering::Relaxed);
+        let failure = fails(server.config(), "endpoint", "CreateOnceNotAtomic").await;
+        assert!(failure.to_string().contains("; use a server with atomic conditional writes"), "{failure}");
+        assert!(!failure.is_passing(), "no later attempt finds another server");
+        assert_eq!(server.backend.keys(), Vec::<String>::new(), "the probe's objects are gone");
+    }
+}
+
+/// Requests that waited for each other's permits would be right one after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn few_permitted_requests_hide_no_race() {
+    let server = Server::start().await;
+    server.backend.create_gap_ms.store(100, Ordering::Relaxed);
+    let config = S3Config { max_concurrency: 1, ..server.config() };
+    fails(config, "endpoint", "CreateOnceNotAtomic").await;
+}
+
+/// Amazon answers some of several creates at once so, and has the object of another.
+#[tokio::test]
+async fn conflicts_between_creates_at_once_are_no_fault() {
+    let server = Server::start().await;
+    for _ in 0..3 {
+        server.plan_fault(Method::PUT, PlannedFault::Answer(409, "ConditionalRequestConflict"));
+    }
+    server.store().await.probe().await.unwrap();
 }
 
 #[tokio::test]

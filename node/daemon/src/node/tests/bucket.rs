@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError};
@@ -35,6 +36,8 @@ struct Rules {
     /// The only key id; any where absent.
     key_id: Mutex<Option<String>>,
     ignores_conditions: AtomicBool,
+    /// Time from a create's look at its key until it is stored, whatever is there then.
+    create_gap_ms: AtomicU64,
     /// Objects of other tenants, by the key id that leads to them.
     tenants: Mutex<BTreeMap<String, Arc<MemoryStore>>>,
     /// Requests that name it are not answered.
@@ -87,6 +90,12 @@ impl Bucket {
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(super) fn ignore_conditions(&self) {
         self.rules.ignores_conditions.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks if a key is free, and stores its object so much later whatever is there then, as proxies do that
+    /// imitate the condition.
+    pub(super) fn look_before_storing(&self, gap_ms: u64) {
+        self.rules.create_gap_ms.store(gap_ms, Ordering::Relaxed);
     }
 }
 
@@ -141,8 +150,17 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
             .map(|(_, objects)| Arc::clone(objects))
     });
     let objects = tenant.as_deref().unwrap_or(objects);
+    let gap_ms = rules.create_gap_ms.load(Ordering::Relaxed);
     let is_once = header("if-none-match").is_some() && !rules.ignores_conditions.load(Ordering::Relaxed);
     match head.method {
+        Method::PUT if is_once && gap_ms > 0 => {
+            if objects.get(&key, u64::MAX).await.is_ok() {
+                return refuse(412, "PreconditionFailed");
+            }
+            tokio::time::sleep(Duration::from_millis(gap_ms)).await;
+            objects.put_segment(&key, &mut ReadyParts::from(body)).await.unwrap();
+            stored()
+        }
         Method::PUT if is_once => match objects.create(&key, body).await {
             Ok(_) => stored(),
             Err(CreateError::Exists { .. }) => refuse(412, "PreconditionFailed"),

@@ -512,7 +512,7 @@ fn a_takeover_is_reported_after_a_restart() {
     let host = &Host::new(&["x"]);
     let (elsewhere, x) = (&Dirs::new(), &id("x"));
     host.daemon(|node| async move {
-        acquire(&*host.bucket.objects, x, &elsewhere.local_of(x), &claim("b", 1)).await.unwrap();
+        acquire(&*host.bucket.objects, x, &elsewhere.local_of(x), &claim("b", 1), &NodeTime).await.unwrap();
         node.attach(AttachRequest { replaces: Some(1), ..host.request("x") }).await.unwrap();
     });
     host.daemon(|node| async move {

@@ -242,7 +242,7 @@ fn a_copy_without_the_newest_record_is_refused() {
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
         // An attach that another writer made on the copy stands where this node's is.
         let elsewhere = Dirs::new();
-        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim("b", 8)).await.unwrap();
+        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim("b", 8), &NodeTime).await.unwrap();
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
         node.shutdown().await;
     });
@@ -264,7 +264,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         refused(&node, &tenants.other(), "up to 2 and lacks record 3").await;
         let elsewhere = Dirs::new();
         let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
-        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim).await.unwrap();
+        acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim, &NodeTime).await.unwrap();
         refused(&node, &tenants.other(), "record 3 of the log there is of another writer").await;
         // A whole copy is the same log.
         for name in tenants.other.keys() {
@@ -403,19 +403,27 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
 #[test]
 fn a_bucket_without_create_once_is_refused_before_use() {
     alone(async {
-        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
-        bucket.ignore_conditions();
-        let node = Node::start(dirs.config()).await.unwrap();
-        let create = node.create(&volume(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap_err();
-        // What an attach asks for where there is ublk.
-        let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
-        for refused in [create, attach] {
-            assert_eq!(refused.kind(), FailureKind::Invalid, "{refused:?}");
-            let message = holdfast_service::chain(&refused);
-            assert!(message.contains("main") && message.contains("If-None-Match"), "{message}");
+        for (is_ignored, says) in [(true, "ignores it"), (false, "not atomic")] {
+            let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+            if is_ignored {
+                bucket.ignore_conditions();
+            } else {
+                bucket.look_before_storing(50);
+            }
+            let node = Node::start(dirs.config()).await.unwrap();
+            let create =
+                node.create(&volume(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap_err();
+            // What an attach asks for where there is ublk.
+            let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
+            for refused in [create, attach] {
+                assert_eq!(refused.kind(), FailureKind::Invalid, "{refused:?}");
+                let message = holdfast_service::chain(&refused);
+                assert!(message.contains("main") && message.contains("If-None-Match"), "{message}");
+                assert!(message.contains(says), "{message}");
+            }
+            assert!(bucket.objects.keys().is_empty());
+            node.shutdown().await;
         }
-        assert!(bucket.objects.keys().is_empty());
-        node.shutdown().await;
     });
 }
 
@@ -424,7 +432,7 @@ fn a_bucket_is_probed_once_by_a_process() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        for (name, requests) in [("a", 6), ("b", 1), ("c", 1)] {
+        for (name, requests) in [("a", 23), ("b", 1), ("c", 1)] {
             let before = bucket.objects.counts().total();
             node.create(&name.parse().unwrap(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap();
             assert_eq!(bucket.objects.counts().total() - before, requests, "{name}");

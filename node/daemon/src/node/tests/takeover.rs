@@ -4,10 +4,13 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use holdfast_background::{Acquired, AttachError, Background, Preserved, StoreKey, Work, acquire};
+use holdfast_background::{
+    Acquired, AttachError, Background, Environment, Preserved, StoreKey, Work, acquire,
+};
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::{FoundMap, FoundPage, holds_dirty};
@@ -21,11 +24,11 @@ use holdfast_log::{
     remove, snapshot_detached, write_checkpoint,
 };
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
+use holdfast_s3::S3Store;
 use holdfast_types::key::ObjectKey;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::node::clock::NodeTime;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::background::LocalSides;
 use crate::node::volume::device::new_device;
@@ -180,7 +183,7 @@ async fn attach(
     store: &MemoryStore,
     claim: &Claim,
 ) -> Result<Acquired<AttachFiles>, AttachRefused> {
-    match acquire(store, &volume(), &dirs.local(), claim).await {
+    match acquire(store, &volume(), &dirs.local(), claim, &NodeTime).await {
         Ok(acquired) => Ok(acquired),
         Err(AttachError::Refused(refused)) => Err(refused),
         Err(other) => panic!("{other}"),
@@ -323,7 +326,7 @@ fn a_list_that_is_behind_sets_no_log_back() {
         let seen = read_manifest(&behind, &volume()).await.unwrap();
         let found = dirs.local().read_map().unwrap().unwrap();
         assert_eq!(worth(&seen, Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
-        let acquired = acquire(&behind, &volume(), &dirs.local(), &claim("a", 2)).await.unwrap();
+        let acquired = acquire(&behind, &volume(), &dirs.local(), &claim("a", 2), &NodeTime).await.unwrap();
         assert_eq!((acquired.preserved, acquired.header.epoch), (None, Epoch(2)));
         assert!(!acquired.found.is_empty());
     });
@@ -382,7 +385,7 @@ fn a_takeover_is_reported_after_a_lost_answer() {
                 }
                 store.fail_next(Verb::Get, Fault::Before(holdfast_objects::ErrorKind::Unavailable));
             }
-            let first = acquire(&*store, &volume(), &dirs.local(), &over).await;
+            let first = acquire(&*store, &volume(), &dirs.local(), &over, &NodeTime).await;
             // Else the process dies before it can report.
             assert_eq!(first.is_err(), is_doubtful);
             drop(first);
@@ -589,7 +592,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
             let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
             let late_claim = Claim { replaces: permitted, ..claim("a", 2) };
             let at = volume();
-            let late = acquire(&*store, &at, &slow, &late_claim);
+            let late = acquire(&*store, &at, &slow, &late_claim, &NodeTime);
             let takes_over = async {
                 slow.reached.notified().await;
                 let claim = Claim { replaces: permitted, ..claim("b", 3) };
@@ -611,6 +614,88 @@ fn an_attach_that_stood_still_fences_no_successor() {
             let holder = read_manifest(&*store, &volume()).await.unwrap().attached().unwrap();
             assert_eq!((holder.epoch, holder.node.as_str()), (Epoch(2), "b"));
         }
+    });
+}
+
+/// Time in which the create of another writer is stored. Its clock advances four seconds at each look.
+struct Settling {
+    clock_ms: AtomicU64,
+    other: Gate,
+    other_attached: Notify,
+    waited: parking_lot::Mutex<Duration>,
+}
+
+impl Environment for Settling {
+    async fn sleep(&self, time: Duration) {
+        *self.waited.lock() = time;
+        self.other.release();
+        self.other_attached.notified().await;
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.clock_ms.fetch_add(4000, Ordering::Relaxed)
+    }
+
+    fn random<const N: usize>(&self) -> [u8; N] {
+        NodeTime.random()
+    }
+}
+
+/// A store that looks before it stores told both that they had created their record, and both served.
+#[test]
+fn an_attach_whose_record_was_overwritten_does_not_serve() {
+    alone(async {
+        let store = store_with(9).await;
+        let (dirs, other_dirs) = (Dirs::new(), Dirs::new());
+        let (gate, other) = (Gate::new(), Gate::new());
+        store.fail_next(Verb::Put, Fault::HoldChecked(gate.clone()));
+        store.fail_next(Verb::Put, Fault::HoldChecked(other.clone()));
+        let (at, mine) = (volume(), claim("a", 1));
+        let (clock_ms, other_attached, waited) = Default::default();
+        let settling = Settling { clock_ms, other: other.clone(), other_attached, waited };
+        let local = dirs.local();
+        let overwritten = acquire(&*store, &at, &local, &mine, &settling);
+        let overwrites = async {
+            gate.arrival().await;
+            let acquired = attach(&other_dirs, &store, &claim("b", 2)).await.unwrap();
+            settling.other_attached.notify_one();
+            acquired
+        };
+        let opens = async {
+            other.arrival().await;
+            gate.release();
+        };
+        let (overwritten, acquired, ()) = tokio::join!(overwritten, overwrites, opens);
+        let refused = overwritten.map(|acquired| acquired.header.epoch);
+        assert!(
+            matches!(&refused, Err(AttachError::Refused(AttachRefused::AttachedElsewhere { node, .. })) if node == "b"),
+            "{refused:?}"
+        );
+        assert_eq!(acquired.header.epoch, Epoch(1));
+        // A create that began before this one was stored may take as long as it.
+        assert_eq!(*settling.waited.lock(), Duration::from_millis(4001));
+        let holder = read_manifest(&*store, &volume()).await.unwrap().attached().unwrap();
+        assert_eq!((holder.epoch, holder.node.as_str()), (Epoch(1), "b"));
+    });
+}
+
+/// The same through a real client and server, without a hand on either: the second create is stored 100 ms
+/// after the first was answered.
+#[test]
+fn two_attaches_through_a_server_that_looks_first_are_one() {
+    alone(async {
+        let bucket = Bucket::over(store_with(9).await).await;
+        bucket.look_before_storing(500);
+        let connect = async || S3Store::connect(bucket.config.clone()).await.unwrap();
+        let (stores, dirs) = ([connect().await, connect().await], [Dirs::new(), Dirs::new()]);
+        let (at, claims) = (volume(), [claim("a", 1), claim("b", 2)]);
+        let attach = async |number: usize| {
+            tokio::time::sleep(Duration::from_millis(100) * u32::try_from(number).unwrap()).await;
+            acquire(&stores[number], &at, &dirs[number].local(), &claims[number], &NodeTime).await.is_ok()
+        };
+        let (first, second) = tokio::join!(attach(0), attach(1));
+        let holder = read_manifest(&*bucket.objects, &at).await.unwrap().attached().unwrap();
+        assert_eq!((first, second, holder.node.as_str()), (false, true, "b"));
     });
 }
 
@@ -638,7 +723,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
         let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
         let at = volume();
         let late_claim = claim("a", 2);
-        let late = acquire(&*store, &at, &slow, &late_claim);
+        let late = acquire(&*store, &at, &slow, &late_claim, &NodeTime);
         let removes = async {
             slow.reached.notified().await;
             create(attach(), 36).await;
@@ -673,7 +758,7 @@ fn an_attach_confirms_a_fork_or_refuses_it() {
                 forget(&*store, &source, taken.seq).await.unwrap();
             }
             let dirs = Dirs::new();
-            match acquire(&*store, &volume(), &dirs.local(), &claim("a", 1)).await {
+            match acquire(&*store, &volume(), &dirs.local(), &claim("a", 1), &NodeTime).await {
                 Ok(acquired) => assert_eq!((is_forgotten, acquired.manifest.seq()), (false, Seq(3))),
                 Err(AttachError::Log(LogFailure::NoSuchSource { .. })) => assert!(is_forgotten),
                 Err(other) => panic!("{other}"),
