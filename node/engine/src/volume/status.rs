@@ -4,6 +4,7 @@ use holdfast_types::{Millis, Seq};
 
 use super::core::Memory;
 use super::{Settings, Unreadable, Volume};
+use crate::event::Errno;
 use crate::manifest::Manifest;
 use crate::sector_map::{CommitScope, Side};
 
@@ -34,6 +35,9 @@ pub struct Status {
     pub full: FullPlaces,
     /// Reason why writes wait, and the time that requests have waited.
     pub delayed: Option<(Delay, Millis)>,
+    /// Error with which the local disk does not keep the log record in flight, and for how long it has not: no
+    /// commit and no detach ends.
+    pub unkept: Option<(Errno, Millis)>,
     /// Clean bytes evicted since this process took the volume.
     pub evicted_bytes: u64,
     /// The seal in progress.
@@ -121,6 +125,7 @@ impl Status {
                 cache: volume.data.evictor.is_full(),
             },
             delayed: Delay::of(volume).zip(volume.data.requests.parked_for(core.now)),
+            unkept: volume.log.unkept_for(core.now),
             evicted_bytes: volume.data.evictor.evicted_bytes(),
             seal: SealStatus {
                 in_progress: !volume.sealer.is_open(),

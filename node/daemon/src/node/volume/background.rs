@@ -54,8 +54,6 @@ impl SideReader for SideFiles {
 }
 
 impl Sides for LocalSides {
-    type Error = io::Error;
-
     async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let sides = SideFiles(self.sides.clone());
         run_blocking(move || {
@@ -71,7 +69,7 @@ impl Sides for LocalSides {
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
         let local = self.local.clone();
-        run_blocking(move || local.store_pending(&pending)).await.map_err(io::Error::other)
+        run_blocking(move || local.store_pending(&pending)).await.map_err(io::Error::from)
     }
 }
 
