@@ -116,7 +116,7 @@ impl World {
             return Err(io::Error::other("simulated").into());
         }
         match ask {
-            LocalAsk::ReadSides | LocalAsk::WriteSlot | LocalAsk::ReadSlot => {}
+            LocalAsk::ReadSides | LocalAsk::WriteSlot { .. } | LocalAsk::ReadSlot => {}
             LocalAsk::StorePending(pending) => disk.pending = Some(pending.clone()),
             LocalAsk::ReadMap => {
                 let mark = disk.map.mark();
@@ -160,7 +160,7 @@ fn written(ask: &LocalAsk) -> Option<AttachStep> {
         | LocalAsk::ReadMap
         | LocalAsk::Preserve
         | LocalAsk::Discard
-        | LocalAsk::WriteSlot
+        | LocalAsk::WriteSlot { .. }
         | LocalAsk::ReadSlot => None,
     }
 }

@@ -136,7 +136,10 @@ mod tests {
         let Pending { seq, bytes } = pending(7, 1);
         fs::write(&path, [&seq.0.to_le_bytes()[..], &bytes].concat()).unwrap();
         for _ in 0..2 {
-            assert_eq!(read(&path).unwrap().map(|found| (found.seq, found.bytes)), Some((seq, bytes.clone())));
+            assert_eq!(
+                read(&path).unwrap().map(|found| (found.seq, found.bytes)),
+                Some((seq, bytes.clone()))
+            );
             reserve(&path, SECTORS).unwrap();
         }
         store(&path, &pending(8, 4096)).unwrap();

@@ -296,7 +296,9 @@ fn unkept(status: &Status) -> Option<String> {
         "no commit ends: the disk under node.state_dir is full; make room on it".to_owned()
     } else {
         let error = std::io::Error::from_raw_os_error(errno.0);
-        format!("no commit ends: the disk under node.state_dir does not keep its log record ({error}); check that disk")
+        format!(
+            "no commit ends: the disk under node.state_dir does not keep its log record ({error}); check that disk"
+        )
     })
 }
 
@@ -364,11 +366,15 @@ mod tests {
             ..Status::default()
         };
         assert!(message(&serving, &full).unwrap().contains("the run directory (node.run_dir) is full"));
-        for (errno, part) in [(Errno::ENOSPC, "is full; make room"), (Errno::EROFS, "(Read-only file system")] {
+        for (errno, part) in [(Errno::ENOSPC, "is full; make room"), (Errno::EROFS, "(Read-only file system")]
+        {
             let unkept = Status { unkept: Some((errno, 1)), dirty_bytes: 1, ..Status::default() };
             for state in [&serving, &detaching] {
                 let said = message(state, &unkept).unwrap();
-                assert!(said.starts_with("no commit ends: the disk under node.state_dir") && said.contains(part), "{said}");
+                assert!(
+                    said.starts_with("no commit ends: the disk under node.state_dir") && said.contains(part),
+                    "{said}"
+                );
             }
         }
         let sync_failed = Status { sync_failed: true, ..Status::default() };
