@@ -71,7 +71,7 @@ fn local_data_readable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &T
     facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }
 
-/// Error with which the local disk has not kept the log record of the next commit for some time.
+/// Error with which the local disk has failed writes of the map or the log record for some time.
 fn unkept(here: &node::NodeVolumeStatus) -> Option<Errno> {
     here.disk.unkept.filter(|(_, passed)| *passed >= REPORT_AFTER).map(|(errno, _)| errno)
 }
@@ -79,15 +79,15 @@ fn unkept(here: &node::NodeVolumeStatus) -> Option<Errno> {
 fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
     if let Some(errno) = unkept(here).filter(|errno| *errno != Errno::ENOSPC) {
         let message = format!(
-            "the disk under node.state_dir of node {} does not keep the log record of the next commit ({}). No commit, and no \
-             detach, ends before it does. Check the disk and the node's kernel log. Reads are served",
+            "the disk under node.state_dir of node {} fails writes of the volume's map or log record ({}). Commits, a detach \
+             and first writes of a chunk wait until they succeed. Check the disk and the node's kernel log",
             facts.me,
             io::Error::from_raw_os_error(errno.0)
         );
         return facts.conditions(now).build(
             LOCAL_DISK_HEALTHY,
             ConditionStatus::False,
-            "RecordNotKept",
+            "WriteFailed",
             message,
         );
     }

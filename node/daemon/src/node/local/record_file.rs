@@ -7,6 +7,7 @@
 //! A new form is written over the pages of `<name>.new`, then both change places in one step. Bytes behind a
 //! form are what an older one left: the form says where it ends. On ext4, XFS and tmpfs that takes no room;
 //! Btrfs copies what it overwrites.
+//! A form that ends where its file does ([`replace_exact`]) keeps a page of it.
 //! Invariants: a crash leaves the old or the new form; once written, or once its room was taken, a form that
 //! needs no more pages needs no room.
 
@@ -55,6 +56,22 @@ pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), N
         return Err(file(&spare, "written")(error));
     }
     exchange(path, &spare, bytes.len() as u64)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// The same, of a form of less than a page that ends where the file does. It keeps its page: later ones need no
+/// room, either.
+///
+/// # Errors
+/// The disk's; the old form stays.
+pub(in crate::node) fn replace_exact(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
+    let spare = spare(path);
+    let mut options = OpenOptions::new();
+    let handle = options.write(true).create(true).truncate(false).mode(mode).open(&spare);
+    let handle = handle.map_err(file(&spare, "created"))?;
+    let written = handle.write_all_at(bytes, 0).and_then(|()| handle.set_len(bytes.len() as u64));
+    written.and_then(|()| handle.sync_all()).map_err(file(&spare, "written"))?;
+    exchange(path, &spare, 1)?;
     path.parent().map_or(Ok(()), sync_dir)
 }
 
@@ -118,6 +135,22 @@ mod tests {
         let error = replace_reserved(&path, &[9; 9000]).unwrap_err();
         assert!(error.to_string().contains("attached.new"), "{error}");
         assert!(fs::read(&path).unwrap().starts_with(&form(19)), "the old form stays");
+    }
+
+    /// A host that restarted with a full disk had no daemon: it could not note the boot that it served in.
+    #[test]
+    fn a_full_disk_takes_the_next_exact_form() {
+        let Some(tmpfs) = SmallTmpfs::mount(64 << 10) else { return };
+        let path = tmpfs.path().join("run");
+        // As an earlier version left it.
+        fs::write(&path, "{}").unwrap();
+        replace_exact(&path, &[b'a'; 300], 0o600).unwrap();
+        tmpfs.fill();
+        for length in [300, 20, 700, 4096, 1] {
+            let form = vec![u8::try_from(length % 251).unwrap(); length];
+            replace_exact(&path, &form, 0o600).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), form);
+        }
     }
 
     #[test]

@@ -232,6 +232,20 @@ fn a_full_state_disk_stops_no_commit_and_no_detach() {
     });
 }
 
+/// The eviction of a detached volume's cache, which makes room, began with a new directory.
+#[test]
+fn directories_that_a_full_disk_needs_are_there_ahead() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        for name in ["trash", "fenced"] {
+            assert!(dirs.state.path().join(name).is_dir(), "{name}");
+        }
+        assert!(fenced::list(dirs.state.path()).unwrap().is_empty());
+        node.shutdown().await;
+    });
+}
+
 /// Bytes that another program, or a bug, had written into the file of zeros reached every client that read
 /// zeros.
 #[test]

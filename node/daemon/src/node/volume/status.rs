@@ -126,7 +126,7 @@ pub(crate) struct DiskStatus {
     pub(crate) sync_failed: bool,
     /// Data not yet uploaded that it cannot read: nothing is uploaded meanwhile.
     pub(crate) unreadable: Option<Unreadable>,
-    /// Error with which it does not keep the log record of the next commit, and for how long it has not.
+    /// Error with which it fails writes of the map or the log record, and for how long it has.
     pub(crate) unkept: Option<(Errno, Duration)>,
     /// Bytes that the sides hold.
     pub(crate) cached_bytes: u64,
@@ -289,7 +289,7 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     ))
 }
 
-/// Message for a volume whose log record the local disk does not keep.
+/// Message for a volume whose next commit the local disk holds up.
 fn unkept(status: &Status) -> Option<String> {
     let (errno, _) = status.unkept?;
     Some(if errno == Errno::ENOSPC {
@@ -297,7 +297,7 @@ fn unkept(status: &Status) -> Option<String> {
     } else {
         let error = std::io::Error::from_raw_os_error(errno.0);
         format!(
-            "no commit ends: the disk under node.state_dir does not keep its log record ({error}); check that disk"
+            "commits wait: the disk under node.state_dir fails writes of the volume's map ({error}); check it"
         )
     })
 }
@@ -371,10 +371,7 @@ mod tests {
             let unkept = Status { unkept: Some((errno, 1)), dirty_bytes: 1, ..Status::default() };
             for state in [&serving, &detaching] {
                 let said = message(state, &unkept).unwrap();
-                assert!(
-                    said.starts_with("no commit ends: the disk under node.state_dir") && said.contains(part),
-                    "{said}"
-                );
+                assert!(said.contains("the disk under node.state_dir") && said.contains(part), "{said}");
             }
         }
         let sync_failed = Status { sync_failed: true, ..Status::default() };
