@@ -188,6 +188,7 @@ impl LocalState for SimFiles {
         self.ask(LocalAsk::Discard).await.map(drop)
     }
 
+    /// The room for commits is taken with the header, which follows.
     async fn open(&self, _sectors: u64, _found: &[FoundPage]) -> Result<(), LocalError> {
         Ok(())
     }
