@@ -106,7 +106,9 @@ impl Profile {
             .contains(&safeguard)
         {
             Some(Self::OtherDisks)
-        } else if [Safeguard::CheckMergePlace, Safeguard::PrepareReleased].contains(&safeguard) {
+        } else if [Safeguard::CheckMergePlace, Safeguard::MoveVisible, Safeguard::PrepareReleased]
+            .contains(&safeguard)
+        {
             Some(Self::BadStore)
         } else {
             None
