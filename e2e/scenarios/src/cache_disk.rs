@@ -36,6 +36,15 @@ const OVERWRITTEN: &str = "overwritten";
 const LOST: &str = "lost";
 /// Written until the disk is full.
 const FULL: &str = "full";
+/// Dirty when others fill the disk to its last block.
+const LAST: &str = "last";
+/// In the store alone then.
+const COLD: &str = "cold";
+const COLD_MIB: u32 = 8;
+/// Fills the state disk to its last block: also what is reserved for root.
+const FILL: &str = "fallocate -l $(($(stat -f -c '%f * %S' /state))) /state/filler || true; \
+    dd if=/dev/zero of=/state/filler.rest bs=4k status=none || true; sync; df /state >&2";
+const EMPTY: &str = "rm /state/filler*";
 /// The unit of extents, in bytes: a block of the state disk's ext4.
 const EXTENT_BYTES: u64 = 4096;
 /// The part of a volume whose reads fail: the second MiB.
@@ -60,6 +69,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     overwritten(&node, disk)?;
     report::step("the disk is full");
     full(&node, &proxy)?;
+    report::step("others fill the disk to its last block");
+    last_block(&node)?;
     report::step("the disk cannot flush, and can again");
     let mut flushed = vec![(DIRTY, sum)];
     flushed.push((LOST, lost_flush(&node, disk)?));
@@ -147,9 +158,7 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     let sum = vm.exec("head -c 96M /dev/urandom > /tmp/noise; sha256sum < /tmp/noise")?;
     // Nothing can be uploaded, so nothing can be evicted.
     proxy.go_away();
-    vm.exec(
-        "free=$(df --output=avail -B1 /state | tail -1); fallocate -l $((free - (64 << 20))) /state/filler; df /state >&2",
-    )?;
+    vm.exec(FILL)?;
     vm.spawn(
         "dd",
         &bash(&format!("exec dd if=/tmp/noise of={device} bs=1M oflag=direct conv=fsync status=none")),
@@ -160,7 +169,7 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
         Ok((node.metric("holdfast_volume_waiting_requests", FULL)? > Some(0.0)).then_some(()))
     })?;
     report::step(format_args!("writes wait\n{}", node.cli(&["list"])?));
-    vm.exec("rm /state/filler")?;
+    vm.exec(EMPTY)?;
     proxy.come_back();
     let exit = vm.wait("dd", LIMIT)?;
     ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("dd")?);
@@ -172,6 +181,27 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     let device = attach(node, FULL, "1s")?;
     ensure!(read(vm, &device, 96)? == sum, "the store has not what was written");
     node.cli(&["detach", FULL]).map(drop)
+}
+
+/// With 0 bytes free what the store alone has is read, what is dirty is committed, and detaches end.
+fn last_block(node: &Node) -> Result<()> {
+    let vm = node.vm();
+    let device = create(node, COLD, "16Mi", "1s")?;
+    let cold = write_noise(vm, &device, COLD_MIB)?;
+    node.cli(&["detach", COLD])?;
+    vm.exec(&format!("rm -r {LOCAL}/{COLD}"))?;
+    let device = attach(node, COLD, "1s")?;
+    let last = write_noise(vm, &create(node, LAST, "16Mi", "1h")?, DIRTY_MIB)?;
+    vm.exec(FILL)?;
+    ensure!(read(vm, &device, COLD_MIB)? == cold, "what was read is not what the store has");
+    node.cli(&["detach", LAST])?;
+    node.cli(&["detach", COLD])?;
+    report::step(format_args!("detached with a full disk\n{}", vm.exec("df /state")?));
+    vm.exec(EMPTY)?;
+    vm.exec(&format!("rm -r {LOCAL}/{LAST}"))?;
+    let device = attach(node, LAST, "1s")?;
+    ensure!(read(vm, &device, DIRTY_MIB)? == last, "the store has not what was written");
+    node.cli(&["detach", LAST]).map(drop)
 }
 
 /// A flush fails with the disk's, which loses what it was to make durable; the next one succeeds, for all

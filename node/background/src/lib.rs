@@ -30,7 +30,7 @@ pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge::MergeTurns;
-pub use slots::{Slot, SlotTable};
+pub use slots::{NoSlot, Slot, SlotTable, Unkept};
 pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, UnreadableSectors};
 pub use upload_memory::{StoreKey, UploadMemory};
 pub use work::{Background, Pools, Tidy, Work};

@@ -1,6 +1,7 @@
 //! Traits of what differs between a node and a simulated host.
 
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use holdfast_engine::durable_map::{FoundMap, FoundPage, Header};
@@ -24,9 +25,6 @@ pub trait Environment: Send + Sync {
 
 /// The local files of an attached volume, as its background work needs them.
 pub trait Sides: Send + Sync {
-    /// Error of the local files.
-    type Error: Error + Send + Sync + 'static;
-
     /// Makes the next part of a segment, with [`SegmentBuild::next_part`], and hands the segment back.
     /// Sectors that the local disk cannot read end it: the volume decides when it retries.
     fn next_part(
@@ -40,11 +38,12 @@ pub trait Sides: Send + Sync {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = T> + Send;
 
-    /// Keeps a log record through a crash, in place of the last one.
+    /// Keeps a log record through a crash, in place of the last one, in room that the attach took: the commit
+    /// that lets data be evicted must not need room.
     ///
     /// # Errors
     /// The local disk's; the volume retries.
-    fn store_pending(&self, pending: Pending) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    fn store_pending(&self, pending: Pending) -> impl Future<Output = io::Result<()>> + Send;
 }
 
 /// The local files of a volume that is being attached. Nothing else uses them.

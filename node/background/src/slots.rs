@@ -1,12 +1,14 @@
-//! Contents of the slots of the node's slab.
+//! Contents of the slots of a file of blocks: the node's slab, or its substitute in memory.
 //!
 //! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
-//! slab's file. A slot's content is written before it is published, and never changes while a [`Slot`] is
-//! held.
+//! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
 //! Runs on: whatever polls its futures.
+//! On failure: where the disk has no room for a slot that was never written, the index gives back one that was,
+//! and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,6 +26,9 @@ use tokio::sync::Semaphore;
 /// process.
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
+/// Of so many contents that need a slot while the disk is full, one tries whether it has room again.
+const TRY_ROOM_EVERY: u64 = 64;
+
 /// A slot with a content; it keeps both while this is held.
 #[derive(Clone, Debug)]
 pub struct Slot(Arc<OwnedSlot>);
@@ -36,7 +41,7 @@ impl Slot {
 
     /// Records that the disk failed a write or a read of it: it is the last to be used again.
     pub fn set_failed(&self) {
-        self.0.failed.store(true, Ordering::Relaxed);
+        self.0.has_room.store(false, Ordering::Relaxed);
     }
 }
 
@@ -44,51 +49,115 @@ impl Slot {
 struct OwnedSlot {
     number: u32,
     key: ContentKey,
-    failed: AtomicBool,
+    /// It was written: the file has its bytes.
+    has_room: AtomicBool,
     free: Arc<FreeSlots>,
 }
 
 impl Drop for OwnedSlot {
     fn drop(&mut self) {
+        let has_room = *self.has_room.get_mut();
         if !safeguard(FreeSlotOnce) {
-            self.free.give_back(self.number, false);
+            self.free.give_back(self.number, has_room);
         }
-        self.free.give_back(self.number, *self.failed.get_mut());
+        self.free.give_back(self.number, has_room);
     }
+}
+
+/// Numbers of the free slots.
+#[derive(Debug)]
+struct Numbers {
+    /// Of slots that were written, so that another content needs no room. The last is used first.
+    written: Vec<u32>,
+    /// Of slots that were not, or that the disk failed. The last is used first.
+    fresh: Vec<u32>,
+    /// The disk had no room for a fresh one: so many were taken since.
+    taken_while_full: Option<u64>,
+}
+
+impl Numbers {
+    fn take(&mut self) -> Option<FreeSlot> {
+        let written = |numbers: &mut Self| Some(FreeSlot { number: numbers.written.pop()?, has_room: true });
+        let fresh = |numbers: &mut Self| Some(FreeSlot { number: numbers.fresh.pop()?, has_room: false });
+        // Now and then a fresh one, to find out whether the disk has room again.
+        let tries_room = self.taken_while_full.as_mut().is_some_and(|taken| {
+            *taken += 1;
+            taken.is_multiple_of(TRY_ROOM_EVERY)
+        });
+        if tries_room { fresh(self).or_else(|| written(self)) } else { written(self).or_else(|| fresh(self)) }
+    }
+}
+
+/// A slot that was free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FreeSlot {
+    number: u32,
+    has_room: bool,
 }
 
 #[derive(Debug)]
 struct FreeSlots {
-    /// The last is used first.
-    numbers: Mutex<Vec<u32>>,
+    numbers: Mutex<Numbers>,
     /// A permit for each of them.
     count: Semaphore,
 }
 
 impl FreeSlots {
     fn new(slots: u32) -> Self {
-        Self { numbers: Mutex::new((0..slots).rev().collect()), count: Semaphore::new(slots as usize) }
+        let numbers =
+            Numbers { written: Vec::new(), fresh: (0..slots).rev().collect(), taken_while_full: None };
+        Self { numbers: Mutex::new(numbers), count: Semaphore::new(slots as usize) }
     }
 
-    fn give_back(&self, number: u32, failed: bool) {
+    fn give_back(&self, number: u32, has_room: bool) {
         let mut numbers = self.numbers.lock();
-        let place = if failed { 0 } else { numbers.len() };
-        numbers.insert(place, number);
+        if has_room {
+            numbers.written.push(number)
+        } else {
+            numbers.fresh.insert(0, number)
+        }
         drop(numbers);
         self.count.add_permits(1);
     }
 
-    async fn take(&self) -> u32 {
+    async fn take(&self) -> FreeSlot {
         self.count.acquire().await.expect("the semaphore is never closed").forget();
-        let mut numbers = self.numbers.lock();
-        numbers.pop().expect("there is a number for each permit")
+        self.numbers.lock().take().expect("there is a number for each permit")
     }
+
+    /// Takes one that was written, if one is free.
+    fn take_written(&self) -> Option<FreeSlot> {
+        let permit = self.count.try_acquire().ok()?;
+        let number = self.numbers.lock().written.pop()?;
+        permit.forget();
+        Some(FreeSlot { number, has_room: true })
+    }
+}
+
+/// A content that no slot took.
+#[derive(Debug)]
+pub struct Unkept<B> {
+    /// The content.
+    pub content: B,
+    /// Error of the last write.
+    pub error: io::Error,
+}
+
+/// Reason why a content is in no slot.
+#[derive(Debug)]
+pub enum NoSlot<B, E> {
+    /// It could not be made.
+    Unmade(E),
+    /// The file did not take it.
+    Unkept(Unkept<B>),
 }
 
 /// Index from contents to slots. It never holds all slots: each that is filled evicts one before the free
 /// slots run out.
 pub struct SlotTable {
     index: Cache<ContentKey, Slot, UnitWeighter, Hasher>,
+    /// Contents that the index holds at most while the disk has room.
+    capacity: u64,
     free: Arc<FreeSlots>,
 }
 
@@ -121,31 +190,83 @@ impl SlotTable {
             "an index of {} slots leaves none of {slots} free",
             index.capacity()
         );
-        Self { index, free: Arc::new(FreeSlots::new(slots)) }
+        Self { capacity: index.capacity(), index, free: Arc::new(FreeSlots::new(slots)) }
     }
 
     /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a
-    /// free slot. Fetches of one content coalesce.
+    /// free slot, and hands it back; where a slot that was never written finds no room, into one that was.
+    /// Fetches of one content coalesce.
     ///
     /// # Errors
-    /// Those of `fetch` and `write`; nothing is kept of them.
+    /// Those of `fetch`; [`Unkept`] with the last one of `write`. Nothing is kept of them.
     pub async fn slot<B, E, W>(
         &self,
         key: &ContentKey,
         fetch: impl Future<Output = Result<B, E>>,
-        write: impl FnOnce(Slot, B) -> W,
-    ) -> Result<Slot, E>
+        write: impl Fn(Slot, B) -> W,
+    ) -> Result<Slot, NoSlot<B, E>>
     where
-        W: Future<Output = Result<Slot, E>>,
+        W: Future<Output = (B, io::Result<()>)>,
     {
         self.index
             .get_or_insert_async(key, async {
-                let content = fetch.await?;
-                let number = self.free.take().await;
-                let (failed, free) = (AtomicBool::new(false), Arc::clone(&self.free));
-                write(Slot(Arc::new(OwnedSlot { number, key: *key, failed, free })), content).await
+                let content = fetch.await.map_err(NoSlot::Unmade)?;
+                let first = self.free.take().await;
+                let unkept = match self.fill(key, first, content, &write).await {
+                    Ok(slot) => return Ok(slot),
+                    Err(unkept) => unkept,
+                };
+                let is_full =
+                    [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&unkept.error.kind());
+                if is_full && !first.has_room {
+                    self.shrink();
+                    if let Some(written) = self.free.take_written() {
+                        let filled = self.fill(key, written, unkept.content, &write).await;
+                        return filled.map_err(NoSlot::Unkept);
+                    }
+                }
+                Err(NoSlot::Unkept(unkept))
             })
             .await
+    }
+
+    /// The slot of this content, if it is in one.
+    pub fn get(&self, key: &ContentKey) -> Option<Slot> {
+        self.index.get(key)
+    }
+
+    /// Writes `content` into a slot that was free.
+    async fn fill<B, W: Future<Output = (B, io::Result<()>)>>(
+        &self,
+        key: &ContentKey,
+        FreeSlot { number, has_room }: FreeSlot,
+        content: B,
+        write: impl Fn(Slot, B) -> W,
+    ) -> Result<Slot, Unkept<B>> {
+        let (room, free) = (AtomicBool::new(has_room), Arc::clone(&self.free));
+        let slot = Slot(Arc::new(OwnedSlot { number, key: *key, has_room: room, free }));
+        let (content, written) = write(slot.clone(), content).await;
+        if let Err(error) = written {
+            slot.set_failed();
+            return Err(Unkept { content, error });
+        }
+        slot.0.has_room.store(true, Ordering::Relaxed);
+        if !has_room && self.free.numbers.lock().taken_while_full.take().is_some() {
+            self.index.set_capacity(self.capacity);
+        }
+        Ok(slot)
+    }
+
+    /// The disk has no room: the index is to hold fewer contents than now, and gives back the slots of others.
+    fn shrink(&self) {
+        self.free.numbers.lock().taken_while_full.get_or_insert(0);
+        let (held, shards) = (self.index.len() as u64, self.index.num_shards() as u64);
+        let mut each = held.div_ceil(shards);
+        while each > 0 && self.index.len() as u64 >= held {
+            each -= 1;
+            self.index.set_capacity(each * shards);
+        }
+        self.index.set_capacity(each.max(1) * shards);
     }
 
     /// Forgets a slot that the disk cannot read: its content is fetched again, into another.
@@ -167,7 +288,7 @@ impl SlotTable {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::collections::BTreeSet;
 
     use futures::FutureExt;
     use holdfast_engine::compose::{Layer, compose};
@@ -197,8 +318,8 @@ mod tests {
     /// be.
     fn fill(table: &SlotTable, keys: &[ContentKey]) -> usize {
         let fill = |key| {
-            let write = |slot, ()| std::future::ready(Ok::<_, io::Error>(slot));
-            table.slot(key, std::future::ready(Ok(())), write).now_or_never()
+            let write = |_slot, content| std::future::ready((content, Ok(())));
+            table.slot(key, std::future::ready(Ok::<_, ()>(())), write).now_or_never()
         };
         keys.iter().take_while(|key| fill(key).is_some_and(|slot| slot.is_ok())).count()
     }
@@ -229,11 +350,76 @@ mod tests {
     fn each_slot_that_comes_back_wakes_a_taker() {
         let free = FreeSlots::new(2);
         let (one, other) = (free.take().now_or_never().unwrap(), free.take().now_or_never().unwrap());
+        assert_eq!((one.number, other.number), (0, 1));
         let mut takers = [Box::pin(free.take()), Box::pin(free.take())];
         assert!(takers.iter_mut().all(|taker| taker.now_or_never().is_none()));
-        free.give_back(one, false);
-        free.give_back(other, true);
+        free.give_back(one.number, true);
+        free.give_back(other.number, false);
         let taken = takers.each_mut().map(|taker| taker.now_or_never());
-        assert_eq!(taken, [Some(one), Some(other)]);
+        assert_eq!(taken, [Some(FreeSlot { has_room: true, ..one }), Some(other)]);
+    }
+
+    /// A file with room for so many slots, whichever come first.
+    struct Disk {
+        room: usize,
+        allocated: Mutex<BTreeSet<u32>>,
+    }
+
+    impl Disk {
+        fn of(room: usize) -> Self {
+            Self { room, allocated: Mutex::default() }
+        }
+
+        fn write(&self, slot: &Slot) -> io::Result<()> {
+            let mut allocated = self.allocated.lock();
+            if allocated.len() >= self.room && !allocated.contains(&slot.number()) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            allocated.insert(slot.number());
+            Ok(())
+        }
+
+        /// Has the table keep the content; the errors of the writes are in the result.
+        fn ask(&self, table: &SlotTable, key: &ContentKey) -> Result<Slot, NoSlot<(), ()>> {
+            let write = |slot: Slot, content| std::future::ready((content, self.write(&slot)));
+            table.slot(key, std::future::ready(Ok(())), write).now_or_never().expect("nothing waits")
+        }
+    }
+
+    /// A cold read of a block that was in no slot never ended on a full disk: each try took a slot that had
+    /// never been written, though others had room.
+    #[test]
+    fn a_ninth_block_reuses_one_of_eight_allocated_slots() {
+        let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(400));
+        let mut disk = Disk::of(8);
+        for _ in 0..2 {
+            for key in &keys {
+                let slot = disk.ask(&table, key).expect("an allocated slot takes it");
+                assert!(slot.number() < 8, "{slot:?}");
+            }
+        }
+        assert!((4..=8).contains(&table.len()), "{} of 8 slots are used", table.len());
+        disk.room = usize::MAX;
+        for key in &keys {
+            disk.ask(&table, key).unwrap();
+        }
+        assert!(table.len() > 100, "the index grows again: {}", table.len());
+    }
+
+    #[test]
+    fn what_no_slot_takes_is_handed_back() {
+        let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(300));
+        for disk in [Disk::of(0), Disk::of(1)] {
+            // A reader holds the only one that has room.
+            let held = disk.ask(&table, &keys[0]);
+            for key in &keys[1..] {
+                let Err(NoSlot::Unkept(Unkept { error, .. })) = disk.ask(&table, key) else {
+                    panic!("there is no room")
+                };
+                assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            }
+            assert_eq!(held.is_ok(), disk.room == 1);
+        }
+        assert_eq!(fill(&table, &keys), keys.len(), "no slot was lost");
     }
 }

@@ -1,6 +1,7 @@
 //! The work of a running volume: requests of its planner, until they are done.
 
 use std::error::Error;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -173,6 +174,18 @@ impl<S: Sides> Parts for PartsOf<'_, S> {
     }
 }
 
+/// The error of a local write, as the volume reports it.
+fn errno(error: &io::Error) -> Errno {
+    let kind = error.kind();
+    if [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&kind) {
+        Errno::ENOSPC
+    } else if kind == io::ErrorKind::ReadOnlyFilesystem {
+        Errno::EROFS
+    } else {
+        Errno::EIO
+    }
+}
+
 impl<S: Sides, T: Environment> Background<S, T> {
     /// The work of `volume`, whose files are `sides` and whose objects are in `objects`: the store that other
     /// volumes of the node know by the same key.
@@ -308,9 +321,9 @@ impl<S: Sides, T: Environment> Background<S, T> {
 
     async fn store_pending(&self, pending: Pending) -> Result<(), Errno> {
         let Err(error) = self.sides.store_pending(pending).await else { return Ok(()) };
-        self.warn("the log record could not be kept", &error);
+        self.warn("the log record could not be kept on the local disk: no commit ends before it is", &error);
         self.time.sleep(LOCAL_RETRY).await;
-        Err(Errno::EIO)
+        Err(errno(&error))
     }
 
     /// Stores a snapshot's root, which is the same each time that it is made.

@@ -263,6 +263,9 @@ const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 
+/// Name of the metric of fetched blocks that the slab did not keep.
+const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
+
 /// Reads the table off the volumes.
 struct VolumeCollector<V>(Readiness<V>);
 
@@ -318,6 +321,9 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         for (store, (_, refused)) in &stores {
             ConstCounter::new(*refused as f64).encode(family.encode_family(&[("store", *store)])?)?;
         }
+        let help = "Fetched blocks served from memory because the local disk did not take them or could not read them";
+        let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
+        ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
         Ok(())
     }
 }
@@ -388,6 +394,7 @@ mod tests {
             "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
+            "holdfast_slab_unkept_blocks_total 5.0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }

@@ -71,6 +71,7 @@ use local::quota::{CacheQuota, empty_trash};
 use local::volume_files::LocalDirs;
 use ring::message::Message;
 use ring::placement::Rings;
+use ring::served::SharedFiles;
 use ring::thread;
 use store::block_cache::{BlockSlab, slab_path};
 use store::change::NodeStores;
@@ -278,7 +279,14 @@ impl Node {
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for number in 0..config.ring_threads {
             let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
-            let (ring, thread) = thread::spawn(number, share(slab.file())?, share(&zeros)?)?;
+            let (ring, thread) = thread::spawn(
+                number,
+                SharedFiles {
+                    slab: share(slab.file())?,
+                    memory: share(slab.memory_file())?,
+                    zeros: share(&zeros)?,
+                },
+            )?;
             rings.push(ring);
             threads.push(thread);
         }
@@ -361,6 +369,12 @@ impl Node {
     pub(crate) fn list(&self) -> Vec<NodeVolumeStatus> {
         let shown = self.0.volumes.all().into_iter().filter_map(NodeVolumeStatus::of);
         shown.collect()
+    }
+
+    /// Fetched blocks that were served from memory because the local disk did not take them, or could not read
+    /// them.
+    pub(crate) fn unkept_blocks(&self) -> u64 {
+        self.0.cold.unkept()
     }
 
     /// Figures of each ring thread.

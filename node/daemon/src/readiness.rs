@@ -62,6 +62,11 @@ impl<V: Volumes> Readiness<V> {
         self.served().map_or_else(Vec::new, |volumes| volumes.rings())
     }
 
+    /// Fetched blocks that the local disk did not take, or could not read.
+    pub(crate) fn unkept_blocks(&self) -> u64 {
+        self.served().map_or(0, |volumes| volumes.unkept_blocks())
+    }
+
     /// The names that the volumes have in the cluster.
     pub(crate) fn names(&self) -> VolumeNames {
         self.names.clone()

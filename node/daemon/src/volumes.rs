@@ -124,6 +124,10 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
 
+    /// Fetched blocks that were served from memory because the local disk did not take them, or could not read
+    /// them.
+    fn unkept_blocks(&self) -> u64;
+
     /// Capabilities of this node.
     fn capabilities(&self) -> Capabilities;
 }
@@ -227,6 +231,10 @@ impl Volumes for Node {
 
     fn rings(&self) -> Vec<RingStatus> {
         Self::rings(self)
+    }
+
+    fn unkept_blocks(&self) -> u64 {
+        Self::unkept_blocks(self)
     }
 
     fn capabilities(&self) -> Capabilities {

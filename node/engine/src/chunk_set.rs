@@ -97,6 +97,11 @@ impl ChunkSet {
         }
     }
 
+    /// Most bytes that `put_sparse` writes of a set of a volume of so many chunks.
+    pub(crate) fn max_sparse_bytes(chunks: u64) -> u64 {
+        4 + 12 * chunks.div_ceil(WORD_BITS)
+    }
+
     /// Reads a set that `put_sparse` wrote, of any volume.
     pub(crate) fn take_sparse(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let mut words = Vec::new();

@@ -55,6 +55,8 @@ impl Errno {
     pub const EIO: Self = Self(5);
     /// No space left on the device.
     pub const ENOSPC: Self = Self(28);
+    /// Read-only file system.
+    pub const EROFS: Self = Self(30);
     /// Invalid argument.
     pub const EINVAL: Self = Self(22);
 }

@@ -41,6 +41,9 @@ pub struct Fence {
 }
 
 impl Fence {
+    /// Most bytes of its encoded runs.
+    pub(crate) const MAX_RUN_BYTES: usize = 8 * MAX_FENCE_RUNS;
+
     /// The fence around `runs`, which ascend by their first chunk and may touch or overlap. The runs with the
     /// smallest gaps between them become one until there are few enough.
     pub fn around(runs: impl IntoIterator<Item = (u32, u32)>) -> Self {

@@ -20,12 +20,12 @@
 //! the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
 
-use holdfast_types::{Epoch, Nonce, Place, PlacedId, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, Place, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use crate::chunk_set::ChunkSet;
 use crate::fork::Fork;
 use crate::index::RunRef;
-use crate::limit::{MAX_DETACH_ROOT_BYTES, MAX_SECTORS};
+use crate::limit::{MAX_DETACH_ROOT_BYTES, MAX_SECTORS, MAX_SNAPSHOTS};
 use crate::manifest::Manifest;
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
@@ -37,6 +37,13 @@ pub use labels::{Labels, Origin};
 mod labels;
 
 const WHAT: &str = "log record";
+/// Most bytes of the fields in front of a body, and of a body without what it counts: the longest volume id is
+/// the most of it.
+const MAX_FIELD_BYTES: u64 = 256;
+/// Segments of the record that a running writer makes at most.
+const WRITER_SEGMENTS: usize = 1;
+/// Merges of it: one of each kind.
+const WRITER_MERGES: usize = 2;
 
 /// One entry of a volume's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,6 +188,9 @@ impl Merge {
     /// Fewest bytes of an encoded merge.
     const MIN_BYTES: usize = 2 * wire::ID_BYTES + RunRef::MIN_BYTES;
 
+    /// Most of them.
+    const MAX_BYTES: usize = 2 * wire::ID_BYTES + RunRef::MAX_BYTES;
+
     fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.newest, out);
         wire::put_id(self.oldest, out);
@@ -290,6 +300,24 @@ impl Record {
             whole.extend_from_slice(&root.encode_checkpoint());
         }
         whole
+    }
+
+    /// Most bytes of a record that a running writer of a volume of so many sectors makes, envelopes included.
+    pub fn max_writer_bytes(sectors: u64) -> u64 {
+        let counted = WRITER_SEGMENTS * SegmentRef::MAX_BYTES
+            + WRITER_MERGES * Merge::MAX_BYTES
+            + MAX_SNAPSHOTS * size_of::<Seq>();
+        let chunks = ChunkSet::max_sparse_bytes(sectors.div_ceil(CHUNK_SECTORS));
+        let body = (counted as u64 + chunks).max(MAX_DETACH_ROOT_BYTES as u64);
+        wire::ENVELOPE_BYTES as u64 + MAX_FIELD_BYTES + body
+    }
+
+    /// The bytes of the record that `bytes` begin with, and of its root. Nothing where there is none, or it is
+    /// cut short; its checksum is not looked at.
+    pub fn first_in(bytes: &[u8]) -> Option<&[u8]> {
+        let record = wire::enclosed_bytes(bytes)?;
+        let root = wire::enclosed_bytes(&bytes[record..]).unwrap_or(0);
+        Some(&bytes[..record + root])
     }
 
     /// Reads a stored record.
@@ -507,6 +535,51 @@ mod tests {
         assert_eq!(refused(later), "log record: seq of the root cannot be 8");
         let elsewhere = Record { volume: "other".parse().unwrap(), ..detach };
         assert_eq!(refused(elsewhere), "log record: length of the root's volume id cannot be 1");
+    }
+
+    /// The node keeps room for it on its disk: a commit must not need what it is to make.
+    #[test]
+    fn the_largest_record_of_a_writer_fits_its_bound() {
+        let runs = || Fence::around((0..200).map(|run| (run * 2, 1)));
+        let segment = || SegmentRef { chunks: runs(), ..segment() };
+        let merge = || Merge { output: RunRef { chunks: runs(), ..merge().output }, ..merge() };
+        for sectors in [1, 1 << 23, MAX_SECTORS] {
+            let mut chunks = ChunkSet::default();
+            (0..sectors.div_ceil(CHUNK_SECTORS)).for_each(|chunk| chunks.add(Chunk(chunk)));
+            let dropped = (0..MAX_SNAPSHOTS as u64).map(Seq).collect();
+            let change = Body::Change {
+                segments: vec![segment()],
+                chunks,
+                invalidated: SideSet::BOTH,
+                generation: u64::MAX,
+                merges: vec![merge(), merge()],
+                closed: Place::until(Seq(u64::MAX)),
+                snapshots: SnapshotChange { taken: Some(SnapshotUid([5; 16])), dropped },
+                sectors: Some(sectors),
+            };
+            let volume: VolumeId = "v".repeat(63).parse().unwrap();
+            let change = Record { volume: volume.clone(), ..record(change) }.encode().len() as u64;
+            let detach = Record { volume, ..record(Body::Detach { root: None }) }.encode().len() as u64;
+            let most = Record::max_writer_bytes(sectors);
+            assert!(change <= most && detach + MAX_DETACH_ROOT_BYTES as u64 <= most, "{sectors} sectors");
+            assert!(most <= change.max(detach + MAX_DETACH_ROOT_BYTES as u64) + MAX_FIELD_BYTES, "{most}");
+        }
+    }
+
+    #[test]
+    fn a_record_is_found_in_front_of_other_bytes() {
+        for body in [commit(segment()), Body::Detach { root: None }, Body::detach(&before())] {
+            let whole = record(body).encode();
+            let behind =
+                [&whole[..], &[0; wire::ENVELOPE_BYTES], b"HFST and what an older record left"].concat();
+            for bytes in [&whole, &behind] {
+                assert_eq!(Record::first_in(bytes), Some(&whole[..]));
+            }
+            assert_eq!(Record::first_in(&[]), None);
+            assert_eq!(Record::first_in(&[0; 100]), None);
+        }
+        let plain = record(commit(segment())).encode();
+        assert_eq!(Record::first_in(&plain[..plain.len() - 1]), None);
     }
 
     #[test]

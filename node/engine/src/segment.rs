@@ -125,6 +125,8 @@ pub struct SegmentRef {
 impl SegmentRef {
     /// Fewest bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 32;
+    /// Most of them.
+    pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + Fence::MAX_RUN_BYTES;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);

@@ -15,7 +15,7 @@
 use holdfast_types::{Place, PlacedId, Ulid};
 
 /// Bytes in front of a payload.
-pub(crate) const ENVELOPE_BYTES: usize = 32;
+pub const ENVELOPE_BYTES: usize = 32;
 /// Bytes in front of the checksum.
 const SUM_AT: usize = 16;
 /// The one version written and read.
@@ -152,6 +152,15 @@ fn enclose_head(kind: Kind, length: usize) -> [u8; SUM_AT] {
     let length = u32::try_from(length).expect("a structure is smaller than 4 GiB");
     head[8..12].copy_from_slice(&length.to_le_bytes());
     head
+}
+
+/// Length of the envelope that `bytes` begin with, with its payload. Nothing where none begins, or it is cut
+/// short.
+pub(crate) fn enclosed_bytes(bytes: &[u8]) -> Option<usize> {
+    let head = bytes.first_chunk::<SUM_AT>().filter(|head| begins_as_ours(*head))?;
+    let (payload, _zero) = head[8..].split_first_chunk::<4>()?;
+    let length = ENVELOPE_BYTES + u32::from_le_bytes(*payload) as usize;
+    (length <= bytes.len()).then_some(length)
 }
 
 /// Takes the payload out of an envelope; bytes behind it are ignored. `what` names the structure in errors.

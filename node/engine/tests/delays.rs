@@ -76,10 +76,32 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     tell(&mut volume, 3000, disk);
     assert_eq!(volume.status().delayed, Some((Delay::DiskFull, 2000)));
     tell(&mut volume, 4000, Event::Tick);
+    assert_eq!(volume.status().unkept, None);
+    let broken = Event::MapPrepared { chunk: Chunk(0), result: Err(Unprepared::Disk(Errno::EROFS)) };
+    tell(&mut volume, 4000, broken);
+    assert_eq!(volume.status().unkept, Some((Errno::EROFS, 3000)));
+    tell(&mut volume, 4000, Event::Tick);
     let done = tell(&mut volume, 4000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
     assert!(matches!(done[0], Action::Write { .. }), "{done:?}");
     let status = volume.status();
-    assert_eq!((status.delayed, status.full.run_dir), (None, false));
+    assert_eq!((status.delayed, status.full.run_dir, status.unkept), (None, false, None));
+}
+
+/// A disk that failed each map write held up every commit, and no status named it.
+#[test]
+fn a_round_that_fails_before_a_commit_is_named() {
+    let mut volume = volume();
+    drive(&mut volume, 1000, request(0, Op::Write, 0, 256), Ok(()));
+    assert_eq!(tell(&mut volume, 62_000, Event::Tick), [Action::ReadRecord { seq: Seq(3) }]);
+    let round = tell(&mut volume, 62_000, Event::RecordRead { seq: Seq(3), bytes: None });
+    assert_eq!(round, Side::BOTH.map(|side| Action::SyncSide { side }));
+    let [_, written] =
+        Side::BOTH.map(|side| tell(&mut volume, 62_000, Event::SideSynced { side, result: Ok(()) }));
+    assert!(matches!(written[..], [Action::WriteMap(_)]), "{written:?}");
+    tell(&mut volume, 62_000, Event::MapWritten { result: Err(Errno::EROFS) });
+    assert_eq!(volume.status().unkept, Some((Errno::EROFS, 0)));
+    drive(&mut volume, 65_000, Event::Tick, Ok(()));
+    assert_eq!((volume.status().unkept, volume.status().dirty_bytes), (None, 0), "the next one is written");
 }
 
 /// A host whose clock was set right after the attach reported a wrong time for what is durable until the next

@@ -22,12 +22,14 @@ pub enum Mutation {
     CompletedTwice,
     /// The part of a read that is zeros is answered and not filled.
     ZerosNotFilled,
+    /// A full disk keeps no log record.
+    RecordNeedsRoom,
 }
 
 impl Bug {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        let mutations = [Mutation::CompletedTwice, Mutation::ZerosNotFilled];
+        let mutations = [Mutation::CompletedTwice, Mutation::ZerosNotFilled, Mutation::RecordNeedsRoom];
         Safeguard::ALL.map(Self::Missing).into_iter().chain(mutations.map(Self::Mutation))
     }
 
@@ -50,6 +52,7 @@ impl Bug {
             Self::Missing(safeguard) => safeguard.upholds(),
             Self::Mutation(Mutation::CompletedTwice) => 8,
             Self::Mutation(Mutation::ZerosNotFilled) => 9,
+            Self::Mutation(Mutation::RecordNeedsRoom) => 14,
         }
     }
 }

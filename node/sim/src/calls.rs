@@ -42,7 +42,10 @@ pub(crate) enum LocalAsk {
     WriteHeader(MapWrite),
     SyncHeader,
     /// Fill a slot of the slab; its bytes are there when the answer is heard.
-    WriteSlot,
+    WriteSlot {
+        /// It was written before.
+        has_room: bool,
+    },
     /// Read one; its bytes are taken when the answer is heard.
     ReadSlot,
 }

@@ -318,6 +318,8 @@ pub(crate) struct Disk {
     pub(crate) sides: [SideFile; 2],
     pub(crate) map: MapFile,
     pub(crate) pending: Option<Pending>,
+    /// What commits write has its room.
+    pub(crate) is_reserved: bool,
 }
 
 impl Disk {
@@ -345,6 +347,21 @@ impl Disk {
         }
         // Each file takes its part of a number of states: the first one the lowest digits.
         self.map.lose_power(fate);
+    }
+
+    /// Writes those sectors of `range` that are no holes, as a full disk does. Returns true if these are all.
+    pub(crate) fn overwrite(&mut self, side: Side, range: SectorRange, stamp: Stamp) -> bool {
+        let side = self.side(side);
+        let (held, holes): (Vec<u64>, Vec<u64>) = sectors(range).partition(|sector| side.read(*sector) != 0);
+        held.into_iter().for_each(|sector| side.write(sector, stamp));
+        holes.is_empty()
+    }
+
+    /// True if a full disk takes `write` into the durable map: its header has its room, and so have the pages
+    /// of chunks that were prepared; of the journal, what was ever written.
+    pub(crate) fn has_room(&self, write: &MapWrite) -> bool {
+        let end = write.offset + write.bytes.len() as u64;
+        write.offset < JOURNAL_OFFSET || end <= self.map.end(u64::MAX)
     }
 
     /// Number of states that a power cut can leave; at most `u64::MAX`.

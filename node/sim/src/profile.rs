@@ -2,7 +2,7 @@
 
 use holdfast_engine::safeguard::Safeguard;
 
-use crate::bug::Bug;
+use crate::bug::{Bug, Mutation};
 use crate::failures::Faults;
 
 /// A mixture of deaths and faults.
@@ -28,7 +28,7 @@ pub enum Profile {
     Partitions,
     /// Local disks fill up.
     FullDisks,
-    /// Nothing takes long: what a lost host had not committed is young.
+    /// Nothing takes long, and local disks fill up: what a lost host had not committed is young.
     Timely,
     /// Processes stand still for so long that the log is truncated beyond what they know of it.
     Sleepers,
@@ -93,7 +93,11 @@ impl Profile {
 
     /// The profile whose runs meet a missing safeguard, where few or no others do. `None` where any do.
     pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
-        let Bug::Missing(safeguard) = bug else { return None };
+        let safeguard = match bug {
+            Bug::Missing(safeguard) => safeguard,
+            Bug::Mutation(Mutation::RecordNeedsRoom) => return Some(Self::Timely),
+            Bug::Mutation(Mutation::CompletedTwice | Mutation::ZerosNotFilled) => return None,
+        };
         if [Safeguard::KeepAttachRecords, Safeguard::CheckTruncation].contains(&safeguard) {
             Some(Self::Sleepers)
         } else if safeguard == Safeguard::SealByAge {
@@ -102,7 +106,9 @@ impl Profile {
             .contains(&safeguard)
         {
             Some(Self::OtherDisks)
-        } else if [Safeguard::CheckMergePlace, Safeguard::PrepareReleased].contains(&safeguard) {
+        } else if [Safeguard::CheckMergePlace, Safeguard::MoveVisible, Safeguard::PrepareReleased]
+            .contains(&safeguard)
+        {
             Some(Self::BadStore)
         } else {
             None
@@ -159,9 +165,9 @@ impl Profile {
     pub(crate) fn ailments(self) -> Ailments {
         let never = Ailments::default();
         match self {
-            Self::Calm | Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Timely => {
-                never
-            }
+            Self::Calm | Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => never,
+            // Commits take no room.
+            Self::Timely => Ailments { fill: Some(250), ..never },
             Self::BadDisk => Ailments { corruption: Some(150), ..never },
             Self::LongLives => Ailments { corruption: Some(300), ..never },
             Self::Everything => Ailments {

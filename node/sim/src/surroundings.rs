@@ -146,8 +146,6 @@ impl SideReader for SimFiles {
 }
 
 impl Sides for SimFiles {
-    type Error = LocalError;
-
     async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         if let Some(DirtyBlock { block, a, b }) = build.unread().first().copied()
             && self.ask(LocalAsk::ReadSides).await.is_err()
@@ -165,8 +163,12 @@ impl Sides for SimFiles {
         work()
     }
 
-    async fn store_pending(&self, pending: Pending) -> Result<(), LocalError> {
-        self.ask(LocalAsk::StorePending(pending)).await.map(drop)
+    async fn store_pending(&self, pending: Pending) -> std::io::Result<()> {
+        match self.ask(LocalAsk::StorePending(pending)).await {
+            Ok(_stored) => Ok(()),
+            Err(LocalError::Io(error)) => Err(error),
+            Err(LocalError::Damaged(_)) => unreachable!("nothing is read"),
+        }
     }
 }
 
@@ -186,6 +188,7 @@ impl LocalState for SimFiles {
         self.ask(LocalAsk::Discard).await.map(drop)
     }
 
+    /// The room for commits is taken with the header, which follows.
     async fn open(&self, _sectors: u64, _found: &[FoundPage]) -> Result<(), LocalError> {
         Ok(())
     }

@@ -231,7 +231,7 @@ fn ask_numbers(ask: &Ask) -> (u8, u64) {
         Ask::Local(LocalAsk::Discard) => (91, 0),
         Ask::Local(LocalAsk::WriteHeader(write)) => (92, sum(&write.bytes)),
         Ask::Local(LocalAsk::SyncHeader) => (93, 0),
-        Ask::Local(LocalAsk::WriteSlot) => (95, 0),
+        Ask::Local(LocalAsk::WriteSlot { .. }) => (95, 0),
         Ask::Local(LocalAsk::ReadSlot) => (105, 0),
         Ask::Sleep(time) => (94, time.as_millis() as u64),
     }
@@ -251,7 +251,7 @@ fn ask_words(ask: &Ask) -> String {
         Ask::Local(LocalAsk::Discard) => "throw the local files away".into(),
         Ask::Local(LocalAsk::WriteHeader(_)) => "write the header".into(),
         Ask::Local(LocalAsk::SyncHeader) => "sync the header".into(),
-        Ask::Local(LocalAsk::WriteSlot) => "write a slot of the slab".into(),
+        Ask::Local(LocalAsk::WriteSlot { .. }) => "write a slot of the slab".into(),
         Ask::Local(LocalAsk::ReadSlot) => "read a slot of the slab".into(),
         Ask::Sleep(time) => format!("wait {} ms", time.as_millis()),
     }

@@ -26,8 +26,6 @@ use crate::{Indexes, Pools, SegmentBuild, StoreKey, UnreadableSectors, UploadMem
 struct NoSides;
 
 impl Sides for NoSides {
-    type Error = std::io::Error;
-
     async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         unreachable!("nothing is uploaded")
     }

@@ -15,8 +15,6 @@ const KEY: &str = "volumes/v/log/00000000000000000007";
 struct NoSides;
 
 impl Sides for NoSides {
-    type Error = std::io::Error;
-
     async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         unreachable!("nothing is uploaded")
     }
@@ -25,7 +23,7 @@ impl Sides for NoSides {
         work()
     }
 
-    async fn store_pending(&self, _pending: Pending) -> Result<(), Self::Error> {
+    async fn store_pending(&self, _pending: Pending) -> std::io::Result<()> {
         unreachable!("nothing is kept")
     }
 }

@@ -2,16 +2,18 @@
 //! data can be read, whether a sync of the local disk failed.
 //!
 //! Owns: reasons and messages. A condition becomes False after [`REPORT_AFTER`] and True at once;
-//! `LocalDiskHealthy` becomes False at once and True with the next attach. `StoreReachable` is there while
+//! `LocalDiskHealthy` becomes False at once after a failed sync, and True with the next attach. `StoreReachable` is there while
 //! the volume is on the node, the others while its device takes writes; a volume that another writer holds
 //! has none. `StoreReachable` keeps its value after a restart of the daemon until the store answers.
 
+use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_crds::{
     Condition, ConditionStatus, FORCE_DETACH, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, STORE_REACHABLE, Time,
     WRITABLE, find_condition,
 };
+use holdfast_engine::event::Errno;
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
@@ -69,7 +71,26 @@ fn local_data_readable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &T
     facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }
 
+/// Error with which the local disk has failed writes of the map or the log record for some time.
+fn unkept(here: &node::NodeVolumeStatus) -> Option<Errno> {
+    here.disk.unkept.filter(|(_, passed)| *passed >= REPORT_AFTER).map(|(errno, _)| errno)
+}
+
 fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
+    if let Some(errno) = unkept(here).filter(|errno| *errno != Errno::ENOSPC) {
+        let message = format!(
+            "the disk under node.state_dir of node {} fails writes of the volume's map or log record ({}). Commits, a detach \
+             and first writes of a chunk wait until they succeed. Check the disk and the node's kernel log",
+            facts.me,
+            io::Error::from_raw_os_error(errno.0)
+        );
+        return facts.conditions(now).build(
+            LOCAL_DISK_HEALTHY,
+            ConditionStatus::False,
+            "WriteFailed",
+            message,
+        );
+    }
     if !here.disk.sync_failed {
         let message = "no sync of the local disk failed since the volume was attached".to_owned();
         return facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message);
@@ -85,7 +106,9 @@ fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Ti
 
 /// True if a condition may be about to change.
 pub(crate) fn is_near(here: &node::NodeVolumeStatus) -> bool {
-    here.store.health.unreachable().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
+    let node::NodeVolumeStatus { store, delayed, disk, .. } = here;
+    let waits = delayed.is_some() || disk.unreadable.is_some() || disk.unkept.is_some();
+    waits || store.health.unreachable().is_some()
 }
 
 fn store_reachable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Option<Condition> {
@@ -171,6 +194,14 @@ fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &St
 
 fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
     let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
+        if unkept(here) == Some(Errno::ENOSPC) {
+            let message = format!(
+                "no commit ends, and flushes that wait for one and a detach wait: the disk under node.state_dir of node {} is \
+                 full: make room on it",
+                facts.me
+            );
+            return facts.conditions(now).build(WRITABLE, ConditionStatus::False, "LocalDiskFull", message);
+        }
         let message = "writes do not wait";
         return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message.to_owned());
     };

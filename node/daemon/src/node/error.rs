@@ -495,6 +495,15 @@ impl From<AttachError<Self>> for NodeError {
     }
 }
 
+/// Of the kind that the file's error has.
+impl From<NodeError> for io::Error {
+    fn from(error: NodeError) -> Self {
+        let kind =
+            if let NodeError::File { source, .. } = &error { source.kind() } else { io::ErrorKind::Other };
+        Self::new(kind, error)
+    }
+}
+
 /// The error of a file operation, ready for `map_err`.
 pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();

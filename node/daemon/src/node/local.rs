@@ -7,6 +7,7 @@ pub(in crate::node) mod instances;
 pub(in crate::node) mod live_map;
 pub(in crate::node) mod outdated;
 pub(in crate::node) mod owner;
+pub(in crate::node) mod pending;
 pub(in crate::node) mod quota;
 pub(in crate::node) mod record_file;
 pub(in crate::node) mod record_json;

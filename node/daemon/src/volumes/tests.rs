@@ -377,6 +377,10 @@ impl Volumes for Fake {
         vec![RingStatus::default(), RingStatus { max_messages: 4, full_inbox: 2, ..RingStatus::default() }]
     }
 
+    fn unkept_blocks(&self) -> u64 {
+        5
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             kernel_release: "6.14.0".to_owned(),

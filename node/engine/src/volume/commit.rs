@@ -68,6 +68,8 @@ pub(super) struct LogWriter {
     /// A checkpoint is being stored.
     checkpointing: bool,
     last_log_contact: Millis,
+    /// The local disk could not keep the record in flight: the error of the last try, and when the first was.
+    unkept: Option<(Errno, Millis)>,
 }
 
 impl LogWriter {
@@ -79,6 +81,7 @@ impl LogWriter {
             checkpointed: Seq(0),
             checkpointing: false,
             last_log_contact: now,
+            unkept: None,
         }
     }
 
@@ -88,6 +91,12 @@ impl LogWriter {
 
     pub(super) fn is_idle(&self) -> bool {
         self.commit == Commit::Idle
+    }
+
+    /// Error with which the local disk does not keep the record in flight, and for how long it has not: no
+    /// commit and no detach ends meanwhile.
+    pub(super) fn unkept_for(&self, now: Millis) -> Option<(Errno, Millis)> {
+        self.unkept.map(|(errno, since)| (errno, now.saturating_sub(since)))
     }
 
     /// The log was read to its end. What the previous process left for a place that is taken now is in the
@@ -248,10 +257,12 @@ impl LogWriter {
         let bytes = record.encode();
         match result {
             Ok(()) => {
+                self.unkept = None;
                 reach(CrashPoint::RecordStored);
                 self.send(record, bytes, core, out);
             }
             Err(errno) => {
+                self.unkept = Some((errno, self.unkept.map_or(core.now, |(_, since)| since)));
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
                 out.push(Action::StorePending { seq: record.seq, bytes });
                 self.commit = Commit::Storing(record);

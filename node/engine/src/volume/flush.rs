@@ -218,6 +218,8 @@ pub(super) struct FlushRounds {
     wanted: bool,
     /// Time when a round last failed: background work waits a while before it asks for another.
     failed_at: Option<Millis>,
+    /// Error of the last round, and when the first of those that failed since one ended well did.
+    failing: Option<(Errno, Millis)>,
     header_generation: u64,
     /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
     durable_generation: u64,
@@ -253,6 +255,7 @@ impl FlushRounds {
             ended: 0,
             wanted: false,
             failed_at: None,
+            failing: None,
             header_generation,
             durable_generation: 0,
             journal_headers: 0,
@@ -319,6 +322,11 @@ impl FlushRounds {
         } else {
             RoundProgress::Pending
         }
+    }
+
+    /// Error with which rounds fail, and for how long they have.
+    pub(super) fn failing_for(&self, now: Millis) -> Option<(Errno, Millis)> {
+        self.failing.map(|(errno, since)| (errno, now.saturating_sub(since)))
     }
 
     /// Returns true if the round with `number` runs no more, however it ended.
@@ -682,6 +690,7 @@ impl FlushRounds {
         self.round.header = None;
         match &result {
             Ok(_) => {
+                self.failing = None;
                 self.ended = self.begun;
                 self.journal.round_ended();
                 core.map.set_flushed_sides(self.round.dirty_at_copy);
@@ -690,6 +699,7 @@ impl FlushRounds {
             Err(errno) => {
                 core.unflushed.take_back(&mut self.round.blocks, self.round.synced, self.round.writes_header);
                 self.failed_at = Some(core.now);
+                self.failing = Some((*errno, self.failing.map_or(core.now, |(_, since)| since)));
                 reach(CrashPoint::RoundFailed);
                 out.push(Action::Report(Report::LocalDiskFailed(*errno)));
             }

@@ -52,6 +52,8 @@ pub(super) struct RequestTable {
     preparing: Vec<Chunk>,
     /// The run directory had no room for the last chunk tried.
     run_dir_full: bool,
+    /// Error with which the durable map had no place for the last chunk tried, but that of a full disk.
+    chunk_failed: Option<Errno>,
     /// Discards and zeroes in flight.
     zeroing: u32,
     /// The parts of those that were written while they were in flight.
@@ -70,6 +72,7 @@ impl RequestTable {
             parked_since: None,
             preparing: Vec::new(),
             run_dir_full: false,
+            chunk_failed: None,
             zeroing: 0,
             overlaps: Vec::new(),
             deferred_failures: Vec::new(),
@@ -284,6 +287,16 @@ impl RequestTable {
     pub(super) fn prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>) {
         self.released(chunk);
         self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));
+        self.chunk_failed = match result {
+            Err(Unprepared::Disk(errno)) if errno != Errno::ENOSPC => Some(errno),
+            Err(Unprepared::Disk(_) | Unprepared::RunDir(_)) | Ok(()) => None,
+        };
+    }
+
+    /// Error with which the local disk fails what the first write of a chunk needs, and for how long requests
+    /// have waited.
+    pub(super) fn chunk_failed_for(&self, now: Millis) -> Option<(Errno, Millis)> {
+        self.chunk_failed.zip(self.parked_for(now))
     }
 
     pub(super) fn is_run_dir_full(&self) -> bool {

@@ -3,7 +3,10 @@
 use holdfast_types::{Millis, Seq};
 
 use super::core::Memory;
+use super::lifecycle::Lifecycle;
+use super::seal::Seal;
 use super::{Settings, Unreadable, Volume};
+use crate::event::Errno;
 use crate::manifest::Manifest;
 use crate::sector_map::{CommitScope, Side};
 
@@ -34,6 +37,9 @@ pub struct Status {
     pub full: FullPlaces,
     /// Reason why writes wait, and the time that requests have waited.
     pub delayed: Option<(Delay, Millis)>,
+    /// Error with which the local disk fails what the next commit, the detach or the first write of a chunk
+    /// writes there, the map or a log record, and for how long it has.
+    pub unkept: Option<(Errno, Millis)>,
     /// Clean bytes evicted since this process took the volume.
     pub evicted_bytes: u64,
     /// The seal in progress.
@@ -121,6 +127,7 @@ impl Status {
                 cache: volume.data.evictor.is_full(),
             },
             delayed: Delay::of(volume).zip(volume.data.requests.parked_for(core.now)),
+            unkept: unkept(volume),
             evicted_bytes: volume.data.evictor.evicted_bytes(),
             seal: SealStatus {
                 in_progress: !volume.sealer.is_open(),
@@ -139,6 +146,15 @@ impl Status {
             unreadable: volume.data.unreadable.shown(),
         }
     }
+}
+
+/// Error of the record in flight, of the rounds that a seal or the detach waits for, or of a chunk's place in the
+/// durable map, and for how long they have failed.
+fn unkept<M: Memory>(volume: &Volume<M>) -> Option<(Errno, Millis)> {
+    let Volume { core, log, rounds, sealer, data, .. } = volume;
+    let waits = matches!(sealer.seal(), Seal::Round(..)) || matches!(core.lifecycle, Lifecycle::Closing(_));
+    let round = || rounds.failing_for(core.now).filter(|_| waits);
+    log.unkept_for(core.now).or_else(round).or_else(|| data.requests.chunk_failed_for(core.now))
 }
 
 impl Delay {

@@ -10,6 +10,7 @@ use holdfast_types::key::ObjectKey;
 
 use super::{Outage, World};
 use crate::attempt::AttachStep;
+use crate::bug::{Mutation, is_mutated};
 use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk};
 use crate::disk::Disk;
 use crate::expect::Cut;
@@ -103,7 +104,7 @@ impl World {
         let fails = self.failures.local(&mut self.rng);
         let here = &mut self.hosts[host];
         let mut disk = here.disk.lock();
-        if here.fault.full && matches!(ask, LocalAsk::StorePending(_)) {
+        if here.fault.full && takes_room(ask, disk.is_reserved) {
             return Err(io::Error::from(io::ErrorKind::StorageFull).into());
         }
         if let (LocalAsk::WriteHeader(write), true) = (ask, fails) {
@@ -116,7 +117,7 @@ impl World {
             return Err(io::Error::other("simulated").into());
         }
         match ask {
-            LocalAsk::ReadSides | LocalAsk::WriteSlot | LocalAsk::ReadSlot => {}
+            LocalAsk::ReadSides | LocalAsk::WriteSlot { .. } | LocalAsk::ReadSlot => {}
             LocalAsk::StorePending(pending) => disk.pending = Some(pending.clone()),
             LocalAsk::ReadMap => {
                 let mark = disk.map.mark();
@@ -137,13 +138,32 @@ impl World {
                 });
                 *disk = Disk::default();
             }
-            LocalAsk::WriteHeader(write) => disk.map.write(write, || true),
+            LocalAsk::WriteHeader(write) => {
+                disk.is_reserved = true;
+                disk.map.write(write, || true);
+            }
             LocalAsk::SyncHeader => {
                 let mark = disk.map.mark();
                 disk.map.sync(mark);
             }
         }
         Ok(None)
+    }
+}
+
+/// True if a full disk fails the job. `is_reserved`: what commits write has its room.
+fn takes_room(ask: &LocalAsk, is_reserved: bool) -> bool {
+    match ask {
+        LocalAsk::StorePending(_) => !is_reserved || is_mutated(Mutation::RecordNeedsRoom),
+        LocalAsk::WriteHeader(_) => !is_reserved,
+        LocalAsk::WriteSlot { has_room } => !has_room,
+        // A directory, and a name in it.
+        LocalAsk::Preserve => true,
+        LocalAsk::ReadSides
+        | LocalAsk::ReadMap
+        | LocalAsk::Discard
+        | LocalAsk::SyncHeader
+        | LocalAsk::ReadSlot => false,
     }
 }
 
@@ -160,7 +180,7 @@ fn written(ask: &LocalAsk) -> Option<AttachStep> {
         | LocalAsk::ReadMap
         | LocalAsk::Preserve
         | LocalAsk::Discard
-        | LocalAsk::WriteSlot
+        | LocalAsk::WriteSlot { .. }
         | LocalAsk::ReadSlot => None,
     }
 }

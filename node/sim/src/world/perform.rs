@@ -26,8 +26,25 @@ impl World {
                 let result = if skips { Ok(()) } else { device.end_piece(*id, *range, *at, stamps) };
                 Event::IoCompleted { id: *id, result }
             }
-            Action::Write { id, .. } if here.fault.full => {
+            Action::Write { id, range, side } if here.fault.full => {
+                let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
+                let has_room = disk.overwrite(*side, *range, stamp);
+                Event::IoCompleted { id: *id, result: if has_room { Ok(()) } else { Err(Errno::ENOSPC) } }
+            }
+            // A hole in the middle of an extent makes two of it.
+            Action::Punch { id, .. } if here.fault.full && self.rng.once_in(2) => {
                 Event::IoCompleted { id: *id, result: Err(Errno::ENOSPC) }
+            }
+            Action::Evict { .. } if here.fault.full && self.rng.once_in(2) => {
+                Event::Evicted { result: Err(Errno::ENOSPC) }
+            }
+            Action::PrepareMap { chunk } if here.fault.full => {
+                Event::MapPrepared { chunk: *chunk, result: Err(Unprepared::Disk(Errno::ENOSPC)) }
+            }
+            Action::WriteMap(writes)
+                if here.fault.full && !writes.iter().all(|write| disk.has_room(write)) =>
+            {
+                Event::MapWritten { result: Err(Errno::ENOSPC) }
             }
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;

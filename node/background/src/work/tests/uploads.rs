@@ -23,8 +23,6 @@ impl SideReader for Full {
 }
 
 impl Sides for Full {
-    type Error = io::Error;
-
     async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let part = build.next_part(self);
         (build, part)

@@ -748,6 +748,28 @@ fn writes_that_wait_are_reported_with_the_reason() {
     }
 }
 
+/// A full state disk ended every commit and detach of its node, and no condition named it.
+#[test]
+fn a_commit_that_the_disk_holds_up_is_reported() {
+    use holdfast_engine::event::Errno;
+    for (errno, condition, reason, part) in [
+        (Errno::ENOSPC, "Writable", "LocalDiskFull", "node.state_dir of node a is full: make room"),
+        (Errno::EROFS, "LocalDiskHealthy", "WriteFailed", "(Read-only file system"),
+        (Errno::EIO, "LocalDiskHealthy", "WriteFailed", "(Input/output error"),
+    ] {
+        let mut facts = served();
+        facts.here.as_mut().unwrap().disk.unkept = Some((errno, Duration::from_secs(1)));
+        assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the next try may succeed");
+        facts.here.as_mut().unwrap().disk.unkept = Some((errno, Duration::from_secs(20)));
+        let reported_now = turned(&facts, condition);
+        assert_eq!((reported_now.0.as_str(), reported_now.1.as_str()), ("False", reason));
+        assert!(reported_now.2.contains(part), "{}", reported_now.2);
+        reported(&mut facts);
+        facts.here.as_mut().unwrap().disk.unkept = None;
+        assert_eq!(turned(&facts, condition).0, "True");
+    }
+}
+
 #[test]
 fn unreadable_data_is_reported_with_place_time_and_remedy() {
     let mut facts = served();

@@ -23,7 +23,8 @@ use std::path::Path;
 use holdfast_types::VolumeId;
 
 use crate::node::error::{LocalDamage, NodeError, file};
-use crate::node::local::file::{random, replace};
+use crate::node::local::file::random;
+use crate::node::local::record_file::replace_exact;
 
 /// The first byte of every tag.
 const LAYOUT: u8 = 0xb1;
@@ -60,7 +61,7 @@ impl Installation {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let identity = random();
-                replace(&path, &identity, 0o600)?;
+                replace_exact(&path, &identity, 0o600)?;
                 Ok(Self(identity))
             }
             Err(error) => Err(file(&path, "read")(error)),

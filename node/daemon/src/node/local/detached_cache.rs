@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use holdfast_types::VolumeId;
@@ -21,8 +21,10 @@ use crate::node::local::file::random;
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
 use crate::node::volume::table::NodeVolumes;
 
-/// Directory of what is being purged.
-const TRASH: &str = "trash";
+/// Directory of what is being purged, in a state directory.
+pub(in crate::node) fn trash_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("trash")
+}
 
 /// The local files of a volume that is not attached.
 struct DetachedCache {
@@ -125,7 +127,7 @@ impl<'a> DetachedCaches<'a> {
 
     /// Moves the files of the volume to the trash unless they were used since.
     fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
-        let trash = self.state_dir.join(TRASH);
+        let trash = trash_dir(self.state_dir);
         fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
         // An attach takes the volume's entry before it touches a file, and so does this.
         let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };
@@ -142,7 +144,7 @@ impl<'a> DetachedCaches<'a> {
 
 /// Empties the trash, also of what an earlier process left there.
 pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
-    let trash = state_dir.join(TRASH);
+    let trash = trash_dir(state_dir);
     let entries = match fs::read_dir(&trash) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(file(&trash, "listed"))?,
@@ -237,12 +239,12 @@ mod tests {
         assert!(!caches.evict(0, &mut needed));
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
         assert!(caches.evict(1, &mut needed), "another thread deletes it");
-        assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(trash_dir(dirs)).unwrap().count(), 1);
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
         caches.evict(u64::MAX, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
         purge(dirs).unwrap();
-        assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(trash_dir(dirs)).unwrap().count(), 0);
     }
 
     #[tokio::test]
@@ -265,7 +267,7 @@ mod tests {
             leave(dirs.path(), name, true, 10).await;
         }
         // Nothing can be moved there.
-        fs::write(dirs.path().join(TRASH), "").unwrap();
+        fs::write(trash_dir(dirs.path()), "").unwrap();
         let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
         let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();

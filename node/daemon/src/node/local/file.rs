@@ -1,7 +1,7 @@
-//! Files of the node: direct I/O, replacement, allocated space.
+//! Files of the node: direct I/O, allocated space.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -35,23 +35,6 @@ pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<Fi
         }
         other => other,
     }
-}
-
-/// Replaces a small file so that a crash leaves the old or the new one.
-pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
-    let fresh = path.with_extension("new");
-    let mut options = OpenOptions::new();
-    let mut handle = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(mode)
-        .open(&fresh)
-        .map_err(file(&fresh, "created"))?;
-    handle.write_all(bytes).map_err(file(&fresh, "written"))?;
-    handle.sync_all().map_err(file(&fresh, "synced"))?;
-    fs::rename(&fresh, path).map_err(file(path, "replaced"))?;
-    path.parent().map_or(Ok(()), sync_dir)
 }
 
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), NodeError> {

@@ -31,9 +31,10 @@ use crate::node::device::kernel::{Devices, Kernel};
 use crate::node::device::orphans::orphans;
 use crate::node::device::tag::Installation;
 use crate::node::error::{NodeError, file};
+use crate::node::local::detached_cache::trash_dir;
 use crate::node::local::file::random;
 use crate::node::local::record_json::{read, write};
-use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
+use crate::node::local::volume_files::{Local, fenced_dir, run_volumes, state_volumes, volumes_under};
 use crate::node::run_blocking::blocking;
 
 /// Time between two reminders that another daemon holds a lock.
@@ -87,6 +88,12 @@ impl Owner {
     ) -> Result<Self, NodeError> {
         for dir in [state_volumes(&config.state_dir), run_volumes(&config.run_dir)] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
+        }
+        for dir in [trash_dir(&config.state_dir), fenced_dir(&config.state_dir)] {
+            // What makes room on a full disk must not need any.
+            if let Err(error) = fs::create_dir_all(&dir) {
+                tracing::warn!(directory = %dir.display(), %error, "a directory was not made before it is needed");
+            }
         }
         check_dirs(&config)?;
         let locks = [lock(&config.state_dir).await?, lock(&config.run_dir).await?];

@@ -1,13 +1,15 @@
-//! A small file of the run directory that is replaced even when the tmpfs is full.
+//! A small file that is replaced even when its file system is full.
 //!
 //! ```text
 //! <name>      the file
 //! <name>.new  as many pages, kept for the next form
 //! ```
 //! A new form is written over the pages of `<name>.new`, then both change places in one step. Bytes behind a
-//! form are what an older one left: the form says where it ends.
-//! Invariants: a crash leaves the old or the new form; once written, a form that needs no more pages needs no
-//! room.
+//! form are what an older one left: the form says where it ends. On ext4, XFS and tmpfs that takes no room;
+//! Btrfs copies what it overwrites.
+//! A form that ends where its file does ([`replace_exact`]) keeps a page of it.
+//! Invariants: a crash leaves the old or the new form; once written, or once its room was taken, a form that
+//! needs no more pages needs no room.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -17,6 +19,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
 
 use crate::node::error::{NodeError, file};
+use crate::node::local::file::sync_dir;
 
 const PAGE_BYTES: u64 = 4096;
 /// Bytes that a form may grow by without another page.
@@ -33,24 +36,76 @@ pub(in crate::node) fn spare(path: &Path) -> PathBuf {
 /// No room; the old form stays.
 pub(in crate::node) fn replace_reserved(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let spare = spare(path);
-    let handle = reserve(&spare, bytes.len())?;
+    let handle = reserve(&spare, bytes.len() as u64)?;
     handle.write_all_at(bytes, 0).map_err(file(&spare, "written"))?;
-    match renameat_with(CWD, &spare, CWD, path, RenameFlags::EXCHANGE) {
+    exchange(path, &spare, bytes.len() as u64)
+}
+
+/// The same on a disk: the loss of power leaves the old or the new form, too.
+///
+/// # Errors
+/// The disk's; the old form stays.
+pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    let spare = spare(path);
+    let handle = reserve(&spare, bytes.len() as u64)?;
+    if let Err(error) = handle.write_all_at(bytes, 0).and_then(|()| handle.sync_all()) {
+        if error.kind() != io::ErrorKind::StorageFull {
+            // The next try may find pages that the disk can write.
+            drop(fs::remove_file(&spare));
+        }
+        return Err(file(&spare, "written")(error));
+    }
+    exchange(path, &spare, bytes.len() as u64)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// The same, of a form of less than a page that ends where the file does. It keeps its page: later ones need no
+/// room, either.
+///
+/// # Errors
+/// The disk's; the old form stays.
+pub(in crate::node) fn replace_exact(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
+    let spare = spare(path);
+    let mut options = OpenOptions::new();
+    let handle = options.write(true).create(true).truncate(false).mode(mode).open(&spare);
+    let handle = handle.map_err(file(&spare, "created"))?;
+    let written = handle.write_all_at(bytes, 0).and_then(|()| handle.set_len(bytes.len() as u64));
+    written.and_then(|()| handle.sync_all()).map_err(file(&spare, "written"))?;
+    exchange(path, &spare, 1)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Takes the room for forms of up to that many bytes. The form that is there stays.
+///
+/// # Errors
+/// No room.
+pub(in crate::node) fn reserve_both(path: &Path, bytes: u64) -> Result<(), NodeError> {
+    for file in [path, &spare(path)] {
+        reserve(file, bytes)?;
+    }
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Puts the form that was written into `spare` in the place of the one at `path`.
+fn exchange(path: &Path, spare: &Path, bytes: u64) -> Result<(), NodeError> {
+    match renameat_with(CWD, spare, CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::NOENT) => {
-            fs::rename(&spare, path).map_err(file(path, "replaced"))?;
-            reserve(&spare, bytes.len()).map(drop)
+        // There is none yet, or the file system cannot exchange two.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::INVAL) => {
+            fs::rename(spare, path).map_err(file(path, "replaced"))?;
+            reserve(spare, bytes).map(drop)
         }
         Err(errno) => Err(file(path, "replaced")(errno.into())),
     }
 }
 
-/// Opens the file with pages for that many bytes and some more.
-fn reserve(path: &Path, bytes: usize) -> Result<fs::File, NodeError> {
+/// Opens the file with pages for that many bytes and some more. What has its room is not asked for again: a
+/// full XFS refuses even that.
+fn reserve(path: &Path, bytes: u64) -> Result<fs::File, NodeError> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
     let handle = options.open(path).map_err(file(path, "created"))?;
-    let needed = (bytes as u64 + SPARE_BYTES).next_multiple_of(PAGE_BYTES);
+    let needed = (bytes + SPARE_BYTES).next_multiple_of(PAGE_BYTES);
     if handle.metadata().map_err(file(path, "read"))?.len() < needed {
         fallocate(&handle, FallocateFlags::empty(), 0, needed)
             .map_err(|errno| file(path, "allocated")(io::Error::from(errno)))?;
@@ -80,6 +135,22 @@ mod tests {
         let error = replace_reserved(&path, &[9; 9000]).unwrap_err();
         assert!(error.to_string().contains("attached.new"), "{error}");
         assert!(fs::read(&path).unwrap().starts_with(&form(19)), "the old form stays");
+    }
+
+    /// A host that restarted with a full disk had no daemon: it could not note the boot that it served in.
+    #[test]
+    fn a_full_disk_takes_the_next_exact_form() {
+        let Some(tmpfs) = SmallTmpfs::mount(64 << 10) else { return };
+        let path = tmpfs.path().join("run");
+        // As an earlier version left it.
+        fs::write(&path, "{}").unwrap();
+        replace_exact(&path, &[b'a'; 300], 0o600).unwrap();
+        tmpfs.fill();
+        for length in [300, 20, 700, 4096, 1] {
+            let form = vec![u8::try_from(length % 251).unwrap(); length];
+            replace_exact(&path, &form, 0o600).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), form);
+        }
     }
 
     #[test]

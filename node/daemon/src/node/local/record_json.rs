@@ -1,4 +1,4 @@
-//! Small files of JSON that are replaced whole.
+//! Small files of JSON that are replaced whole, also on a full disk.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::node::error::{NodeError, file};
-use crate::node::local::file::replace;
+use crate::node::local::record_file::replace_exact;
 
 /// The value in a file of JSON; none where there is no file.
 ///
@@ -31,5 +31,5 @@ pub(in crate::node) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T
 pub(in crate::node) fn write(path: &Path, value: &impl Serialize) -> Result<(), NodeError> {
     let text = serde_json::to_vec(value)
         .map_err(|error| NodeError::Damaged { path: path.to_owned(), source: error.into() })?;
-    replace(path, &text, 0o600)
+    replace_exact(path, &text, 0o600)
 }

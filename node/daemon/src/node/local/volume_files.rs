@@ -7,7 +7,8 @@
 //! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
 //! <state>/volumes/<id>/b.data       side B
 //! <state>/volumes/<id>/map          the durable map
-//! <state>/volumes/<id>/pending      the log record about to be created: u64 seq, then its bytes
+//! <state>/volumes/<id>/pending      the log record about to be created (see `pending.rs`)
+//! <state>/volumes/<id>/pending.new  room for the next one
 //! <state>/trash/<id>/              what a detached volume left, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/lock  owner                 see `owner.rs`
@@ -32,14 +33,15 @@ use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;
 use holdfast_engine::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, Seq, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::node::NodeConfig;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
-use crate::node::local::file::{allocated_bytes, open_direct, open_mode, replace, sync_dir};
+use crate::node::local::file::{allocated_bytes, open_direct, open_mode, sync_dir};
 use crate::node::local::live_map::LiveMap;
+use crate::node::local::pending;
 use crate::node::local::record_file::{replace_reserved, spare};
 use crate::node::run_blocking::blocking;
 
@@ -129,6 +131,10 @@ impl Local {
         self.dir().join("map")
     }
 
+    fn pending_path(&self) -> PathBuf {
+        self.dir().join("pending")
+    }
+
     fn record_path(&self) -> PathBuf {
         self.run().join(RECORD)
     }
@@ -158,8 +164,19 @@ impl Local {
         Ok(())
     }
 
-    /// Opens the sides and the durable map, making or growing them for `sectors`.
+    /// Opens the sides and the durable map of a volume that is attached, growing them for `sectors`.
     pub(crate) fn open_files(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        let files = self.open_or_make(sectors)?;
+        if let Err(error) = self.reserve_commits(&files.map, sectors) {
+            // A device that waits for this process does not wait for room, and commits ask for it again.
+            tracing::warn!(volume = %self.volume, error = &error as &dyn std::error::Error,
+                "no room for what commits of the volume write: they fail where the disk is full");
+        }
+        Ok(files)
+    }
+
+    /// The same of any volume; what is not there is made.
+    fn open_or_make(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
         let dir = self.dir();
         let side = |name| {
             let path = dir.join(name);
@@ -222,21 +239,27 @@ impl Local {
 
     /// Keeps a log record through a crash, in place of the last one.
     pub(crate) fn store_pending(&self, pending: &Pending) -> Result<(), NodeError> {
-        let bytes = [&pending.seq.0.to_le_bytes()[..], &pending.bytes].concat();
-        replace(&self.dir().join("pending"), &bytes, 0o600)
+        pending::store(&self.pending_path(), pending)
     }
 
     /// The log record a predecessor was about to create.
     pub(crate) fn read_pending(&self) -> Result<Option<Pending>, NodeError> {
-        let path = self.dir().join("pending");
-        match fs::read(&path) {
-            // The record's own checksum says whether the rest is whole.
-            Ok(bytes) => Ok(bytes
-                .split_first_chunk::<8>()
-                .map(|(seq, record)| Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: record.to_vec() })),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(file(&path, "read")(error)),
+        pending::read(&self.pending_path())
+    }
+
+    /// Takes the room for all that a commit writes: both slots of the header of the durable map, and each log
+    /// record of a volume of `sectors` sectors. The pages of the map have theirs before a chunk is written. So
+    /// a full disk stops no commit, which is what lets data be evicted.
+    fn reserve_commits(&self, map: &File, sectors: u64) -> Result<(), NodeError> {
+        let path = self.map_path();
+        // What has its room is not asked for again: a full XFS refuses even that.
+        let written = rustix::fs::seek(map, SeekFrom::Hole(0));
+        let header_bytes = page_offset(0, 0);
+        if written.is_ok_and(|end| end < header_bytes) {
+            rustix::fs::fallocate(map, FallocateFlags::empty(), 0, header_bytes)
+                .map_err(|errno| file(&path, "allocated")(errno.into()))?;
         }
+        pending::reserve(&self.pending_path(), sectors)
     }
 
     pub(crate) fn write_record(&self, record: &AttachedRecord) -> Result<(), NodeError> {
@@ -340,7 +363,8 @@ impl LocalState for Local {
         let (local, chunks) = (self.clone(), prepared_chunks(found));
         blocking(move || {
             local.make_dirs()?;
-            let files = local.open_files(sectors)?;
+            let files = local.open_or_make(sectors)?;
+            local.reserve_commits(&files.map, sectors)?;
             let live_map = LiveMap::create(&local.live_map_path(), sectors, &chunks)?;
             Ok(AttachFiles { files, live_map })
         })

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// Files of a volume in the ring's table, its queues' apart: two sides, the durable map, the live map.
 pub(in crate::node) const VOLUME_FILES: u32 = 4;
 /// Files that all volumes of a ring share.
-const SHARED_FILES: u32 = 2;
+const SHARED_FILES: u32 = 3;
 
 /// Slots of a ring that a volume needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

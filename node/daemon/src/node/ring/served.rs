@@ -38,11 +38,13 @@ mod report;
 use lines::Lines;
 use queues::Queues;
 
-/// Files every volume reads from, in the ring's table.
+/// Files every volume reads from: open, or in a ring's table.
 #[derive(Clone, Copy)]
-pub(in crate::node) struct SharedFiles {
-    pub(in crate::node) slab: FileSlot,
-    pub(in crate::node) zeros: FileSlot,
+pub(in crate::node) struct SharedFiles<F> {
+    pub(in crate::node) slab: F,
+    /// Blocks in memory, in place of those that the disk does not take.
+    pub(in crate::node) memory: F,
+    pub(in crate::node) zeros: F,
 }
 
 /// The volume's own files in the ring's table.
@@ -101,7 +103,7 @@ pub(in crate::node) struct ServedVolume {
     lines: Lines,
     volume: Volume<LiveMap>,
     slots: Slots,
-    shared: SharedFiles,
+    shared: SharedFiles<FileSlot>,
     queues: Queues,
     map_writes: MapWrites,
     evictions: Evictions,
@@ -121,7 +123,7 @@ pub(in crate::node) struct ServedParts {
     pub(in crate::node) key: VolumeKey,
     pub(in crate::node) label: Arc<Label>,
     pub(in crate::node) slots: Slots,
-    pub(in crate::node) shared: SharedFiles,
+    pub(in crate::node) shared: SharedFiles<FileSlot>,
     pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
     pub(in crate::node) published: Arc<PublishedStatus>,
     pub(in crate::node) place: ReservedPlace,

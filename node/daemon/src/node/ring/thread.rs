@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use holdfast_engine::event::Event;
-use holdfast_ring::{Completion, Ended, RingError, RingOptions};
+use holdfast_ring::{Completion, Ended, FileSlot, RingError, RingOptions};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, QueueCommand};
 use tokio::sync::mpsc::{self, Receiver};
@@ -37,13 +37,12 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 /// [`NodeError::RingThread`], [`NodeError::RingSetup`].
 pub(in crate::node) fn spawn(
     number: usize,
-    slab: File,
-    zeros: File,
+    files: SharedFiles<File>,
 ) -> Result<(RingHandle, JoinHandle<Option<OwnedFd>>), NodeError> {
     let (inbox, messages) = mpsc::channel(RING_MESSAGES);
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
-        match RingThread::new(&slab, &zeros, messages) {
+        match RingThread::new(&files, messages) {
             Ok(mut thread) => {
                 drop(ready.send(Ok((thread.ring.waker(), Arc::clone(&thread.figures)))));
                 let _alone = ExitOnPanic("a ring thread");
@@ -70,7 +69,7 @@ pub(in crate::node) fn spawn(
 
 struct RingThread {
     ring: Ring,
-    shared: SharedFiles,
+    shared: SharedFiles<FileSlot>,
     volumes: VolumeTable<ServedVolume>,
     figures: Arc<RingFigures>,
     /// Completions for volumes that were gone, or queues that were closed.
@@ -84,11 +83,12 @@ struct RingThread {
 }
 
 impl RingThread {
-    fn new(slab: &File, zeros: &File, messages: Receiver<Message>) -> Result<Self, RingError> {
+    fn new(files: &SharedFiles<File>, messages: Receiver<Message>) -> Result<Self, RingError> {
         let mut ring = Ring::new(&RingOptions::default())?;
         let shared = SharedFiles {
-            slab: ring.register_file(slab.as_fd())?,
-            zeros: ring.register_file(zeros.as_fd())?,
+            slab: ring.register_file(files.slab.as_fd())?,
+            memory: ring.register_file(files.memory.as_fd())?,
+            zeros: ring.register_file(files.zeros.as_fd())?,
         };
         Ok(Self {
             ring,

@@ -1,19 +1,27 @@
-//! The slab: the node's file of fetched blocks, shared by all its volumes.
+//! The slab: the node's file of fetched blocks, shared by all its volumes, and a small one in memory for what the
+//! disk does not take.
 //!
-//! Owns: the file. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is
-//! written before it is published, and never changes while anybody holds a [`SlabSlot`]. The table is not
-//! kept across a restart: a fresh daemon trusts no slot.
+//! Owns: both files. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is
+//! written before it is published, and never changes while a [`SlabSlot`] is held. The tables are not kept across
+//! a restart: a fresh daemon trusts no slot.
+//! On failure: a cold read does not wait for the disk. What it has no room for, or fails to write or to read, is
+//! served from memory, and fetched again once it has left that.
 
+use std::error::Error;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_background::{Slot, SlotTable};
+use holdfast_background::{LineLimit, NoSlot, Slot, SlotTable, Unkept};
 use holdfast_engine::compose::ContentKey;
 use holdfast_ring::HeapBuffer;
 use holdfast_types::BLOCK_BYTES;
+use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::node::error::NodeError;
+use crate::node::clock::now;
+use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_direct;
 use crate::node::run_blocking::run_blocking;
 
@@ -21,40 +29,114 @@ use crate::node::run_blocking::run_blocking;
 const SPARE_SLOTS: u32 = 64;
 /// Parts of the index with a lock each. Fixed, so that its capacity does not depend on the number of CPUs.
 const INDEX_SHARDS: usize = 8;
+/// Slots in memory, spare ones included: 16 MiB, which are taken when the disk first fails.
+const MEMORY_SLOTS: u32 = 2 * SPARE_SLOTS;
 
 /// Path of the slab's file in a state directory.
 pub(in crate::node) fn slab_path(state_dir: &Path) -> PathBuf {
     state_dir.join("slab.data")
 }
 
-/// The slab.
-pub(crate) struct BlockSlab {
+/// A file of blocks, and what is in it.
+struct Blocks {
     file: Arc<File>,
     table: SlotTable,
 }
 
+impl Blocks {
+    async fn slot<E>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<HeapBuffer, E>>,
+    ) -> Result<Slot, NoSlot<HeapBuffer, E>> {
+        let write = |slot: Slot, block: HeapBuffer| {
+            let (file, offset) = (Arc::clone(&self.file), offset_bytes(&slot));
+            run_blocking(move || {
+                let written = std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset);
+                (block, written)
+            })
+        };
+        self.table.slot(key, fetch, write).await
+    }
+}
+
+fn offset_bytes(slot: &Slot) -> u64 {
+    u64::from(slot.number()) * BLOCK_BYTES
+}
+
+/// The slab.
+pub(crate) struct BlockSlab {
+    disk: Blocks,
+    memory: Blocks,
+    /// Blocks that the disk did not take, or could not read.
+    unkept: AtomicU64,
+    lines: LineLimit,
+}
+
 /// A block in the slab; it stays while this is held.
 #[derive(Clone, Debug)]
-pub(crate) struct SlabSlot(Slot);
+pub(crate) struct SlabSlot {
+    slot: Slot,
+    /// It is in the file in memory.
+    is_in_memory: bool,
+}
 
 impl SlabSlot {
-    /// Offset of the block's first byte in the slab's file.
+    /// Offset of the block's first byte in its file.
     pub(crate) fn offset_bytes(&self) -> u64 {
-        u64::from(self.0.number()) * BLOCK_BYTES
+        offset_bytes(&self.slot)
     }
+
+    /// True if it is in [`BlockSlab::memory_file`], false if in [`BlockSlab::file`].
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.is_in_memory
+    }
+}
+
+/// Files that may hold the block of a cold read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Among {
+    /// The slab's, or the one in memory where the disk does not take it.
+    Both,
+    /// The one in memory: the disk could not read the block from the slab.
+    Memory,
 }
 
 impl BlockSlab {
     /// Opens the slab's file with room for `bytes` (at least a few hundred blocks) and trusts nothing in it.
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
-        let file = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
-        Ok(Self { file: Arc::new(file), table: SlotTable::new(slots, SPARE_SLOTS, INDEX_SHARDS) })
+        let disk = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
+        let name = "holdfast-blocks";
+        let memory = memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(io::Error::from);
+        let memory = memory
+            .and_then(|memory| memory.set_len(u64::from(MEMORY_SLOTS) * BLOCK_BYTES).map(|()| memory))
+            .map_err(file(Path::new(name), "made in memory"))?;
+        let blocks = |file, slots, shards| Blocks {
+            file: Arc::new(file),
+            table: SlotTable::new(slots, SPARE_SLOTS, shards),
+        };
+        Ok(Self {
+            disk: blocks(disk, slots, INDEX_SHARDS),
+            memory: blocks(memory, MEMORY_SLOTS, 1),
+            unkept: AtomicU64::new(0),
+            lines: LineLimit::default(),
+        })
     }
 
     /// The file, for reading slots through a ring.
     pub(crate) fn file(&self) -> &File {
-        &self.file
+        &self.disk.file
+    }
+
+    /// The file in memory, for the same.
+    pub(crate) fn memory_file(&self) -> &File {
+        &self.memory.file
+    }
+
+    /// Blocks that were served from memory because the disk did not take them, or could not read them.
+    pub(crate) fn unkept(&self) -> u64 {
+        self.unkept.load(Ordering::Relaxed)
     }
 
     /// The slot of this content; `fetch` makes the block's bytes when it is in none. Fetches of one content
@@ -62,27 +144,56 @@ impl BlockSlab {
     pub(crate) async fn slot<E>(
         &self,
         key: &ContentKey,
+        among: Among,
         fetch: impl Future<Output = Result<HeapBuffer, E>>,
     ) -> Result<SlabSlot, E>
     where
-        E: From<std::io::Error>,
+        E: From<io::Error>,
     {
-        let write = |slot: Slot, block: HeapBuffer| async move {
-            let (file, offset) = (Arc::clone(&self.file), SlabSlot(slot.clone()).offset_bytes());
-            let written =
-                run_blocking(move || std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)).await;
-            if written.is_err() {
-                slot.set_failed();
+        if let Some(slot) = self.memory.table.get(key) {
+            return Ok(SlabSlot { slot, is_in_memory: true });
+        }
+        let kept = match among {
+            Among::Both => match self.disk.slot(key, fetch).await {
+                Ok(slot) => return Ok(SlabSlot { slot, is_in_memory: false }),
+                Err(NoSlot::Unmade(error)) => Err(error),
+                Err(NoSlot::Unkept(Unkept { content, error })) => {
+                    self.not_kept(&error);
+                    self.memory.slot(key, async { Ok(content) }).await.map_err(unkept)
+                }
+            },
+            Among::Memory => {
+                self.unkept.fetch_add(1, Ordering::Relaxed);
+                self.memory.slot(key, fetch).await.map_err(unkept)
             }
-            written?;
-            Ok(slot)
         };
-        self.table.slot(key, fetch, write).await.map(SlabSlot)
+        kept.map(|slot| SlabSlot { slot, is_in_memory: true })
+    }
+
+    fn not_kept(&self, error: &io::Error) {
+        self.unkept.fetch_add(1, Ordering::Relaxed);
+        if let Some(held_back) = self.lines.one(now()) {
+            tracing::warn!(
+                error = error as &dyn Error,
+                held_back,
+                "the slab in node.state_dir did not take a fetched block: it was served from memory; make room on that \
+                 filesystem or check its disk"
+            );
+        }
     }
 
     /// The disk cannot read this slot: its content is fetched again, into another.
     pub(crate) fn forget(&self, slot: &SlabSlot) {
-        self.table.forget(&slot.0);
+        let SlabSlot { slot, is_in_memory } = slot;
+        if *is_in_memory { &self.memory } else { &self.disk }.table.forget(slot);
+    }
+}
+
+/// The error of a block that not even memory took.
+fn unkept<B, E: From<io::Error>>(failed: NoSlot<B, E>) -> E {
+    match failed {
+        NoSlot::Unmade(error) => error,
+        NoSlot::Unkept(Unkept { error, .. }) => error.into(),
     }
 }
 
@@ -95,6 +206,7 @@ mod tests {
     use holdfast_types::{Block, Mask, Place, SegmentId, Seq};
 
     use super::*;
+    use crate::node::tests::host::SmallTmpfs;
 
     fn key(fill: u8) -> ContentKey {
         let mut builder = holdfast_engine::segment::SegmentBuilder::default();
@@ -114,10 +226,10 @@ mod tests {
     async fn a_held_slot_keeps_its_bytes_while_others_change() {
         let dir = tempfile::tempdir().unwrap();
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
-        let held = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        let held = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
         for fill in 2..=255u8 {
             for _ in 0..2 {
-                slab.slot::<io::Error>(&key(fill), async { Ok(block(fill)) }).await.unwrap();
+                slab.slot::<io::Error>(&key(fill), Among::Both, async { Ok(block(fill)) }).await.unwrap();
             }
         }
         let mut found = block(0);
@@ -129,28 +241,82 @@ mod tests {
     async fn an_unreadable_slot_is_filled_again_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
-        let bad = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        let bad = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
         slab.forget(&bad);
-        let fresh = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        let fresh = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
         assert_ne!(fresh.offset_bytes(), bad.offset_bytes());
         // Invalidated again, late: the fresh one stays.
         slab.forget(&bad);
         let bad_offset = bad.offset_bytes();
         drop(bad);
-        let again = slab.slot::<io::Error>(&key(1), async { unreachable!("it is there") }).await.unwrap();
+        let again = slab
+            .slot::<io::Error>(&key(1), Among::Both, async { unreachable!("it is there") })
+            .await
+            .unwrap();
         assert_eq!(again.offset_bytes(), fresh.offset_bytes());
-        let other = slab.slot::<io::Error>(&key(2), async { Ok(block(2)) }).await.unwrap();
+        let other = slab.slot::<io::Error>(&key(2), Among::Both, async { Ok(block(2)) }).await.unwrap();
         assert_ne!(other.offset_bytes(), bad_offset, "it is the last to be used again");
+    }
+
+    async fn fetched(slab: &BlockSlab, fill: u8) -> SlabSlot {
+        slab.slot::<io::Error>(&key(fill), Among::Both, async { Ok(block(fill)) }).await.unwrap()
+    }
+
+    /// The bytes of a block, as a ring reads them.
+    fn read(slab: &BlockSlab, slot: &SlabSlot) -> u8 {
+        let file = if slot.is_in_memory() { slab.memory_file() } else { slab.file() };
+        let mut found = block(0);
+        file.read_exact_at(&mut found, slot.offset_bytes()).unwrap();
+        assert!(found.iter().all(|byte| *byte == found[0]));
+        found[0]
+    }
+
+    /// Reads of what was in the store alone hung on a full disk, though the store had it.
+    #[tokio::test]
+    async fn a_full_disk_serves_every_block() {
+        let Some(tmpfs) = SmallTmpfs::mount(16 << 20) else { return };
+        let slab = BlockSlab::open(&tmpfs.path().join("slab"), 0).unwrap();
+        for fill in 1..=8 {
+            assert!(!fetched(&slab, fill).await.is_in_memory());
+        }
+        tmpfs.fill();
+        for fill in 9..=255 {
+            let slot = fetched(&slab, fill).await;
+            assert!(!slot.is_in_memory() && slot.offset_bytes() < 8 * BLOCK_BYTES, "{slot:?}");
+            assert_eq!(read(&slab, &slot), fill);
+        }
+        assert_eq!(slab.unkept(), 0);
+    }
+
+    /// The same where no slot has room, as after a restart that finds an empty slab.
+    #[tokio::test]
+    async fn without_any_room_blocks_are_served_from_memory() {
+        let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
+        let slab = BlockSlab::open(&tmpfs.path().join("slab"), 0).unwrap();
+        tmpfs.fill();
+        for _ in 0..2 {
+            for fill in 1..=255 {
+                let slot = fetched(&slab, fill).await;
+                assert_eq!((slot.is_in_memory(), read(&slab, &slot)), (true, fill));
+            }
+        }
+        assert!(slab.unkept() >= 255);
+        let last = key(255);
+        let held = slab.slot::<io::Error>(&last, Among::Both, async { unreachable!("it is in memory") });
+        assert!(held.await.unwrap().is_in_memory());
     }
 
     #[tokio::test]
     async fn a_hit_fetches_nothing_and_failures_are_not_cached() {
         let dir = tempfile::tempdir().unwrap();
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
-        let failed = slab.slot(&key(1), async { Err(io::Error::other("away")) }).await;
+        let failed = slab.slot(&key(1), Among::Both, async { Err(io::Error::other("away")) }).await;
         assert!(failed.is_err());
-        let first = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
-        let again = slab.slot::<io::Error>(&key(1), async { unreachable!("it is there") }).await.unwrap();
+        let first = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
+        let again = slab
+            .slot::<io::Error>(&key(1), Among::Both, async { unreachable!("it is there") })
+            .await
+            .unwrap();
         assert_eq!(first.offset_bytes(), again.offset_bytes());
     }
 }

@@ -9,7 +9,7 @@ use holdfast_ring::HeapBuffer;
 use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
 
 use crate::node::clock::NodeTime;
-use crate::node::store::block_cache::{BlockSlab, SlabSlot};
+use crate::node::store::block_cache::{Among, BlockSlab, SlabSlot};
 
 /// The node's cold reads.
 pub(crate) struct ColdReads {
@@ -20,6 +20,11 @@ pub(crate) struct ColdReads {
 impl ColdReads {
     pub(crate) fn new(slab: BlockSlab, indexes: Arc<Indexes>) -> Self {
         Self { slab, indexes }
+    }
+
+    /// Blocks that were served from memory because the disk did not take them, or could not read them.
+    pub(crate) fn unkept(&self) -> u64 {
+        self.slab.unkept()
     }
 
     /// The disk cannot read what is in `slot`.
@@ -37,6 +42,7 @@ impl ColdReads {
         lines: &ColdLines,
         range: SectorRange,
         runs: &Runs,
+        among: Among,
     ) -> Result<SlabSlot, ColdError> {
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
             let block = self.indexes.compose(objects, range.start.block(), wanted, runs).await?;
@@ -46,7 +52,7 @@ impl ColdReads {
                 fetch(objects, runs.lineage(), &plan, &mut whole).await?;
                 Ok(whole)
             };
-            self.slab.slot(&plan.key, whole).await
+            self.slab.slot(&plan.key, among, whole).await
         })
         .await
     }
@@ -76,7 +82,8 @@ mod tests {
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
         let cold = ColdReads::new(slab, Arc::new(Indexes::new(16, 1 << 20)));
         for (sector, requests) in [(1, 1), (9, 1), (0, 2), (9, 2)] {
-            cold.block(&store, &ColdLines::default(), SectorRange::new(sector, 1), &runs).await.unwrap();
+            let (lines, range) = (ColdLines::default(), SectorRange::new(sector, 1));
+            cold.block(&store, &lines, range, &runs, Among::Both).await.unwrap();
             assert_eq!(store.counts().get, requests, "sector {sector}");
         }
     }

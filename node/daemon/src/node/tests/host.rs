@@ -200,6 +200,52 @@ fn a_full_run_directory_is_named_and_detaches_work() {
     });
 }
 
+/// Others filled the state disk to its last block: no commit and no detach of the node ever ended, so that
+/// nothing could be evicted.
+#[test]
+fn a_full_state_disk_stops_no_commit_and_no_detach() {
+    let Some(tmpfs) = SmallTmpfs::mount(16 << 20) else { return };
+    alone(async {
+        let state = tempfile::tempdir_in(tmpfs.path()).unwrap();
+        let (dirs, bucket) = (Dirs { state, ..Dirs::new() }, Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        node.shutdown().await;
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        // As the ring does for the first write of a chunk.
+        let map = File::options().write(true).open(dirs.durable_map()).unwrap();
+        let (offset, length) = holdfast_engine::durable_map::chunk_extent(Chunk(0));
+        rustix::fs::fallocate(&map, rustix::fs::FallocateFlags::empty(), offset, length).unwrap();
+        tmpfs.fill();
+        let node = Node::start(dirs.config()).await.unwrap();
+        let ended = async {
+            while !node.list().is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let ended = tokio::time::timeout(LIMIT, ended).await;
+        assert!(ended.is_ok(), "the detach does not end: {:?}", node.list());
+        let attached = bucket.objects.get("volumes/disk/log/00000000000000000004", 1 << 20).await.unwrap();
+        let last = Record::decode(&attached).unwrap();
+        assert!(matches!(last.body, Body::Detach { .. }), "{last:?}");
+        node.shutdown().await;
+    });
+}
+
+/// The eviction of a detached volume's cache, which makes room, began with a new directory.
+#[test]
+fn directories_that_a_full_disk_needs_are_there_ahead() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        for name in ["trash", "fenced"] {
+            assert!(dirs.state.path().join(name).is_dir(), "{name}");
+        }
+        assert!(fenced::list(dirs.state.path()).unwrap().is_empty());
+        node.shutdown().await;
+    });
+}
+
 /// Bytes that another program, or a bug, had written into the file of zeros reached every client that read
 /// zeros.
 #[test]

@@ -34,6 +34,7 @@ use crate::node::ring::message::Message;
 use crate::node::ring::operation::VolumeKey;
 use crate::node::ring::work::{BackgroundWork, ColdRead};
 use crate::node::run_blocking::run_blocking;
+use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::ColdReads;
 
 /// Interval at which the counts of log lines that were held back are written.
@@ -54,8 +55,6 @@ impl SideReader for SideFiles {
 }
 
 impl Sides for LocalSides {
-    type Error = io::Error;
-
     async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let sides = SideFiles(self.sides.clone());
         run_blocking(move || {
@@ -71,7 +70,7 @@ impl Sides for LocalSides {
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
         let local = self.local.clone();
-        run_blocking(move || local.store_pending(&pending)).await.map_err(io::Error::other)
+        run_blocking(move || local.store_pending(&pending)).await.map_err(io::Error::from)
     }
 }
 
@@ -156,14 +155,16 @@ impl VolumeWork {
     async fn perform(&self, piece: BackgroundWork) {
         let work = match piece {
             BackgroundWork::Cold(mut read) => {
+                let mut among = Among::Both;
                 if let Some(slot) = read.slot.take() {
+                    among = Among::Memory;
                     if let Some(held_back) = self.lines.block_unreadable.one(now()) {
                         let block = read.range.start.block().0;
                         tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
                     }
                     self.cold.forget(&slot);
                 }
-                return self.read_cold(read).await;
+                return self.read_cold(read, among).await;
             }
             BackgroundWork::Other(work) => work,
         };
@@ -174,10 +175,10 @@ impl VolumeWork {
         }
     }
 
-    async fn read_cold(&self, read: Box<ColdRead>) {
+    async fn read_cold(&self, read: Box<ColdRead>, among: Among) {
         let range = read.range;
         let Background { objects, .. } = &self.background;
-        let result = self.cold.block(&**objects, &self.lines.cold, range, &read.runs).await;
+        let result = self.cold.block(&**objects, &self.lines.cold, range, &read.runs, among).await;
         if let Err(error) = &result
             && let Some(held_back) = self.lines.cold_failed.one(now())
         {

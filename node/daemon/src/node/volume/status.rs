@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_engine::event::Errno;
 use holdfast_engine::volume::{Delay, Durability, IndexStatus, Status, Unreadable};
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
@@ -125,6 +126,8 @@ pub(crate) struct DiskStatus {
     pub(crate) sync_failed: bool,
     /// Data not yet uploaded that it cannot read: nothing is uploaded meanwhile.
     pub(crate) unreadable: Option<Unreadable>,
+    /// Error with which it fails writes of the map or the log record, and for how long it has.
+    pub(crate) unkept: Option<(Errno, Duration)>,
     /// Bytes that the sides hold.
     pub(crate) cached_bytes: u64,
     /// Clean bytes evicted from the sides since this process took the volume.
@@ -215,6 +218,7 @@ impl NodeVolumeStatus {
             disk: DiskStatus {
                 sync_failed: status.sync_failed,
                 unreadable: status.unreadable,
+                unkept: status.unkept.map(|(errno, ms)| (errno, Duration::from_millis(ms))),
                 cached_bytes: present.published.cached_bytes.load(Ordering::Relaxed),
                 evicted_bytes: status.evicted_bytes,
             },
@@ -256,7 +260,7 @@ fn message(state: &State, status: &Status) -> Option<String> {
     if state.writer() == Some(WriterState::Starting) && !is_unserved {
         return Some("uploading data that was left dirty by the previous process".to_owned());
     }
-    let unreadable = || unreadable(status, state.serving_device().is_some());
+    let unreadable = || unreadable(status, state.serving_device().is_some()).or_else(|| unkept(status));
     match state {
         State::Serving { .. } => unreadable().or_else(|| Some(fault(status)?.to_owned())),
         State::Detaching { .. } => {
@@ -283,6 +287,19 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     Some(format!(
         "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {remedy}"
     ))
+}
+
+/// Message for a volume whose next commit the local disk holds up.
+fn unkept(status: &Status) -> Option<String> {
+    let (errno, _) = status.unkept?;
+    Some(if errno == Errno::ENOSPC {
+        "no commit ends: the disk under node.state_dir is full; make room on it".to_owned()
+    } else {
+        let error = std::io::Error::from_raw_os_error(errno.0);
+        format!(
+            "commits wait: the disk under node.state_dir fails writes of the volume's map ({error}); check it"
+        )
+    })
 }
 
 fn fault(status: &Status) -> Option<&'static str> {
@@ -349,6 +366,14 @@ mod tests {
             ..Status::default()
         };
         assert!(message(&serving, &full).unwrap().contains("the run directory (node.run_dir) is full"));
+        for (errno, part) in [(Errno::ENOSPC, "is full; make room"), (Errno::EROFS, "(Read-only file system")]
+        {
+            let unkept = Status { unkept: Some((errno, 1)), dirty_bytes: 1, ..Status::default() };
+            for state in [&serving, &detaching] {
+                let said = message(state, &unkept).unwrap();
+                assert!(said.contains("the disk under node.state_dir") && said.contains(part), "{said}");
+            }
+        }
         let sync_failed = Status { sync_failed: true, ..Status::default() };
         assert!(message(&serving, &sync_failed).unwrap().starts_with("the local disk failed a sync"));
         let fine = Status::default();

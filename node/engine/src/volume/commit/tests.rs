@@ -235,3 +235,25 @@ fn one_checkpoint_is_stored_at_a_time() {
     log.advance_checkpoint(&core, true, out);
     assert_eq!(out.len(), 2);
 }
+
+fn at_time(now: Millis) -> Core<Vec<u8>> {
+    Core { now, ..core(1) }
+}
+
+/// A commit that the local disk held up was reported once a second, and its status named no reason.
+#[test]
+fn a_record_that_is_not_kept_is_in_the_status() {
+    let (core, mut log, mut out) = (core(1), at(1), Vec::new());
+    assert_eq!(log.unkept_for(500), None);
+    for (now, errno) in [(1000, Errno::ENOSPC), (2000, Errno::EROFS)] {
+        out.clear();
+        log.pending_stored(Err(errno), &at_time(now), &mut out);
+        assert!(
+            matches!(out[..], [Action::Report(Report::LocalDiskFailed(said)), Action::StorePending { .. }] if said == errno),
+            "{out:?}"
+        );
+    }
+    assert_eq!(log.unkept_for(5000), Some((Errno::EROFS, 4000)), "since the first try");
+    log.pending_stored(Ok(()), &core, &mut out);
+    assert_eq!(log.unkept_for(5000), None);
+}

@@ -3,7 +3,7 @@
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::Durability;
 use holdfast_s3::{S3Config, S3Credentials};
-use holdfast_types::{Epoch, Nonce};
+use holdfast_types::{Epoch, Nonce, Seq};
 
 use super::*;
 use crate::node::local::attached_record::ATTACHED_VERSION;

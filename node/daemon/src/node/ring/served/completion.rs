@@ -151,7 +151,7 @@ impl ServedVolume {
                 let part = RequestPart {
                     request_offset_bytes: read.at,
                     len_bytes: bytes(read.range),
-                    file: self.shared.slab,
+                    file: if slot.is_in_memory() { self.shared.memory } else { self.shared.slab },
                     file_offset_bytes: slot.offset_bytes() + in_block,
                 };
                 read.slot = Some(slot);

@@ -37,8 +37,12 @@ pub(super) fn device() -> Device {
 
 fn start() -> (RingHandle, JoinHandle<Option<OwnedFd>>) {
     holdfast_ring::raise_open_file_limit().unwrap();
-    let file = || tempfile::tempfile().unwrap();
-    spawn(0, file(), file()).unwrap()
+    spawn(0, files()).unwrap()
+}
+
+fn files() -> SharedFiles<File> {
+    let [slab, memory, zeros] = [(); 3].map(|()| tempfile::tempfile().unwrap());
+    SharedFiles { slab, memory, zeros }
 }
 
 /// The answer was that the ring is lost, which sends an administrator to restart the daemon for nothing.
@@ -106,8 +110,7 @@ fn new_volume() -> NewVolume {
 }
 
 fn ring_thread() -> RingThread {
-    let file = || tempfile::tempfile().unwrap();
-    RingThread::new(&file(), &file(), mpsc::channel(1).1).unwrap()
+    RingThread::new(&files(), mpsc::channel(1).1).unwrap()
 }
 
 /// Takes in what ends until `done`.
