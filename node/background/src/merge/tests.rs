@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -349,7 +349,6 @@ impl Written {
     fn swept(&self) -> (u64, u64) {
         let options = SweepOptions {
             grace: Duration::ZERO,
-            now: SystemTime::now() + Duration::from_secs(1),
             dry_run: false,
             most: u64::MAX,
         };
