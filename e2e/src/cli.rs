@@ -24,8 +24,8 @@ struct Arguments {
 enum Order {
     /// Play the main job from nothing to deleted volumes, and show it as it goes
     Demo,
-    /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER. After an @, FILTER
-    /// names the kernel of the machines: kill-rounds@6.12
+    /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER, on another
+    /// kernel with its version after an @: kill-rounds@6.12
     Test {
         /// Part of a scenario's name
         filter: Option<String>,

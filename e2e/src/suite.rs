@@ -69,9 +69,9 @@ impl Tally {
     }
 }
 
-/// Runs the workspace's own tests, then every lane that `filter` chooses ([`lanes`]): first those that may run
-/// beside others, then each of the rest alone. Returns whether all of it passed. With a filter only scenarios
-/// run, and those of [`BY_NAME`] only with it.
+/// Runs the workspace's own tests, then every lane that `filter` chooses ([`lanes`]): first those that may
+/// run beside others, then each of the rest alone. Returns whether all of it passed. With a filter only
+/// scenarios run, and those of [`BY_NAME`] only with it.
 ///
 /// # Errors
 /// If the filter names no kernel, or the host cannot be set up.

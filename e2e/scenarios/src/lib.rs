@@ -100,29 +100,32 @@ impl fmt::Display for Lane {
     }
 }
 
-/// Scenarios that run on a further kernel when none is named.
-const ON_OTHER_KERNELS: &[(&str, KernelPin)] =
-    &[("ublk-devices", LTS_KERNEL), ("ublk-user-copy", LTS_KERNEL), ("kill-rounds-user-copy", LTS_KERNEL)];
+/// Scenarios that run on this kernel too when none is named.
+const ALSO_ON: &[(&str, KernelPin)] = &[("ublk-devices", LTS_KERNEL), ("ublk-user-copy", LTS_KERNEL)];
+/// Scenarios that then run on this kernel instead of the usual one, which has a faster transport.
+const INSTEAD_ON: &[(&str, KernelPin)] = &[("kill-rounds-user-copy", LTS_KERNEL)];
 
 /// The lanes that run when none is named, in their order.
 pub fn usual_lanes() -> Vec<Lane> {
-    let usual = ALL.iter().map(|scenario| Lane { scenario, kernel: KERNEL });
-    let others = ON_OTHER_KERNELS.iter().filter_map(|(name, kernel)| {
-        let scenario = ALL.iter().find(|scenario| scenario.name == *name)?;
-        Some(Lane { scenario, kernel: *kernel })
-    });
-    usual.chain(others).collect()
+    let on = |lanes: &'static [(&str, KernelPin)], scenario: &Scenario| {
+        lanes.iter().find(|(name, _)| *name == scenario.name).map(|(_, kernel)| *kernel)
+    };
+    let usual =
+        ALL.iter().map(|scenario| Lane { scenario, kernel: on(INSTEAD_ON, scenario).unwrap_or(KERNEL) });
+    let also = ALL.iter().filter_map(|scenario| Some(Lane { scenario, kernel: on(ALSO_ON, scenario)? }));
+    usual.chain(also).collect()
 }
 
-/// The lanes that a part of a name chooses: of those that run when none is named and of [`BY_NAME`], or, with
-/// `@` and the series of a kernel behind the part, every such scenario on that kernel.
+/// The lanes that a part of a name chooses: of those that run when none is named, and of every scenario on the
+/// usual kernel; or, with `@` and the series of a kernel behind the part, of every scenario on that kernel.
 ///
 /// # Errors
 /// If no kernel of that series is pinned.
 pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
     let Some((part, series)) = filter.split_once('@') else {
-        let by_name = BY_NAME.iter().map(|scenario| Lane { scenario, kernel: KERNEL });
-        let all = usual_lanes().into_iter().chain(by_name);
+        let on_usual = ALL.iter().chain(BY_NAME).map(|scenario| Lane { scenario, kernel: KERNEL });
+        let on_others = usual_lanes().into_iter().filter(|lane| lane.kernel != KERNEL);
+        let all = on_usual.chain(on_others);
         return Ok(all.filter(|lane| lane.scenario.name.contains(filter)).collect());
     };
     let kernel = KernelPin::of(series)?;
@@ -519,7 +522,7 @@ mod tests {
     #[test]
     fn each_further_lane_names_a_scenario_and_each_name_finds_its_lane() {
         let usual = usual_lanes();
-        assert_eq!(usual.len(), ALL.len() + ON_OTHER_KERNELS.len());
+        assert_eq!(usual.len(), ALL.len() + ALSO_ON.len());
         for each in usual {
             let found = lane(&each.to_string()).unwrap();
             assert_eq!((found.scenario.name, found.kernel), (each.scenario.name, each.kernel));
@@ -531,6 +534,7 @@ mod tests {
         let names = |filter| lanes(filter).unwrap().iter().map(Lane::to_string).collect::<Vec<_>>();
         assert_eq!(names("ublk-devices"), ["ublk-devices", "ublk-devices@6.12"]);
         assert_eq!(names("ublk-devices@7.2"), ["ublk-devices@7.2"]);
+        assert_eq!(names("rounds-user"), ["kill-rounds-user-copy", "kill-rounds-user-copy@6.12"]);
         assert_eq!(names("failover"), ["failover"]);
         assert_eq!(names("@7.2").len(), ALL.len() + BY_NAME.len());
         assert_eq!(lanes("story@7.2").unwrap()[0].kernel, OLDER_KERNEL);

@@ -12,7 +12,8 @@ use holdfast_lab::world::World;
 
 use super::load::Load;
 
-/// Time limit for all device tests, and for the server to start or recover its devices, in an emulated machine.
+/// Time limit for all device tests, and for the server to start or recover its devices, in an emulated
+/// machine.
 const TESTS_LIMIT: Duration = Duration::from_secs(300);
 const READY: Duration = Duration::from_secs(120);
 /// Longest run time of fio, in seconds of the machine's clock.

@@ -3,8 +3,8 @@
 //! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
 //! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
 //! Runs on: whatever polls its futures.
-//! On failure: where the disk has no room for a slot that was never written, the index gives back one that was,
-//! and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
+//! On failure: where the disk has no room for a slot that was never written, the index gives back one that
+//! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
@@ -257,7 +257,8 @@ impl SlotTable {
         Ok(slot)
     }
 
-    /// The disk has no room: the index is to hold fewer contents than now, and gives back the slots of others.
+    /// The disk has no room: the index is to hold fewer contents than now, and gives back the slots of
+    /// others.
     fn shrink(&self) {
         self.free.numbers.lock().taken_while_full.get_or_insert(0);
         let (held, shards) = (self.index.len() as u64, self.index.num_shards() as u64);

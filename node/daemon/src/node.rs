@@ -371,8 +371,8 @@ impl Node {
         shown.collect()
     }
 
-    /// Fetched blocks that were served from memory because the local disk did not take them, or could not read
-    /// them.
+    /// Fetched blocks that were served from memory because the local disk did not take them, or could not
+    /// read them.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.0.cold.unkept()
     }

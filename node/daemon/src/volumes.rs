@@ -124,8 +124,8 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
 
-    /// Fetched blocks that were served from memory because the local disk did not take them, or could not read
-    /// them.
+    /// Fetched blocks that were served from memory because the local disk did not take them, or could not
+    /// read them.
     fn unkept_blocks(&self) -> u64;
 
     /// Capabilities of this node.

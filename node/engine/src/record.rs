@@ -37,8 +37,8 @@ pub use labels::{Labels, Origin};
 mod labels;
 
 const WHAT: &str = "log record";
-/// Most bytes of the fields in front of a body, and of a body without what it counts: the longest volume id is
-/// the most of it.
+/// Most bytes of the fields in front of a body, and of a body without what it counts: the longest volume id
+/// is the most of it.
 const MAX_FIELD_BYTES: u64 = 256;
 /// Segments of the record that a running writer makes at most.
 const WRITER_SEGMENTS: usize = 1;
@@ -312,8 +312,8 @@ impl Record {
         wire::ENVELOPE_BYTES as u64 + MAX_FIELD_BYTES + body
     }
 
-    /// The bytes of the record that `bytes` begin with, and of its root. Nothing where there is none, or it is
-    /// cut short; its checksum is not looked at.
+    /// The bytes of the record that `bytes` begin with, and of its root. Nothing where there is none, or it
+    /// is cut short; its checksum is not looked at.
     pub fn first_in(bytes: &[u8]) -> Option<&[u8]> {
         let record = wire::enclosed_bytes(bytes)?;
         let root = wire::enclosed_bytes(&bytes[record..]).unwrap_or(0);

@@ -318,7 +318,7 @@ pub(crate) struct Disk {
     pub(crate) sides: [SideFile; 2],
     pub(crate) map: MapFile,
     pub(crate) pending: Option<Pending>,
-    /// What commits write has its room.
+    /// True if the room for what commits write was taken.
     pub(crate) is_reserved: bool,
 }
 

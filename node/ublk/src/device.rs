@@ -369,8 +369,8 @@ impl Device {
 
     /// The same, unless the device is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not look itself: there the programs of
-    /// this PID namespace are asked, and one may open the device between that and the stop.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not look itself: there the programs
+    /// of this PID namespace are asked, and one may open the device between that and the stop.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].

@@ -347,11 +347,7 @@ impl Written {
 
     /// Bytes of all objects of the volume after a sweep: of segments, and of everything.
     fn swept(&self) -> (u64, u64) {
-        let options = SweepOptions {
-            grace: Duration::ZERO,
-            dry_run: false,
-            most: u64::MAX,
-        };
+        let options = SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
         let mut memory = SweepMemory::default();
         let report = sweep(&self.store, &mut memory, options).now_or_never().unwrap().unwrap();
         assert!(report.skipped.is_empty() && report.garbage == report.deleted, "{report:?}");

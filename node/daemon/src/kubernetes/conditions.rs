@@ -2,9 +2,10 @@
 //! data can be read, whether a sync of the local disk failed.
 //!
 //! Owns: reasons and messages. A condition becomes False after [`REPORT_AFTER`] and True at once;
-//! `LocalDiskHealthy` becomes False at once after a failed sync, and True with the next attach. `StoreReachable` is there while
-//! the volume is on the node, the others while its device takes writes; a volume that another writer holds
-//! has none. `StoreReachable` keeps its value after a restart of the daemon until the store answers.
+//! `LocalDiskHealthy` becomes False at once after a failed sync, and True with the next attach.
+//! `StoreReachable` is there while the volume is on the node, the others while its device takes writes; a
+//! volume that another writer holds has none. `StoreReachable` keeps its value after a restart of the daemon
+//! until the store answers.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -148,8 +148,8 @@ impl Status {
     }
 }
 
-/// Error of the record in flight, of the rounds that a seal or the detach waits for, or of a chunk's place in the
-/// durable map, and for how long they have failed.
+/// Error of the record in flight, of the rounds that a seal or the detach waits for, or of a chunk's place in
+/// the durable map, and for how long they have failed.
 fn unkept<M: Memory>(volume: &Volume<M>) -> Option<(Errno, Millis)> {
     let Volume { core, log, rounds, sealer, data, .. } = volume;
     let waits = matches!(sealer.seal(), Seal::Round(..)) || matches!(core.lifecycle, Lifecycle::Closing(_));

@@ -116,9 +116,9 @@ impl Worker {
         self.call(|reply| Message::Occupy { buffers, reply })?
     }
 
-    /// Ends the thread, then closes its ring: all devices are left to a successor. In this order: before Linux
-    /// 6.15 the kernel may hand a request to a living thread whose ring is being closed, and then waits for
-    /// its answer permanently.
+    /// Ends the thread, then closes its ring: all devices are left to a successor. In this order: before
+    /// Linux 6.15 the kernel may hand a request to a living thread whose ring is being closed, and then waits
+    /// for its answer permanently.
     pub(crate) fn leave(self) -> Result<()> {
         self.send(Message::Leave)?;
         let ring = self.thread.join().map_err(|_panicked| anyhow!("the ring thread panicked"))?;

@@ -6,10 +6,10 @@
 //! zeros      as many as the head of an envelope has: what follows is no root of it
 //! remains    of older records
 //! ```
-//! Room for the largest record of a volume is taken when it is attached, twice: each record is written into the
-//! file that holds none, which then takes the place of the other. So a commit needs no room, and it is commits
-//! that let data be evicted. Earlier versions made the file again for each record; they read this one, with
-//! the remains.
+//! Room for the largest record of a volume is taken when it is attached, twice: each record is written into
+//! the file that holds none, which then takes the place of the other. So a commit needs no room, and it is
+//! commits that let data be evicted. Earlier versions made the file again for each record; they read this
+//! one, with the remains.
 //! Invariants: a crash, or the loss of power, leaves the old record or the new one, whole.
 
 use std::fs;

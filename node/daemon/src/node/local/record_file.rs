@@ -59,8 +59,8 @@ pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), N
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// The same, of a form of less than a page that ends where the file does. It keeps its page: later ones need no
-/// room, either.
+/// The same, of a form of less than a page that ends where the file does. It keeps its page: later ones need
+/// no room, either.
 ///
 /// # Errors
 /// The disk's; the old form stays.

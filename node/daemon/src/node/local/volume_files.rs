@@ -248,8 +248,8 @@ impl Local {
     }
 
     /// Takes the room for all that a commit writes: both slots of the header of the durable map, and each log
-    /// record of a volume of `sectors` sectors. The pages of the map have theirs before a chunk is written. So
-    /// a full disk stops no commit, which is what lets data be evicted.
+    /// record of a volume of `sectors` sectors. The pages of the map have theirs before a chunk is written.
+    /// So a full disk stops no commit, which is what lets data be evicted.
     fn reserve_commits(&self, map: &File, sectors: u64) -> Result<(), NodeError> {
         let path = self.map_path();
         // What has its room is not asked for again: a full XFS refuses even that.

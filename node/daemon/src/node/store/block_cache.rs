@@ -1,11 +1,11 @@
-//! The slab: the node's file of fetched blocks, shared by all its volumes, and a small one in memory for what the
-//! disk does not take.
+//! The slab: the node's file of fetched blocks, shared by all its volumes, and a small one in memory for what
+//! the disk does not take.
 //!
 //! Owns: both files. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is
-//! written before it is published, and never changes while a [`SlabSlot`] is held. The tables are not kept across
-//! a restart: a fresh daemon trusts no slot.
-//! On failure: a cold read does not wait for the disk. What it has no room for, or fails to write or to read, is
-//! served from memory, and fetched again once it has left that.
+//! written before it is published, and never changes while a [`SlabSlot`] is held. The tables are not kept
+//! across a restart: a fresh daemon trusts no slot.
+//! On failure: a cold read does not wait for the disk. What it has no room for, or fails to write or to read,
+//! is served from memory, and fetched again once it has left that.
 
 use std::error::Error;
 use std::fs::File;

@@ -146,7 +146,8 @@ impl Node {
         let shape = new_device(transport);
         // What the node lacks shows before a writer is fenced.
         let (ring, place) = self.0.rings.reserve(shape.need())?;
-        let acquired = acquire(&*objects, &volume, &local, &claim, &NodeTime).await?;
+        // On the heap: it is the largest part of an attach, which would need more than a thread's stack.
+        let acquired = Box::pin(acquire(&*objects, &volume, &local, &claim, &NodeTime)).await?;
         log_acquired(&volume, &acquired);
         let epoch = acquired.header.epoch.0;
         tracing::Span::current().record("epoch", epoch);

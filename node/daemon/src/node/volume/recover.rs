@@ -296,7 +296,8 @@ impl Node {
         Ok(Some(present))
     }
 
-    /// Reads what the previous process left of a volume, after the kernel has begun the recovery of its device.
+    /// Reads what the previous process left of a volume, after the kernel has begun the recovery of its
+    /// device.
     async fn left(&self, one: &mut Recovery, local: &Local) -> Result<Option<Left>, NodeError> {
         let (kernel, installation) = (self.0.devices.kernel(), self.0.installation);
         let found = blocking({
