@@ -46,6 +46,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
     ensure!(count(&defaults, "kind: DaemonSet") == 2, "node daemon and CSI node are DaemonSets");
     probes_wait(&defaults)?;
+    leaves_the_hosts_dev(&defaults)?;
     accepted(world, "defaults", &defaults)?;
     let all = render(world, "all", &everything())?;
     for kind in OPTIONAL {
@@ -150,6 +151,17 @@ fn probes_wait(objects: &[String]) -> Result<()> {
         let (probes, waits) =
             (lines("livenessProbe:") + lines("readinessProbe:"), lines("timeoutSeconds: 6"));
         ensure!(probes == waits, "a probe without a time limit: {object}");
+    }
+    Ok(())
+}
+
+/// The kubelet makes a mount point for a container's last words. Below the host's /dev, two pods race for it,
+/// and it stays there.
+fn leaves_the_hosts_dev(objects: &[String]) -> Result<()> {
+    for object in objects {
+        let lines = |of: &str| object.lines().filter(|line| line.contains(of)).count();
+        let (mounts, paths) = (lines("mountPath: /dev}"), lines("terminationMessagePath: /termination-log"));
+        ensure!(mounts == paths, "a container that writes into the host's /dev: {object}");
     }
     Ok(())
 }

@@ -258,8 +258,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "ublk-many",
-        about: "64 devices are served by as many threads as one",
-        expected: Duration::from_secs(30),
+        about: "70 devices are served by as many threads as one, and again after a kill",
+        expected: Duration::from_secs(50),
         alone: false,
         run: ublk::many,
     },

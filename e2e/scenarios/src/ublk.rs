@@ -19,6 +19,9 @@ const READY: Duration = Duration::from_secs(120);
 /// Longest run time of fio, in seconds of the machine's clock.
 const LOAD_SECONDS: u32 = 600;
 
+/// Number of devices of one server: more than the kernel lets unprivileged servers have (`ublks_max`).
+const MANY: usize = 70;
+
 /// Numbers of signals.
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
@@ -61,20 +64,27 @@ fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
 pub(super) fn many(world: &World) -> Result<()> {
     let vm = machine(world)?;
     let mut threads = Vec::new();
-    for (name, devices) in [("one", 1), ("many", 64)] {
-        let ready = serve(&vm, name, &format!("--dir /var/lib/holdfast --size-mib 16 --devices {devices}"))?;
-        let served = ready.split_whitespace().filter(|word| word.starts_with("/dev/ublkb")).count();
-        ensure!(served == devices, "{served} devices, not {devices}: {ready}");
-        threads.push(word_before(&ready, "threads,")?);
-        vm.exec(
-            "for device in /dev/ublkb*; do head -c 4096 /dev/urandom > /run/block; \
-             dd if=/run/block of=$device bs=4096 oflag=direct status=none; \
-             dd if=$device bs=4096 count=1 iflag=direct status=none | cmp - /run/block; done",
-        )?;
-        vm.signal(name, SIGINT)?;
-        vm.wait(name, READY)?;
+    for (name, devices) in [("one", 1), ("many", MANY)] {
+        let options = format!("--dir /var/lib/holdfast --size-mib 16 --devices {devices}");
+        let again = format!("{name}-again");
+        for (server, options) in [(name, options.clone()), (&again, format!("{options} --recover"))] {
+            let ready = serve(&vm, server, &options)?;
+            let served = ready.split_whitespace().filter(|word| word.starts_with("/dev/ublkb")).count();
+            ensure!(served == devices, "{served} devices, not {devices}: {ready}");
+            vm.exec(
+                "for device in /dev/ublkb*; do head -c 4096 /dev/urandom > /run/block; \
+                 dd if=/run/block of=$device bs=4096 oflag=direct status=none; \
+                 dd if=$device bs=4096 count=1 iflag=direct status=none | cmp - /run/block; done",
+            )?;
+            let is_first = server == name;
+            if is_first {
+                threads.push(word_before(&ready, "threads,")?);
+            }
+            vm.signal(server, if is_first { SIGKILL } else { SIGINT })?;
+            vm.wait(server, READY)?;
+        }
     }
-    ensure!(threads.first() == threads.last(), "threads with 1 and 64 devices: {threads:?}");
+    ensure!(threads.first() == threads.last(), "threads with 1 and {MANY} devices: {threads:?}");
     vm.power_off()
 }
 

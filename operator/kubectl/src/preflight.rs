@@ -338,6 +338,8 @@ fn pod(node: &str, run: &Run) -> Value {
                     { "name": "HOLDFAST_STATE_DIR", "value": state_dir },
                     { "name": "HOLDFAST_RUN_DIR", "value": RUN_DIR },
                 ],
+                // Not below /dev, which is the host's.
+                "terminationMessagePath": "/termination-log",
                 "securityContext": { "privileged": true, "readOnlyRootFilesystem": true },
                 "volumeMounts": [
                     { "name": "dev", "mountPath": "/dev" },

@@ -219,22 +219,35 @@ impl ClusterFacts {
 
     /// True if the plan depends on what the object store holds under the volume's identity.
     pub(crate) fn needs_found(&self) -> bool {
-        let is_adopted = matches!(self.spec.source, VolumeSource::Existing(_));
-        is_adopted && !self.deleting && self.needs_store() && self.store == StoreFact::Ready
+        self.is_adopted() && !self.deleting && self.needs_store() && self.store == StoreFact::Ready
     }
 
-    /// True if the plan depends on the log's writer, because it would remove the volume: another cluster may
-    /// have it attached, also where this one made it ([`WriterInLog::glance`]).
+    /// True if the plan depends on the log's writer, because it would remove the volume
+    /// ([`WriterInLog::glance`]): one that was adopted, or of which a writer may have been cut off here. Of any
+    /// other volume no writer may be attached, in whichever cluster, and the removal itself looks for that.
     pub(crate) fn needs_last_writer(&self) -> bool {
         let is_removed = self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete;
         let exists = is_true(&self.status.conditions, PROVISIONED);
-        is_removed && exists && self.serving().is_none() && self.store == StoreFact::Ready
+        is_removed
+            && exists
+            && self.serving().is_none()
+            && self.store == StoreFact::Ready
+            && (self.is_adopted() || self.may_be_cut_off())
     }
 
     /// True if the volume is removed also where its log is damaged, so that its writer is unknown. What was
     /// adopted has another cluster's data more often than not, and waits.
     pub(crate) fn is_removed_damaged(&self) -> bool {
-        self.needs_last_writer() && !matches!(self.spec.source, VolumeSource::Existing(_))
+        self.needs_last_writer() && !self.is_adopted()
+    }
+
+    fn is_adopted(&self) -> bool {
+        matches!(self.spec.source, VolumeSource::Existing(_))
+    }
+
+    /// True if [`Self::is_cut_off`] may be true of a writer.
+    fn may_be_cut_off(&self) -> bool {
+        self.counted_record().is_some() || self.status.node.is_some() || self.force_detach.is_some()
     }
 
     /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.

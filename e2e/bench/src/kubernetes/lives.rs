@@ -34,8 +34,7 @@ const MOST_API_WRITES: f64 = 20.0;
 const MOST_CREATE: f64 = 1.0;
 const MOST_ATTACH: f64 = 6.0;
 const MOST_DETACH: f64 = 3.0;
-/// Two of them look whether a node of another cluster has the volume attached.
-const MOST_DELETE: f64 = 8.0;
+const MOST_DELETE: f64 = 6.0;
 
 /// Requests to the store in one life.
 #[derive(Debug, Default)]

@@ -74,6 +74,9 @@ fn the_pod_is_as_the_daemon_sets() {
     let container = &spec["containers"][0];
     assert_eq!(container["securityContext"], json!({ "privileged": true, "readOnlyRootFilesystem": true }));
     has("privileged: true\n            readOnlyRootFilesystem: true");
+    // The host's /dev was given a file, and the pod that lost the race for it a failed start.
+    assert_eq!(container["terminationMessagePath"], "/termination-log");
+    has("terminationMessagePath: /termination-log");
     let named = |items: &Value| -> Vec<String> {
         items.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
     };
