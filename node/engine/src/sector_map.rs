@@ -63,7 +63,8 @@ const GROUP_FIXED_BYTES: u64 = 4096;
 const GROUP_BYTES: u64 = GROUP_FIXED_BYTES + GROUP_CHUNKS * CHUNK_BYTES;
 /// Offset in a group of the bits that say which chunks are allocated.
 const PREPARED_AT: u64 = GROUP_CHUNKS * PAGES_PER_CHUNK / 4;
-const HEAD_BYTES: u64 = 4096;
+/// Bytes of a map that say whose it is, and in which form.
+pub const HEAD_BYTES: u64 = 4096;
 const MAGIC: [u8; 4] = *b"HFLM";
 const VERSION: u32 = 2;
 /// In the byte of [`SectorMap::flushed_sides`].
@@ -116,6 +117,25 @@ pub struct SectorMap<M> {
     memory: M,
     sectors: u64,
     counted: PerSide<u64>,
+}
+
+/// The sectors of the map that begins with these bytes, if it is the volume's and of this version.
+///
+/// # Errors
+/// [`LiveMapError`] where it is not.
+pub fn sectors_of(map: &[u8], volume: &VolumeId) -> Result<u64, LiveMapError> {
+    let head = map.get(..HEAD_BYTES as usize).ok_or(LiveMapError::Head)?;
+    if head[..4] != MAGIC {
+        return Err(LiveMapError::Head);
+    }
+    let version = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes"));
+    if version != VERSION {
+        return Err(LiveMapError::Version { found: version });
+    }
+    if head[16..32] != volume_hash(volume) {
+        return Err(LiveMapError::Volume);
+    }
+    Ok(u64::from_le_bytes(head[8..16].try_into().expect("8 bytes")))
 }
 
 /// The bytes that must be allocated before a map of `sectors` sectors is made or opened, as
@@ -215,18 +235,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// # Errors
     /// [`LiveMapError`] when these bytes are not the volume's map.
     pub fn open(memory: M, sectors: u64, volume: &VolumeId) -> Result<Self, LiveMapError> {
-        let head = memory.as_ref().get(..HEAD_BYTES as usize).ok_or(LiveMapError::Head)?;
-        if head[..4] != MAGIC {
-            return Err(LiveMapError::Head);
-        }
-        let version = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes"));
-        if version != VERSION {
-            return Err(LiveMapError::Version { found: version });
-        }
-        if head[16..32] != volume_hash(volume) {
-            return Err(LiveMapError::Volume);
-        }
-        let found = u64::from_le_bytes(head[8..16].try_into().expect("8 bytes"));
+        let found = sectors_of(memory.as_ref(), volume)?;
         let sectors = if safeguard(ResumeAsGrown) { sectors.max(found) } else { sectors };
         let (bytes, needed) = (memory.as_ref().len() as u64, map_bytes(sectors));
         if bytes < needed {

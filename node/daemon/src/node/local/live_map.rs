@@ -5,13 +5,14 @@
 #![allow(unsafe_code)] // mmap of a file of our own
 
 use std::fs::{File, OpenOptions};
+use std::io::Read;
 use std::path::Path;
 
-use holdfast_engine::sector_map::{chunk_extent, fixed_extents, map_bytes};
-use holdfast_types::Chunk;
+use holdfast_engine::sector_map::{HEAD_BYTES, chunk_extent, fixed_extents, map_bytes, sectors_of};
+use holdfast_types::{Chunk, VolumeId};
 use memmap2::MmapMut;
 
-use crate::node::error::{NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 
 /// A volume's live map, mapped.
 pub(crate) struct LiveMap {
@@ -41,6 +42,20 @@ impl LiveMap {
         let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
         allocate(path, &handle, sectors, &[])?;
         Self::map(path, handle)
+    }
+
+    /// Checks that the map at `path` is the volume's, and that this version can read it. Changes nothing.
+    pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
+        let mut head = Vec::new();
+        let handle = File::open(path).map_err(file(path, "opened"))?;
+        handle.take(HEAD_BYTES).read_to_end(&mut head).map_err(file(path, "read"))?;
+        match sectors_of(&head, volume) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let source = LocalDamage::LiveMap(error);
+                Err(NodeError::Damaged { path: path.to_owned(), source })
+            }
+        }
     }
 
     fn map(path: &Path, handle: File) -> Result<Self, NodeError> {

@@ -468,7 +468,7 @@ pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, N
     Ok(volumes)
 }
 
-/// Reads of each attached volume what a recovery reads first, without a change: this version can read it.
+/// Reads of each attached volume what a recovery reads, without a change: this version can read it.
 ///
 /// # Errors
 /// The file that it cannot read.
@@ -477,8 +477,12 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
     for volume in attached_volumes(&dirs)? {
         let local = dirs.of(&volume);
         local.check_layout()?;
-        if local.read_record()?.is_some() {
-            local.read_header()?;
+        let Some(record) = local.read_record()? else { continue };
+        local.read_header()?;
+        local.read_pending()?;
+        // Without a device the attach may be making the map.
+        if record.device_id.is_some() {
+            LiveMap::check(&local.live_map_path(), &volume)?;
         }
     }
     Ok(())

@@ -775,6 +775,27 @@ fn a_recovery_is_begun_once_whatever_fails_later() {
     }
 }
 
+/// A successor that cannot read the live map was given the node, and its devices stayed paused until a person
+/// rolled it back.
+#[test]
+fn a_live_map_of_another_version_stops_the_handoff() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    check_attached(&host.dirs.config()).unwrap();
+    let path = host.dirs.local_of(&id("x")).live_map_path();
+    let map = fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&map, &99_u32.to_le_bytes(), 4).unwrap();
+    let refused = check_attached(&host.dirs.config()).unwrap_err();
+    let why = holdfast_service::chain(&refused);
+    assert!(
+        why.contains("live map has version 99") && why.contains("run the version that wrote it"),
+        "{why}"
+    );
+    assert!(why.contains(path.to_str().unwrap()), "{why}");
+}
+
 /// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes
 /// could still land.
 #[test]
