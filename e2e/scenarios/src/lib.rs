@@ -116,8 +116,9 @@ pub fn usual_lanes() -> Vec<Lane> {
     usual.chain(also).collect()
 }
 
-/// The lanes that a part of a name chooses: of those that run when none is named, and of every scenario on the
-/// usual kernel; or, with `@` and the series of a kernel behind the part, of every scenario on that kernel.
+/// The lanes that a part of a name chooses: of those that run when none is named, and of every scenario on
+/// the usual kernel; or, with `@` and the series of a kernel behind the part, of every scenario on that
+/// kernel.
 ///
 /// # Errors
 /// If no kernel of that series is pinned.

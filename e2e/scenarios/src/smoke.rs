@@ -11,8 +11,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     let vm = world.vm("a")?;
     let kernel =
         vm.exec("uname -r; test -c /dev/ublk-control; cat /sys/module/ublk_drv/parameters/ublks_max")?;
-    let series = format!("{}.", world.kernel().series());
-    ensure!(kernel.starts_with(&series), "not a kernel {series}x: {kernel}");
+    // Of a series that Debian no longer has, the newest of its major version boots.
+    let major = world.kernel().series().split('.').next().unwrap_or_default();
+    ensure!(kernel.starts_with(&format!("{major}.")), "not a kernel {major}.x: {kernel}");
 
     let failed = vm.run(&bash("echo out; echo err >&2; exit 3"), Duration::from_secs(60))?;
     ensure!(

@@ -43,8 +43,9 @@ use crate::{Environment, LocalState};
 
 /// Number of reads of a log that others extend.
 const TRIES: usize = 5;
-/// The longest wait before the record is read back, whatever the time of day says: no create takes longer.
-const MAX_SETTLING: Duration = Duration::from_secs(10);
+/// The longest wait before the record is read back, whatever the time of day says: no create takes longer,
+/// with all its repeats.
+const MAX_SETTLING: Duration = Duration::from_secs(60);
 
 /// The volume's state after its attach record was created.
 pub struct Acquired<F> {

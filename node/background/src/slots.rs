@@ -219,8 +219,12 @@ impl SlotTable {
                 let is_full =
                     [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&unkept.error.kind());
                 if is_full && !first.has_room {
-                    self.shrink();
-                    if let Some(written) = self.free.take_written() {
+                    // Others are given back only where none that was written is free.
+                    let written = self.free.take_written().or_else(|| {
+                        self.shrink();
+                        self.free.take_written()
+                    });
+                    if let Some(written) = written {
                         let filled = self.fill(key, written, unkept.content, &write).await;
                         return filled.map_err(NoSlot::Unkept);
                     }

@@ -405,11 +405,12 @@ impl Node {
         // A ring thread whose inbox is full holds up no other.
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
         let threads = std::mem::take(&mut *self.0.threads.lock());
-        // The rings are closed once all threads have ended, which hands the devices over (`ring::thread`).
-        let left = move || threads.into_iter().map(JoinHandle::join).collect::<Result<Vec<_>, _>>().map(drop);
-        let joined = tokio::task::spawn_blocking(left).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!("a ring thread died; its devices are quiesced all the same");
+        // Each ring is closed once its thread has ended, which hands its devices over (`ring::thread`).
+        let end = |thread: JoinHandle<_>| tokio::task::spawn_blocking(move || thread.join().map(drop));
+        for joined in join_all(threads.into_iter().map(end)).await {
+            if !matches!(joined, Ok(Ok(()))) {
+                tracing::error!("a ring thread died; its devices are quiesced all the same");
+            }
         }
         self.0.owner.lock().take()
     }

@@ -41,6 +41,8 @@ const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 const START_WITHIN: Duration = Duration::from_secs(60);
 /// The longest wait for the kernel to see that all queues of a device are armed.
 const END_RECOVERY_WITHIN: Duration = Duration::from_secs(10);
+/// Time between two looks at the open files of all processes, which costs a system call for each.
+const SCAN_EVERY: Duration = Duration::from_millis(250);
 /// The longest wait for programs that open a device only for a moment, as udev does.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -389,17 +391,15 @@ impl Device {
             };
         }
         let (device, begin) = (self.block_path(), Instant::now());
-        let mut pause = POLL.0;
         loop {
             let holders = Holders::of(&device);
-            if holders.is_empty() && !is_claimed(&device)? {
+            if !holders.have_it_open() && !is_claimed(&device)? {
                 return self.stop();
             }
             if begin.elapsed() >= UNUSED_WITHIN {
                 return Err(ControlError::InUse { id: self.id, holders });
             }
-            sleep(pause);
-            pause = (pause * 2).min(POLL.1);
+            sleep(SCAN_EVERY);
         }
     }
 

@@ -74,13 +74,13 @@ pub enum Unsupported {
     #[error("the kernel release could not be read")]
     Release(#[source] std::io::Error),
     /// There is no `/dev/ublk-control`.
-    #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.5 or newer)")]
+    #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.12 or newer)")]
     NoDriver,
     /// `/dev/ublk-control` is there but cannot be opened.
     #[error("{CONTROL_PATH} cannot be opened; run as root with access to the device")]
     NoAccess(#[source] std::io::Error),
     /// The driver does not answer GET_FEATURES (before 6.5).
-    #[error("the ublk driver of kernel {release} does not report its features; Linux 6.5 or newer is needed")]
+    #[error("the ublk driver of kernel {release} does not report its features; boot Linux 6.12 or newer")]
     NoFeatures {
         /// The running kernel.
         release: KernelRelease,
@@ -192,15 +192,27 @@ pub struct Features {
 }
 
 impl Features {
-    /// Asks the running kernel, after making sure that it is not one of those that must not be asked.
+    /// Asks the running kernel, after making sure that it is not one of those that a device can crash.
     ///
     /// # Errors
     /// Any [`Unsupported`] but the two that are about a single transport.
     pub fn probe() -> Result<Self, Unsupported> {
         let release = KernelRelease::running().map_err(Unsupported::Release)?;
-        if let Some(crash) = release.crash() {
-            return Err(Unsupported::BrokenKernel { release, crash });
+        match release.crash() {
+            Some(crash) => Err(Unsupported::BrokenKernel { release, crash }),
+            None => Self::of_running(release),
         }
+    }
+
+    /// The same for a device that exists: it is served and taken off also where none is added any more.
+    ///
+    /// # Errors
+    /// Those of [`probe`](Self::probe), but [`Unsupported::BrokenKernel`].
+    pub fn of_existing_devices() -> Result<Self, Unsupported> {
+        Self::of_running(KernelRelease::running().map_err(Unsupported::Release)?)
+    }
+
+    fn of_running(release: KernelRelease) -> Result<Self, Unsupported> {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(CONTROL_PATH) {
             let absent = error.kind() == ErrorKind::NotFound;
             return Err(if absent { Unsupported::NoDriver } else { Unsupported::NoAccess(error) });

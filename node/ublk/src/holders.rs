@@ -76,7 +76,7 @@ impl fmt::Display for Holders {
             write!(f, "{separator}{holder}")?;
         }
         match all.len().saturating_sub(NAMED) {
-            0 if all.is_empty() => f.write_str("a process of another PID namespace"),
+            0 if all.is_empty() => f.write_str("a user that was not found"),
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
@@ -94,10 +94,11 @@ impl Holders {
         Self(found)
     }
 
-    /// True if none was found.
+    /// True if a program or a loop device has it open. A mount claims it, which the kernel says: what a
+    /// process wrote as the source of a mount need not be one.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn have_it_open(&self) -> bool {
+        self.0.iter().any(|holder| !matches!(holder, Holder::Mount { .. }))
     }
 }
 
@@ -169,7 +170,8 @@ fn users(proc: &Path, path: &Path, node: &Node) -> Vec<Holder> {
             Process { pid, name: name.trim_end().to_owned() }
         };
         if fs::read_link(of.join("ns/mnt")).is_ok_and(|namespace| namespaces.insert(namespace)) {
-            let mounts = fs::read_to_string(of.join("mountinfo")).unwrap_or_default();
+            let mounts = fs::read(of.join("mountinfo")).unwrap_or_default();
+            let mounts = String::from_utf8_lossy(&mounts);
             let at = mount_points(&mounts, path, node);
             found.extend(at.map(|at| Holder::Mount { at, process: process() }));
         }
@@ -189,7 +191,8 @@ fn mount_points(mountinfo: &str, path: &Path, node: &Node) -> impl Iterator<Item
         let mut fields = mount.split(' ').skip(2);
         let (device, at) = (fields.next()?, fields.nth(1)?);
         let source = rest.split(' ').nth(1)?;
-        (device == number || Path::new(source) == path).then(|| PathBuf::from(at))
+        let has_own_number = device.starts_with("0:");
+        (device == number || (has_own_number && Path::new(source) == path)).then(|| PathBuf::from(at))
     })
 }
 
@@ -232,6 +235,13 @@ mod tests {
             23 1 0:41 /sub /mnt/btrfs rw shared:2 master:3 - btrfs /dev/ublkb3 rw,subvol=/sub\n\
             24 1 259:30 / /mnt/other rw - ext4 /dev/ublkb30 rw\n\
             25 1 0:42 / /mnt/tmp rw - tmpfs tmpfs rw\n";
+        let is_open = |holder| Holders(vec![holder]).have_it_open();
+        let process = Process { pid: 7, name: "fio".to_owned() };
+        assert!(
+            !is_open(Holder::Mount { at: "/mnt".into(), process: process.clone() }),
+            "the kernel says that"
+        );
+        assert!(is_open(Holder::Open(process)) && is_open(Holder::Device("loop0".to_owned())));
         let at: Vec<_> = mount_points(mounts, Path::new("/dev/ublkb3"), &node).collect();
         assert_eq!(at, [Path::new("/mnt/ext4"), Path::new("/mnt/btrfs")]);
     }
@@ -247,7 +257,7 @@ mod tests {
         );
         all.extend((8..11).map(|pid| Holder::Open(process(pid))));
         assert!(Holders(all).to_string().ends_with("process 8 (fio) and 2 more"));
-        assert_eq!(Holders::default().to_string(), "a process of another PID namespace");
+        assert_eq!(Holders::default().to_string(), "a user that was not found");
     }
 
     /// A loop device does not claim what it lies on, so a detach took the device from below it.
@@ -267,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_gone_has_no_users() {
-        assert!(Holders::of(Path::new("/dev/ublkb-none")).is_empty());
+        assert_eq!(Holders::of(Path::new("/dev/ublkb-none")), Holders::default());
         assert!(!is_claimed(Path::new("/dev/ublkb-none")).unwrap());
     }
 }

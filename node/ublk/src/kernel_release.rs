@@ -96,6 +96,7 @@ impl KernelRelease {
         match self.build() {
             Some((found, build, flavour)) if found == release && flavour == of => Some(build < first_build),
             // Ubuntu and those who build from it number their builds, not upstream's stable releases.
+            _ if self.0.contains(&format!("-0{major}0{minor}")) => Some(true),
             _ if self.0.ends_with("-pve") || version.2 == 0 && self.0.contains('-') => None,
             _ => Some(true),
         }
@@ -115,6 +116,10 @@ impl KernelRelease {
     fn build(&self) -> Option<(&str, u32, &str)> {
         let (release, rest) = self.0.split_once('-')?;
         let (build, flavour) = rest.split_once('-')?;
+        // Ubuntu's builds of upstream releases begin with 0, as `6.8.0-060800-generic`.
+        if build.starts_with('0') {
+            return None;
+        }
         Some((release, build.parse().ok()?, flavour))
     }
 
@@ -191,8 +196,15 @@ mod tests {
             let release = KernelRelease::new(release);
             (release.crash() == Some(Crash::OnRecovery), release.may_crash_on_recovery())
         };
-        for broken in ["6.5.0", "6.6.50+", "6.7.12+bpo-amd64", "6.8.9-arch1-1", "6.8.0-48-generic", "6.10.9"]
-        {
+        for broken in [
+            "6.5.0",
+            "6.6.50+",
+            "6.7.12+bpo-amd64",
+            "6.8.9-arch1-1",
+            "6.8.0-48-generic",
+            "6.8.0-060800-generic",
+            "6.10.9",
+        ] {
             assert_eq!(crashes(broken), (true, false), "{broken}");
         }
         for unknown in ["6.8.0-1015-aws", "6.5.0-45-generic", "6.8.12-4-pve", "6.6.0-28.0.0.oe2403"] {

@@ -55,6 +55,14 @@ impl Unfit {
         }
     }
 
+    /// True if it says nothing of the server.
+    const fn is_passing(&self) -> bool {
+        match self {
+            Self::Connect(_) => false,
+            Self::Probe(failure) => failure.is_passing(),
+        }
+    }
+
     fn reason(&self) -> &'static str {
         match self {
             Self::Connect(error) => error.reason(),
@@ -75,7 +83,8 @@ fn root(error: &dyn std::error::Error) -> String {
 /// Result of a probe.
 pub(crate) type Health = Result<(), Unfit>;
 
-/// The status that reports `health`.
+/// The status that reports `health`. That two creates of one key can succeed is not unsaid by a server that
+/// does not answer: nodes would attach volumes again.
 pub(crate) fn status(
     previous: &[Condition],
     generation: Option<i64>,
@@ -88,7 +97,10 @@ pub(crate) fn status(
             "Probed",
             "the bucket answers, can be listed and creates a key once only".to_owned(),
         ),
-        Err(unfit) => (ConditionStatus::False, unfit.reason(), unfit.message()),
+        Err(unfit) => match unfenced(previous, generation).filter(|_| unfit.is_passing()) {
+            Some(said) => (ConditionStatus::False, said.reason.as_str(), said.message.clone()),
+            None => (ConditionStatus::False, unfit.reason(), unfit.message()),
+        },
     };
     ObjectStoreStatus {
         observed_generation: generation,
@@ -101,6 +113,13 @@ pub(crate) fn status(
                 .build(READY, status, reason, message),
         ],
     }
+}
+
+/// The condition by which a probe of the same spec found the server without a fence.
+fn unfenced(previous: &[Condition], generation: Option<i64>) -> Option<&Condition> {
+    find_condition(previous, READY).filter(|said| {
+        said.observed_generation == generation && ProbeFailure::UNFENCED.contains(&said.reason.as_str())
+    })
 }
 
 /// True if `next` is worth a write: it changes what the user sees, or the recorded probe time is getting old.
@@ -150,6 +169,21 @@ mod tests {
             assert!(ready.message.starts_with(field), "{}", ready.message);
             assert_eq!((status.observed_generation, ready.observed_generation), (Some(2), Some(2)));
         }
+    }
+
+    /// An outage took the verdict away, and nodes attached volumes through a server without a fence.
+    #[test]
+    fn an_outage_does_not_hide_that_a_fence_is_missing() {
+        let now = time("2026-01-01T00:00:00Z");
+        let unfenced = Err(ProbeFailure::CreateOnceNotAtomic.into());
+        let first = status(&[], Some(2), &unfenced, &now);
+        let reason = |generation, health: &Health| {
+            let next = status(&first.conditions, Some(generation), health, &now);
+            find_condition(&next.conditions, READY).expect("ready").reason.clone()
+        };
+        assert_eq!(reason(2, &away("connection refused")), "CreateOnceNotAtomic");
+        assert_eq!(reason(3, &away("connection refused")), "Unreachable", "another spec");
+        assert_eq!(reason(2, &Ok(())), "Probed");
     }
 
     #[test]

@@ -223,8 +223,9 @@ impl ClusterFacts {
     }
 
     /// True if the plan depends on the log's writer, because it would remove the volume
-    /// ([`WriterInLog::glance`]): one that was adopted, or of which a writer may have been cut off here. Of any
-    /// other volume no writer may be attached, in whichever cluster, and the removal itself looks for that.
+    /// ([`WriterInLog::glance`]): one that was adopted, of which a writer may have been cut off here, or
+    /// whose removal was refused. Of any other volume no writer may be attached, in whichever cluster, and
+    /// the removal itself looks for that.
     pub(crate) fn needs_last_writer(&self) -> bool {
         let is_removed = self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete;
         let exists = is_true(&self.status.conditions, PROVISIONED);
@@ -232,7 +233,7 @@ impl ClusterFacts {
             && exists
             && self.serving().is_none()
             && self.store == StoreFact::Ready
-            && (self.is_adopted() || self.may_be_cut_off())
+            && (self.is_adopted() || self.may_be_cut_off() || self.is_deletion_blocked())
     }
 
     /// True if the volume is removed also where its log is damaged, so that its writer is unknown. What was
@@ -247,7 +248,16 @@ impl ClusterFacts {
 
     /// True if [`Self::is_cut_off`] may be true of a writer.
     fn may_be_cut_off(&self) -> bool {
-        self.counted_record().is_some() || self.status.node.is_some() || self.force_detach.is_some()
+        let status = &self.status;
+        self.counted_record().is_some()
+            || status.node.is_some()
+            || status.epoch.is_some()
+            || self.force_detach.is_some()
+    }
+
+    fn is_deletion_blocked(&self) -> bool {
+        let said = find_condition(&self.status.conditions, PROVISIONED);
+        said.is_some_and(|said| said.reason == "DeletionBlocked")
     }
 
     /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.

@@ -97,7 +97,9 @@ impl VolumeFailure {
             Self::Log(LogFailure::HasSnapshots { .. }) => {
                 "delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
             }
-            Self::Log(LogFailure::StillAttached { .. }) => "delete the Volume there, or set `Retain` here",
+            Self::Log(LogFailure::StillAttached { .. }) => {
+                "delete the Volume there, or set `Retain` here; the next attempt says what to do if that node is lost"
+            }
             Self::Log(LogFailure::NoSuchSource { .. }) => {
                 "delete this Volume, and create another, with another spec.volumeID, from a VolumeSnapshot that is Ready"
             }

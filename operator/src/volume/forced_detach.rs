@@ -79,7 +79,15 @@ impl ClusterFacts {
         let was_counted = record.is_some_and(|record| {
             record.cause == DetachCause::Annotation && record.node == writer.node && record.epoch.is_some()
         });
-        is_recorded || is_claimant || (!was_counted && is_meant(self.force_detach.as_deref(), None))
+        // A node that gave its claim up for the deletion leaves the epoch that it had. It did not detach in
+        // the log: what it had not uploaded is deleted with the volume.
+        let is_left = self.deleting
+            && self.serving().is_none()
+            && self.status.epoch.is_some_and(|until| writer.epoch <= until);
+        is_recorded
+            || is_claimant
+            || is_left
+            || (!was_counted && is_meant(self.force_detach.as_deref(), None))
     }
 
     /// True if the node that was cut off may have released the volume since: it claims it no more, and no

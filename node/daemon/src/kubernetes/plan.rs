@@ -240,14 +240,15 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
     // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What
     // was is on this node's disk only, so it is committed before another node may begin. An attach that
     // failed after its record was created reported no epoch; its files are here, and the log calls this node
-    // attached until it detaches.
+    // attached until it detaches. Of a volume to be deleted only such a writer has to detach: of another one
+    // the operator knows the epoch, which stays in the status.
     let may_be_attached = facts.status.epoch.is_some() || facts.kept;
     let left_behind = facts.claimed()
         && facts.granted()
         && may_be_attached
         && !matches!(facts.last, Some(OperationOutcome::Detached | OperationOutcome::Preserve))
         && !facts.is_held_elsewhere()
-        && !facts.is_discardable();
+        && !(facts.is_discardable() && facts.status.epoch.is_some());
     if wanted || left_behind {
         if let Some(OperationOutcome::Failed(failure)) = &facts.last
             && !facts.wait.is_zero()
@@ -416,7 +417,9 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
         }
     };
     let detached = facts.conditions(now).build(ATTACHED, ConditionStatus::False, "Detached", message);
-    VolumeStatus { conditions: vec![detached], ..VolumeStatus::default() }
+    let is_left = facts.is_discardable() && facts.last != Some(OperationOutcome::Detached);
+    let epoch = facts.status.epoch.filter(|_| is_left);
+    VolumeStatus { epoch, conditions: vec![detached], ..VolumeStatus::default() }
 }
 
 /// The daemon's part of a status.

@@ -103,10 +103,10 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
                 "install the modules that the distribution has in a package of their own (Ubuntu: \
                  linux-modules-extra-$(uname -r)), or a kernel with CONFIG_BLK_DEV_UBLK; then `modprobe ublk_drv`"
             }
-            Module::Unknown => "load the module on the host: `modprobe ublk_drv` (Linux 6.5 or newer)",
+            Module::Unknown => "load the module on the host: `modprobe ublk_drv` (Linux 6.12 or newer)",
         },
         Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
-        Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.5 or newer",
+        Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
         Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy or user-copy",
     }
 }
@@ -143,12 +143,12 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
             Check::pass(NAME, format!("{transport}, as data.transport asks for"))
         }
         (Err(refusal), TransportChoice::Auto) => {
-            Check::fail(NAME, chain(&refusal), "boot Linux 6.5 or newer")
+            Check::fail(NAME, chain(&refusal), "boot Linux 6.12 or newer")
         }
         (Err(refusal), TransportChoice::Only(asked)) => {
             let since = match asked {
                 Transport::ZeroCopy => "6.17",
-                Transport::UserCopy => "6.5",
+                Transport::UserCopy => "6.12",
             };
             let found = format!("data.transport asks for {asked}: {}", chain(&refusal));
             Check::fail(NAME, found, format!("boot Linux {since} or newer, or set data.transport = \"auto\""))

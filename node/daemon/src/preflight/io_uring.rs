@@ -89,7 +89,7 @@ fn fix(error: &RingError, facts: &RingFacts) -> String {
         (Some(libc::ENOMEM), _) => {
             "free memory, or raise the limit of locked memory (LimitMEMLOCK=infinity of a unit, `ulimit -l unlimited`)"
         }
-        _ => "boot Linux 6.5 or newer",
+        _ => "boot Linux 6.12 or newer",
     };
     fix.to_owned()
 }

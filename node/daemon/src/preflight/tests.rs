@@ -114,7 +114,7 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
             true,
             &["Permission denied", "privileged"],
         ),
-        (Unsupported::NoFeatures { release: release() }, Module::Loaded, true, &["6.4.1", "boot Linux 6.5"]),
+        (Unsupported::NoFeatures { release: release() }, Module::Loaded, true, &["6.4.1", "boot Linux 6.12"]),
         (Unsupported::NoFeatures { release: release() }, Module::Loaded, false, &["permit io_uring first"]),
         (
             Unsupported::BrokenKernel { release: release(), crash: Crash::OnAdd },
@@ -122,7 +122,12 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
             true,
             &["boot Linux 7.1"],
         ),
-        (Features::of(release(), 0).unwrap_err(), Module::Loaded, true, &["USER_RECOVERY", "boot Linux 6.5"]),
+        (
+            Features::of(release(), 0).unwrap_err(),
+            Module::Loaded,
+            true,
+            &["USER_RECOVERY", "boot Linux 6.12"],
+        ),
     ] {
         let checks = driver::check(&facts(refused, module, has_ring), TransportChoice::Auto);
         assert_eq!(checks.len(), 1, "{checks:?}");
@@ -148,12 +153,12 @@ fn features_decide_growth_partitions_and_the_transport() {
     holds(&features, "WARN", &["UPDATE_SIZE", "NO_AUTO_PART_SCAN", "boot Linux 7.0"]);
     holds(&transport, "WARN", &["user-copy", "lacks SUPPORT_ZERO_COPY", "boot Linux 6.17"]);
     let [_, _, transport] = auto(REQUIRED);
-    holds(&transport, "FAIL", &["lacks USER_COPY", "boot Linux 6.5"]);
+    holds(&transport, "FAIL", &["lacks USER_COPY", "boot Linux 6.12"]);
     let only = |bits, transport| check(bits, TransportChoice::Only(transport))[2].clone();
     holds(&only(ALL, Transport::UserCopy), "PASS", &["as data.transport asks"]);
     let lacks = "or set data.transport = \"auto\"";
     holds(&only(REQUIRED | USER_COPY, Transport::ZeroCopy), "FAIL", &["SUPPORT_ZERO_COPY", "6.17", lacks]);
-    holds(&only(REQUIRED | ZERO_COPY, Transport::UserCopy), "FAIL", &["USER_COPY", "6.5", lacks]);
+    holds(&only(REQUIRED | ZERO_COPY, Transport::UserCopy), "FAIL", &["USER_COPY", "6.12", lacks]);
 }
 
 #[test]

@@ -661,6 +661,14 @@ fn is_not_removed_below_its_writer(mut facts: ClusterFacts) {
     // The removal of one that was made here looks itself.
     let is_adopted = matches!(facts.spec.source, VolumeSource::Existing(_));
     assert_eq!(facts.needs_last_writer(), is_adopted);
+    // Once it was refused, the plan says why, and writes that once: it does not try again and again.
+    let mut blocked = facts.clone();
+    blocked
+        .status
+        .conditions
+        .iter_mut()
+        .for_each(|condition| condition.reason = "DeletionBlocked".to_owned());
+    assert!(blocked.needs_last_writer());
     for was_cut_off in [
         ClusterFacts { force_detach: Some("away".to_owned()), ..facts.clone() },
         ClusterFacts {
@@ -718,6 +726,15 @@ fn a_writer_is_cut_off_by_its_epoch() {
     facts.status = last_report(&plan(&facts, &now())).clone();
     facts.force_detach = Some("a".to_owned());
     assert!(is_removed(&facts), "it was set again");
+
+    // A node of this cluster gave its claim up, because the volume is deleted.
+    facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    facts.status.epoch = Some(3);
+    for (epoch, expected) in [(3, true), (4, false)] {
+        facts.log_writer = attached(epoch);
+        assert!(facts.needs_last_writer());
+        assert_eq!(is_removed(&facts), expected, "{epoch}: what it left");
+    }
 
     facts = ClusterFacts { deleting: true, lost: Some(DetachCause::NodeNotReady), ..existing("", "", "a") };
     facts.status.epoch = Some(3);

@@ -468,6 +468,14 @@ fn a_claim_left_behind_is_ended() {
             &["clear"],
         ),
         (
+            "left behind without an epoch, to be deleted",
+            absent(|f| {
+                left_behind(f);
+                (f.status.epoch, f.kept, f.deleting) = (None, true, true);
+            }),
+            &["claim", "attach as it is"],
+        ),
+        (
             "left behind, to be retained",
             absent(|f| {
                 left_behind(f);

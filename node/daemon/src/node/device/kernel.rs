@@ -109,7 +109,7 @@ impl Devices for Kernel {
     }
 
     fn can_resize(&self) -> Result<bool, Unsupported> {
-        Ok(Features::probe()?.can_resize())
+        Ok(Features::of_existing_devices()?.can_resize())
     }
 
     fn sectors(&self, device: Device) -> Result<u64, ControlError> {
@@ -143,7 +143,7 @@ impl Devices for Kernel {
     }
 
     fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
-        device.stop_unused(&Features::probe()?)
+        device.stop_unused(&Features::of_existing_devices()?)
     }
 
     fn delete(&self, device: Device) -> Result<(), ControlError> {

@@ -49,7 +49,7 @@ pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), N
     let spare = spare(path);
     let handle = reserve(&spare, bytes.len() as u64)?;
     if let Err(error) = handle.write_all_at(bytes, 0).and_then(|()| handle.sync_all()) {
-        if error.kind() != io::ErrorKind::StorageFull {
+        if ![io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind()) {
             // The next try may find pages that the disk can write.
             drop(fs::remove_file(&spare));
         }

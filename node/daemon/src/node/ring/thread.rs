@@ -69,6 +69,8 @@ pub(in crate::node) fn spawn(
 
 struct RingThread {
     ring: Ring,
+    /// The last use of the ring.
+    ring_file: Option<OwnedFd>,
     shared: SharedFiles<FileSlot>,
     volumes: VolumeTable<ServedVolume>,
     figures: Arc<RingFigures>,
@@ -90,8 +92,10 @@ impl RingThread {
             memory: ring.register_file(files.memory.as_fd())?,
             zeros: ring.register_file(files.zeros.as_fd())?,
         };
+        let ring_file = Some(ring.share()?);
         Ok(Self {
             ring,
+            ring_file,
             shared,
             volumes: VolumeTable::new(),
             figures: Arc::default(),
@@ -179,7 +183,7 @@ impl RingThread {
         for served in self.volumes.iter_mut() {
             served.leave();
         }
-        self.ring.share()
+        Ok(self.ring_file.take().expect("a thread leaves once"))
     }
 
     fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {
@@ -248,6 +252,9 @@ impl RingThread {
         }
         let (ring, served) = self.find(key).ok_or(RingRefusal::Gone)?;
         let queues = queues(ring, key)?;
+        // So that all fetches of a queue go to the kernel with one call: before Linux 6.15 it never gives a
+        // ring back whose thread ended between them.
+        ring.submit()?;
         served.open(ring, device, queues);
         Ok(())
     }

@@ -882,7 +882,10 @@ fn a_device_in_use_is_not_detached() {
         host.kernel.change(1, |known| known.is_used = true);
         let refused = node.detach(&id("x")).await.unwrap_err();
         let refused = refused.to_string();
-        assert!(refused.starts_with("volume x is in use: /dev/ublkb1 is held by a process"), "{refused}");
+        assert!(
+            refused.starts_with("volume x is in use: /dev/ublkb1 is held by a user that was not found"),
+            "{refused}"
+        );
         assert_eq!(state_of(&node, "x"), Some(VolumeState::Attached));
         host.check(&node).await;
         assert!(!host.dirs.local_of(&id("x")).read_record().unwrap().unwrap().detaching);
