@@ -29,7 +29,11 @@ impl S3Store {
         self.create_object_with(CreatePermit::Own, key, body).await
     }
 
-    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
+    #[tracing::instrument(
+        name = "create_object",
+        skip_all,
+        fields(bucket = %self.config.bucket, key, bytes = body.len())
+    )]
     pub(crate) async fn create_object_with(
         &self,
         permit: CreatePermit,
