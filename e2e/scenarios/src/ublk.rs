@@ -89,10 +89,14 @@ pub(super) fn many(world: &World) -> Result<()> {
 }
 
 /// Device tests of what the long-term kernel's driver does not have.
-const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 6] = [
+const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 7] = [
     ("requests_whose_pages_are_not_registered_are_copied", "no zero copy"),
     ("starting_a_device_reads_nothing_from_it", "no start without a look for partitions"),
     ("a_quiesced_device_has_given_its_idle_tags_back", "no QUIESCE_DEV"),
+    (
+        "a_command_that_does_not_end_is_named_and_holds_up_no_other_device",
+        "no start without a look for partitions, which waits for the same request",
+    ),
     ("a_device_grows_while_it_is_open", "no UPDATE_SIZE"),
     ("misaligned_memory_is_refused_before_the_server_sees_it", "takes any memory, which is copied"),
     ("memory_that_is_misaligned_in_the_middle_is_refused_too", "takes any memory, which is copied"),

@@ -16,11 +16,17 @@ use io_uring::{IoUring, cqueue, opcode, types};
 use libublk::sys;
 
 use crate::ControlError;
+use crate::control_thread::{Subject, run_within};
 use crate::device_spec::Params;
 use crate::features::CONTROL_PATH;
 
 /// Room for the largest payload, `struct ublk_params`.
 const PAYLOAD_WORDS: usize = 16;
+/// Marks of the completions of a command and of its cancellation.
+const COMMAND: u64 = 1;
+const CANCEL: u64 = 2;
+/// Time for the kernel to cancel a command.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(5);
 
 /// One command to the control device, in the words of `struct ublksrv_ctrl_cmd`.
 #[derive(Clone, Copy)]
@@ -41,26 +47,37 @@ struct Channel {
 }
 
 thread_local! {
-    /// One ring for each thread that has sent a command: rings are costly to make, and START_DEV blocks
-    /// the thread that sends it.
+    /// The ring of each thread that sends commands: rings are costly to make.
     static CHANNEL: RefCell<Option<Channel>> = const { RefCell::new(None) };
 }
 
 /// A structure that commands carry: plain integers, so that every bit pattern is a value of it.
-pub(crate) trait Payload: Copy {}
+pub(crate) trait Payload: Copy + Send + 'static {}
 
 impl Payload for sys::ublksrv_ctrl_dev_info {}
 impl Payload for Params {}
 impl Payload for sys::ublk_params {}
 
-/// Sends a command without payload and waits for its answer, not longer than `limit`: a command that has not
-/// ended then is cancelled if the kernel lets it be.
-pub(crate) fn send(command: ControlCommand, limit: Option<Duration>) -> Result<(), ControlError> {
-    with_channel(|channel| channel.send(command, 0, limit))
+/// Sends a command without payload and waits for its answer, for at most `limit`: then it is cancelled, if the
+/// kernel waits where that is possible.
+pub(crate) fn send(command: ControlCommand, limit: Duration) -> Result<(), ControlError> {
+    let work = move || with_channel(|channel| channel.send(command, 0, Some(limit)));
+    run_within(Subject::Device(command.device), command.name, limit + CANCELLED_WITHIN, work, drop)?
 }
 
-/// Sends a command with a payload, waits for its answer and returns what the kernel made of the payload.
-pub(crate) fn exchange<P: Payload>(command: ControlCommand, payload: P) -> Result<P, ControlError> {
+/// Sends a command with a payload, waits for its answer, for at most `limit`, and returns what the kernel made
+/// of the payload. An answer after that is given to `late`.
+pub(crate) fn exchange<P: Payload>(
+    subject: Subject,
+    command: ControlCommand,
+    payload: P,
+    limit: Duration,
+    late: impl FnOnce(Result<P, ControlError>) + Send + 'static,
+) -> Result<P, ControlError> {
+    run_within(subject, command.name, limit, move || exchange_here(command, payload), late)?
+}
+
+fn exchange_here<P: Payload>(command: ControlCommand, payload: P) -> Result<P, ControlError> {
     const { assert!(size_of::<P>() <= PAYLOAD_WORDS * 8 && align_of::<P>() <= 8, "it fits the channel's room") };
     with_channel(|channel| {
         let room = channel.payload.as_mut_ptr().cast::<P>();
@@ -83,10 +100,6 @@ fn with_channel<T>(run: impl FnOnce(&mut Channel) -> Result<T, ControlError>) ->
             // The kernel may still hold the payload's address: leak the memory and the ring.
             std::mem::forget(slot.take());
         }
-        if matches!(outcome, Err(ControlError::TimedOut { .. })) {
-            // The command has no payload. Closing its ring cancels it.
-            drop(slot.take());
-        }
         outcome
     })
 }
@@ -98,13 +111,14 @@ impl Channel {
         Ok(Self { control, ring, payload: Box::new([0; PAYLOAD_WORDS]) })
     }
 
+    /// Sends a command and waits for its end. After `limit` it is cancelled, which ends it where the kernel
+    /// waits for something that can be interrupted.
     fn send(
         &mut self,
         command: ControlCommand,
         payload_bytes: u16,
         limit: Option<Duration>,
     ) -> Result<(), ControlError> {
-        assert!(limit.is_none() || payload_bytes == 0, "memory stays with a command until it has ended");
         let ControlCommand { name, code, device, data } = command;
         let argument = sys::ublksrv_ctrl_cmd {
             dev_id: device,
@@ -115,15 +129,19 @@ impl Channel {
             ..Default::default()
         };
         let control = types::Fd(self.control.as_raw_fd());
-        let entry = opcode::UringCmd80::new(control, code).cmd(encode(&argument)).build();
-        // SAFETY: the one address in the entry is that of `payload`, which lives until the completion has
-        // been seen below, or is leaked by `with_channel`.
-        unsafe { self.ring.submission().push(&entry) }.expect("an empty queue has room for one entry");
+        let entry = opcode::UringCmd80::new(control, code).cmd(encode(&argument)).build().user_data(COMMAND);
+        self.push(&entry);
         let begin = Instant::now();
+        let mut was_cancelled = false;
         loop {
-            let left = limit.map(|limit| Timespec::from(limit.saturating_sub(begin.elapsed())));
-            let entered = match &left {
-                Some(left) => self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(left)),
+            let left = limit.filter(|_| !was_cancelled).map(|limit| limit.saturating_sub(begin.elapsed()));
+            if left.is_some_and(|left| left.is_zero()) {
+                was_cancelled = true;
+                self.push(&opcode::AsyncCancel::new(COMMAND).build().user_data(CANCEL).into());
+                continue;
+            }
+            let entered = match left.map(Timespec::from) {
+                Some(left) => self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&left)),
                 None => self.ring.submit_and_wait(1),
             };
             match entered {
@@ -135,21 +153,27 @@ impl Channel {
                     ) => {}
                 Err(error) => return Err(ControlError::Channel(error)),
             }
-            if let Some(completion) = self.ring.completion().next() {
-                return match completion.result() {
-                    0.. => Ok(()),
-                    negative => Err(ControlError::Command {
-                        id: device,
-                        command: name,
-                        source: Errno::new(negative.wrapping_neg()),
-                    }),
-                };
-            }
-            if limit.is_some_and(|limit| begin.elapsed() >= limit) {
+            // The answer to a cancellation may come after the command's: it is of the command before, or of
+            // this one.
+            let Some(completion) = self.ring.completion().find(|it| it.user_data() == COMMAND) else {
+                continue;
+            };
+            let errno = match completion.result() {
+                0.. => return Ok(()),
+                negative => Errno::new(negative.wrapping_neg()),
+            };
+            if was_cancelled && matches!(errno, Errno::EINTR | Errno::ECANCELED) {
                 let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
                 return Err(ControlError::TimedOut { id: device, command: name, waited_ms });
             }
+            return Err(ControlError::Command { id: device, command: name, source: errno });
         }
+    }
+
+    fn push(&mut self, entry: &Entry128) {
+        // SAFETY: the one address that an entry has is that of `payload`, which lives until the completion has
+        // been seen, or is leaked by `with_channel`.
+        unsafe { self.ring.submission().push(entry) }.expect("an empty queue has room for one entry");
     }
 }
 

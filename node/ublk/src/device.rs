@@ -26,6 +26,7 @@ use holdfast_ring::Errno;
 use libublk::sys;
 
 use crate::command::{self, ControlCommand};
+use crate::control_thread::{Subject, run_within};
 use crate::holders::is_claimed;
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
@@ -41,6 +42,12 @@ const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 const START_WITHIN: Duration = Duration::from_secs(60);
 /// The longest wait for the kernel to see that all queues of a device are armed.
 const END_RECOVERY_WITHIN: Duration = Duration::from_secs(10);
+/// The longest wait for the answer of a command that waits for no other process.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The longest wait for the kernel to take a device from its users: their requests end first.
+const STOP_WITHIN: Duration = Duration::from_secs(60);
+/// The longest wait for a deletion, which ends when the last program has closed the device.
+const DELETE_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two looks at the open files of all processes, which costs a system call for each.
 const SCAN_EVERY: Duration = Duration::from_millis(250);
 /// The longest wait for programs that open a device only for a moment, as udev does.
@@ -135,18 +142,30 @@ impl Device {
             ublksrv_flags: spec.tag,
             ..Default::default()
         };
-        let added = command::exchange(command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted), asked).map_err(
-            |error| match (spec.id, &error) {
-                (Some(id), ControlError::Command { source: Errno::EEXIST, .. }) => {
-                    ControlError::IdTaken { id }
-                }
-                _ => error,
-            },
-        )?;
         let &DeviceSpec { queues, depth, max_io_bytes, transport, tag, id: _, sectors: _ } = spec;
-        let device = Self { id: added.dev_id, tag, queues, depth, max_io_bytes, transport };
+        let new = move |added: sys::ublksrv_ctrl_dev_info| {
+            let id = added.dev_id;
+            Self { id, tag, queues, depth, max_io_bytes, transport }
+        };
+        let unwanted = move |added: Result<_, ControlError>| {
+            // Nobody waits for it. One that stays is found by its tag at the next start.
+            let _deleted = added.map(|added| new(added).delete());
+        };
+        let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted);
+        let added = command::exchange(Subject::New(tag), add, asked, ANSWER_WITHIN, unwanted);
+        let device = added.map(new).map_err(|error| match (spec.id, &error) {
+            (Some(id), ControlError::Command { source: Errno::EEXIST, .. }) => ControlError::IdTaken { id },
+            _ => error,
+        })?;
         let set = command("SET_PARAMS", sys::UBLK_U_CMD_SET_PARAMS, device.id);
-        if let Err(error) = command::exchange(set, spec.params()) {
+        let unwanted = move |_set| {
+            let _deleted = device.delete();
+        };
+        let subject = Subject::Device(device.id);
+        if let Err(error) = command::exchange(subject, set, spec.params(), ANSWER_WITHIN, unwanted) {
+            if matches!(error, ControlError::NotEnded { .. }) {
+                return Err(error);
+            }
             device.delete()?;
             return Err(error);
         }
@@ -356,7 +375,8 @@ impl Device {
     pub fn quiesce(&self, timeout: Duration) -> Result<(), ControlError> {
         // Zero would mean to wait without limit.
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
-        self.send("QUIESCE_DEV", sys::UBLK_U_CMD_QUIESCE_DEV, timeout_ms.into())
+        let within = timeout.saturating_add(ANSWER_WITHIN);
+        self.send_within("QUIESCE_DEV", sys::UBLK_U_CMD_QUIESCE_DEV, timeout_ms.into(), within)
     }
 
     /// Removes the block device, failing what is still asked of it. The ring thread
@@ -366,7 +386,7 @@ impl Device {
     /// [`ControlError::NotFound`]; [`ControlError::Command`].
     pub fn stop(&self) -> Result<(), ControlError> {
         self.info()?;
-        self.send("STOP_DEV", sys::UBLK_U_CMD_STOP_DEV, 0)
+        self.send_within("STOP_DEV", sys::UBLK_U_CMD_STOP_DEV, 0, STOP_WITHIN)
     }
 
     /// The same, unless the device is in use: mounted, below another device, or opened by a program.
@@ -379,8 +399,9 @@ impl Device {
     pub fn stop_unused(&self, features: &Features) -> Result<(), ControlError> {
         self.info()?;
         if features.can_stop_unused() {
+            let code = sys::UBLK_U_CMD_TRY_STOP_DEV;
             let stopped =
-                self.while_busy(UNUSED_WITHIN, || self.send("TRY_STOP_DEV", sys::UBLK_U_CMD_TRY_STOP_DEV, 0));
+                self.while_busy(UNUSED_WITHIN, || self.send_within("TRY_STOP_DEV", code, 0, STOP_WITHIN));
             return match stopped {
                 Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
                     Err(ControlError::InUse { id: self.id, holders: Holders::of(&self.block_path()) })
@@ -407,8 +428,9 @@ impl Device {
     /// first, and keep the ring thread pumping.
     ///
     /// # Errors
-    /// [`ControlError::Command`]. A device that does not exist is not an error, nor one whose number another
-    /// program's has.
+    /// [`ControlError::TimedOut`] after a second: a program still has the stopped device open, and the kernel
+    /// removes it once that has closed it; it may be called again. [`ControlError::Command`]. A device that does
+    /// not exist is not an error, nor one whose number another program's has.
     pub fn delete(&self) -> Result<(), ControlError> {
         loop {
             match self.info() {
@@ -416,7 +438,7 @@ impl Device {
                 Err(ControlError::NotFound { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }
-            match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
+            match self.send_within("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0, DELETE_WITHIN) {
                 Err(ControlError::NotFound { .. }) => return Ok(()),
                 // The wait for the last use was interrupted; the deletion continues.
                 Err(ControlError::Command { source: Errno::EINTR, .. }) => {}
@@ -440,7 +462,8 @@ impl Device {
             // Kernels before 7.0 follow a null pointer here.
             return Err(self.refused("UPDATE_SIZE", Errno::ENODEV));
         }
-        self.send("UPDATE_SIZE", sys::UBLK_U_CMD_UPDATE_SIZE, sectors * KERNEL_SECTORS_PER_SECTOR)
+        let size = sectors * KERNEL_SECTORS_PER_SECTOR;
+        self.send_within("UPDATE_SIZE", sys::UBLK_U_CMD_UPDATE_SIZE, size, ANSWER_WITHIN)
     }
 
     /// The size of the device, in sectors of 4096 bytes.
@@ -456,15 +479,17 @@ impl Device {
     /// the device is announced; a device that is tuned already is not changed.
     ///
     /// # Errors
-    /// [`ControlError::File`] naming the attribute.
+    /// [`ControlError::File`] naming the attribute; [`ControlError::NotEnded`] where the kernel does not end
+    /// the change: it waits for all requests of the device.
     pub fn tune(&self) -> Result<(), ControlError> {
         let queue = PathBuf::from(format!("/sys/block/ublkb{}/queue", self.id));
-        set_attribute(&queue.join("scheduler"), "none", |now| now == "none" || now.contains("[none]"))?;
-        let throttling = queue.join("wbt_lat_usec");
-        if throttling.exists() {
-            set_attribute(&throttling, "0", |now| now == "0")?;
-        }
-        Ok(())
+        run_within(
+            Subject::Attributes(self.id),
+            "a write to queue",
+            ANSWER_WITHIN,
+            move || tune(&queue),
+            drop,
+        )?
     }
 
     /// Asks the kernel about any device. The answer does not wait for what is being done with it.
@@ -476,7 +501,9 @@ impl Device {
     pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =
             ControlCommand { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
-        let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default()).map_err(|error| {
+        let room = sys::ublksrv_ctrl_dev_info::default();
+        let answer = command::exchange(Subject::Description(id), command, room, ANSWER_WITHIN, drop);
+        let info = answer.map_err(|error| {
             if matches!(error, ControlError::Command { source: Errno::EINVAL, .. }) {
                 return ControlError::NotOurs { id, found: 0 };
             }
@@ -507,7 +534,8 @@ impl Device {
         let command =
             ControlCommand { name: "GET_PARAMS", code: sys::UBLK_U_CMD_GET_PARAMS, device: id, data: 0 };
         let room = sys::ublk_params { len: size_of::<sys::ublk_params>() as u32, ..Default::default() };
-        let params = command::exchange(command, room).map_err(|error| not_found(id, error))?;
+        let params = command::exchange(Subject::Device(id), command, room, ANSWER_WITHIN, drop)
+            .map_err(|error| not_found(id, error))?;
         Ok(params.basic.dev_sectors / KERNEL_SECTORS_PER_SECTOR)
     }
 
@@ -530,12 +558,6 @@ impl Device {
         }
     }
 
-    fn send(&self, name: &'static str, code: u32, data: u64) -> Result<(), ControlError> {
-        command::send(ControlCommand { name, code, device: self.id, data }, None)
-            .map_err(|error| not_found(self.id, error))
-    }
-
-    /// The same, for a command that may wait in the kernel for something that does not come.
     fn send_within(
         &self,
         name: &'static str,
@@ -543,7 +565,7 @@ impl Device {
         data: u64,
         limit: Duration,
     ) -> Result<(), ControlError> {
-        command::send(ControlCommand { name, code, device: self.id, data }, Some(limit))
+        command::send(ControlCommand { name, code, device: self.id, data }, limit)
             .map_err(|error| not_found(self.id, error))
     }
 
@@ -590,6 +612,15 @@ fn not_found(id: u32, error: ControlError) -> ControlError {
         return ControlError::NotFound { id };
     }
     error
+}
+
+fn tune(queue: &Path) -> Result<(), ControlError> {
+    set_attribute(&queue.join("scheduler"), "none", |now| now == "none" || now.contains("[none]"))?;
+    let throttling = queue.join("wbt_lat_usec");
+    if throttling.exists() {
+        set_attribute(&throttling, "0", |now| now == "0")?;
+    }
+    Ok(())
 }
 
 fn set_attribute(path: &Path, value: &str, is_set: impl Fn(&str) -> bool) -> Result<(), ControlError> {

@@ -69,7 +69,7 @@ pub enum ControlError {
         /// Its users.
         holders: Holders,
     },
-    /// The kernel did not answer a command in time.
+    /// A command that waits in the kernel did not end in time, and was cancelled.
     #[error("ublk device {id}: {command} did not end within {waited_ms} ms")]
     TimedOut {
         /// The device.
@@ -79,8 +79,24 @@ pub enum ControlError {
         /// Time waited, in milliseconds.
         waited_ms: u64,
     },
+    /// The kernel has not answered a command. No other one about the device is sent until it has.
+    #[error(
+        "{}: {command} has not ended for {seconds} s; the ublk driver of kernel {kernel} may be stuck (its log says more). \
+         The other volumes of this node are served; if this does not end by itself, restart this host",
+        Subject(*.id)
+    )]
+    NotEnded {
+        /// The device; `u32::MAX` before the kernel has chosen an id.
+        id: u32,
+        /// The command, as in `linux/ublk_cmd.h`.
+        command: &'static str,
+        /// Seconds since it was sent.
+        seconds: u64,
+        /// The running kernel.
+        kernel: String,
+    },
     /// The kernel refused a command.
-    #[error("ublk device {id}: {command} failed")]
+    #[error("{}: {command} failed", Subject(*.id))]
     Command {
         /// The device; `u32::MAX` before the kernel has chosen an id.
         id: u32,
@@ -136,6 +152,18 @@ pub enum ControlError {
         #[source]
         source: io::Error,
     },
+}
+
+/// A device in a message.
+struct Subject(u32);
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            u32::MAX => f.write_str("a new ublk device"),
+            id => write!(f, "ublk device {id}"),
+        }
+    }
 }
 
 /// Reasons for which a queue could not be opened or closed.

@@ -12,6 +12,7 @@
 
 mod char_device;
 mod command;
+mod control_thread;
 mod copy_buffers;
 mod device;
 mod device_spec;

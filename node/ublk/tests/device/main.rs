@@ -6,9 +6,10 @@
 mod ring_thread;
 
 use std::fs::{File, OpenOptions};
-use std::io::{IoSlice, IoSliceMut, Read, Seek, Write};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::process::{Child as Process, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -607,4 +608,107 @@ fn a_recovery_whose_queues_are_not_armed_ends() {
     fixture.recover();
     fixture.open_block().write_all_at(&[1; 4096], 0).unwrap();
     fixture.open_block().sync_all().unwrap();
+}
+
+/// Set for the process that [`Child`] is: the device about which it sends a command that does not end.
+const STUCK_DEVICE: &str = "HOLDFAST_STUCK_DEVICE";
+
+/// Another server, with a device of its own, that ends in order while a command of it does not.
+struct Child(Process);
+
+impl Child {
+    /// Starts it. It serves its device at once, and sends its command when it is told to.
+    fn start(test: &str) -> (Self, u32) {
+        let mut server = Command::new(std::env::current_exe().unwrap());
+        server.args(["--ignored", "--exact", "--nocapture", test]).env(STUCK_DEVICE, "");
+        let mut child = Self(server.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let said = BufReader::new(child.0.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
+        let id = said.strip_prefix("serves ").unwrap_or_else(|| panic!("{said}")).parse().unwrap();
+        (child, id)
+    }
+
+    /// Its life.
+    fn serve() -> ! {
+        let mut fixture = Fixture::started(Transport::UserCopy);
+        eprintln!("serves {}", fixture.device.id());
+        let stuck = std::io::stdin().lines().next().unwrap().unwrap().parse().unwrap();
+        let asks = thread::spawn(move || Device::find(stuck, &OURS));
+        thread::sleep(Duration::from_secs(1));
+        assert!(!asks.is_finished(), "the command has ended");
+        fixture.leave();
+        std::process::exit(0)
+    }
+
+    fn ask_about(&mut self, device: &Device) {
+        writeln!(self.0.stdin.as_mut().unwrap(), "{}", device.id()).unwrap();
+    }
+}
+
+/// DEL_DEV holds a lock of the driver that ADD_DEV needs, and waits for STOP_DEV, which waits for a request:
+/// an attach, and each one after it, waited for ever. A daemon with such a command kept its devices and its
+/// lock when it ended.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_command_that_does_not_end_is_named_and_holds_up_no_other_device() {
+    if std::env::var_os(STUCK_DEVICE).is_some() {
+        Child::serve();
+    }
+    let (mut child, of_child) =
+        Child::start("a_command_that_does_not_end_is_named_and_holds_up_no_other_device");
+    let mut below = Fixture::started(Transport::UserCopy);
+    let backing = below.open_block();
+    below.leave();
+    let one_tag = DeviceSpec { depth: 1, ..spec(Transport::UserCopy) };
+    let mut stuck = Fixture { device: Device::add(&features(), &one_tag).unwrap(), backing, worker: None };
+    stuck.serve();
+    stuck.device.start().unwrap();
+    let device = stuck.device;
+    let mut block = stuck.open_block();
+    let reads = thread::spawn(move || block.read_exact(&mut [0; 4096]));
+    let begin = Instant::now();
+    while stuck.attribute("stat").split_whitespace().nth(IN_FLIGHT) == Some("0") {
+        assert!(begin.elapsed() < SOON, "the read does not begin");
+        thread::yield_now();
+    }
+    let stops = thread::spawn(move || device.stop());
+    thread::sleep(Duration::from_secs(1));
+
+    child.ask_about(&device);
+    let device_of_child = Device::find(of_child, &OURS).unwrap();
+    let backing = below.backing.try_clone().unwrap();
+    Fixture { device: device_of_child, backing, worker: None }.recover();
+    assert!(child.0.try_wait().unwrap().is_none(), "the command has not ended");
+
+    let deletes = thread::spawn(move || device.delete());
+    thread::sleep(Duration::from_secs(1));
+    let new = DeviceSpec { tag: TAG + 1, ..spec(Transport::UserCopy) };
+    for longest in [Duration::from_secs(30), Duration::from_secs(1)] {
+        let begin = Instant::now();
+        let error = Device::add(&features(), &new).unwrap_err();
+        assert!(matches!(error, ControlError::NotEnded { command: "ADD_DEV", .. }), "{error}");
+        assert!(begin.elapsed() < longest, "an answer after {:?}", begin.elapsed());
+    }
+    let error = deletes.join().unwrap().unwrap_err();
+    assert!(matches!(error, ControlError::NotEnded { command: "DEL_DEV", .. }), "{error}");
+    assert_eq!(stuck.device.info().unwrap().id, device.id(), "it is still described");
+
+    below.recover();
+    // Whether the kernel ends the read or fails it is its own affair.
+    let _read = reads.join().unwrap();
+    stops.join().unwrap().unwrap();
+    child.0.wait().unwrap();
+    let begin = Instant::now();
+    let added = loop {
+        match Device::add(&features(), &new) {
+            Ok(added) => break added,
+            Err(ControlError::NotEnded { .. }) if begin.elapsed() < SOON => {
+                thread::sleep(Duration::from_millis(100));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    // The one that was added too late is gone.
+    let tagged = |id: &u32| Device::look(*id).is_ok_and(|info| info.tag == TAG + 1);
+    assert_eq!(Device::list().unwrap().into_iter().filter(tagged).collect::<Vec<_>>(), [added.id()]);
+    added.delete().unwrap();
 }

@@ -105,7 +105,18 @@ impl Devices for Kernel {
 
     fn start(&self, device: Device) -> Result<(), ControlError> {
         device.start()?;
-        device.tune()
+        match device.tune() {
+            // It serves, only slower.
+            Err(error @ ControlError::NotEnded { .. }) => {
+                tracing::warn!(
+                    device = device.id(),
+                    error = &error as &dyn std::error::Error,
+                    "the device keeps its scheduler"
+                );
+                Ok(())
+            }
+            tuned => tuned,
+        }
     }
 
     fn can_resize(&self) -> Result<bool, Unsupported> {

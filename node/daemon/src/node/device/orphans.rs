@@ -14,6 +14,7 @@ use holdfast_ublk::{ControlError, DeviceInfo, DeviceState, Expected};
 
 use crate::node::device::kernel::Devices;
 use crate::node::device::tag::Installation;
+use crate::node::error::NodeError;
 use crate::node::local::volume_files::Local;
 use crate::node::run_blocking::blocking;
 
@@ -57,14 +58,14 @@ impl DeviceSweep<'_> {
             return;
         }
         let devices = Arc::clone(self.devices);
-        // The deletion waits for the last use of the device.
         self.tasks.spawn(async move {
             let deleted = blocking(move || {
                 let device = devices.find(id, &Expected { tag: orphan.tag, sectors: 0 })?;
                 Ok(devices.delete(device)?)
             });
             match deleted.await {
-                Ok(()) => tracing::warn!(
+                // The kernel deletes it after its last use.
+                Ok(()) | Err(NodeError::Device(ControlError::TimedOut { .. })) => tracing::warn!(
                     device = id,
                     "a device was deleted that an earlier daemon added and never served"
                 ),

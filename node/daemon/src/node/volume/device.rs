@@ -184,7 +184,12 @@ impl VolumeDevices {
         present.release_device()?;
         let (kernel, present) = (Arc::clone(&self.kernel), Arc::clone(present));
         self.tasks.spawn(async move {
-            run_blocking(move || delete_stopped(&*kernel, device)).await;
+            loop {
+                let kernel = Arc::clone(&kernel);
+                if run_blocking(move || delete_stopped(&*kernel, device)).await == Deletion::Ended {
+                    break;
+                }
+            }
             present.state.apply(&StateEvent::DeviceDeleted);
         });
         Ok(())
@@ -200,15 +205,29 @@ impl VolumeDevices {
     }
 }
 
-/// Deletes a stopped device. Waits until the last program has closed it.
-pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) {
-    if let Err(error) = kernel.delete(device) {
-        // It has no block device, and its tag says whose it is.
-        tracing::warn!(
-            device = device.id(),
-            error = chain(&error),
-            "a stopped device was not deleted; the next start deletes it"
-        );
+/// What came of a deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::node) enum Deletion {
+    /// Nothing more is to be waited for.
+    Ended,
+    /// The kernel deletes the device once the last program has closed it.
+    Waits,
+}
+
+/// Deletes a stopped device. Waits shortly until the last program has closed it.
+pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) -> Deletion {
+    match kernel.delete(device) {
+        Ok(()) => Deletion::Ended,
+        Err(ControlError::TimedOut { .. }) => Deletion::Waits,
+        Err(error) => {
+            // It has no block device, and its tag says whose it is.
+            tracing::warn!(
+                device = device.id(),
+                error = chain(&error),
+                "a stopped device was not deleted; the next start deletes it"
+            );
+            Deletion::Ended
+        }
     }
 }
 

@@ -1,0 +1,244 @@
+//! Threads that send control commands, so that one that never ends in the kernel harms nobody else.
+//!
+//! A thread that waits in the kernel without limit cannot be ended, and neither can its process: it keeps the
+//! files that it shares with the other threads. So each command is sent by a thread with a table of open files
+//! of its own, in which nothing of the process is. Where such a thread is stuck, all others return in time,
+//! and at the end of the process the kernel releases its locks all the same, and quiesces the devices whose
+//! queues were closed. The memory of the process stays: what is mapped then waits for the command.
+//!
+//! *Owns*: these threads, and the commands that have not ended in time.
+//! *Invariants*: of a subject, no second command is sent while one runs whose caller has stopped waiting.
+#![allow(unsafe_code)] // a system call without a wrapper
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{ControlError, KernelRelease};
+
+/// An idle thread ends after this time.
+const IDLE_FOR: Duration = Duration::from_secs(10);
+
+/// The object of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Subject {
+    /// A device that is there.
+    Device(u32),
+    /// Its description, which waits for nothing that is done with it.
+    Description(u32),
+    /// Its attributes in sysfs.
+    Attributes(u32),
+    /// A new device with this tag.
+    New(u64),
+}
+
+impl Subject {
+    /// The number of its device; `u32::MAX` before it has one.
+    const fn id(self) -> u32 {
+        match self {
+            Self::Device(id) | Self::Description(id) | Self::Attributes(id) => id,
+            Self::New(_) => u32::MAX,
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+struct IdleThread {
+    number: u64,
+    jobs: Sender<Job>,
+}
+
+struct Threads {
+    started: u64,
+    idle: Vec<IdleThread>,
+    /// Commands whose caller has stopped waiting, with the time at which they were sent.
+    late: HashMap<Subject, (&'static str, Instant)>,
+}
+
+static THREADS: Mutex<Option<Threads>> = Mutex::new(None);
+
+fn with_threads<T>(run: impl FnOnce(&mut Threads) -> T) -> T {
+    let mut threads = THREADS.lock();
+    run(threads.get_or_insert_with(|| Threads { started: 0, idle: Vec::new(), late: HashMap::new() }))
+}
+
+enum Outcome<T> {
+    Awaited,
+    Is(T),
+    /// Nobody waits any more.
+    Unwanted,
+}
+
+/// Does `work`, which sends the command called `name` about `subject`, on a thread of its own, and waits for
+/// at most `limit`. What ends later is given to `late`, on that thread.
+///
+/// # Errors
+/// [`ControlError::NotEnded`] after `limit`, and at once while an earlier command about the subject has not
+/// ended; [`ControlError::Channel`] where no thread can be started.
+pub(crate) fn run_within<T: Send + 'static>(
+    subject: Subject,
+    name: &'static str,
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+    late: impl FnOnce(T) + Send + 'static,
+) -> Result<T, ControlError> {
+    if let Some((name, sent)) = with_threads(|threads| threads.late.get(&subject).copied()) {
+        return Err(not_ended(subject, name, sent));
+    }
+    let sent = Instant::now();
+    let shared = Arc::new((Mutex::new(Outcome::Awaited), Condvar::new()));
+    let job = {
+        let shared = Arc::clone(&shared);
+        move || {
+            let done = work();
+            let (outcome, changed) = &*shared;
+            let mut outcome = outcome.lock();
+            if matches!(*outcome, Outcome::Unwanted) {
+                drop(outcome);
+                with_threads(|threads| threads.late.remove(&subject));
+                late(done);
+            } else {
+                *outcome = Outcome::Is(done);
+                changed.notify_one();
+            }
+        }
+    };
+    give(Box::new(job)).map_err(ControlError::Channel)?;
+    let (outcome, changed) = &*shared;
+    let mut outcome = outcome.lock();
+    changed.wait_while_for(&mut outcome, |outcome| matches!(outcome, Outcome::Awaited), limit);
+    match std::mem::replace(&mut *outcome, Outcome::Unwanted) {
+        Outcome::Is(done) => Ok(done),
+        Outcome::Awaited | Outcome::Unwanted => {
+            // Before the thread can see that nobody waits.
+            with_threads(|threads| threads.late.insert(subject, (name, sent)));
+            Err(not_ended(subject, name, sent))
+        }
+    }
+}
+
+fn not_ended(subject: Subject, command: &'static str, sent: Instant) -> ControlError {
+    let kernel = KernelRelease::running().map_or_else(|_| "of this host".to_owned(), |it| it.to_string());
+    ControlError::NotEnded { id: subject.id(), command, seconds: sent.elapsed().as_secs(), kernel }
+}
+
+/// Gives a job to an idle thread, or to a new one.
+fn give(mut job: Job) -> io::Result<()> {
+    loop {
+        let idle = with_threads(|threads| threads.idle.pop());
+        let Some(idle) = idle else { break };
+        match idle.jobs.send(job) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::SendError(refused)) => job = refused,
+        }
+    }
+    let number = with_threads(|threads| {
+        threads.started += 1;
+        threads.started
+    });
+    let (jobs, received) = mpsc::channel();
+    thread::Builder::new().name("ublk-control".to_owned()).spawn(move || {
+        if let Err(error) = leave_files() {
+            // Commands are sent all the same: only a stuck one would do more harm.
+            eprintln!("a thread for ublk commands keeps the files of its process: {error}");
+        }
+        job();
+        loop {
+            with_threads(|threads| threads.idle.push(IdleThread { number, jobs: jobs.clone() }));
+            match received.recv_timeout(IDLE_FOR) {
+                Ok(job) => job(),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    let was_idle = with_threads(|threads| {
+                        let place = threads.idle.iter().position(|idle| idle.number == number);
+                        place.map(|place| threads.idle.swap_remove(place)).is_some()
+                    });
+                    if was_idle {
+                        return;
+                    }
+                    // Somebody has taken it: the job is on its way.
+                    match received.recv() {
+                        Ok(job) => job(),
+                        Err(mpsc::RecvError) => return,
+                    }
+                }
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Gives this thread a table of open files of its own, with nothing but the standard streams.
+fn leave_files() -> io::Result<()> {
+    let first_other = libc::STDERR_FILENO + 1;
+    // SAFETY: the call takes integers only. The closed numbers are this thread's: others keep theirs, and
+    // this thread has just begun, so it uses none.
+    let left = unsafe {
+        libc::syscall(libc::SYS_close_range, first_other, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
+    };
+    if left < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+    const AT_ONCE: Duration = Duration::from_millis(20);
+
+    /// Found by reading: a GET_PARAMS or an ADD_DEV that never ended held its caller, and with it the node's
+    /// next daemon.
+    #[test]
+    fn a_command_that_does_not_end_is_named_and_not_sent_twice() {
+        let (end, ends) = mpsc::channel::<()>();
+        let (late, was_late) = mpsc::channel();
+        let subject = Subject::Device(70_000);
+        let stuck = move || ends.recv().is_err();
+        let error = run_within(subject, "GET_PARAMS", AT_ONCE, stuck, move |done| late.send(done).unwrap())
+            .unwrap_err();
+        assert!(
+            matches!(&error, ControlError::NotEnded { id: 70_000, command: "GET_PARAMS", .. }),
+            "{error}"
+        );
+        let message = error.to_string();
+        for part in ["ublk device 70000", "GET_PARAMS", "kernel", "restart this host"] {
+            assert!(message.contains(part), "{message}");
+        }
+        // The next one is not sent, and another device's is.
+        let again = run_within(subject, "STOP_DEV", SOON, || panic!("it is sent"), |()| {}).unwrap_err();
+        assert!(matches!(again, ControlError::NotEnded { command: "GET_PARAMS", .. }), "{again}");
+        assert_eq!(run_within(Subject::Device(70_001), "STOP_DEV", SOON, || 7, |_| {}).unwrap(), 7);
+
+        drop(end);
+        assert!(was_late.recv_timeout(SOON).unwrap(), "what ends late is cleared up");
+        let begun = Instant::now();
+        while run_within(subject, "STOP_DEV", SOON, || (), |()| {}).is_err() {
+            assert!(begun.elapsed() < SOON, "the device takes commands again");
+        }
+    }
+
+    /// A stuck thread keeps no file of its process: neither the lock of the node nor a device.
+    #[test]
+    fn the_threads_hold_no_file_of_the_process() {
+        let file = File::open("/dev/null").unwrap();
+        let number = file.as_raw_fd();
+        let open = run_within(
+            Subject::New(1),
+            "ADD_DEV",
+            SOON,
+            move || std::fs::read_link(format!("/proc/thread-self/fd/{number}")).is_ok(),
+            |_| {},
+        );
+        assert!(!open.unwrap(), "the thread has the file of another one");
+        assert!(std::fs::read_link(format!("/proc/thread-self/fd/{number}")).is_ok());
+    }
+}
