@@ -31,6 +31,10 @@ const CRASHES_IN_RECOVERY: [std::ops::Range<(u32, u32, u32)>; 2] =
 const RECOVERY_CHECKED_SINCE: (&str, u32, &str) = ("6.8.0", 50, "generic");
 /// The first series whose driver ends a server's devices right in all cases that recovery meets.
 const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
+/// The first series whose io_uring lets a registered file go as soon as no request uses it. Before, it waits
+/// for all requests that were sent earlier, whatever files they use (`7029acd8a950`, Linux 6.13, gives each
+/// its own count).
+const FREES_FILES_SINCE: (u32, u32) = (6, 13);
 
 /// Faults of a ublk driver that crash the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +128,12 @@ impl KernelRelease {
     }
 
     /// The first two numbers of the version.
+    /// True if a ring of this kernel keeps a file that was taken from it for as long as an earlier request
+    /// waits, also one about another file.
+    pub(crate) fn keeps_registered_files(&self) -> bool {
+        self.series().is_none_or(|series| series < FREES_FILES_SINCE)
+    }
+
     fn series(&self) -> Option<(u32, u32)> {
         let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -238,6 +248,13 @@ mod tests {
         ] {
             assert_eq!(KernelRelease::new(release).compares_pids_of_namespaces(), compares, "{release}");
         }
+    }
+
+    #[test]
+    fn registered_files_are_kept_before_linux_6_13() {
+        let keeps = |release| KernelRelease::new(release).keeps_registered_files();
+        assert!(keeps("6.12.117+deb13-cloud-amd64") && keeps("6.8.0-50-generic") && keeps("unknown"));
+        assert!(!keeps("6.13.0") && !keeps("7.3.4+deb13-cloud-amd64"));
     }
 
     #[test]

@@ -16,16 +16,18 @@
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::LazyLock;
 
-use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring};
-use io_uring::opcode;
+use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring, RingError};
+use io_uring::{opcode, types};
 use libublk::sys;
 
 use crate::char_device::Descriptors;
 use crate::copy_buffers::{BufferPart, CopyBuffers};
 use crate::{
-    CharDevice, Device, DeviceRequest, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, SECTOR_BYTES,
-    Transport,
+    CharDevice, Device, DeviceRequest, KERNEL_SECTORS_PER_SECTOR, KernelRelease, Operation, QueueError,
+    SECTOR_BYTES, Transport,
 };
 
 /// A queue's own operation in the ring: a tag that the kernel has. The type of the ring's operations is made
@@ -98,16 +100,17 @@ pub struct Queue<K> {
     owner: K,
     queue_id: u16,
     depth: u16,
-    char_file: FileSlot,
+    /// The character device, registered with the ring. `None` where the kernel would keep it after the close
+    /// of the queue: the commands of other devices on the ring wait for requests, without limit.
+    char_file: Option<FileSlot>,
     descriptors: Descriptors,
     /// Buffers as which the pages of requests are registered; `None` with user copy.
     registered: Option<BufferRange>,
     /// For requests whose pages are not registered: with user copy all. `None` only while the queue is
     /// dropped.
     copies: Option<CopyBuffers>,
-    /// Through which they are copied. Apart from the memory, which may have to outlive the queue: the file
-    /// must not.
-    copy_file: File,
+    /// The character device. Apart from the memory, which may have to outlive the queue: the file must not.
+    file: File,
     with_kernel: u16,
     with_owner: u16,
     draining: bool,
@@ -134,13 +137,13 @@ impl<K: Copy> Queue<K> {
         let descriptors =
             char_device.map_descriptors(queue_id, depth).map_err(map("the request descriptors"))?;
         let copies = CopyBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?;
-        let copy_file = char_device.share().map_err(map("the character device"))?;
+        let file = char_device.share().map_err(map("the character device"))?;
         let registered = match device.transport() {
             Transport::ZeroCopy => Some(ring.reserve_buffers(depth)?),
             Transport::UserCopy => None,
         };
-        let char_file = match ring.register_file(char_device.file()) {
-            Ok(slot) => slot,
+        let char_file = match register(ring, char_device) {
+            Ok(char_file) => char_file,
             Err(error) => {
                 if let Some(buffers) = registered {
                     ring.release_buffers(buffers);
@@ -156,7 +159,7 @@ impl<K: Copy> Queue<K> {
             descriptors,
             registered,
             copies: Some(copies),
-            copy_file,
+            file,
             with_kernel: 0,
             with_owner: 0,
             draining: false,
@@ -235,7 +238,7 @@ impl<K: Copy> Queue<K> {
         };
         let buffer = Self::buffer_part(request, part);
         let position = self.copy_position(buffer.tag, buffer.offset_bytes);
-        let entry = if copies.copy_in(&self.copy_file, buffer, position) {
+        let entry = if copies.copy_in(&self.file, buffer, position) {
             opcode::Write::new(part.file.fixed(), copies.address(buffer), buffer.len_bytes)
                 .offset(part.file_offset_bytes)
                 .build()
@@ -262,7 +265,7 @@ impl<K: Copy> Queue<K> {
         if let Some(copies) = self.copies.as_mut().filter(|copies| copies.has(tag)) {
             if operation == Operation::Read
                 && outcome.is_ok()
-                && !copies.copy_out(&self.copy_file, tag, len_bytes, position)
+                && !copies.copy_out(&self.file, tag, len_bytes, position)
             {
                 outcome = Err(Errno::EIO);
             }
@@ -321,7 +324,7 @@ impl<K: Copy> Queue<K> {
         if let Some(buffers) = self.registered.take() {
             ring.release_buffers(buffers);
         }
-        ring.unregister_file(self.char_file)?;
+        self.char_file.map_or(Ok(()), |slot| ring.unregister_file(slot))?;
         Ok(())
     }
 
@@ -373,7 +376,11 @@ impl<K: Copy> Queue<K> {
         argument[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());
         argument[2..4].copy_from_slice(&tag.to_ne_bytes());
         argument[4..8].copy_from_slice(&result.to_ne_bytes());
-        let mut entry = opcode::UringCmd16::new(self.char_file.fixed(), command).cmd(argument);
+        let entry = match self.char_file {
+            Some(slot) => opcode::UringCmd16::new(slot.fixed(), command),
+            None => opcode::UringCmd16::new(types::Fd(self.file.as_raw_fd()), command),
+        };
+        let mut entry = entry.cmd(argument);
         if let Some(buffers) = &self.registered {
             // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays
             // zero.
@@ -444,6 +451,16 @@ impl<K: std::fmt::Debug> std::fmt::Debug for Queue<K> {
             .field("draining", &self.draining)
             .finish_non_exhaustive()
     }
+}
+
+/// Registers a character device, where the kernel gives it back in time.
+fn register<T>(ring: &mut Ring<T>, char_device: &CharDevice) -> Result<Option<FileSlot>, RingError> {
+    static KEEPS: LazyLock<bool> =
+        LazyLock::new(|| KernelRelease::running().is_ok_and(|kernel| kernel.keeps_registered_files()));
+    if *KEEPS {
+        return Ok(None);
+    }
+    ring.register_file(char_device.file()).map(Some)
 }
 
 #[cfg(test)]
