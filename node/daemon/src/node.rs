@@ -67,12 +67,14 @@ use error::file;
 use local::file::open_direct;
 pub(crate) use local::file::random;
 use local::outdated::OutdatedFiles;
+use local::owner::HeldOwner;
 use local::quota::{CacheQuota, empty_trash};
 use local::volume_files::LocalDirs;
 use ring::message::Message;
 use ring::placement::Rings;
 use ring::served::SharedFiles;
 use ring::thread;
+use run_blocking::calls_end;
 use store::block_cache::{BlockSlab, slab_path};
 use store::change::NodeStores;
 use store::cold_reads::ColdReads;
@@ -94,6 +96,8 @@ pub(crate) const PART_BYTES: usize = 16 << 20;
 /// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to
 /// the world.
 const START_WITHIN: Duration = Duration::from_secs(5);
+/// The longest wait at the end for calls that block on a disk or a device, while the devices are served.
+const CALLS_END_WITHIN: Duration = Duration::from_secs(10);
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -397,11 +401,26 @@ impl Node {
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. None of its tasks is left. Returns
-    /// the right to use the directories, to be released once nothing else of this process can touch them: the
-    /// process should end now.
+    /// Stops serving and leaves every device quiesced, for a successor. None of its tasks is left, and calls
+    /// that they began end while the devices are still served. Returns the right to use the directories,
+    /// which nothing of this process uses any more. `None`: something may, and the lock stays held until the
+    /// process has ended.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
+        let (owner, all_ended) = self.leave(CALLS_END_WITHIN).await;
+        owner.filter(|_| all_ended).map(HeldOwner::into_owner)
+    }
+
+    /// The same with this wait for calls that block. Returns whether all have ended.
+    async fn leave(self, within: Duration) -> (Option<HeldOwner>, bool) {
+        let owner = self.0.owner.lock().take().map(HeldOwner::new);
         self.0.tasks.stop().await;
+        let all_ended = calls_end(within).await;
+        if !all_ended {
+            tracing::warn!(
+                ?within,
+                "work on local files did not end in time; the next daemon waits for the end of this process"
+            );
+        }
         // A ring thread whose inbox is full holds up no other.
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
         let threads = std::mem::take(&mut *self.0.threads.lock());
@@ -412,7 +431,7 @@ impl Node {
                 tracing::error!("a ring thread died; its devices are quiesced all the same");
             }
         }
-        self.0.owner.lock().take()
+        (owner, all_ended)
     }
 
     /// Lets the volumes of the store called `name` use `config` from now on.

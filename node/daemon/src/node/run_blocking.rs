@@ -1,6 +1,50 @@
 //! Work that blocks (files, control commands), done on threads that may.
+//!
+//! Owns: the count of such calls of each runtime. A call that has begun goes on when its caller is dropped, so
+//! a daemon that ends waits for it.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::watch;
 
 use super::error::NodeError;
+
+/// Calls that were begun and have not ended.
+static CALLS: LazyLock<Mutex<HashMap<Id, watch::Sender<usize>>>> = LazyLock::new(Mutex::default);
+
+/// One of them.
+struct Call(watch::Sender<usize>);
+
+impl Call {
+    fn begin() -> Self {
+        let calls = calls();
+        calls.send_modify(|running| *running += 1);
+        Self(calls)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.send_modify(|running| *running -= 1);
+    }
+}
+
+/// The calls of this runtime.
+fn calls() -> watch::Sender<usize> {
+    let mut calls = CALLS.lock();
+    calls.entry(Handle::current().id()).or_insert_with(|| watch::Sender::new(0)).clone()
+}
+
+/// Waits until no call of this runtime runs, at most `within`. Returns whether none is left.
+pub(super) async fn calls_end(within: Duration) -> bool {
+    let mut running = calls().subscribe();
+    let ended = running.wait_for(|running| *running == 0);
+    tokio::time::timeout(within, ended).await.is_ok()
+}
 
 /// [`run_blocking`] for what fails as the node does.
 pub(super) async fn blocking<T: Send + 'static>(
@@ -12,6 +56,11 @@ pub(super) async fn blocking<T: Send + 'static>(
 /// Runs `work` on a thread that may block. Once the runtime ends, this never does: no task waits for it any
 /// more.
 pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let call = Call::begin();
+    let work = move || {
+        let _call = call;
+        work()
+    };
     match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
@@ -34,5 +83,21 @@ mod tests {
         ended.shutdown_background();
         let _inside = handle.enter();
         assert!(run_blocking(|| 1).now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_caller_is_gone_is_waited_for() {
+        let at_once = Duration::from_millis(20);
+        assert!(calls_end(at_once).await, "none has begun");
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let call = tokio::spawn(run_blocking(move || released.recv().unwrap_or_default()));
+        while calls_end(Duration::ZERO).await {
+            tokio::task::yield_now().await;
+        }
+        call.abort();
+        assert!(call.await.is_err_and(|error| error.is_cancelled()));
+        assert!(!calls_end(at_once).await, "it runs");
+        drop(release);
+        assert!(calls_end(Duration::from_secs(30)).await);
     }
 }

@@ -15,6 +15,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,6 +117,20 @@ impl Owner {
         let Self { config, locks } = self;
         let dirs = [&config.state_dir, &config.run_dir];
         locks.iter().zip(dirs).try_for_each(|(lock, dir)| lock.unlock().map_err(file(dir, "unlocked")))
+    }
+}
+
+/// An owner whose drop does not let the next daemon begin: only the end of the process does.
+pub(in crate::node) struct HeldOwner(ManuallyDrop<Owner>);
+
+impl HeldOwner {
+    pub(in crate::node) fn new(owner: Owner) -> Self {
+        Self(ManuallyDrop::new(owner))
+    }
+
+    /// Nothing of this process uses the directories any more.
+    pub(in crate::node) fn into_owner(self) -> Owner {
+        ManuallyDrop::into_inner(self.0)
     }
 }
 

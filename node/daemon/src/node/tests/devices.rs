@@ -12,6 +12,7 @@ use super::kernel::{Death, FakeKernel, Loss};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::*;
+use crate::node::local::owner::HeldOwner;
 use crate::node::local::volume_files::AttachFiles;
 use holdfast_engine::limit::MAX_SECTORS;
 
@@ -57,7 +58,9 @@ impl Host {
                 () = self.kernel.death() => {}
                 ended = tokio::time::timeout(3 * LIMIT, script(node.clone())) => ended.expect("the script ends"),
             }
-            node.shutdown().await;
+            // A dead process keeps no lock, whatever its threads waited for.
+            let (owner, _all_ended) = node.leave(Duration::ZERO).await;
+            drop(owner.map(HeldOwner::into_owner));
         };
         if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(life))) {
             // A panic that drops a node's tasks would end the process.

@@ -11,7 +11,7 @@ use crate::node::ring::message::OpenQueues;
 use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
 
 /// Runs `act` on a volume's ring thread.
-async fn on_ring(present: &Present, act: impl FnOnce(&mut Ring, VolumeKey) + Send + 'static) {
+pub(super) async fn on_ring(present: &Present, act: impl FnOnce(&mut Ring, VolumeKey) + Send + 'static) {
     let queues: OpenQueues = Box::new(move |ring, key| {
         act(ring, key);
         Err(QueueError::Ring(RingError::FilesExhausted { capacity: 0 }))

@@ -1,6 +1,10 @@
 //! A node that was stopped, and another one after it in the same process.
 
+use tokio::sync::oneshot;
+
+use super::rings::on_ring;
 use super::*;
+use crate::node::local::owner::is_held;
 
 /// Found by reading: the tasks of a stopped node ran on, over the directories of the next one.
 #[test]
@@ -33,6 +37,62 @@ fn a_stopped_node_leaves_no_task() {
             let left = tokio::time::timeout(LIMIT, ended).await.map_err(|_elapsed| metrics.num_alive_tasks());
             assert_eq!(left, Ok(()), "{before} before");
         }
+        kernel.bury();
+    });
+}
+
+/// All devices of a node waited at its end for a part that was compressed, and for its name server.
+#[test]
+fn what_was_begun_ends_while_the_devices_are_served() {
+    alone(async {
+        let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
+        let state_dir = dirs.config().state_dir;
+        let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        node.attach(AttachRequest { store: bucket.config.clone(), ..request() }).await.unwrap();
+        let present = node.0.volumes.present(&volume()).unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (begins, begun) = oneshot::channel();
+        node.0.tasks.spawn(run_blocking(move || {
+            begins.send(()).unwrap();
+            released.recv().unwrap_or_default();
+        }));
+        begun.await.unwrap();
+
+        let ends = tokio::spawn(node.leave(LIMIT));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let (answers, answered) = oneshot::channel();
+        on_ring(&present, move |_ring, _key| answers.send(()).unwrap()).await;
+        tokio::time::timeout(LIMIT, answered).await.expect("the ring serves").unwrap();
+        assert!(!ends.is_finished() && is_held(&state_dir).unwrap());
+        drop(release);
+        let (owner, all_ended) = ends.await.unwrap();
+        assert!(all_ended);
+        owner.unwrap().into_owner().release().unwrap();
+        assert!(!is_held(&state_dir).unwrap());
+        kernel.bury();
+    });
+}
+
+/// Found by reading: the lock was dropped, and so released, under a call that had not ended.
+#[test]
+fn a_call_that_does_not_end_keeps_the_lock() {
+    alone(async {
+        let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+        let state_dir = dirs.config().state_dir;
+        let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (begins, begun) = oneshot::channel();
+        node.0.tasks.spawn(run_blocking(move || {
+            begins.send(()).unwrap();
+            released.recv().unwrap_or_default();
+        }));
+        begun.await.unwrap();
+        let (owner, all_ended) = node.leave(Duration::from_millis(20)).await;
+        assert!(!all_ended);
+        drop(owner);
+        assert!(is_held(&state_dir).unwrap(), "the call may still write");
+        drop(release);
         kernel.bury();
     });
 }

@@ -29,7 +29,7 @@ use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
 use crate::node::ring::message::Message;
 use crate::node::ring::planned::Start;
 use crate::node::ring::shape::DeviceShape;
-use crate::node::run_blocking::blocking;
+use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::attach::Joining;
 use crate::node::volume::device::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
@@ -456,7 +456,7 @@ fn device_of(
             // It was added and never started, or stopped. The volume does not wait for a program that has it
             // open.
             let devices = Arc::clone(devices);
-            tokio::task::spawn_blocking(move || delete_stopped(&*devices, unused));
+            tokio::spawn(run_blocking(move || delete_stopped(&*devices, unused)));
             Ok(None)
         }
         (None, None) => Ok(None),
