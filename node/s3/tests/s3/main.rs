@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests panic where they fail")]
 
+mod answers;
 mod backend;
 mod behind_faults;
 mod conformance;

@@ -1,7 +1,7 @@
 //! Stores whose credentials, endpoint or certificates change under their volumes.
 
 use bytes::Bytes;
-use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
+use holdfast_objects::{ErrorKind, MemoryStore, ObjectStore, ReadyParts};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Place, SegmentId};
 use tokio::runtime::Runtime;
@@ -18,7 +18,10 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
     let denied = wait(&node, |status| status.store.health.unreachable().is_some()).await;
-    assert!(denied.store.health.unreachable().unwrap().is_denied, "{denied:?}");
+    assert!(
+        denied.store.health.unreachable().is_some_and(|outage| outage.kind == ErrorKind::Denied),
+        "{denied:?}"
+    );
     assert_eq!(denied.commit.dirty_bytes, Some(3 * SECTOR_BYTES));
     (node, new)
 }
