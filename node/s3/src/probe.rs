@@ -11,6 +11,7 @@ use crate::{
     classify::{BrokenAnswer, ForeignAnswer, ServerFault, any_cause},
     clock::ServerClock,
     create::CreatePermit,
+    proxies::Proxy,
     store::S3Store,
 };
 
@@ -20,6 +21,20 @@ pub enum ProbeFailure {
     /// The server cannot be reached or does not answer.
     #[error("endpoint: the server cannot be reached; check the address, the network policy and the server")]
     Unreachable(#[source] StoreError),
+    /// The proxy on the way does not lead to the server.
+    #[error(
+        "endpoint: the server cannot be reached through the proxy {proxy} of {variable}; check the proxy, or put the \
+         server's host into NO_PROXY of the node daemons and the operator"
+    )]
+    ProxyFails {
+        /// The proxy's host and port.
+        proxy: String,
+        /// The variable that names it.
+        variable: &'static str,
+        /// The failure.
+        #[source]
+        source: StoreError,
+    },
     /// The server answers, but not now.
     #[error("endpoint: the server asks for fewer requests; it is tried again")]
     Throttled(#[source] StoreError),
@@ -159,6 +174,7 @@ impl ProbeFailure {
     pub const fn field(&self) -> &'static str {
         match self {
             Self::Unreachable(_)
+            | Self::ProxyFails { .. }
             | Self::Throttled(_)
             | Self::ServerFails { .. }
             | Self::NotS3 { .. }
@@ -181,6 +197,7 @@ impl ProbeFailure {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "Unreachable",
+            Self::ProxyFails { .. } => "ProxyFails",
             Self::Throttled(_) => "Throttled",
             Self::ServerFails { .. } => "ServerFails",
             Self::NotS3 { .. } => "NotS3",
@@ -208,6 +225,7 @@ impl ProbeFailure {
         matches!(
             self,
             Self::Unreachable(_)
+                | Self::ProxyFails { .. }
                 | Self::Throttled(_)
                 | Self::ServerFails { .. }
                 | Self::NotS3 { .. }
@@ -410,7 +428,12 @@ impl S3Store {
         match error.kind() {
             ErrorKind::Throttled => ProbeFailure::Throttled(error),
             ErrorKind::Conflict => ProbeFailure::Busy(error),
-            ErrorKind::Unavailable | ErrorKind::Ambiguous => ProbeFailure::Unreachable(error),
+            ErrorKind::Unavailable | ErrorKind::Ambiguous => match &self.proxy {
+                Some(Proxy { host, variable, .. }) => {
+                    ProbeFailure::ProxyFails { proxy: host.clone(), variable, source: error }
+                }
+                None => ProbeFailure::Unreachable(error),
+            },
             ErrorKind::NotFound | ErrorKind::Corrupt => ProbeFailure::BadRead(error),
             ErrorKind::Denied | ErrorKind::Blocked(_) | ErrorKind::Invalid | ErrorKind::Exists => {
                 let code = match &error {

@@ -9,6 +9,7 @@ mod conformance;
 mod credentials;
 mod faults;
 mod health;
+mod http_proxy;
 mod proxy;
 mod server;
 mod tls;
