@@ -1,4 +1,4 @@
-//! What keeps a store that answers from serving requests until a person removes it.
+//! Causes for which a store that answers serves no requests until a person removes them.
 
 /// Reasons, other than missing rights, for which a store answers and serves no request of a kind. None of
 /// them ends by itself; each is removed at the store or at this host, and what waited continues.

@@ -76,7 +76,7 @@ pub enum StoreError {
     /// Something other than rights keeps the store from serving the request. Nothing was written.
     #[error("the object store cannot serve the request ({code}): {}; {}", blocker.state(), blocker.fix())]
     Blocked {
-        /// What does.
+        /// The cause.
         blocker: Blocker,
         /// The store's own code, such as `QuotaExceeded`.
         code: String,

@@ -225,8 +225,8 @@ fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, 
     }
 }
 
-/// What keeps the server from serving the request, by the codes of Amazon, Ceph, MinIO and versitygw. A
-/// provider that has no code for it says it in the text of `AccessDenied` or `InvalidRequest`.
+/// The cause for which the server does not serve the request, by the codes of Amazon, Ceph, MinIO and
+/// versitygw. A provider that has no code for it says it in the text of `AccessDenied` or `InvalidRequest`.
 fn blocker(status: u16, code: &str, message: &str) -> Option<Blocker> {
     let is_final = status < 500;
     Some(match code {

@@ -111,7 +111,7 @@ pub enum ProbeFailure {
     /// Something other than rights keeps the server from serving it.
     #[error("{}: {} ({code}, to {action}); {}", blocker.field(), blocker.state(), blocker.fix())]
     Blocked {
-        /// What does.
+        /// The cause.
         blocker: Blocker,
         /// The operation.
         action: &'static str,

@@ -1,5 +1,5 @@
-//! What is said of each answer that providers and servers give besides those about objects: its cause and its
-//! fix, and whether the request is repeated.
+//! Messages for the answers that providers and servers give besides those about objects: cause, fix, and if
+//! the request is repeated.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -188,7 +188,7 @@ async fn each_answer_is_called_by_its_cause_and_fix() {
 /// A caller repeats what is blocked on its own schedule: nothing is lost or doubled, and it succeeds with the
 /// first request after the fault.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_go_on_when_the_fault_is_over() {
+async fn requests_succeed_when_the_fault_is_over() {
     let check = async |row: Row| {
         let Row { method, answer, kind, requests, .. } = row;
         let server = Server::start().await;
