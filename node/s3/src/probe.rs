@@ -436,9 +436,10 @@ impl S3Store {
             },
             ErrorKind::NotFound | ErrorKind::Corrupt => ProbeFailure::BadRead(error),
             ErrorKind::Denied | ErrorKind::Blocked(_) | ErrorKind::Invalid | ErrorKind::Exists => {
-                let code = match &error {
-                    StoreError::Refused { code, .. } => code.clone(),
-                    other => other.to_string(),
+                let code = if let StoreError::Refused { code, .. } = &error {
+                    code.clone()
+                } else {
+                    error.to_string()
                 };
                 ProbeFailure::Refused { action, code, source: error }
             }
