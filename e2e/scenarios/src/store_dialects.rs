@@ -284,7 +284,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         }
     }
     ensure!(lost.is_empty(), "not the first record of one volume alone: {lost:?}");
-    report::step(&format!(
+    report::step(format_args!(
         "{} dialects said, {LOOKERS} of {LOOKERS} lookers found, all continued after {:.1} s",
         ROWS.len(),
         took.as_secs_f64()

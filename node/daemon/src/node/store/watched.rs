@@ -95,7 +95,7 @@ impl StoreHealth {
     pub(crate) fn of(self, volume: &VolumeId, waiting: usize) -> Self {
         match self {
             Self::Unreachable(outage) if !outage.concerns(volume, waiting) => Self::Answers,
-            health => health,
+            Self::Unknown | Self::Answers | Self::Unreachable(_) => self,
         }
     }
 }
