@@ -40,10 +40,12 @@ impl S3Store {
         }
         let through = proxy.as_ref().map(|proxy| proxy.config.clone());
         let http = transport(&config, through.unwrap_or_else(ProxyConfig::disabled));
+        // In a box: with all of the SDK's chain in it, this future is the largest of the daemon.
+        let credentials = Box::pin(credentials(&config, region.clone())).await;
         let mut sdk = Config::builder()
             .behavior_version_latest()
-            .region(region.clone())
-            .credentials_provider(credentials(&config, region).await)
+            .region(region)
+            .credentials_provider(credentials)
             .http_client(http)
             // Attempts are repeated in `attempt.rs`, because the SDK's retries end where the body begins.
             .retry_config(RetryConfig::disabled())
