@@ -56,7 +56,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     });
 }
 
-/// `list` said nothing of uploads and reads that such a store refuses, and the condition named a missing right.
+/// `list` said nothing of uploads and reads that such a store refuses, and the condition named a right.
 #[test]
 fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
     for (method, status, code, blocker) in [
