@@ -10,6 +10,9 @@ use parking_lot::Mutex;
 /// Reconciliations of one kind of objects at a time: a leader that begins looks at all of them.
 pub(crate) const MAX_AT_A_TIME: u16 = 16;
 
+/// The longest wait, in seconds: what a person corrected is seen within half a minute, with the jitter.
+const LONGEST_SECONDS: u64 = 25;
+
 /// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Requeue {
@@ -17,7 +20,7 @@ pub(crate) enum Requeue {
     Soon,
     /// Something is unavailable or busy and will recover by itself.
     Later,
-    /// A person must act; look now and then.
+    /// A person must act; look less often at first.
     Rarely,
 }
 
@@ -27,7 +30,11 @@ impl Requeue {
         match kind {
             ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => Self::Soon,
             ErrorKind::Throttled | ErrorKind::Unavailable => Self::Later,
-            ErrorKind::NotFound | ErrorKind::Denied | ErrorKind::Invalid | ErrorKind::Corrupt => Self::Rarely,
+            ErrorKind::NotFound
+            | ErrorKind::Denied
+            | ErrorKind::Blocked(_)
+            | ErrorKind::Invalid
+            | ErrorKind::Corrupt => Self::Rarely,
         }
     }
 
@@ -35,8 +42,8 @@ impl Requeue {
     fn delay(self, failures: u32, random: f64) -> Duration {
         let (first, last) = match self {
             Self::Soon => (1, 1),
-            Self::Later => (2, 60),
-            Self::Rarely => (10, 60),
+            Self::Later => (2, LONGEST_SECONDS),
+            Self::Rarely => (10, LONGEST_SECONDS),
         };
         let (first, last) = (Duration::from_secs(first), Duration::from_secs(last));
         Backoff { first, last, jitter: Jitter::Fifth }.delay(failures, random)
@@ -70,11 +77,18 @@ mod tests {
     fn retries_become_rarer_until_one_succeeds() {
         let failures = FailureCounts::default();
         let delay = |name| failures.delay(name, Requeue::Later, 0.5).as_secs();
-        let delays: Vec<u64> = (0..7).map(|_| delay("a")).collect();
-        assert_eq!(delays, [2, 4, 8, 16, 32, 60, 60]);
+        let delays: Vec<u64> = (0..6).map(|_| delay("a")).collect();
+        assert_eq!(delays, [2, 4, 8, 16, 25, 25]);
         assert_eq!(delay("b"), 2, "each object has its own");
         failures.end("a");
         assert_eq!(delay("a"), 2);
+    }
+
+    #[test]
+    fn what_was_corrected_is_seen_within_half_a_minute() {
+        for retry in [Requeue::Soon, Requeue::Later, Requeue::Rarely] {
+            assert!(retry.delay(100, 1.0) <= Duration::from_secs(30), "{retry:?}");
+        }
     }
 
     #[test]

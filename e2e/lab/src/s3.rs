@@ -21,8 +21,10 @@ use crate::vm;
 use crate::vm::machine::free_port;
 use crate::wait::until;
 
+pub mod dialect;
 mod http;
 pub mod proxy;
+mod sign;
 
 /// The account every test uses.
 pub const ACCESS_KEY: &str = "holdfast-e2e";

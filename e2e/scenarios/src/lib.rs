@@ -48,6 +48,7 @@ pub mod s3_outage;
 mod smoke;
 mod snapshots;
 mod standalone;
+mod store_dialects;
 pub mod story;
 mod top;
 mod traces;
@@ -200,6 +201,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(25),
         alone: false,
         run: provisioning::run,
+    },
+    Scenario {
+        name: "store-dialects",
+        about: "servers and providers that speak S3 otherwise: preflight and the ObjectStore name cause and fix, and all continues within 30 s of the end",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: store_dialects::run,
     },
     Scenario {
         name: "api-outage",

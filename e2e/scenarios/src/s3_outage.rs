@@ -168,9 +168,11 @@ fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]
         report::step(format_args!("{}: {}", condition.what, condition.message));
     }
     let [away, delayed] = &busy;
-    for part in
-        ["ObjectStore store has not answered node a since 2", " bytes wait to be uploaded", "Last error: "]
-    {
+    for part in [
+        "ObjectStore store has served no request of node a since 2",
+        " bytes wait to be uploaded",
+        "Last error: ",
+    ] {
         ensure!(
             away.what == "False/StoreUnreachable" && away.message.contains(part),
             "{part:?} is not in {away:?}"

@@ -113,7 +113,7 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
     gauge(
         "holdfast_volume_store_unreachable",
         Some(Unit::Seconds),
-        "How long the volume's store has not answered this node, 0 while it does",
+        "How long the volume's store has not served this node, or a kind of its requests, 0 while it does",
         |v| {
             let outage = v.store.health.unreachable().and_then(|outage| outage.since.elapsed().ok());
             Some(outage.map_or(0.0, |outage| outage.as_secs_f64()))

@@ -15,6 +15,7 @@ mod kernel;
 mod memory;
 mod store;
 
+use futures::future::join_all;
 use holdfast_crds::ByteSize;
 use holdfast_ublk::{KernelRelease, become_io_flusher, is_in_host_pid_namespace};
 
@@ -101,9 +102,11 @@ pub(crate) async fn run(config: &Config, say: &mut dyn FnMut(Check)) {
             say(Check::pass("stores", "ObjectStores name them, and the operator probes each"))
         }
         Control::Standalone(stores) => {
-            for (name, store) in stores {
-                say(store::check(name, store).await);
-            }
+            // One that does not answer holds up no other.
+            join_all(stores.iter().map(|(name, store)| store::check(name, store)))
+                .await
+                .into_iter()
+                .for_each(say);
         }
     }
 }

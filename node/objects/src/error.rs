@@ -2,6 +2,8 @@
 
 use std::{error::Error, time::Duration};
 
+use crate::Blocker;
+
 /// The underlying error of a store, kept for the log.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
@@ -18,6 +20,9 @@ pub enum ErrorKind {
     Conflict,
     /// The store refuses these credentials: a person must act.
     Denied,
+    /// Something other than rights keeps the store from serving this: a person must act, and the same request
+    /// succeeds then.
+    Blocked(Blocker),
     /// The request can never succeed as it stands: a configuration or program error.
     Invalid,
     /// The answer contradicts the request or the object's own description: never use it.
@@ -63,6 +68,17 @@ pub enum StoreError {
     #[error("the object store denied the request ({code})")]
     Denied {
         /// The store's own code, such as `AccessDenied` or `SignatureDoesNotMatch`.
+        code: String,
+        /// The store's answer.
+        #[source]
+        source: Cause,
+    },
+    /// Something other than rights keeps the store from serving the request. Nothing was written.
+    #[error("the object store cannot serve the request ({code}): {}; {}", blocker.state(), blocker.fix())]
+    Blocked {
+        /// The cause.
+        blocker: Blocker,
+        /// The store's own code, such as `QuotaExceeded`.
         code: String,
         /// The store's answer.
         #[source]
@@ -132,6 +148,7 @@ impl StoreError {
             Self::Unavailable(_) | Self::TimedOut { .. } | Self::NoBucket { .. } => ErrorKind::Unavailable,
             Self::Conflict(_) => ErrorKind::Conflict,
             Self::Denied { .. } => ErrorKind::Denied,
+            Self::Blocked { blocker, .. } => ErrorKind::Blocked(*blocker),
             Self::Refused { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
             Self::TooLarge { .. }
             | Self::OutOfRange { .. }

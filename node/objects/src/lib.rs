@@ -6,6 +6,7 @@
 //! Does not own: object names (`holdfast_types::key`), any network protocol, any policy of a volume.
 //! Invariants: objects are immutable; the only conditional request is a create-once PUT.
 
+mod blocker;
 pub mod conformance;
 mod error;
 mod fault;
@@ -15,6 +16,7 @@ mod requests;
 mod retry;
 mod store;
 
+pub use blocker::Blocker;
 pub use error::{Cause, CreateError, ErrorKind, StoreError};
 pub use fault::{Fault, Gate};
 pub use memory::MemoryStore;

@@ -351,6 +351,9 @@ fn planned_error(kind: ErrorKind) -> StoreError {
         ErrorKind::Throttled => StoreError::Throttled(cause()),
         ErrorKind::Conflict => StoreError::Conflict(cause()),
         ErrorKind::Denied => StoreError::Denied { code: "AccessDenied".to_owned(), source: cause() },
+        ErrorKind::Blocked(blocker) => {
+            StoreError::Blocked { blocker, code: blocker.reason().to_owned(), source: cause() }
+        }
         ErrorKind::Invalid => StoreError::Refused { code: "InvalidRequest".to_owned(), source: cause() },
         ErrorKind::Corrupt => StoreError::BadAnswer { field: "planned fault" },
         ErrorKind::NotFound => StoreError::NotFound { key: "planned fault".to_owned() },

@@ -57,6 +57,7 @@ impl RetryPolicy {
             ErrorKind::Throttled => 4,
             ErrorKind::NotFound
             | ErrorKind::Denied
+            | ErrorKind::Blocked(_)
             | ErrorKind::Invalid
             | ErrorKind::Corrupt
             | ErrorKind::Ambiguous
@@ -75,6 +76,7 @@ impl RetryPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Blocker;
 
     const POLICY: RetryPolicy = RetryPolicy {
         first_delay: Duration::from_millis(100),
@@ -108,6 +110,7 @@ mod tests {
         for kind in [
             ErrorKind::NotFound,
             ErrorKind::Denied,
+            ErrorKind::Blocked(Blocker::Quota),
             ErrorKind::Invalid,
             ErrorKind::Corrupt,
             ErrorKind::Ambiguous,

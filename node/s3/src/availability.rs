@@ -142,7 +142,7 @@ impl Availability {
         let mut known = self.lock();
         let now_doublings = known.doublings(class);
         let failure = match answer {
-            Err(failure) if failure.error.kind() == ErrorKind::Unavailable => failure,
+            Err(failure) if !failure.is_answer() => failure,
             Ok(()) | Err(_) => {
                 let is_throttled = answer.is_err_and(|error| error.error.kind() == ErrorKind::Throttled);
                 if took < moved.doubled(now_doublings) / 4 && !is_throttled {
@@ -218,7 +218,7 @@ impl Availability {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
-    use holdfast_objects::Verb;
+    use holdfast_objects::{Blocker, Verb};
 
     use super::*;
     use crate::config::Timeouts;
@@ -230,6 +230,12 @@ mod tests {
 
     fn late() -> RequestFailure {
         StoreError::TimedOut { after: SECOND }.into()
+    }
+
+    /// One that was not sent, because no credentials could be obtained.
+    fn not_sent() -> RequestFailure {
+        let source = "no token".into();
+        StoreError::Blocked { blocker: Blocker::NoCredentials, code: "not sent".to_owned(), source }.into()
     }
 
     fn lost() -> RequestFailure {
@@ -334,6 +340,35 @@ mod tests {
         assert_eq!(admit(&availability, due, 2), Ok(None));
         availability.set_unreachable(begun, begun, &lost());
         assert!(!availability.is_unreachable(), "it answered another request after that one was sent");
+    }
+
+    /// A request that never left the host ended an outage, and every reader and volume asked again at once.
+    #[test]
+    fn only_what_the_server_answered_ends_an_outage() {
+        let blocked = |blocker| StoreError::Blocked { blocker, code: "x".to_owned(), source: "x".into() };
+        let denied = StoreError::Denied { code: "AccessDenied".to_owned(), source: "x".into() };
+        let answers: Vec<RequestFailure> = Blocker::ALL
+            .into_iter()
+            .filter(|blocker| *blocker != Blocker::NoCredentials)
+            .map(blocked)
+            .chain([denied, StoreError::Throttled("x".into()), StoreError::Conflict("x".into())])
+            .map(RequestFailure::from)
+            .collect();
+        for failure in &answers {
+            let availability = Availability::default();
+            let begun = Instant::now();
+            availability.set_unreachable(begun, begun, &lost());
+            Sender(&availability, GET, 0).end(SECOND, Err(failure));
+            assert!(!availability.is_unreachable(), "{failure:?}");
+        }
+        let availability = Availability::default();
+        Sender(&availability, GET, 0).end(SECOND, Err(&not_sent()));
+        assert!(!availability.is_unreachable(), "it begins none either");
+        let begun = Instant::now();
+        availability.set_unreachable(begun, begun, &lost());
+        Sender(&availability, GET, 0).end(SECOND, Err(&not_sent()));
+        assert!(availability.is_unreachable());
+        assert_eq!(admit(&availability, begun, 1), Err("no token (not retried yet)".to_owned()));
     }
 
     #[test]

@@ -11,8 +11,12 @@
 //!   read a place that holds nothing;
 //! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). Believed wrongly, a commit that was
 //!   never stored counts as stored;
+//! - *refused* (401, 403) needs the server's word, or a login page would be called a missing right;
 //! - a bucket that does not exist is a failover or a configuration error: the server cannot be asked about
 //!   objects.
+//!
+//! An answer of the server about its account, quota, key, disks, clock or region is a [`Blocker`]: rights and
+//! the network are in order, and a message that named those would send a person to the wrong place.
 
 use std::error::Error;
 use std::time::Duration;
@@ -22,7 +26,7 @@ use aws_sdk_s3::{
     config::http::HttpResponse,
     error::{ProvideErrorMetadata, SdkError},
 };
-use holdfast_objects::{ErrorKind, StoreError};
+use holdfast_objects::{Blocker, ErrorKind, StoreError};
 
 /// The longest that a `Retry-After` is honoured. A server in the field asks for a minute in each answer of an
 /// overload that lasts a second; callers retry later and later in any case.
@@ -42,6 +46,12 @@ pub(crate) struct RequestFailure {
 impl RequestFailure {
     const fn new(error: StoreError, effect: WriteEffect) -> Self {
         Self { error, effect, retry_after: Duration::ZERO }
+    }
+
+    /// True if the server answered. A request that was not sent says nothing about it.
+    pub(crate) fn is_answer(&self) -> bool {
+        !matches!(self.error.kind(), ErrorKind::Unavailable | ErrorKind::Blocked(Blocker::NoCredentials))
+            && !matches!(&self.error, StoreError::Refused { code, .. } if code == NOT_SENT)
     }
 
     /// True if it counts as an error of the store: not an answer about an object that is there or is not.
@@ -73,10 +83,33 @@ pub(crate) enum WriteEffect {
 #[error(
     "HTTP {status} without {lacks}: a proxy or another server answered; check the endpoint and what is in front of it"
 )]
-struct ForeignAnswer {
-    status: u16,
-    lacks: &'static str,
+pub(crate) struct ForeignAnswer {
+    pub(crate) status: u16,
+    pub(crate) lacks: &'static str,
 }
+
+/// An answer of the S3 server that it failed inside.
+#[derive(Debug, thiserror::Error)]
+#[error("the server answered HTTP {status} ({code})")]
+pub(crate) struct ServerFault {
+    pub(crate) status: u16,
+    pub(crate) code: String,
+    #[source]
+    source: Box<dyn Error + Send + Sync>,
+}
+
+/// An answer whose body ended, or stopped, before all of it was there.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off after {got_bytes} of {want_bytes} bytes")]
+pub(crate) struct BrokenAnswer {
+    pub(crate) got_bytes: u64,
+    pub(crate) want_bytes: u64,
+    #[source]
+    pub(crate) source: Box<dyn Error + Send + Sync>,
+}
+
+/// The code of a request that was not sent, because it could not be made.
+const NOT_SENT: &str = "not sent";
 
 /// The error of a successful answer without `lacks`, which S3 sends with each answer of its kind.
 pub(crate) fn foreign(status: u16, lacks: &'static str) -> StoreError {
@@ -100,20 +133,25 @@ where
 {
     let status = failure.raw_response().map(|response| response.status().as_u16());
     let code = failure.code().unwrap_or_default().to_owned();
+    let message = failure.message().unwrap_or_default().to_owned();
     let from_s3 = is_from_s3(&failure);
     let retry_after = failure.raw_response().map_or(Duration::ZERO, retry_after);
     let failure = match (status, &failure) {
         // An error answer with a code the protocol knows, or at least a status.
         (Some(status), SdkError::ServiceError(_)) => {
-            answered(Answer { status, code, from_s3 }, failure.into(), bucket, key)
+            answered(Answer { status, code, message, from_s3 }, failure.into(), bucket, key)
         }
         // No whole answer.
         (_, SdkError::ConstructionFailure(_)) => {
-            let error = StoreError::Refused { code: "not sent".to_owned(), source: failure.into() };
+            let error = StoreError::Refused { code: NOT_SENT.to_owned(), source: failure.into() };
             RequestFailure::new(error, WriteEffect::None)
         }
         _ if any_cause(&failure, &is_credentials) => {
             RequestFailure::new(no_credentials(failure.into()), WriteEffect::None)
+        }
+        // The whole answer is there, and no answer of S3: the page of a portal, for one.
+        (Some(status), SdkError::ResponseError(_)) if !any_cause(&failure, &is_connection) => {
+            foreign(status, "the content that S3 sends").into()
         }
         _ => {
             let effect = if never_connected(&failure) { WriteEffect::None } else { WriteEffect::Unknown };
@@ -131,15 +169,15 @@ fn retry_after(answer: &HttpResponse) -> Duration {
 
 /// The meaning of the error `code` that a server's answer names for one of several objects.
 pub(crate) fn classify_code(code: &str, message: Option<&str>, bucket: &str) -> StoreError {
+    let message = message.unwrap_or("no message");
     let status = match code {
         "AccessDenied" => 403,
         "InternalError" | "ServiceUnavailable" => 500,
         "NoSuchKey" => 404,
         _ => 400,
     };
-    let answer = Answer { status, code: code.to_owned(), from_s3: true };
-    let source = message.unwrap_or("no message").into();
-    answered(answer, source, bucket, "one of several").error
+    let answer = Answer { status, code: code.to_owned(), message: message.to_owned(), from_s3: true };
+    answered(answer, message.into(), bucket, "one of several").error
 }
 
 /// An error answer.
@@ -147,25 +185,30 @@ struct Answer {
     status: u16,
     /// Empty where it has none.
     code: String,
+    /// The server's text; empty where it has none.
+    message: String,
     /// True if the answer looks like one of an S3 server.
     from_s3: bool,
 }
 
 /// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
 fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, key: &str) -> RequestFailure {
-    let Answer { status, code, from_s3 } = answer;
+    let Answer { status, code, message, from_s3 } = answer;
     let none = |error| RequestFailure::new(error, WriteEffect::None);
     let unknown = |error| RequestFailure::new(error, WriteEffect::Unknown);
+    let moved = (status == 301 && from_s3).then_some(Blocker::Region);
+    if let Some(blocker) = blocker(status, &code, &message).or(moved) {
+        let effect = if from_s3 { WriteEffect::None } else { WriteEffect::Unknown };
+        let code = code_or_status(code, status);
+        return RequestFailure::new(StoreError::Blocked { blocker, code, source }, effect);
+    }
     match (status, code.as_str()) {
         (_, "NoSuchBucket") => none(StoreError::NoBucket { bucket: bucket.to_owned() }),
-        (_, "SlowDown") | (429, _) => none(StoreError::Throttled(source)),
+        (_, "SlowDown" | "KMS.ThrottlingException") | (429, _) => none(StoreError::Throttled(source)),
         (_, "RequestTimeout") => unknown(StoreError::Unavailable(source)),
         (501, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
-        (401 | 403, _) => {
-            let effect = if from_s3 { WriteEffect::None } else { WriteEffect::Unknown };
-            RequestFailure::new(StoreError::Denied { code: code_or_status(code, status), source }, effect)
-        }
-        (300..=499, _) if !from_s3 => unknown(foreign(status, "an S3 error code")),
+        _ if !from_s3 => unknown(foreign(status, "an S3 error code")),
+        (401 | 403, _) => none(StoreError::Denied { code: code_or_status(code, status), source }),
         (412, _) => RequestFailure::new(StoreError::Refused { code, source }, WriteEffect::Exists),
         (409, _) => unknown(StoreError::Conflict(source)),
         (404, "NoSuchKey" | MADE_UP | "") if !key.is_empty() => {
@@ -175,16 +218,41 @@ fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, 
             none(StoreError::Denied { code, source })
         }
         (300..=499, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
-        _ => unknown(StoreError::Unavailable(source)),
+        _ => {
+            let code = if code.is_empty() { "no code".to_owned() } else { code };
+            unknown(StoreError::Unavailable(ServerFault { status, code, source }.into()))
+        }
     }
+}
+
+/// The cause for which the server does not serve the request, by the codes of Amazon, Ceph, MinIO and
+/// versitygw. A provider that has no code for it says it in the text of `AccessDenied` or `InvalidRequest`.
+fn blocker(status: u16, code: &str, message: &str) -> Option<Blocker> {
+    let is_final = status < 500;
+    Some(match code {
+        "InvalidObjectState" => Blocker::Archived,
+        "QuotaExceeded" | "XMinioAdminBucketQuotaExceeded" | "ServiceQuotaExceeded" => Blocker::Quota,
+        "AccountProblem" | "AllAccessDisabled" | "UserSuspended" | "BucketSuspended" => Blocker::Account,
+        "KMS.ThrottlingException" => return None,
+        _ if is_final && code.starts_with("KMS") => Blocker::Key,
+        "AccessDenied" if message.contains("kms:") => Blocker::Key,
+        "AccessDenied" if message.contains("cap exceeded") => Blocker::Quota,
+        "XMinioStorageFull" | "InsufficientStorage" | "NotEnoughSpace" => Blocker::ServerFull,
+        _ if status == 507 => Blocker::ServerFull,
+        "InvalidRequest" if message.contains("Object Lock") => Blocker::Retention,
+        "RequestTimeTooSkewed" => Blocker::Clock,
+        "PermanentRedirect"
+        | "TemporaryRedirect"
+        | "AuthorizationHeaderMalformed"
+        | "IllegalLocationConstraintException"
+        | "IncorrectEndpoint" => Blocker::Region,
+        _ => return None,
+    })
 }
 
 fn code_or_status(code: String, status: u16) -> String {
     if code.is_empty() { format!("HTTP {status}") } else { code }
 }
-
-/// The code of [`StoreError::Denied`] when no credentials were found, so that nothing was sent.
-pub(crate) const NO_CREDENTIALS: &str = "NoCredentials";
 
 fn is_credentials(cause: &(dyn Error + 'static)) -> bool {
     cause.is::<CredentialsError>()
@@ -199,7 +267,8 @@ fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
     if any_cause(source.as_ref(), &late) {
         StoreError::Unavailable(source)
     } else {
-        StoreError::Denied { code: NO_CREDENTIALS.to_owned(), source }
+        let blocker = Blocker::NoCredentials;
+        StoreError::Blocked { blocker, code: NOT_SENT.to_owned(), source }
     }
 }
 
@@ -209,6 +278,11 @@ fn never_connected(failure: &(dyn Error + 'static)) -> bool {
         let io = cause.downcast_ref::<std::io::Error>();
         io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused)
     })
+}
+
+/// True for a connection that broke.
+fn is_connection(cause: &(dyn Error + 'static)) -> bool {
+    cause.is::<std::io::Error>() || cause.is::<hyper::Error>()
 }
 
 /// True if `test` holds for the error or one of its causes. An I/O error hides the error it was made from:
@@ -256,13 +330,18 @@ mod tests {
             (500, "InternalError", ErrorKind::Unavailable, WriteEffect::Unknown),
             (400, "RequestTimeout", ErrorKind::Unavailable, WriteEffect::Unknown),
             (403, "SignatureDoesNotMatch", ErrorKind::Denied, WriteEffect::None),
-            (403, "", ErrorKind::Denied, WriteEffect::Unknown),
+            (403, "", ErrorKind::Unavailable, WriteEffect::Unknown),
             (400, "ExpiredToken", ErrorKind::Denied, WriteEffect::None),
-            (301, "PermanentRedirect", ErrorKind::Invalid, WriteEffect::None),
+            (301, "PermanentRedirect", ErrorKind::Blocked(Blocker::Region), WriteEffect::None),
+            (507, "", ErrorKind::Blocked(Blocker::ServerFull), WriteEffect::Unknown),
+            (403, "NotSignedUp", ErrorKind::Denied, WriteEffect::None),
+            (503, "KMS.KeyUnavailableException", ErrorKind::Unavailable, WriteEffect::Unknown),
+            (400, "KMS.ThrottlingException", ErrorKind::Throttled, WriteEffect::None),
             (501, "NotImplemented", ErrorKind::Invalid, WriteEffect::None),
         ];
         for (status, code, kind, effect) in cases {
-            let answer = Answer { status, code: code.to_owned(), from_s3: !code.is_empty() };
+            let from_s3 = !code.is_empty();
+            let answer = Answer { status, code: code.to_owned(), message: String::new(), from_s3 };
             let failure = answered(answer, "x".into(), "bucket", "key");
             assert_eq!((failure.error.kind(), failure.effect), (kind, effect), "{status} {code}");
         }
@@ -270,15 +349,15 @@ mod tests {
 
     #[test]
     fn a_status_without_an_s3_code_proves_nothing() {
-        for status in [302, 307, 400, 404, 405, 408, 409, 411, 412, 413, 421, 425] {
-            let answer = Answer { status, code: String::new(), from_s3: false };
+        for status in [302, 307, 400, 401, 403, 404, 405, 408, 409, 411, 412, 413, 421, 425] {
+            let answer = Answer { status, code: String::new(), message: String::new(), from_s3: false };
             let failure = answered(answer, "x".into(), "bucket", "key");
             assert_eq!(
                 (failure.error.kind(), failure.effect),
                 (ErrorKind::Unavailable, WriteEffect::Unknown)
             );
         }
-        let answer = Answer { status: 404, code: String::new(), from_s3: true };
+        let answer = Answer { status: 404, code: String::new(), message: String::new(), from_s3: true };
         let own = answered(answer, "x".into(), "bucket", "key");
         assert_eq!((own.error.kind(), own.effect), (ErrorKind::NotFound, WriteEffect::None));
     }

@@ -4,6 +4,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
+use crate::proxies::Proxies;
+
 /// Everything needed to reach one bucket.
 #[derive(Debug, Clone)]
 pub struct S3Config {
@@ -21,6 +23,8 @@ pub struct S3Config {
     pub ca_pem: Option<String>,
     /// Credentials to present.
     pub credentials: S3Credentials,
+    /// HTTP proxies on the way.
+    pub proxies: Proxies,
     /// Time limits of requests.
     pub timeouts: Timeouts,
     /// Most requests in flight at once, a quarter of them uploads of segments; the rest wait in order.
@@ -139,7 +143,7 @@ pub struct InvalidConfig {
 }
 
 impl S3Config {
-    /// A configuration with the usual limits; set what differs.
+    /// A configuration with the usual limits and the proxies of the environment; set what differs.
     pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: S3Credentials) -> Self {
         Self {
             endpoint: None,
@@ -149,9 +153,15 @@ impl S3Config {
             path_style: false,
             ca_pem: None,
             credentials,
+            proxies: Proxies::of_environment(),
             timeouts: Timeouts::default(),
             max_concurrency: 64,
         }
+    }
+
+    /// URL of the server.
+    pub(crate) fn url(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", self.region))
     }
 
     /// True if requests travel over TLS.

@@ -1,4 +1,4 @@
-//! Building the SDK client: transport, trust, credentials, and none of the SDK's own retries.
+//! Building the SDK client: transport, proxies, trust, credentials, and none of the SDK's own retries.
 
 use aws_config::{
     default_provider::credentials::DefaultCredentialsChain,
@@ -14,12 +14,14 @@ use aws_sdk_s3::{
     },
 };
 use aws_smithy_http_client::{
-    Builder,
+    Builder, Connector,
+    proxy::ProxyConfig,
     tls::{Provider, TlsContext, TrustStore, rustls_provider::CryptoMode},
 };
 
 use crate::{
     config::{InvalidConfig, S3Config, S3Credentials},
+    proxies::Proxies,
     store::S3Store,
 };
 
@@ -32,11 +34,18 @@ impl S3Store {
         config.check()?;
         check_trust(&config)?;
         let region = Region::new(config.region.clone());
-        let http = transport(&config);
+        let proxy = config.proxies.proxy(&config.url())?;
+        if let Some(proxy) = &proxy {
+            tracing::info!(bucket = config.bucket, proxy = proxy.host, "requests travel through a proxy");
+        }
+        let through = proxy.as_ref().map(|proxy| proxy.config.clone());
+        let http = transport(&config, through.unwrap_or_else(ProxyConfig::disabled));
+        // In a box: with all of the SDK's chain in it, this future is the largest of the daemon.
+        let credentials = Box::pin(credentials(&config, region.clone())).await;
         let mut sdk = Config::builder()
             .behavior_version_latest()
-            .region(region.clone())
-            .credentials_provider(credentials(&config.credentials, region).await)
+            .region(region)
+            .credentials_provider(credentials)
             .http_client(http)
             // Attempts are repeated in `attempt.rs`, because the SDK's retries end where the body begins.
             .retry_config(RetryConfig::disabled())
@@ -49,7 +58,7 @@ impl S3Store {
         if let Some(endpoint) = &config.endpoint {
             sdk = sdk.endpoint_url(endpoint);
         }
-        Ok(Self::new(Client::from_conf(sdk.build()), config))
+        Ok(Self::new(Client::from_conf(sdk.build()), config, proxy))
     }
 }
 
@@ -63,21 +72,40 @@ fn check_trust(config: &S3Config) -> Result<(), InvalidConfig> {
     Ok(())
 }
 
-fn transport(config: &S3Config) -> SharedHttpClient {
-    let builder = Builder::new().pool_max_idle_per_host(config.max_concurrency);
-    if !config.is_tls() {
-        return builder.build_http();
+fn transport(config: &S3Config, proxy: ProxyConfig) -> SharedHttpClient {
+    let max_idle = config.max_concurrency;
+    if config.is_tls() {
+        let trust = match &config.ca_pem {
+            Some(pem) => TrustStore::empty().with_pem_certificate(pem.as_bytes()),
+            None => TrustStore::default(),
+        };
+        return secure(trust, max_idle, proxy);
     }
-    let trust = match &config.ca_pem {
-        Some(pem) => TrustStore::empty().with_pem_certificate(pem.as_bytes()),
-        None => TrustStore::default(),
-    };
-    let tls = TlsContext::builder().with_trust_store(trust).build().expect("a trust store makes a context");
-    builder.tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(tls).build_https()
+    Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut plain = Connector::builder().pool_max_idle_per_host(max_idle).proxy_config(proxy.clone());
+        plain.set_connector_settings(settings.cloned());
+        plain.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        plain.build_http()
+    })
 }
 
-async fn credentials(credentials: &S3Credentials, region: Region) -> SharedCredentialsProvider {
-    match credentials {
+/// A client that speaks TLS, through `proxy`.
+fn secure(trust: TrustStore, max_idle: usize, proxy: ProxyConfig) -> SharedHttpClient {
+    let tls = TlsContext::builder().with_trust_store(trust).build().expect("a trust store makes a context");
+    Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut secure = Connector::builder()
+            .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+            .tls_context(tls.clone())
+            .pool_max_idle_per_host(max_idle)
+            .proxy_config(proxy.clone());
+        secure.set_connector_settings(settings.cloned());
+        secure.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        secure.build()
+    })
+}
+
+async fn credentials(config: &S3Config, region: Region) -> SharedCredentialsProvider {
+    match &config.credentials {
         S3Credentials::Static { access_key_id, secret_access_key, session_token } => {
             let mut pair = KeyPair::builder()
                 .access_key_id(access_key_id)
@@ -87,7 +115,9 @@ async fn credentials(credentials: &S3Credentials, region: Region) -> SharedCrede
             SharedCredentialsProvider::new(pair.build())
         }
         S3Credentials::Environment => {
-            SharedCredentialsProvider::new(DefaultCredentialsChain::builder().region(region).build().await)
+            let chain =
+                DefaultCredentialsChain::builder().configure(provider_config(&config.proxies, &region));
+            SharedCredentialsProvider::new(chain.region(region).build().await)
         }
         S3Credentials::WebIdentity { token_file, role_arn } => {
             let assume = StaticConfiguration {
@@ -95,14 +125,21 @@ async fn credentials(credentials: &S3Credentials, region: Region) -> SharedCrede
                 role_arn: role_arn.clone(),
                 session_name: "holdfast".to_owned(),
             };
-            let provider = ProviderConfig::without_region().with_region(Some(region));
             SharedCredentialsProvider::new(
                 WebIdentityTokenCredentialsProvider::builder()
-                    .configure(&provider)
+                    .configure(&provider_config(&config.proxies, &region))
                     .static_configuration(assume)
                     .build(),
             )
         }
+    }
+}
+
+fn provider_config(proxies: &Proxies, region: &Region) -> ProviderConfig {
+    let config = ProviderConfig::without_region().with_region(Some(region.clone()));
+    match proxies.of_token_service() {
+        Some(proxy) => config.with_http_client(secure(TrustStore::default(), 1, proxy)),
+        None => config,
     }
 }
 

@@ -9,7 +9,7 @@ use holdfast_objects::{StoreError, Suffix, Verb};
 
 use crate::{
     attempt::RequestClass,
-    classify::{classify, foreign, is_from_s3},
+    classify::{BrokenAnswer, classify, foreign, is_from_s3},
     store::S3Store,
 };
 
@@ -136,7 +136,12 @@ async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result
     let mut body = answer.body;
     let mut bytes = BytesMut::with_capacity(want_bytes as usize);
     while let Some(chunk) = body.next().await {
-        bytes.extend_from_slice(&chunk.map_err(|lost| StoreError::Unavailable(lost.into()))?);
+        let got_bytes = bytes.len() as u64;
+        let chunk = chunk.map_err(|lost| {
+            let source = lost.into();
+            StoreError::Unavailable(BrokenAnswer { got_bytes, want_bytes, source }.into())
+        })?;
+        bytes.extend_from_slice(&chunk);
         if bytes.len() as u64 > want_bytes {
             return Err(too_large(bytes.len() as u64));
         }

@@ -18,10 +18,12 @@ mod delete;
 mod get;
 mod list;
 mod probe;
+mod proxies;
 mod put_segment;
 mod store;
 
 pub use clock::ServerClock;
 pub use config::{InvalidConfig, S3Config, S3Credentials, Timeouts};
 pub use probe::{ProbeFailure, Probed};
+pub use proxies::Proxies;
 pub use store::S3Store;

@@ -5,12 +5,13 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::future::join_all;
-use holdfast_objects::{CreateError, Created, ErrorKind, StoreError};
+use holdfast_objects::{Blocker, CreateError, Created, ErrorKind, StoreError};
 
 use crate::{
-    classify::{NO_CREDENTIALS, any_cause},
+    classify::{BrokenAnswer, ForeignAnswer, ServerFault, any_cause},
     clock::ServerClock,
     create::CreatePermit,
+    proxies::Proxy,
     store::S3Store,
 };
 
@@ -20,9 +21,63 @@ pub enum ProbeFailure {
     /// The server cannot be reached or does not answer.
     #[error("endpoint: the server cannot be reached; check the address, the network policy and the server")]
     Unreachable(#[source] StoreError),
+    /// The proxy on the way does not lead to the server.
+    #[error(
+        "endpoint: the server cannot be reached through the proxy {proxy} of {variable}; check the proxy, or put the \
+         server's host into NO_PROXY of the node daemons and the operator"
+    )]
+    ProxyFails {
+        /// The proxy's host and port.
+        proxy: String,
+        /// The variable that names it.
+        variable: &'static str,
+        /// The failure.
+        #[source]
+        source: StoreError,
+    },
     /// The server answers, but not now.
     #[error("endpoint: the server asks for fewer requests; it is tried again")]
     Throttled(#[source] StoreError),
+    /// The server answers that it failed inside.
+    #[error(
+        "endpoint: the server is there and failed inside (HTTP {status} {code}); look at the server, or wait if it is \
+         a provider's"
+    )]
+    ServerFails {
+        /// The answer's status.
+        status: u16,
+        /// The server's code.
+        code: String,
+        /// The server's answer.
+        #[source]
+        source: StoreError,
+    },
+    /// Something else answers at the address.
+    #[error(
+        "endpoint: an answer is not that of an S3 server (HTTP {status} without {lacks}); check the address and the \
+         proxies, portals and gateways in front of it"
+    )]
+    NotS3 {
+        /// The answer's status.
+        status: u16,
+        /// The part of it that S3 always sends.
+        lacks: &'static str,
+        /// The answer.
+        #[source]
+        source: StoreError,
+    },
+    /// Answers end before all of them is there.
+    #[error(
+        "endpoint: the server's answers break off in the middle; check the server, and the network and proxies in \
+         front of it"
+    )]
+    AnswersBreakOff(#[source] StoreError),
+    /// Another operation on the bucket is in progress.
+    #[error(
+        "bucket: another operation on it is in progress at the server, as after it was created or deleted; it is \
+         tried again"
+    )]
+    Busy(#[source] StoreError),
     /// The server's certificate is not trusted.
     #[error("caBundle: the server's certificate is not trusted; give the authority that signed it")]
     Untrusted(#[source] StoreError),
@@ -33,7 +88,10 @@ pub enum ProbeFailure {
         bucket: String,
     },
     /// The bucket lies in another region.
-    #[error("region: the bucket is not in {region}; set the bucket's own region")]
+    #[error(
+        "region: the bucket is not in {region}, or not behind this endpoint; set the bucket's own region, and the \
+         endpoint of that region"
+    )]
     WrongRegion {
         /// The configured region.
         region: String,
@@ -50,18 +108,19 @@ pub enum ProbeFailure {
         #[source]
         source: StoreError,
     },
-    /// The server refuses the time that the requests carry.
-    #[error("credentials: the server refuses the time of this host's clock ({code}); synchronize the clock")]
-    ClockSkewed {
+    /// Something other than rights keeps the server from serving it.
+    #[error("{}: {} ({code}, to {action}); {}", blocker.field(), blocker.state(), blocker.fix())]
+    Blocked {
+        /// The cause.
+        blocker: Blocker,
+        /// The operation.
+        action: &'static str,
         /// The server's code.
         code: String,
         /// The server's answer.
         #[source]
         source: StoreError,
     },
-    /// There are no credentials to present.
-    #[error("credentials: none could be obtained; check the environment, the token file and the role")]
-    NoCredentials(#[source] StoreError),
     /// The credentials are known, but not allowed to do this.
     #[error("credentials: not allowed to {action} ({code}); extend the bucket policy or role")]
     NotAllowed {
@@ -91,13 +150,19 @@ pub enum ProbeFailure {
     #[error("bucket: the server does not support conditional writes (If-None-Match); use one that does")]
     CreateOnceUnsupported(#[source] StoreError),
     /// An object does not come back as it was written.
-    #[error("bucket: an object was not read back as it was written")]
+    #[error(
+        "bucket: an object was not read back as it was written; check the server and the proxies in front of it"
+    )]
     BadRead(#[source] StoreError),
     /// Something else the server refused.
-    #[error("bucket: the server refused to {action}")]
+    #[error(
+        "bucket: the server refused to {action} ({code}); use a server that takes the requests of Holdfast"
+    )]
     Refused {
         /// The operation.
         action: &'static str,
+        /// The server's code.
+        code: String,
         /// The server's answer.
         #[source]
         source: StoreError,
@@ -108,14 +173,19 @@ impl ProbeFailure {
     /// The field of the `ObjectStore` resource to look at.
     pub const fn field(&self) -> &'static str {
         match self {
-            Self::Unreachable(_) | Self::Throttled(_) | Self::CreateOnceNotAtomic => "endpoint",
+            Self::Unreachable(_)
+            | Self::ProxyFails { .. }
+            | Self::Throttled(_)
+            | Self::ServerFails { .. }
+            | Self::NotS3 { .. }
+            | Self::AnswersBreakOff(_)
+            | Self::CreateOnceNotAtomic => "endpoint",
+            Self::Blocked { blocker, .. } => blocker.field(),
             Self::Untrusted(_) => "caBundle",
             Self::WrongRegion { .. } => "region",
-            Self::BadCredentials { .. }
-            | Self::ClockSkewed { .. }
-            | Self::NoCredentials(_)
-            | Self::NotAllowed { .. } => "credentials",
+            Self::BadCredentials { .. } | Self::NotAllowed { .. } => "credentials",
             Self::NoBucket { .. }
+            | Self::Busy(_)
             | Self::CreateOnceIgnored
             | Self::CreateOnceUnsupported(_)
             | Self::BadRead(_)
@@ -127,13 +197,17 @@ impl ProbeFailure {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "Unreachable",
+            Self::ProxyFails { .. } => "ProxyFails",
             Self::Throttled(_) => "Throttled",
+            Self::ServerFails { .. } => "ServerFails",
+            Self::NotS3 { .. } => "NotS3",
+            Self::AnswersBreakOff(_) => "AnswersBreakOff",
+            Self::Busy(_) => "BucketBusy",
+            Self::Blocked { blocker, .. } => blocker.reason(),
             Self::Untrusted(_) => "CertificateNotTrusted",
             Self::NoBucket { .. } => "BucketNotFound",
             Self::WrongRegion { .. } => "WrongRegion",
             Self::BadCredentials { .. } => "CredentialsRejected",
-            Self::ClockSkewed { .. } => "ClockSkewed",
-            Self::NoCredentials(_) => "CredentialsMissing",
             Self::NotAllowed { .. } => "AccessDenied",
             Self::CreateOnceIgnored => "CreateOnceIgnored",
             Self::CreateOnceNotAtomic => "CreateOnceNotAtomic",
@@ -148,7 +222,16 @@ impl ProbeFailure {
 
     /// True if a later attempt may succeed without anybody's action.
     pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Throttled(_))
+        matches!(
+            self,
+            Self::Unreachable(_)
+                | Self::ProxyFails { .. }
+                | Self::Throttled(_)
+                | Self::ServerFails { .. }
+                | Self::NotS3 { .. }
+                | Self::AnswersBreakOff(_)
+                | Self::Busy(_)
+        )
     }
 }
 
@@ -277,8 +360,10 @@ impl S3Store {
             Ok(ServerClock::of(stored, begun, ended))
         } else if there == body(RACERS) {
             Err(ProbeFailure::CreateOnceIgnored)
-        } else {
+        } else if (0..RACERS).any(|racer| there == body(racer)) {
             Err(ProbeFailure::CreateOnceNotAtomic)
+        } else {
+            Err(ProbeFailure::BadRead(StoreError::BadAnswer { field: "body" }))
         }
     }
 
@@ -300,15 +385,7 @@ impl S3Store {
     }
 
     fn explain(&self, action: &'static str, error: StoreError) -> ProbeFailure {
-        const WRONG_REGION: [&str; 6] = [
-            "PermanentRedirect",
-            "TemporaryRedirect",
-            "AuthorizationHeaderMalformed",
-            "IllegalLocationConstraintException",
-            "IncorrectEndpoint",
-            "HTTP 301",
-        ];
-        const SKEWED: &str = "RequestTimeTooSkewed";
+        // Servers other than Amazon's say "not signed up" of a key that they do not know.
         const UNKNOWN_CALLER: [&str; 6] = [
             "InvalidAccessKeyId",
             "SignatureDoesNotMatch",
@@ -321,33 +398,50 @@ impl S3Store {
             return ProbeFailure::NoBucket { bucket };
         }
         if let StoreError::Denied { code, .. } = &error {
-            if code == NO_CREDENTIALS {
-                return ProbeFailure::NoCredentials(error);
-            }
             let code = code.clone();
-            if code == SKEWED {
-                return ProbeFailure::ClockSkewed { code, source: error };
-            }
             return if UNKNOWN_CALLER.contains(&code.as_str()) {
                 ProbeFailure::BadCredentials { code, source: error }
             } else {
                 ProbeFailure::NotAllowed { action, code, source: error }
             };
         }
-        if matches!(&error, StoreError::Refused { code, .. } if WRONG_REGION.contains(&code.as_str())) {
-            return ProbeFailure::WrongRegion { region: self.config.region.clone(), source: error };
+        if let StoreError::Blocked { blocker, code, .. } = &error {
+            if *blocker == Blocker::Region {
+                return ProbeFailure::WrongRegion { region: self.config.region.clone(), source: error };
+            }
+            return ProbeFailure::Blocked { blocker: *blocker, action, code: code.clone(), source: error };
         }
-        if matches!(&error, StoreError::Unavailable(cause) if names_certificate(cause.as_ref())) {
-            return ProbeFailure::Untrusted(error);
+        if let StoreError::Unavailable(cause) = &error {
+            if names_certificate(cause.as_ref()) {
+                return ProbeFailure::Untrusted(error);
+            }
+            if let Some(ForeignAnswer { status, lacks }) = cause.downcast_ref() {
+                return ProbeFailure::NotS3 { status: *status, lacks, source: error };
+            }
+            if cause.is::<BrokenAnswer>() {
+                return ProbeFailure::AnswersBreakOff(error);
+            }
+            if let Some(ServerFault { status, code, .. }) = cause.downcast_ref() {
+                return ProbeFailure::ServerFails { status: *status, code: code.clone(), source: error };
+            }
         }
         match error.kind() {
             ErrorKind::Throttled => ProbeFailure::Throttled(error),
-            ErrorKind::Unavailable | ErrorKind::Conflict | ErrorKind::Ambiguous => {
-                ProbeFailure::Unreachable(error)
-            }
+            ErrorKind::Conflict => ProbeFailure::Busy(error),
+            ErrorKind::Unavailable | ErrorKind::Ambiguous => match &self.proxy {
+                Some(Proxy { host, variable, .. }) => {
+                    ProbeFailure::ProxyFails { proxy: host.clone(), variable, source: error }
+                }
+                None => ProbeFailure::Unreachable(error),
+            },
             ErrorKind::NotFound | ErrorKind::Corrupt => ProbeFailure::BadRead(error),
-            ErrorKind::Denied | ErrorKind::Invalid | ErrorKind::Exists => {
-                ProbeFailure::Refused { action, source: error }
+            ErrorKind::Denied | ErrorKind::Blocked(_) | ErrorKind::Invalid | ErrorKind::Exists => {
+                let code = if let StoreError::Refused { code, .. } = &error {
+                    code.clone()
+                } else {
+                    error.to_string()
+                };
+                ProbeFailure::Refused { action, code, source: error }
             }
         }
     }

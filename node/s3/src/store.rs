@@ -11,7 +11,7 @@ use holdfast_objects::{
 };
 use tokio::sync::Semaphore;
 
-use crate::{availability::Availability, config::S3Config};
+use crate::{availability::Availability, config::S3Config, proxies::Proxy};
 
 /// Uploads of segments get one permit in so many: reads and log records never wait for more of them.
 const BULK_SHARE: usize = 4;
@@ -27,11 +27,13 @@ pub struct S3Store {
     pub(crate) requests: RequestMeter,
     pub(crate) retry: RetryPolicy,
     pub(crate) availability: Availability,
+    /// On the way to the server.
+    pub(crate) proxy: Option<Proxy>,
     root: String,
 }
 
 impl S3Store {
-    pub(crate) fn new(client: Client, config: S3Config) -> Self {
+    pub(crate) fn new(client: Client, config: S3Config, proxy: Option<Proxy>) -> Self {
         let root = if config.prefix.is_empty() { String::new() } else { format!("{}/", config.prefix) };
         Self {
             client,
@@ -40,6 +42,7 @@ impl S3Store {
             requests: RequestMeter::default(),
             retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },
             availability: Availability::default(),
+            proxy,
             root,
             config,
         }

@@ -178,7 +178,7 @@ fn retry(store: Arc<ObjectStore>, error: &ApiError, context: Arc<Context>) -> Ac
 
 #[cfg(test)]
 mod tests {
-    use holdfast_s3::{S3Config, S3Credentials, Timeouts};
+    use holdfast_s3::{S3Config, S3Credentials};
 
     use super::*;
 
@@ -192,14 +192,9 @@ mod tests {
         let endpoint = Some("http://127.0.0.1:9".to_owned());
         let config = S3Config {
             endpoint,
-            region: "us-east-1".to_owned(),
-            bucket: "bucket".to_owned(),
-            prefix: String::new(),
             path_style: true,
-            ca_pem: None,
-            credentials,
-            timeouts: Timeouts::default(),
             max_concurrency: 1,
+            ..S3Config::new("bucket", "us-east-1", credentials)
         };
         Arc::new(S3Store::connect(config).await.expect("sends nothing"))
     }

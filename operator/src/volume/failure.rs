@@ -133,6 +133,7 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
     match failure {
         LogFailure::Store { source, .. } | LogFailure::Volumes { source } => match source.kind() {
             ErrorKind::Denied => "AccessDenied",
+            ErrorKind::Blocked(blocker) => blocker.reason(),
             ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
             ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
             ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
@@ -164,7 +165,7 @@ pub(crate) fn brief(failure: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_objects::StoreError;
+    use holdfast_objects::{Blocker, StoreError};
     use holdfast_types::Seq;
 
     use super::*;
@@ -222,6 +223,22 @@ mod tests {
         assert!(first.contains("`s3:DeleteObject`"), "a Volume may wait for it to be deleted: {first}");
         assert_eq!(first, message("request 2"));
         assert_eq!(VolumeFailure::Changed.status(&facts, &now), None);
+    }
+
+    /// A full quota was called a missing right in the bucket's policy.
+    #[test]
+    fn what_blocks_the_store_is_named_with_its_fix() {
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        for blocker in Blocker::ALL {
+            let source = "request 1".into();
+            let failure = store_failure(StoreError::Blocked { blocker, code: "X".to_owned(), source });
+            let status = failure.status(&facts(), &now).expect("something to report");
+            let condition = &status.conditions[0];
+            assert_eq!((failure.retry(), condition.reason.as_str()), (Requeue::Rarely, blocker.reason()));
+            assert!(condition.message.contains(blocker.state()), "{}", condition.message);
+            assert!(condition.message.contains(&format!("; {}", blocker.fix())), "{}", condition.message);
+            assert!(!condition.message.contains("s3:PutObject"), "{}", condition.message);
+        }
     }
 
     /// A Volume was deleted: it stays, and says what to delete first.

@@ -48,6 +48,12 @@ impl Head {
         self.first.split(' ').nth(index).unwrap_or_default()
     }
 
+    /// Sets the method of a request.
+    pub(super) fn set_method(&mut self, method: &str) {
+        let rest = self.first.split_once(' ').map_or("", |(_, rest)| rest);
+        self.first = format!("{method} {rest}");
+    }
+
     /// A header's value.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
@@ -113,9 +119,28 @@ impl Answer {
 
     /// An error as S3 words it.
     pub(super) fn error(status: &str, code: &str) -> Self {
-        let body = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code></Error>");
+        Self::refusal(status, code, "")
+    }
+
+    /// The same with a text.
+    pub(super) fn refusal(status: &str, code: &str, message: &str) -> Self {
+        let error = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
+        Self::with_body(
+            status,
+            "application/xml",
+            format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>{error}"),
+        )
+    }
+
+    /// A page of a server that is not S3.
+    pub(super) fn page(status: &str) -> Self {
+        let page = "<!DOCTYPE html><html><body><form action=\"/login\"></form></body></html>";
+        Self::with_body(status, "text/html", page.to_owned())
+    }
+
+    fn with_body(status: &str, kind: &str, body: String) -> Self {
         let headers = vec![
-            ("Content-Type".to_owned(), "application/xml".to_owned()),
+            ("Content-Type".to_owned(), kind.to_owned()),
             ("Content-Length".to_owned(), body.len().to_string()),
         ];
         Self { head: Head { first: format!("HTTP/1.1 {status}"), headers }, body: body.into_bytes() }

@@ -16,6 +16,7 @@ use holdfast_crds::{
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
+use holdfast_objects::{Blocker, ErrorKind};
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::NodeFacts;
@@ -137,7 +138,7 @@ fn store_reachable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time)
             facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::True, reason, message)
         }
         Some(outage) => {
-            let reason = if outage.is_denied { "AccessDenied" } else { "StoreUnreachable" };
+            let reason = reason(outage.kind);
             let mut message = waits_for_store(facts, here, outage);
             if let Some(why) = &here.store.change_refused {
                 message = format!("{message}. Its newest configuration is not in use: {why}");
@@ -145,6 +146,22 @@ fn store_reachable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time)
             facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::False, reason, message)
         }
     })
+}
+
+/// Reason of the condition for a store that does not serve the volume.
+fn reason(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Denied => "AccessDenied",
+        ErrorKind::Blocked(blocker) => blocker.reason(),
+        ErrorKind::Throttled => "Throttled",
+        ErrorKind::Conflict => "BucketBusy",
+        ErrorKind::Invalid => "RequestRefused",
+        ErrorKind::NotFound
+        | ErrorKind::Unavailable
+        | ErrorKind::Corrupt
+        | ErrorKind::Ambiguous
+        | ErrorKind::Exists => "StoreUnreachable",
+    }
 }
 
 fn deletes_refused(why: &str) -> String {
@@ -177,20 +194,30 @@ fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &St
             format!("{bytes} bytes wait to be uploaded, and flushes for them")
         }
     };
-    if outage.is_denied {
-        return format!(
-            "ObjectStore {} denies the requests of node {}{since}. {waits}; reads of what is not on the node wait. {}. Last error: {}",
-            here.store.name,
-            facts.me,
-            denied(facts),
-            outage.error
-        );
+    let (store, me, error) = (&here.store.name, &facts.me, &outage.error);
+    match outage.kind {
+        ErrorKind::Denied => format!(
+            "ObjectStore {store} denies the requests of node {me}{since}. {waits}; reads of what is not on the node wait. {}. \
+             Last error: {error}",
+            denied(facts)
+        ),
+        ErrorKind::Blocked(Blocker::Archived) => format!(
+            "ObjectStore {store} has archived an object that node {me} needs{since}. Reads of it wait, and none fails; they \
+             continue within 10 seconds once it is restored. {waits}. Last error: {error}"
+        ),
+        ErrorKind::Blocked(_) | ErrorKind::Throttled | ErrorKind::Conflict | ErrorKind::Invalid => format!(
+            "ObjectStore {store} answers and does not serve all requests of node {me}{since}. {waits}; nothing is lost, and \
+             what waits continues within 30 seconds once that is corrected, without a detach. Last error: {error}"
+        ),
+        ErrorKind::NotFound
+        | ErrorKind::Unavailable
+        | ErrorKind::Corrupt
+        | ErrorKind::Ambiguous
+        | ErrorKind::Exists => format!(
+            "ObjectStore {store} has served no request of node {me}{since}. {waits}; reads of what is not on the node wait. \
+             Uploads resume automatically once the store is reachable. Last error: {error}"
+        ),
     }
-    format!(
-        "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. Uploads resume \
-         automatically once the store is reachable. Last error: {}",
-        here.store.name, facts.me, outage.error
-    )
 }
 
 fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {

@@ -131,6 +131,8 @@ mod tests {
     use holdfast_crds::{Credentials, EnvironmentCredentials, ObjectStoreSpec, ObjectStoreStatus, Sweep};
 
     use super::*;
+    use holdfast_objects::ErrorKind;
+
     use crate::node::{StoreHealth, StoreStatus, StoreUnreachable};
     use crate::volumes::tests::attached;
 
@@ -208,7 +210,12 @@ mod tests {
         renewals.ended("main", true);
         assert!(renewals.due(&[volume.clone()]).is_empty());
         let (since, error) = (SystemTime::UNIX_EPOCH, "ExpiredToken".to_owned());
-        volume.store.health = StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: true });
+        volume.store.health = StoreHealth::Unreachable(StoreUnreachable {
+            since,
+            error,
+            kind: ErrorKind::Denied,
+            object: None,
+        });
         assert_eq!(renewals.due(&[volume]), ["main".to_owned()].into());
     }
 }

@@ -145,7 +145,7 @@ pub(crate) enum NodeError {
         name: String,
         /// The field and the fix.
         #[source]
-        source: ProbeFailure,
+        source: Box<ProbeFailure>,
     },
     /// A store was given another place while volumes use it.
     #[error(

@@ -33,6 +33,8 @@ pub(crate) struct Backend {
     /// The same of the dates of its answers. The client signs with the time that these say, and by more than
     /// 15 minutes the server would refuse that.
     pub(crate) date_shift_seconds: AtomicI64,
+    /// Names no ETag of an object that it stored.
+    pub(crate) hides_tags: AtomicBool,
     /// Refuses to delete each object that a request for many names.
     pub(crate) denies_deletes: AtomicBool,
 }
@@ -42,12 +44,12 @@ impl Backend {
         self.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    /// Stores an empty object as if at that time.
     /// The time of its answers.
     pub(crate) fn date(&self) -> SystemTime {
         shifted(&self.date_shift_seconds)
     }
 
+    /// Stores an empty object as if at that time.
     pub(crate) fn put_at(&self, key: &str, modified: SystemTime) {
         self.objects.lock().unwrap().insert(key.to_owned(), (Bytes::new(), modified));
     }
@@ -111,7 +113,8 @@ impl S3 for Backend {
         } else {
             self.put(input.key, body, create_once)?;
         }
-        Ok(S3Response::new(PutObjectOutput { e_tag: Some(tag()), ..Default::default() }))
+        let e_tag = (!self.hides_tags.load(Ordering::Relaxed)).then(tag);
+        Ok(S3Response::new(PutObjectOutput { e_tag, ..Default::default() }))
     }
 
     async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
+use holdfast_objects::{Blocker, CreateError, ErrorKind, ObjectStore};
 use holdfast_s3::{S3Config, S3Credentials, S3Store};
 use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -74,7 +74,7 @@ async fn an_environment_without_credentials_is_named_and_nothing_is_sent() {
     assert_eq!((failure.field(), failure.reason()), ("credentials", "CredentialsMissing"), "{failure:?}");
     let create = store.create("a", Bytes::new()).await.unwrap_err();
     assert!(matches!(create, CreateError::Failed(_)), "{create:?}");
-    assert_eq!(create.kind(), ErrorKind::Denied);
+    assert_eq!(create.kind(), ErrorKind::Blocked(Blocker::NoCredentials));
 }
 
 #[tokio::test]

@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests panic where they fail")]
 
+mod answers;
 mod backend;
 mod behind_faults;
 mod conformance;
 mod credentials;
 mod faults;
 mod health;
+mod http_proxy;
 mod proxy;
 mod server;
 mod tls;

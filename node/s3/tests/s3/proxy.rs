@@ -14,7 +14,7 @@ const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
 const PAGE: &str = "<html><head><title>404 Not Found</title></head><body>default backend - 404</body></html>";
 const UNCLOSED: &str = "<html><body><hr>nginx</body>";
-const STATUSES: [u16; 9] = [302, 307, 400, 404, 405, 408, 412, 421, 425];
+const STATUSES: [u16; 11] = [302, 307, 400, 401, 403, 404, 405, 408, 412, 421, 425];
 
 /// A 404 of an ingress without its backend was "object does not exist", a 408 or 421 was final: an
 /// application's read failed.

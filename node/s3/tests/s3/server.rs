@@ -38,6 +38,8 @@ use crate::backend::{BUCKET, Backend};
 pub(crate) enum PlannedFault {
     /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
+    /// Answered with this status, code and text; nothing happens.
+    Said(u16, &'static str, &'static str),
     /// Answered that there are too many requests, and that one is due in so many seconds; nothing happens.
     SlowDown(u64),
     /// A proxy answers in the server's place: this status and body, and no error code of S3; nothing happens.
@@ -109,6 +111,11 @@ impl Server {
             Parts { backend: backend.clone(), faults: faults.clone(), in_flight: in_flight.clone() },
         ));
         Self { address, backend, faults, in_flight, _accept: accept }
+    }
+
+    /// Ends all faults that are still planned.
+    pub(crate) fn heal(&self) {
+        self.faults.0.lock().unwrap().clear();
     }
 
     /// Plans a fault for the next request of `method` that has none yet.
@@ -219,12 +226,17 @@ async fn with_faults(
         Some(PlannedFault::Answer(status, code)) => {
             let mut body = Body::from(request.into_body());
             body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
-            Ok(planned_answer(status, code))
+            Ok(planned_answer(status, code, "planned"))
+        }
+        Some(PlannedFault::Said(status, code, message)) => {
+            let mut body = Body::from(request.into_body());
+            body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
+            Ok(planned_answer(status, code, message))
         }
         Some(PlannedFault::SlowDown(seconds)) => {
             let mut body = Body::from(request.into_body());
             body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
-            let mut answer = planned_answer(503, "SlowDown");
+            let mut answer = planned_answer(503, "SlowDown", "planned");
             answer.headers_mut().insert("retry-after", seconds.into());
             Ok(answer)
         }
@@ -236,7 +248,7 @@ async fn with_faults(
             answer.headers_mut().insert("content-length", page.len().into());
             Ok(answer)
         }
-        Some(PlannedFault::EarlyAnswer(status, code)) => Ok(planned_answer(status, code)),
+        Some(PlannedFault::EarlyAnswer(status, code)) => Ok(planned_answer(status, code, "planned")),
         Some(PlannedFault::LostRequest) => Err(Closed),
         Some(PlannedFault::LostReply) => {
             run(request).await?;
@@ -247,12 +259,19 @@ async fn with_faults(
             run(request).await
         }
         Some(PlannedFault::StalledBody) => Ok(cut(run(request).await?, stream::pending().boxed())),
-        Some(PlannedFault::TornBody) => Ok(cut(run(request).await?, stream::iter([Err(Closed)]).boxed())),
+        Some(PlannedFault::TornBody) => {
+            // By then its head and first byte are sent.
+            let torn = async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Err(Closed)
+            };
+            Ok(cut(run(request).await?, stream::once(torn).boxed()))
+        }
     }
 }
 
-fn planned_answer(status: u16, code: &str) -> Response<Body> {
-    let body = format!("<Error><Code>{code}</Code><Message>planned</Message></Error>");
+fn planned_answer(status: u16, code: &str, message: &str) -> Response<Body> {
+    let body = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
     let mut answer = Response::new(Body::from(Bytes::from(body)));
     *answer.status_mut() = StatusCode::from_u16(status).unwrap();
     answer

@@ -13,11 +13,16 @@ use crate::server::Server;
 
 /// A new authority's PEM and a server certificate it signed for loopback.
 fn authority() -> (String, TlsAcceptor) {
+    authority_for("127.0.0.1")
+}
+
+/// The same for a server of this name.
+pub(crate) fn authority_for(name: &str) -> (String, TlsAcceptor) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let leaf = leaf.signed_by(&key, &issuer).unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());

@@ -6,6 +6,7 @@ use super::*;
 use crate::kubernetes::retry::{OperationFailure, Retry};
 use crate::node::{StoreHealth, StoreUnreachable, VolumeState};
 use crate::volumes::tests::attached;
+use holdfast_objects::{Blocker, ErrorKind};
 
 mod settings;
 
@@ -671,7 +672,8 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
         StoreHealth::Unreachable(StoreUnreachable {
             since,
             error: "connection refused".to_owned(),
-            is_denied: false,
+            kind: ErrorKind::Unavailable,
+            object: None,
         })
     };
     facts.here.as_mut().unwrap().store.health = away(long_ago + Duration::from_secs(89));
@@ -681,7 +683,7 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreUnreachable"));
     assert_eq!(
         message,
-        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
+        "ObjectStore main has served no request of node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
@@ -697,7 +699,7 @@ fn a_store_that_denies_is_reported_with_its_secret() {
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
     facts.here.as_mut().unwrap().store.health =
-        StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: true });
+        StoreHealth::Unreachable(StoreUnreachable { since, error, kind: ErrorKind::Denied, object: None });
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
     for part in ["ObjectStore main denies", "Secret storage/keys", "8192 bytes wait", "ExpiredToken"] {
@@ -705,6 +707,25 @@ fn a_store_that_denies_is_reported_with_its_secret() {
     }
     facts.secret = None;
     assert!(turned(&facts, "StoreReachable").2.contains("role"));
+}
+
+/// A full quota, a disabled key and an archived object were called a missing right, or not reported at all.
+#[test]
+fn what_blocks_a_store_is_reported_with_its_own_reason() {
+    let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
+    for blocker in Blocker::ALL {
+        let mut facts = served();
+        let error = format!("{}; {}", blocker.state(), blocker.fix());
+        let kind = ErrorKind::Blocked(blocker);
+        let outage = StoreUnreachable { since, error: error.clone(), kind, object: None };
+        facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(outage);
+        let (status, reason, message) = turned(&facts, "StoreReachable");
+        assert_eq!((status.as_str(), reason.as_str()), ("False", blocker.reason()));
+        for part in ["ObjectStore main ", " continue", "8192 bytes wait", &error] {
+            assert!(message.contains(part), "{message}");
+        }
+        assert!(!message.contains("denies") && !message.contains("policy: they"), "{message}");
+    }
 }
 
 #[test]
@@ -834,14 +855,21 @@ fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
     let away = StoreHealth::Unreachable(StoreUnreachable {
         since: since - Duration::from_secs(60),
         error: error.clone(),
-        is_denied: false,
+        kind: ErrorKind::Unavailable,
+        object: None,
     });
     facts.here.as_mut().unwrap().store.health = away;
     reported(&mut facts);
     let before = find_condition(&facts.status.conditions, STORE_REACHABLE).unwrap().clone();
-    for store in
-        [StoreHealth::Unknown, StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: false })]
-    {
+    for store in [
+        StoreHealth::Unknown,
+        StoreHealth::Unreachable(StoreUnreachable {
+            since,
+            error,
+            kind: ErrorKind::Unavailable,
+            object: None,
+        }),
+    ] {
         facts.here.as_mut().unwrap().store.health = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
         let status = conditions::of(&facts, facts.here.as_ref().unwrap(), &later);
@@ -861,8 +889,12 @@ fn a_volume_with_a_fault_is_reconciled_soon() {
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
     let since = std::time::SystemTime::from(now().0);
     facts.here.as_mut().unwrap().delayed = None;
-    facts.here.as_mut().unwrap().store.health =
-        StoreHealth::Unreachable(StoreUnreachable { since, error: "timed out".to_owned(), is_denied: false });
+    facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(StoreUnreachable {
+        since,
+        error: "timed out".to_owned(),
+        kind: ErrorKind::Unavailable,
+        object: None,
+    });
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
 }
 

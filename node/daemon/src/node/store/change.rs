@@ -86,7 +86,7 @@ impl NodeStores {
         let client = store.current();
         let connected = client.connect().await.map_err(|source| invalid(name, source))?;
         let probed = client.probe(connected).await;
-        probed.map_err(|source| NodeError::StoreUnfit { name: name.to_owned(), source })?;
+        probed.map_err(|source| NodeError::StoreUnfit { name: name.to_owned(), source: Box::new(source) })?;
         Ok(store)
     }
 

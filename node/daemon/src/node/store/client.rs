@@ -35,7 +35,8 @@ impl StoreClient {
     /// # Errors
     /// The field that cannot be used here.
     pub(crate) async fn connect(&self) -> Result<&S3Store, InvalidConfig> {
-        self.connected.get_or_try_init(|| S3Store::connect((&self.record).into())).await
+        // In a box, as the probe is: their futures are large, and a part of each that asks the store.
+        self.connected.get_or_try_init(|| Box::pin(S3Store::connect((&self.record).into()))).await
     }
 
     /// Asks the bucket for all that volumes need, create-once above all, unless this client did so before.
@@ -43,7 +44,7 @@ impl StoreClient {
     /// # Errors
     /// The feature that the bucket lacks; the next call asks the bucket again.
     pub(crate) async fn probe(&self, store: &S3Store) -> Result<(), ProbeFailure> {
-        self.probed.get_or_try_init(|| store.probe()).await.map(|_probed| ())
+        self.probed.get_or_try_init(|| Box::pin(store.probe())).await.map(|_probed| ())
     }
 
     /// Requests sent so far.

@@ -1,37 +1,73 @@
 //! An object store, its client of now, and whether it answers.
 //!
 //! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under
-//! attached volumes), and the memory of the last answer or failure. Every request of this node to the store
-//! passes through here; the first that gets an answer ends an outage. Does not own: retries, which are those
-//! of the store and of its callers.
-//! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a request
-//! that was begun ends with the client it began with.
+//! attached volumes), and the memory of the last answers and failures. Every request of this node to the
+//! store passes through here; the first that gets an answer ends an outage. A refusal is an answer, and says
+//! something of one kind of requests only: a full bucket refuses uploads while reads are served, and what
+//! ends it is a request of that kind that is served. Does not own: retries, which are those of the store and
+//! of its callers.
+//! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a refusal
+//! begins after the last request of its kind that was served; a request that was begun ends with the client
+//! it began with.
 //! Runs on: its callers' threads; never a ring thread.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_objects::{
-    CreateError, Created, ErrorKind, Folders, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
+    Blocker, CreateError, Created, ErrorKind, Folders, ObjectStore, Page, Parts, SegmentError, StoreError,
+    Suffix,
 };
 use holdfast_service::chain;
+use holdfast_types::VolumeId;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::node::store::client::StoreClient;
 
-/// An outage.
+/// Time after which a refusal is forgotten when no request is refused again: what waits is repeated every
+/// few seconds, so nothing waits for it any more.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+
+/// Time over which conflicts and overloads are repeated before they are shown.
+const REPEATED_FOR: Duration = Duration::from_secs(5);
+
+/// A store that does not answer, or refuses a kind of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreUnreachable {
     /// Time at which the first request that failed was sent.
     pub(crate) since: SystemTime,
     /// Reason why the last one failed.
     pub(crate) error: String,
-    /// True if the store answers and refuses the credentials.
-    pub(crate) is_denied: bool,
+    /// Kind of that error: denied, blocked and the like are answers of the store.
+    pub(crate) kind: ErrorKind,
+    /// The only object that is not served; none if the fault is not one object's.
+    pub(crate) object: Option<String>,
+}
+
+impl StoreUnreachable {
+    /// True if `volume`, of which `waiting` requests wait, needs what is not served. A clone reads objects
+    /// of its source.
+    fn concerns(&self, volume: &VolumeId, waiting: usize) -> bool {
+        let Some(object) = &self.object else { return true };
+        waiting > 0 || object.starts_with(&format!("volumes/{volume}/"))
+    }
+}
+
+/// Kinds of requests that a store may serve or refuse each for itself, the gravest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    Upload,
+    Create,
+    Read,
+    List,
+    Delete,
+    /// Reads of objects in an archive class.
+    Archive,
 }
 
 /// State of a store, as far as it is known.
@@ -52,6 +88,14 @@ impl StoreHealth {
         match self {
             Self::Unknown | Self::Answers => None,
             Self::Unreachable(outage) => Some(outage),
+        }
+    }
+
+    /// State of the store for one volume, of which `waiting` requests wait.
+    pub(crate) fn of(self, volume: &VolumeId, waiting: usize) -> Self {
+        match self {
+            Self::Unreachable(outage) if !outage.concerns(volume, waiting) => Self::Answers,
+            Self::Unknown | Self::Answers | Self::Unreachable(_) => self,
         }
     }
 }
@@ -77,20 +121,64 @@ pub(crate) struct WatchedStore<S = StoreClient> {
 
 #[derive(Debug, Default)]
 struct Known {
-    health: StoreHealth,
+    /// The store does not answer.
+    outage: Option<StoreUnreachable>,
+    /// Time of the last answer.
     answered: Option<Instant>,
+    lanes: BTreeMap<Lane, LaneState>,
 }
 
-/// Time at which a request was sent.
+/// The last answers to one kind of requests.
+#[derive(Debug, Default)]
+struct LaneState {
+    /// Time of the last request that was served.
+    served: Option<Instant>,
+    refused: Option<Refused>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    outage: StoreUnreachable,
+    first: Instant,
+    last: Instant,
+}
+
+impl Refused {
+    /// True while what was refused may still wait. Conflicts and overloads end by themselves: a single one
+    /// says nothing.
+    fn lasts(&self, now: Instant) -> bool {
+        let is_passing = matches!(self.outage.kind, ErrorKind::Conflict | ErrorKind::Throttled);
+        let is_repeated = self.last.duration_since(self.first) >= REPEATED_FOR;
+        now.saturating_duration_since(self.last) < REFUSED_FOR && (is_repeated || !is_passing)
+    }
+}
+
+impl Known {
+    fn health(&self, now: Instant) -> StoreHealth {
+        let lasting = |lane: &LaneState| {
+            lane.refused.as_ref().filter(|refused| refused.lasts(now)).map(|refused| refused.outage.clone())
+        };
+        match self.outage.clone().or_else(|| self.lanes.values().find_map(lasting)) {
+            Some(outage) => StoreHealth::Unreachable(outage),
+            None if self.answered.is_some() => StoreHealth::Answers,
+            None => StoreHealth::Unknown,
+        }
+    }
+}
+
+/// A request, and the time at which it was sent.
 #[derive(Debug, Clone, Copy)]
-struct Sent {
+struct Sent<'a> {
     at: Instant,
     time: SystemTime,
+    lane: Lane,
+    /// The key or prefix it is about; empty for several.
+    what: &'a str,
 }
 
-impl Sent {
-    fn now() -> Self {
-        Self { at: Instant::now(), time: SystemTime::now() }
+impl<'a> Sent<'a> {
+    fn now(lane: Lane, what: &'a str) -> Self {
+        Self { at: Instant::now(), time: SystemTime::now(), lane, what }
     }
 }
 
@@ -112,6 +200,12 @@ impl<S> WatchedStore<S> {
     /// Gives every request from now on to `client`.
     pub(crate) fn replace(&self, client: Arc<S>) {
         *self.client.write() = client;
+        // The new one may have what the former one was refused for.
+        let mut known = self.known();
+        if known.lanes.values().any(|lane| lane.refused.is_some()) {
+            known.lanes.clear();
+            known.answered = None;
+        }
     }
 
     /// Reason why the newest configuration is not in use.
@@ -147,40 +241,94 @@ impl<S> WatchedStore<S> {
 
     /// State of the store, as the last request showed it.
     pub(crate) fn health(&self) -> StoreHealth {
-        self.known().health.clone()
+        self.known().health(Instant::now())
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock()
     }
 
-    fn note<T, E: Error>(&self, sent: Sent, kind: fn(&E) -> ErrorKind, result: Result<T, E>) -> Result<T, E> {
+    fn note<T, E: Error>(
+        &self,
+        sent: Sent<'_>,
+        kind: fn(&E) -> ErrorKind,
+        result: Result<T, E>,
+    ) -> Result<T, E> {
         let mut known = self.known();
-        match &result {
+        let now = Instant::now();
+        let (lane, refusal) = match &result {
             Err(error) if !is_answer(kind(error)) => {
                 // An answer to a later request says more.
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
-                    let since = known.health.unreachable().map_or(sent.time, |outage| outage.since);
-                    let is_denied = kind(error) == ErrorKind::Denied;
-                    known.health =
-                        StoreHealth::Unreachable(StoreUnreachable { since, error: chain(error), is_denied });
+                    let since = known.outage.as_ref().map_or(sent.time, |outage| outage.since);
+                    let (error, kind) = (chain(error), kind(error));
+                    known.outage = Some(StoreUnreachable { since, error, kind, object: None });
                 }
+                return result;
             }
-            Ok(_) | Err(_) => {
-                *known = Known { health: StoreHealth::Answers, answered: Some(Instant::now()) };
+            Err(error) if kind(error) == ErrorKind::Blocked(Blocker::Archived) => {
+                (Lane::Archive, Some((kind(error), format!("object {}: {}", sent.what, chain(error)))))
+            }
+            Err(error) if !is_served(kind(error)) => (sent.lane, Some((kind(error), chain(error)))),
+            Ok(_) | Err(_) => (sent.lane, None),
+        };
+        known.outage = None;
+        known.answered = Some(now);
+        let state = known.lanes.entry(lane).or_default();
+        match refusal {
+            None => {
+                *state = LaneState { served: Some(now), refused: None };
+                let archive = known.lanes.entry(Lane::Archive).or_default();
+                archive.refused.take_if(|refused| refused.outage.object.as_deref() == Some(sent.what));
+            }
+            // A request of the kind that was sent later was served.
+            Some(_) if state.served.is_some_and(|served| served > sent.at) => {}
+            Some((kind, error)) => {
+                let before = state.refused.take();
+                let before = before.filter(|refused| now.duration_since(refused.last) < REFUSED_FOR);
+                let (since, first) =
+                    before.map_or((sent.time, now), |refused| (refused.outage.since, refused.first));
+                let object = (lane == Lane::Archive).then(|| sent.what.to_owned());
+                let outage = StoreUnreachable { since, error, kind, object };
+                state.refused = Some(Refused { outage, first, last: now });
             }
         }
         result
     }
 }
 
-/// True if an error of this kind shows that the store serves this node.
+/// Kind of the store's own error.
+fn of_create(error: &CreateError) -> ErrorKind {
+    match error {
+        CreateError::Exists { .. } => ErrorKind::Exists,
+        CreateError::Ambiguous(error) | CreateError::Failed(error) => error.kind(),
+    }
+}
+
+/// True if an error of this kind is an answer of the store.
 fn is_answer(kind: ErrorKind) -> bool {
     match kind {
-        ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Conflict | ErrorKind::Corrupt => true,
-        ErrorKind::Throttled
+        ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Blocked(Blocker::NoCredentials) => false,
+        ErrorKind::NotFound
+        | ErrorKind::Exists
+        | ErrorKind::Conflict
+        | ErrorKind::Corrupt
+        | ErrorKind::Throttled
+        | ErrorKind::Denied
+        | ErrorKind::Blocked(_)
+        | ErrorKind::Invalid => true,
+    }
+}
+
+/// True if an error of this kind shows that the store serves requests of its kind.
+fn is_served(kind: ErrorKind) -> bool {
+    match kind {
+        ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Corrupt => true,
+        ErrorKind::Conflict
+        | ErrorKind::Throttled
         | ErrorKind::Unavailable
         | ErrorKind::Denied
+        | ErrorKind::Blocked(_)
         | ErrorKind::Invalid
         | ErrorKind::Ambiguous => false,
     }
@@ -189,27 +337,27 @@ fn is_answer(kind: ErrorKind) -> bool {
 #[async_trait]
 impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::Read, key);
         self.note(sent, StoreError::kind, self.current().get(key, max_bytes).await)
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::Read, key);
         self.note(sent, StoreError::kind, self.current().get_range(key, range).await)
     }
 
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::Read, key);
         self.note(sent, StoreError::kind, self.current().get_suffix(key, len).await)
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        let sent = Sent::now();
-        self.note(sent, CreateError::kind, self.current().create(key, body).await)
+        let sent = Sent::now(Lane::Create, key);
+        self.note(sent, of_create, self.current().create(key, body).await)
     }
 
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::Upload, key);
         match self.current().put_segment(key, parts).await {
             Ok(()) => Ok(self.note(sent, StoreError::kind, Ok(()))?),
             Err(SegmentError::Store(error)) => Ok(self.note(sent, StoreError::kind, Err(error))?),
@@ -219,7 +367,7 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::List, prefix);
         self.note(sent, StoreError::kind, self.current().list(prefix, start_after, limit).await)
     }
 
@@ -229,12 +377,12 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
         start_after: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::List, prefix);
         self.note(sent, StoreError::kind, self.current().list_folders(prefix, start_after, limit).await)
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
-        let sent = Sent::now();
+        let sent = Sent::now(Lane::Delete, "");
         let deleted = self.current().delete(keys).await;
         if self.note_delete(&deleted) {
             return deleted;
@@ -275,7 +423,7 @@ mod tests {
         let watched = WatchedStore::new(Arc::clone(&old));
         old.fail_always(Verb::Put, Fault::Before(ErrorKind::Denied));
         assert!(watched.put_segment("a", &mut ReadyParts::new([])).await.is_err());
-        assert!(watched.health().unreachable().is_some_and(|outage| outage.is_denied));
+        assert!(watched.health().unreachable().is_some_and(|outage| outage.kind == ErrorKind::Denied));
         let asked = old.counts().total();
         watched.replace(Arc::clone(&new));
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
@@ -305,16 +453,81 @@ mod tests {
         assert_eq!(watched.refused_deletes(), RefusedDeletes { count: 2, newest: None });
     }
 
+    /// Uploads that a full bucket refuses were hidden by each read that it served, and shown as an outage by
+    /// each that it did not.
+    #[tokio::test]
+    async fn a_refused_kind_of_requests_is_shown_until_one_is_served() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
+        let quota = ErrorKind::Blocked(Blocker::Quota);
+        memory.fail_always(Verb::Put, Fault::Before(quota));
+        let before = SystemTime::now();
+        for _ in 0..2 {
+            watched.put_segment("b", &mut ReadyParts::new([])).await.expect_err("over quota");
+            watched.get("a", 10).await.expect("read");
+        }
+        let refused = watched.health().unreachable().cloned().expect("refused");
+        assert_eq!(refused.kind, quota);
+        assert!(refused.since >= before && refused.error.contains("; raise the quota"), "{refused:?}");
+        memory.heal();
+        watched.put_segment("b", &mut ReadyParts::new([])).await.expect("stored");
+        assert_eq!(watched.health(), StoreHealth::Answers);
+    }
+
+    /// Reads of it waited without an end, and nothing said so.
+    #[tokio::test]
+    async fn an_archived_object_is_shown_to_the_volumes_that_need_it() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        let archived = ErrorKind::Blocked(Blocker::Archived);
+        memory.fail_next(Verb::Get, Fault::Before(archived));
+        watched.get("volumes/v1/segments/a", 10).await.expect_err("archived");
+        watched.put_segment("volumes/v1/segments/b", &mut ReadyParts::new([])).await.expect("stored");
+        watched.get("volumes/v1/segments/b", 10).await.expect("another object");
+        let [v1, v2] = ["v1", "v2"].map(|volume| volume.parse::<VolumeId>().expect("a volume id"));
+        let said = |volume, waiting| watched.health().of(volume, waiting).unreachable().cloned();
+        let refused = said(&v1, 0).expect("its object");
+        assert_eq!(refused.kind, archived);
+        assert!(refused.error.starts_with("object volumes/v1/segments/a: "), "{refused:?}");
+        assert!(refused.error.contains("archive class"), "{refused:?}");
+        assert_eq!(said(&v2, 0), None);
+        assert!(said(&v2, 1).is_some(), "a clone of v1 that waits");
+        memory.fail_next(Verb::Get, Fault::LostRequest);
+        watched.get("volumes/v1/segments/a", 10).await.expect_err("unreachable");
+        watched.put_segment("volumes/v1/segments/a", &mut ReadyParts::new([])).await.expect("restored");
+        watched.get("volumes/v1/segments/a", 10).await.expect("restored");
+        assert_eq!(watched.health(), StoreHealth::Answers);
+    }
+
+    /// Amazon answers one of two creates of a key so.
+    #[tokio::test]
+    async fn a_single_conflict_is_not_shown() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        memory.fail_next(Verb::Put, Fault::Before(ErrorKind::Conflict));
+        watched.create("a", Bytes::new()).await.expect_err("conflict");
+        assert_eq!(watched.health(), StoreHealth::Answers);
+        let repeated = |kind, seconds| {
+            let since = SystemTime::now();
+            let outage = StoreUnreachable { since, error: String::new(), kind, object: None };
+            let last = Instant::now();
+            Refused { outage, first: last - Duration::from_secs(seconds), last }.lasts(last)
+        };
+        assert!(repeated(ErrorKind::Conflict, 5) && !repeated(ErrorKind::Conflict, 4));
+        assert!(repeated(ErrorKind::Denied, 0));
+    }
+
     #[tokio::test]
     async fn a_request_that_ends_late_begins_no_outage() {
         let memory = Arc::new(MemoryStore::new());
         let watched = WatchedStore::new(Arc::clone(&memory));
-        let early = Sent::now();
+        let early = Sent::now(Lane::Upload, "a");
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         let failed = || Err::<(), _>(StoreError::Unavailable("silence".into()));
         assert!(watched.note(early, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health(), StoreHealth::Answers, "it was answered after that request was sent");
-        let late = Sent::now();
+        let late = Sent::now(Lane::Upload, "a");
         assert!(watched.note(late, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health().unreachable().expect("unreachable").since, late.time);
     }

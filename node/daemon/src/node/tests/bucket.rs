@@ -35,6 +35,8 @@ pub(super) struct Bucket {
 struct Rules {
     /// The only key id; any where absent.
     key_id: Mutex<Option<String>>,
+    /// Requests of this method get this status and code.
+    refused: Mutex<Option<(Method, u16, &'static str)>>,
     ignores_conditions: AtomicBool,
     /// Time from a create's look at its key until it is stored, whatever is there then.
     create_gap_ms: AtomicU64,
@@ -80,6 +82,11 @@ impl Bucket {
     pub(super) fn accept(&self, key_id: &str) -> S3Config {
         *self.rules.key_id.lock() = Some(key_id.to_owned());
         S3Config { credentials: key(key_id), ..self.config.clone() }
+    }
+
+    /// Answers each request of this method so from now on; none: no more.
+    pub(super) fn refuse(&self, refused: Option<(Method, u16, &'static str)>) {
+        *self.rules.refused.lock() = refused;
     }
 
     /// Requests with this key id are for a bucket of another tenant from now on.
@@ -141,6 +148,10 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
     let accepted = rules.key_id.lock().as_ref().map(|id| format!("Credential={id}/"));
     if accepted.is_some_and(|credential| !header("authorization").unwrap().contains(&credential)) {
         return refuse(403, "InvalidAccessKeyId");
+    }
+    let refused = rules.refused.lock().clone();
+    if let Some((_, status, code)) = refused.filter(|(method, ..)| *method == head.method) {
+        return refuse(status, code);
     }
     let tenant = header("authorization").and_then(|value| {
         let tenants = rules.tenants.lock();

@@ -1,9 +1,10 @@
 //! Stores whose credentials, endpoint or certificates change under their volumes.
 
 use bytes::Bytes;
-use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
+use holdfast_objects::{Blocker, ErrorKind, MemoryStore, ObjectStore, ReadyParts};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Place, SegmentId};
+use hyper::Method;
 use tokio::runtime::Runtime;
 
 use super::bucket::key;
@@ -18,7 +19,10 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
     let denied = wait(&node, |status| status.store.health.unreachable().is_some()).await;
-    assert!(denied.store.health.unreachable().unwrap().is_denied, "{denied:?}");
+    assert!(
+        denied.store.health.unreachable().is_some_and(|outage| outage.kind == ErrorKind::Denied),
+        "{denied:?}"
+    );
     assert_eq!(denied.commit.dirty_bytes, Some(3 * SECTOR_BYTES));
     (node, new)
 }
@@ -50,6 +54,43 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
         tokio::time::timeout(LIMIT, gone).await.expect("the restarted daemon has the old key");
         node.shutdown().await;
     });
+}
+
+/// `list` said nothing of uploads and reads that such a store refuses, and the condition named a right.
+#[test]
+fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
+    for (method, status, code, blocker) in [
+        (Method::PUT, 403, "QuotaExceeded", Blocker::Quota),
+        (Method::PUT, 403, "AccountProblem", Blocker::Account),
+        (Method::PUT, 400, "KMS.DisabledException", Blocker::Key),
+        (Method::PUT, 507, "XMinioStorageFull", Blocker::ServerFull),
+        (Method::GET, 403, "InvalidObjectState", Blocker::Archived),
+    ] {
+        let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+        let bucket = beside.block_on(Bucket::start());
+        alone(async {
+            let node = Node::start(dirs.config()).await.unwrap();
+            node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+            leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+            let segments = || bucket.objects.keys().iter().filter(|key| key.contains("/segments/")).count();
+            bucket.refuse(Some((method, status, code)));
+            let present = node.resumed(&volume()).await;
+            node.load_manifest(volume(), present);
+            let blocked = wait(&node, |status| status.store.health.unreachable().is_some()).await;
+            let outage = blocked.store.health.unreachable().unwrap();
+            assert_eq!(outage.kind, ErrorKind::Blocked(blocker), "{code}: {outage:?}");
+            for said in [Some(&outage.error), blocked.message.as_ref()] {
+                let said = said.unwrap_or_else(|| panic!("{code}: {blocked:?}"));
+                assert!(said.contains(code) && said.contains(blocker.fix()), "{said}");
+            }
+            assert_eq!(segments(), 0);
+            bucket.refuse(None);
+            // Well within 30 seconds.
+            let committed = wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
+            assert_eq!((committed.store.health, segments()), (StoreHealth::Answers, 1), "{code}");
+            node.shutdown().await;
+        });
+    }
 }
 
 /// An attach reads the configuration too: the volumes that are there get it with it.

@@ -11,13 +11,16 @@ use holdfast_ublk::Device;
 
 use crate::node::Attached;
 use crate::node::ring::published_status::ServedCounts;
-use crate::node::store::watched::{RefusedDeletes, StoreHealth};
+use crate::node::store::watched::{RefusedDeletes, StoreHealth, StoreUnreachable};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
 
 /// The longest that a deletion takes which no program holds up.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
+
+/// Faults of a store that are shorter are not reported.
+const STORE_FAULT_AFTER: Duration = Duration::from_secs(5);
 
 /// State of a volume, as it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -184,7 +187,9 @@ impl NodeVolumeStatus {
 
     fn present(volume: VolumeId, present: &Present, state: &State, shown: VolumeState) -> Self {
         let status = present.published.status();
-        let message = recovery_failure(&volume, state).or_else(|| message(state, &status));
+        let health = present.objects.health().of(&volume, status.parked);
+        let message =
+            recovery_failure(&volume, state).or_else(|| message(state, &status, health.unreachable()));
         let held_open = state.deletion().filter(|(_, since)| since.elapsed() >= HELD_OPEN_AFTER);
         let held_open = held_open.map(|(device, _)| still_open(device));
         let message = match (message, held_open) {
@@ -209,7 +214,7 @@ impl NodeVolumeStatus {
             max_dirty_age: Some(Duration::from_millis(status.settings.max_age_ms)),
             store: StoreStatus {
                 name: present.store_name.clone(),
-                health: present.objects.health(),
+                health,
                 change_refused: present.objects.refused_change(),
                 refused_deletes: present.objects.refused_deletes(),
                 requests: Some(present.objects.current().counts()),
@@ -242,7 +247,7 @@ fn recovery_failure(volume: &VolumeId, state: &State) -> Option<String> {
 }
 
 /// The first thing a person should know of a volume on a ring thread.
-fn message(state: &State, status: &Status) -> Option<String> {
+fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) -> Option<String> {
     if state.is_fenced() {
         let preserve_error = match state {
             State::Detaching { preserve_error, .. } => preserve_error.clone(),
@@ -258,13 +263,26 @@ fn message(state: &State, status: &Status) -> Option<String> {
     }
     let is_unserved = matches!(state, State::Unserved { .. });
     if state.writer() == Some(WriterState::Starting) && !is_unserved {
-        return Some("uploading data that was left dirty by the previous process".to_owned());
+        let uploading = "uploading data that was left dirty by the previous process";
+        return Some(with_store_fault(uploading, outage));
     }
     let unreadable = || unreadable(status, state.serving_device().is_some()).or_else(|| unkept(status));
     match state {
-        State::Serving { .. } => unreadable().or_else(|| Some(fault(status)?.to_owned())),
+        State::Serving { .. } => unreadable().or_else(|| match fault(status) {
+            Some(Fault::Store) => Some(with_store_fault("requests wait for the object store", outage)),
+            Some(Fault::Local(said)) => Some(said.to_owned()),
+            None => {
+                let lasting = |outage: &&StoreUnreachable| {
+                    outage.since.elapsed().is_ok_and(|passed| passed >= STORE_FAULT_AFTER)
+                };
+                let served = "what is on the node is served, and uploads wait for the object store";
+                outage.filter(lasting).map(|outage| with_store_fault(served, Some(outage)))
+            }
+        }),
         State::Detaching { .. } => {
-            let commits = || (status.dirty_bytes > 0).then(|| "the last commit is in progress".to_owned());
+            let commits = || {
+                (status.dirty_bytes > 0).then(|| with_store_fault("the last commit is in progress", outage))
+            };
             unreadable().or_else(commits)
         }
         State::Unserved { .. } => {
@@ -272,6 +290,11 @@ fn message(state: &State, status: &Status) -> Option<String> {
         }
         State::Attaching { .. } | State::Recovering { .. } | State::Evicting | State::Detached => None,
     }
+}
+
+/// A state, and the store's last error if it does not serve the volume.
+fn with_store_fault(state: &str, outage: Option<&StoreUnreachable>) -> String {
+    outage.map_or_else(|| state.to_owned(), |outage| format!("{state}: {}", outage.error))
 }
 
 fn unreadable(status: &Status, has_device: bool) -> Option<String> {
@@ -302,21 +325,30 @@ fn unkept(status: &Status) -> Option<String> {
     })
 }
 
-fn fault(status: &Status) -> Option<&'static str> {
+/// Reason why requests wait or a volume is not as it should be.
+enum Fault {
+    /// They wait for the store.
+    Store,
+    /// All else.
+    Local(&'static str),
+}
+
+fn fault(status: &Status) -> Option<Fault> {
     if status.parked > 0 {
-        Some(if status.full.run_dir {
+        Some(Fault::Local(if status.full.run_dir {
             "writes wait: the run directory (node.run_dir) is full; make room in that tmpfs or enlarge it"
         } else if status.full.disk {
             "requests wait: the local disk is full"
         } else if status.full.cache {
             "writes wait: the cache is full of data that is not uploaded yet"
         } else {
-            "requests wait for the object store"
-        })
+            return Some(Fault::Store);
+        }))
     } else if status.sync_failed {
-        Some("the local disk failed a sync: flushes wait for uploads until the next attach")
+        let said = "the local disk failed a sync: flushes wait for uploads until the next attach";
+        Some(Fault::Local(said))
     } else if status.repairing {
-        Some("what is damaged in the store is being repaired")
+        Some(Fault::Local("what is damaged in the store is being repaired"))
     } else {
         None
     }
@@ -325,6 +357,7 @@ fn fault(status: &Status) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use holdfast_engine::volume::FullPlaces;
+    use holdfast_objects::{Blocker, ErrorKind};
     use holdfast_types::SectorRange;
 
     use super::*;
@@ -337,7 +370,7 @@ mod tests {
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
         let serving = State::Serving { device: device(), writer: WriterState::Ready };
         assert_eq!(VolumeState::of(&serving), Some(VolumeState::Attached));
-        let said = message(&serving, &unreadable).unwrap();
+        let said = message(&serving, &unreadable, None).unwrap();
         assert!(said.contains("8192 bytes from byte 65536 on; write or discard them"), "{said}");
         let detaching = State::Detaching {
             device: BlockDevice::None,
@@ -347,7 +380,7 @@ mod tests {
         };
         assert_eq!(VolumeState::of(&detaching), Some(VolumeState::Detaching));
         assert!(
-            message(&detaching, &unreadable)
+            message(&detaching, &unreadable, None)
                 .unwrap()
                 .contains("the detach waits until it can. Or let another node take the volume over"),
             "there is no device to write to"
@@ -359,25 +392,45 @@ mod tests {
             sync_failed: true,
             ..Status::default()
         };
-        assert_eq!(message(&serving, &full).as_deref(), Some("requests wait: the local disk is full"));
+        assert_eq!(message(&serving, &full, None).as_deref(), Some("requests wait: the local disk is full"));
         let full = Status {
             parked: 1,
             full: FullPlaces { run_dir: true, ..FullPlaces::default() },
             ..Status::default()
         };
-        assert!(message(&serving, &full).unwrap().contains("the run directory (node.run_dir) is full"));
+        assert!(message(&serving, &full, None).unwrap().contains("the run directory (node.run_dir) is full"));
         for (errno, part) in [(Errno::ENOSPC, "is full; make room"), (Errno::EROFS, "(Read-only file system")]
         {
             let unkept = Status { unkept: Some((errno, 1)), dirty_bytes: 1, ..Status::default() };
             for state in [&serving, &detaching] {
-                let said = message(state, &unkept).unwrap();
+                let said = message(state, &unkept, None).unwrap();
                 assert!(said.contains("the disk under node.state_dir") && said.contains(part), "{said}");
             }
         }
         let sync_failed = Status { sync_failed: true, ..Status::default() };
-        assert!(message(&serving, &sync_failed).unwrap().starts_with("the local disk failed a sync"));
+        assert!(message(&serving, &sync_failed, None).unwrap().starts_with("the local disk failed a sync"));
         let fine = Status::default();
-        assert_eq!(message(&serving, &fine), None);
+        assert_eq!(message(&serving, &fine, None), None);
+    }
+
+    /// `list` showed no message, or none that named a cause.
+    #[test]
+    fn a_store_that_does_not_serve_the_volume_is_named() {
+        let outage = StoreUnreachable {
+            since: SystemTime::now() - Duration::from_secs(6),
+            error: "the object store cannot serve the request (QuotaExceeded)".to_owned(),
+            kind: ErrorKind::Blocked(Blocker::Quota),
+            object: None,
+        };
+        let serving = State::Serving { device: device(), writer: WriterState::Ready };
+        let said = |status: &Status| message(&serving, status, Some(&outage)).unwrap();
+        let (fine, parked) = (Status::default(), Status { parked: 1, ..Status::default() });
+        for (status, state) in [(&fine, "uploads wait for the object store: "), (&parked, "requests wait")] {
+            let said = said(status);
+            assert!(said.contains(state) && said.ends_with("(QuotaExceeded)"), "{said}");
+        }
+        let short = StoreUnreachable { since: SystemTime::now(), ..outage.clone() };
+        assert_eq!(message(&serving, &fine, Some(&short)), None);
     }
 
     /// It was shown as attaching, for as long as it stayed.
@@ -391,7 +444,7 @@ mod tests {
         ] {
             let unserved = State::Unserved { device: BlockDevice::Idle(device()), writer };
             assert_eq!(VolumeState::of(&unserved), Some(shown), "{writer:?}");
-            let said = message(&unserved, &Status::default()).unwrap();
+            let said = message(&unserved, &Status::default(), None).unwrap();
             let names_the_way_out = said.ends_with("detach it, then attach it again");
             assert_eq!(names_the_way_out, shown == VolumeState::Unserved, "{said}");
         }

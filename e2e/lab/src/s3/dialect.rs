@@ -1,0 +1,346 @@
+//! A proxy before the S3 server that answers as other servers and providers do, by bucket.
+//!
+//! Owns: a port of the loopback, the dialect of each bucket. A request that a dialect changes is signed
+//! again with the account of the tests, so that the server takes it.
+//! Runs on: one thread for each connection.
+//! Invariants: a request to a bucket without a dialect passes untouched.
+//! On failure: an unreachable server looks through the proxy as it is: the connection breaks.
+
+use std::collections::HashMap;
+use std::io::{BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::http::{Answer, Head, read_body};
+use super::sign::sign_again;
+
+/// A way in which a server or a provider differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// Requests of a method (of any, if none is named) get this answer, and nothing happens.
+    Answers {
+        /// The method.
+        method: Option<&'static str>,
+        /// Status and reason, as in `403 Forbidden`.
+        status: &'static str,
+        /// The S3 error code.
+        code: &'static str,
+        /// Its text.
+        message: &'static str,
+    },
+    /// Another server answers with this status and a page.
+    Page(&'static str),
+    /// Too many requests: 503 SlowDown, and a wait of so many seconds.
+    SlowDown(u64),
+    /// A create looks if the key is free, and stores the object so much later whatever is there then.
+    CreateLooksFirst(Duration),
+    /// A create replaces what is there.
+    CreateReplaces,
+    /// A delete leaves a marker and the versions before it.
+    DeleteMarkers,
+    /// Objects are in an archive class: none can be read.
+    Archived,
+    /// Object Lock retains each object by default: a PUT needs a checksum.
+    Retention,
+    /// The first byte of the answer to a list comes this late.
+    ListBeginsAfter(Duration),
+    /// A list does not show what was stored within this time.
+    ListLags(Duration),
+    /// The answers to reads end in the middle.
+    BodiesCut,
+    /// The answers to reads are shorter than the objects, and their headers agree.
+    LengthsWrong,
+    /// No answer has an ETag.
+    NoETags,
+    /// An error comes with status 200.
+    ErrorsIn200,
+}
+
+/// A running proxy. Dropping it ends its port; connections end with their clients.
+#[derive(Debug)]
+pub struct DialectProxy {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: SocketAddr,
+    dialects: Mutex<HashMap<String, Dialect>>,
+    /// Times at which objects were stored, by the request's path.
+    stored: Mutex<HashMap<String, Instant>>,
+    over: AtomicBool,
+}
+
+impl DialectProxy {
+    /// A proxy to the server on this port of the loopback.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub fn start(server_port: u16) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the proxy")?;
+        let port = listener.local_addr().context("read the proxy's port")?.port();
+        let shared = Arc::new(Shared {
+            server: SocketAddr::from((Ipv4Addr::LOCALHOST, server_port)),
+            dialects: Mutex::default(),
+            stored: Mutex::default(),
+            over: AtomicBool::new(false),
+        });
+        let accepting = Arc::clone(&shared);
+        std::thread::spawn(move || accepting.accept(&listener));
+        Ok(Self { port, shared })
+    }
+
+    /// The endpoint for programs on the host.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// From now on requests to `bucket` are answered so.
+    pub fn speak(&self, bucket: &str, dialect: Dialect) {
+        self.shared.dialects().insert(bucket.to_owned(), dialect);
+    }
+
+    /// From now on all requests pass untouched.
+    pub fn end(&self) {
+        self.shared.dialects().clear();
+    }
+}
+
+impl Drop for DialectProxy {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        // Wakes the thread that accepts; refused only if that thread is gone already.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
+    }
+}
+
+/// The bucket and the kind of a request.
+#[derive(Debug)]
+struct Asked {
+    path: String,
+    bucket: String,
+    is_list: bool,
+    is_create: bool,
+    is_put: bool,
+    is_read: bool,
+    is_delete: bool,
+}
+
+impl Asked {
+    fn of(head: &Head) -> Self {
+        let (path, query) = head.word(1).split_once('?').unwrap_or((head.word(1), ""));
+        let (bucket, key) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
+        let is_list = head.word(0) == "GET" && query.contains("list-type");
+        Self {
+            path: path.to_owned(),
+            bucket: bucket.trim_start_matches('/').to_owned(),
+            is_list,
+            is_create: head.get("if-none-match").is_some(),
+            is_put: head.word(0) == "PUT",
+            is_read: head.word(0) == "GET" && !is_list && !key.is_empty(),
+            is_delete: head.word(0) == "DELETE" || query.split('&').any(|word| word.starts_with("delete")),
+        }
+    }
+}
+
+/// Bytes to send; the connection ends behind them if it is cut.
+struct Sent {
+    bytes: Vec<u8>,
+    is_cut: bool,
+}
+
+impl From<Answer> for Sent {
+    fn from(answer: Answer) -> Self {
+        Self { bytes: answer.bytes(), is_cut: false }
+    }
+}
+
+impl Shared {
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        for connection in listener.incoming() {
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
+            let Ok(connection) = connection else { continue };
+            let shared = Arc::clone(self);
+            // Whatever ends it, the client sees its connection break.
+            std::thread::spawn(move || shared.serve(&connection).is_ok());
+        }
+    }
+
+    fn serve(&self, connection: &TcpStream) -> Result<()> {
+        connection.set_nodelay(true)?;
+        let mut client = BufReader::new(connection);
+        let mut to = connection;
+        while let Some(mut head) = Head::read(&mut client)? {
+            if head.get("expect").is_some() {
+                to.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+                head.remove("expect");
+            }
+            let body = read_body(&mut client, head.body_bytes()?)?;
+            let asked = Asked::of(&head);
+            let dialect = self.dialects().get(&asked.bucket).copied();
+            let sent = match dialect {
+                None => self.ask_server(&head, &body)?.into(),
+                Some(dialect) => self.speak(dialect, &asked, head, &body)?,
+            };
+            to.write_all(&sent.bytes)?;
+            if sent.is_cut {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn speak(&self, dialect: Dialect, asked: &Asked, mut head: Head, body: &[u8]) -> Result<Sent> {
+        let method = head.word(0).to_owned();
+        let refused = |status, code, message| Ok(Sent::from(Answer::refusal(status, code, message)));
+        match dialect {
+            Dialect::Answers { method: only, status, code, message }
+                if only.is_none_or(|only| only == method) =>
+            {
+                return refused(status, code, message);
+            }
+            Dialect::Page(status) => return Ok(Answer::page(status).into()),
+            Dialect::SlowDown(seconds) => {
+                let mut answer = Answer::refusal("503 Slow Down", "SlowDown", "Reduce your request rate");
+                answer.head.set("Retry-After", &seconds.to_string());
+                return Ok(answer.into());
+            }
+            Dialect::ErrorsIn200 => return refused("200 OK", "InternalError", "Please try again"),
+            Dialect::Archived if asked.is_read => {
+                let message = "The operation is not valid for the object's storage class";
+                return refused("403 Forbidden", "InvalidObjectState", message);
+            }
+            Dialect::Retention if asked.is_put && !has_checksum(&head) => {
+                let message = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests \
+                               with Object Lock parameters";
+                return refused("400 Bad Request", "InvalidRequest", message);
+            }
+            Dialect::CreateLooksFirst(gap) if asked.is_create => {
+                let mut look = head.clone();
+                look.set_method("HEAD");
+                look.remove("if-none-match");
+                look.remove("content-length");
+                look.set("x-amz-content-sha256", "UNSIGNED-PAYLOAD");
+                sign_again(&mut look)?;
+                if self.ask_server(&look, b"")?.head.word(1) == "200" {
+                    return refused("412 Precondition Failed", "PreconditionFailed", "It is there");
+                }
+                std::thread::sleep(gap);
+                head.remove("if-none-match");
+                sign_again(&mut head)?;
+            }
+            Dialect::CreateReplaces if asked.is_create => {
+                head.remove("if-none-match");
+                sign_again(&mut head)?;
+            }
+            Dialect::ListBeginsAfter(late) if asked.is_list => std::thread::sleep(late),
+            Dialect::Answers { .. }
+            | Dialect::CreateLooksFirst(_)
+            | Dialect::CreateReplaces
+            | Dialect::DeleteMarkers
+            | Dialect::Archived
+            | Dialect::Retention
+            | Dialect::ListBeginsAfter(_)
+            | Dialect::ListLags(_)
+            | Dialect::BodiesCut
+            | Dialect::LengthsWrong
+            | Dialect::NoETags => {}
+        }
+        let mut answer = self.ask_server(&head, body)?;
+        let is_cut = match dialect {
+            Dialect::DeleteMarkers if asked.is_delete => {
+                answer.head.set("x-amz-delete-marker", "true");
+                answer.head.set("x-amz-version-id", "3HL4kqtJlcpXroDTDmJ");
+                false
+            }
+            Dialect::ListLags(lag) if asked.is_list => {
+                self.hide(&mut answer, &asked.bucket, lag);
+                false
+            }
+            Dialect::ListLags(_) if asked.is_put => {
+                self.stored().insert(asked.path.clone(), Instant::now());
+                false
+            }
+            Dialect::BodiesCut if asked.is_read => {
+                answer.body.truncate(answer.body.len() / 2);
+                true
+            }
+            Dialect::LengthsWrong if asked.is_read => {
+                answer.body.truncate(answer.body.len() / 2);
+                answer.head.set("Content-Length", &answer.body.len().to_string());
+                false
+            }
+            Dialect::NoETags => {
+                answer.head.remove("etag");
+                false
+            }
+            Dialect::Answers { .. }
+            | Dialect::Page(_)
+            | Dialect::SlowDown(_)
+            | Dialect::CreateLooksFirst(_)
+            | Dialect::CreateReplaces
+            | Dialect::DeleteMarkers
+            | Dialect::Archived
+            | Dialect::Retention
+            | Dialect::ListBeginsAfter(_)
+            | Dialect::ListLags(_)
+            | Dialect::BodiesCut
+            | Dialect::LengthsWrong
+            | Dialect::ErrorsIn200 => false,
+        };
+        Ok(Sent { bytes: answer.bytes(), is_cut })
+    }
+
+    /// Removes from a list the objects that were stored within `lag`.
+    fn hide(&self, answer: &mut Answer, bucket: &str, lag: Duration) {
+        let stored = self.stored();
+        let young = |entry: &str| {
+            let key = entry.split_once("<Key>").and_then(|(_, rest)| rest.split_once("</Key>"));
+            let path = key.map(|(key, _)| format!("/{bucket}/{key}")).unwrap_or_default();
+            stored.get(&path).is_some_and(|stored| stored.elapsed() < lag)
+        };
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        let mut parts = text.split("<Contents>");
+        let mut left = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (entry, rest) = part.split_once("</Contents>").unwrap_or((part, ""));
+            if !young(entry) {
+                left.push_str(&format!("<Contents>{entry}</Contents>"));
+            }
+            left.push_str(rest);
+        }
+        answer.head.set("Content-Length", &left.len().to_string());
+        answer.body = left.into_bytes();
+    }
+
+    /// Passes a request on, on a connection of its own.
+    fn ask_server(&self, head: &Head, body: &[u8]) -> Result<Answer> {
+        let mut head = head.clone();
+        head.set("Connection", "close");
+        let mut server = TcpStream::connect(self.server).context("reach the server")?;
+        server.write_all(&head.bytes())?;
+        server.write_all(body)?;
+        Answer::read(&mut BufReader::new(server))
+    }
+
+    fn dialects(&self) -> MutexGuard<'_, HashMap<String, Dialect>> {
+        self.dialects.lock().expect("nothing panics while it holds this lock")
+    }
+
+    fn stored(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.stored.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// True if a request has a checksum that Object Lock asks for.
+fn has_checksum(head: &Head) -> bool {
+    let checksums = ["content-md5", "x-amz-checksum-crc32", "x-amz-checksum-crc32c", "x-amz-checksum-sha256"];
+    checksums.iter().any(|name| head.get(name).is_some())
+}

@@ -1,0 +1,392 @@
+//! Servers and providers that speak S3 otherwise than the laboratory's: what `preflight` and the ObjectStore
+//! say of each, and that everything continues when it is over. No machine: the operator, the API server, the
+//! S3 server and a proxy before it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::operator::NAMESPACE;
+use holdfast_lab::report;
+use holdfast_lab::s3::dialect::{Dialect, DialectProxy};
+use holdfast_lab::s3::{ACCESS_KEY, REGION, SECRET_KEY};
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+use serde_json::Value;
+
+use super::provisioning::{apply, object_store, volume};
+
+/// Time within which everything continues.
+const CONTINUES: Duration = Duration::from_secs(30);
+/// Longest wait for a condition: a first byte after 10 s costs a probe three attempts.
+const SAID: Duration = Duration::from_secs(120);
+/// Servers that look before they store, each with another gap.
+const LOOKERS: u64 = 20;
+
+/// A dialect, and what is said of it.
+struct Row {
+    name: &'static str,
+    dialect: Dialect,
+    /// The reason of the ObjectStore's condition; none if it is Ready all the same.
+    reason: Option<&'static str>,
+    /// Beginning of the message, which names the field.
+    state: &'static str,
+    /// A part of the fix.
+    fix: &'static str,
+}
+
+const fn row(
+    name: &'static str,
+    dialect: Dialect,
+    reason: &'static str,
+    state: &'static str,
+    fix: &'static str,
+) -> Row {
+    Row { name, dialect, reason: Some(reason), state, fix }
+}
+
+/// One that needs nothing of a person.
+const fn fine(name: &'static str, dialect: Dialect) -> Row {
+    Row { name, dialect, reason: None, state: "", fix: "" }
+}
+
+const fn answers(
+    method: Option<&'static str>,
+    status: &'static str,
+    code: &'static str,
+    message: &'static str,
+) -> Dialect {
+    Dialect::Answers { method, status, code, message }
+}
+
+const FORBIDDEN: &str = "403 Forbidden";
+const QUOTA: &str = "bucket: a quota of the bucket or the account is used up";
+const KEY: &str = "bucket: the encryption key of the bucket is disabled, gone or not allowed";
+const REGION_STATE: &str = "region: the bucket is not in us-east-1";
+const NOT_S3: &str = "endpoint: an answer is not that of an S3 server";
+const PUT: Option<&str> = Some("PUT");
+
+const ROWS: &[Row] = &[
+    row(
+        "replaces",
+        Dialect::CreateReplaces,
+        "CreateOnceIgnored",
+        "bucket: the server accepts If-None-Match but ignores it",
+        "use a server with conditional writes",
+    ),
+    row(
+        "looks-first",
+        Dialect::CreateLooksFirst(Duration::from_millis(100)),
+        "CreateOnceNotAtomic",
+        "endpoint: the server lets several creates of one key at once succeed",
+        "atomic conditional writes",
+    ),
+    row(
+        "archived",
+        Dialect::Archived,
+        "ObjectArchived",
+        "bucket: an object lies in an archive class",
+        "lifecycle rule",
+    ),
+    row(
+        "retention",
+        Dialect::Retention,
+        "ObjectLockRetention",
+        "bucket: the bucket retains",
+        "default retention",
+    ),
+    row(
+        "quota",
+        answers(PUT, FORBIDDEN, "QuotaExceeded", "Quota"),
+        "QuotaExceeded",
+        QUOTA,
+        "raise the quota",
+    ),
+    row(
+        "spending-cap",
+        answers(PUT, FORBIDDEN, "AccessDenied", "Cannot upload, storage cap exceeded"),
+        "QuotaExceeded",
+        QUOTA,
+        "raise the quota",
+    ),
+    row(
+        "full",
+        answers(PUT, "507 Insufficient Storage", "XMinioStorageFull", "Full"),
+        "ServerFull",
+        "endpoint: the server's storage is full",
+        "add storage",
+    ),
+    row(
+        "account",
+        answers(None, FORBIDDEN, "AccountProblem", "Problem"),
+        "AccountSuspended",
+        "credentials: the account at the provider",
+        "ask the provider",
+    ),
+    row(
+        "key-disabled",
+        answers(PUT, "400 Bad Request", "KMS.DisabledException", "It is disabled"),
+        "EncryptionKeyUnusable",
+        KEY,
+        "enable the key",
+    ),
+    row(
+        "key-denied",
+        answers(PUT, FORBIDDEN, "AccessDenied", "not authorized to perform: kms:GenerateDataKey"),
+        "EncryptionKeyUnusable",
+        KEY,
+        "kms:GenerateDataKey",
+    ),
+    row(
+        "slow-down",
+        Dialect::SlowDown(1),
+        "Throttled",
+        "endpoint: the server asks for fewer",
+        "it is tried again",
+    ),
+    row(
+        "busy",
+        answers(PUT, "409 Conflict", "OperationAborted", "In progress"),
+        "BucketBusy",
+        "bucket: another operation on it is in progress",
+        "it is tried again",
+    ),
+    row(
+        "fails",
+        answers(None, "503 Service Unavailable", "ServiceUnavailable", "Try again"),
+        "ServerFails",
+        "endpoint: the server is there and failed inside (HTTP 503 ServiceUnavailable)",
+        "look at the server",
+    ),
+    row(
+        "bodies-cut",
+        Dialect::BodiesCut,
+        "AnswersBreakOff",
+        "endpoint: the server's answers break off",
+        "in front of it",
+    ),
+    row(
+        "lengths-wrong",
+        Dialect::LengthsWrong,
+        "ReadBackFailed",
+        "bucket: an object was not read back as it was written",
+        "in front of it",
+    ),
+    row("no-etags", Dialect::NoETags, "NotS3", NOT_S3, "in front of it"),
+    row(
+        "errors-in-200",
+        Dialect::ErrorsIn200,
+        "ServerFails",
+        "endpoint: the server is there and failed inside (HTTP 200 InternalError)",
+        "look at the server",
+    ),
+    row("portal", Dialect::Page("200 OK"), "NotS3", NOT_S3, "in front of it"),
+    row("portal-403", Dialect::Page(FORBIDDEN), "NotS3", NOT_S3, "in front of it"),
+    row(
+        "moved",
+        answers(None, "301 Moved Permanently", "PermanentRedirect", "Address it elsewhere"),
+        "WrongRegion",
+        REGION_STATE,
+        "endpoint of that region",
+    ),
+    row(
+        "moving",
+        answers(None, "307 Temporary Redirect", "TemporaryRedirect", "Send it elsewhere"),
+        "WrongRegion",
+        REGION_STATE,
+        "endpoint of that region",
+    ),
+    row(
+        "region",
+        answers(None, "400 Bad Request", "AuthorizationHeaderMalformed", "expecting 'eu-central-1'"),
+        "WrongRegion",
+        REGION_STATE,
+        "endpoint of that region",
+    ),
+    row(
+        "clock",
+        answers(None, FORBIDDEN, "RequestTimeTooSkewed", "The difference is too large"),
+        "ClockSkewed",
+        "credentials: the server refuses the time of this host's clock",
+        "synchronize the clock",
+    ),
+    row(
+        "no-creates",
+        answers(PUT, "501 Not Implemented", "NotImplemented", "A header is not implemented"),
+        "CreateOnceUnsupported",
+        "bucket: the server does not support conditional writes",
+        "use one that does",
+    ),
+    fine("delete-markers", Dialect::DeleteMarkers),
+    fine("list-late", Dialect::ListBeginsAfter(Duration::from_secs(10))),
+    fine("list-lags", Dialect::ListLags(Duration::from_secs(5))),
+];
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let proxy = DialectProxy::start(s3.port())?;
+    let mut buckets: BTreeMap<String, Dialect> =
+        ROWS.iter().map(|row| (row.name.to_owned(), row.dialect)).collect();
+    buckets.extend((0..LOOKERS).map(|number| {
+        (format!("looker-{number}"), Dialect::CreateLooksFirst(Duration::from_millis(20 + 25 * number)))
+    }));
+    for (bucket, dialect) in &buckets {
+        s3.create_bucket(bucket)?;
+        proxy.speak(bucket, *dialect);
+    }
+    world.operator()?;
+    world.kubectl([
+        "create",
+        "secret",
+        "generic",
+        "right",
+        &format!("--namespace={NAMESPACE}"),
+        &format!("--from-literal=accessKeyId={ACCESS_KEY}"),
+        &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
+    ])?;
+    let mut documents = String::new();
+    for Row { name, .. } in ROWS {
+        let store = object_store(name, name, "right", &proxy.endpoint());
+        write!(documents, "{store}---\n{}---\n", volume(name, name, "1Gi"))?;
+    }
+    apply(world, &documents)?;
+
+    report::step("what preflight says");
+    let said = preflight(world, &proxy, buckets.keys())?;
+    check_preflight(&said)?;
+    report::step("what the ObjectStores say");
+    check_stores(world)?;
+
+    report::step("it is over");
+    let over = Instant::now();
+    proxy.end();
+    let all_ready = || {
+        let stores = conditions(world, "objectstores", "Ready")?;
+        let volumes = conditions(world, "volumes", "Provisioned")?;
+        let ready = |found: &BTreeMap<String, Said>| {
+            ROWS.iter().all(|row| found.get(row.name).is_some_and(|said| said.status == "True"))
+        };
+        Ok((ready(&stores) && ready(&volumes)).then_some(()))
+    };
+    until("stores and volumes to be ready", SAID, all_ready)
+        .with_context(|| format!("{:?}", conditions(world, "volumes", "Provisioned")))?;
+    let took = over.elapsed();
+    ensure!(took <= CONTINUES, "it took {took:?} until everything continued");
+    let mut lost = Vec::new();
+    for bucket in buckets.keys() {
+        let keys = s3.keys(bucket, "")?;
+        let due = usize::from(!bucket.starts_with("looker-"));
+        if keys.len() != due || keys.iter().any(|key| !key.contains("/log/")) {
+            lost.push(format!("{bucket}: {keys:?}"));
+        }
+    }
+    ensure!(lost.is_empty(), "not the first record of one volume alone: {lost:?}");
+    report::step(format_args!(
+        "{} dialects said, {LOOKERS} of {LOOKERS} lookers found, all continued after {:.1} s",
+        ROWS.len(),
+        took.as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// Runs `holdfast-node preflight` on this host with a store for each bucket. Returns its lines about stores.
+fn preflight<'a>(
+    world: &World,
+    proxy: &DialectProxy,
+    buckets: impl Iterator<Item = &'a String>,
+) -> Result<BTreeMap<String, String>> {
+    let dir = world.dir();
+    let [state, run] = ["state", "run"].map(|name| dir.join(name).display().to_string());
+    let mut config = format!("node.name = \"a\"\nnode.state_dir = \"{state}\"\nnode.run_dir = \"{run}\"\n");
+    for bucket in buckets {
+        write!(
+            config,
+            "[stores.{bucket}]\nendpoint = \"{}\"\nregion = \"{REGION}\"\nbucket = \"{bucket}\"\nprefix = \"preflight\"\n\
+             path_style = true\n[stores.{bucket}.credentials]\naccess_key_id = \"{ACCESS_KEY}\"\n\
+             secret_access_key = \"{SECRET_KEY}\"\n",
+            proxy.endpoint()
+        )?;
+    }
+    let file = dir.join("preflight.toml");
+    fs::write(&file, config).context("write a configuration")?;
+    let program = world.programs()?.join("holdfast-node");
+    // It fails: this host has no ublk driver.
+    let done =
+        Command::new(program).args(["preflight", "--config"]).arg(file).output().context("run preflight")?;
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let store = |line: &str| {
+        let (_, rest) = line.split_once(" store ")?;
+        let (name, _) = rest.split_once(": ")?;
+        Some((name.to_owned(), line.to_owned()))
+    };
+    let lines: BTreeMap<String, String> = said.lines().filter_map(store).collect();
+    ensure!(!lines.is_empty(), "no store in\n{said}{}", String::from_utf8_lossy(&done.stderr));
+    Ok(lines)
+}
+
+fn check_preflight(said: &BTreeMap<String, String>) -> Result<()> {
+    let line = |name: &str| said.get(name).with_context(|| format!("no line of {name}: {said:?}"));
+    for Row { name, reason, state, fix, .. } in ROWS {
+        let line = line(name)?;
+        if reason.is_none() {
+            ensure!(line.starts_with(&format!("PASS store {name}: ")), "{line}");
+            continue;
+        }
+        let (found, action) = line.split_once(". Fix: ").with_context(|| format!("no fix: {line}"))?;
+        let is_named = found.starts_with(&format!("FAIL store {name}: {state}")) && action.contains(fix);
+        ensure!(is_named, "not {state:?}, {fix:?}: {line}");
+    }
+    for number in 0..LOOKERS {
+        let line = line(&format!("looker-{number}"))?;
+        ensure!(line.starts_with("FAIL ") && line.contains("(If-None-Match is not atomic)"), "{line}");
+    }
+    Ok(())
+}
+
+fn check_stores(world: &World) -> Result<()> {
+    let is_said = |row: &Row, found: &BTreeMap<String, Said>| {
+        let Some(said) = found.get(row.name) else { return false };
+        match row.reason {
+            None => said.status == "True",
+            Some(reason) => {
+                said.status == "False"
+                    && said.reason == reason
+                    && said.message.starts_with(&format!("spec.{}", row.state))
+                    && said.message.contains(row.fix)
+            }
+        }
+    };
+    let mut wrong = String::new();
+    let all_said = || {
+        let found = conditions(world, "objectstores", "Ready")?;
+        let missing: Vec<_> = ROWS.iter().filter(|row| !is_said(row, &found)).map(|row| row.name).collect();
+        wrong = missing.iter().map(|name| format!("{name}: {:?}\n", found.get(*name))).collect();
+        Ok(missing.is_empty().then_some(()))
+    };
+    until("each ObjectStore to say its fault", SAID, all_said).with_context(|| wrong)
+}
+
+/// A condition.
+#[derive(Debug)]
+struct Said {
+    status: String,
+    reason: String,
+    message: String,
+}
+
+/// The condition of this type of each object of a kind that has it.
+fn conditions(world: &World, kind: &str, type_: &str) -> Result<BTreeMap<String, Said>> {
+    let list: Value =
+        serde_json::from_str(&world.kubectl(["get", kind, "--output=json"])?).context("a list")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let items = list["items"].as_array().context("a list without items")?;
+    let one = |item: &Value| {
+        let found = item["status"]["conditions"].as_array()?.iter().find(|found| found["type"] == type_)?;
+        let [status, reason, message] = ["status", "reason", "message"].map(|field| text(&found[field]));
+        Some((text(&item["metadata"]["name"]), Said { status, reason, message }))
+    };
+    Ok(items.iter().filter_map(one).collect())
+}

@@ -1,0 +1,158 @@
+//! HTTP proxies between this host and the server, as the environment names them.
+//!
+//! `HTTPS_PROXY` is for servers behind `https://`, by a CONNECT tunnel; `HTTP_PROXY` for those behind
+//! `http://`; `ALL_PROXY` for both where theirs is not set; `NO_PROXY` has the hosts, domains and networks
+//! that are reached directly, loopback always is. Each has its lower-case name, too.
+
+use std::fmt;
+
+use aws_smithy_http_client::proxy::ProxyConfig;
+use hyper::Uri;
+use hyper_util::client::proxy::matcher::Matcher;
+
+use crate::config::InvalidConfig;
+
+/// Reached directly whatever the environment says.
+const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";
+
+/// The proxies that are set. Their URLs may have a user and a password.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Proxies {
+    /// URL of the proxy to servers behind `http://`.
+    pub http: Option<String>,
+    /// URL of the proxy to servers behind `https://`.
+    pub https: Option<String>,
+    /// Hosts, domains and networks that are reached directly, separated by commas.
+    pub no_proxy: Option<String>,
+}
+
+impl fmt::Debug for Proxies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = |url: &Option<String>| url.as_deref().map(|url| without_user(url).to_owned());
+        f.debug_struct("Proxies")
+            .field("http", &plain(&self.http))
+            .field("https", &plain(&self.https))
+            .field("no_proxy", &self.no_proxy)
+            .finish()
+    }
+}
+
+/// The proxy of a server.
+#[derive(Debug, Clone)]
+pub(crate) struct Proxy {
+    /// Its host and port.
+    pub(crate) host: String,
+    /// The variable that names it.
+    pub(crate) variable: &'static str,
+    pub(crate) config: ProxyConfig,
+}
+
+impl Proxies {
+    /// Those of this process's environment.
+    pub fn of_environment() -> Self {
+        Self::of(|name| std::env::var(name).ok())
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| {
+            let value = variable(name).or_else(|| variable(&name.to_lowercase()));
+            value.filter(|value| !value.trim().is_empty())
+        };
+        let all = get("ALL_PROXY");
+        Self {
+            http: get("HTTP_PROXY").or_else(|| all.clone()),
+            https: get("HTTPS_PROXY").or(all),
+            no_proxy: get("NO_PROXY"),
+        }
+    }
+
+    /// The proxy through which requests to `endpoint` travel; none if they go directly.
+    ///
+    /// # Errors
+    /// The variable that has no usable URL.
+    pub(crate) fn proxy(&self, endpoint: &str) -> Result<Option<Proxy>, InvalidConfig> {
+        let (variable, url) = if endpoint.starts_with("https://") {
+            ("HTTPS_PROXY", &self.https)
+        } else {
+            ("HTTP_PROXY", &self.http)
+        };
+        let Some(url) = url else { return Ok(None) };
+        let invalid = |fix| InvalidConfig { field: variable, value: without_user(url).to_owned(), fix };
+        let with_scheme = if url.contains("://") { url.clone() } else { format!("http://{url}") };
+        if variable == "HTTP_PROXY" && with_scheme.starts_with("https://") {
+            return Err(invalid("write http://: a server without TLS is reached through no proxy with TLS"));
+        }
+        let direct = self.no_proxy.as_ref().map_or(LOOPBACK.to_owned(), |no| format!("{no},{LOOPBACK}"));
+        let bad = "write http://, a host and :port; SOCKS is not supported";
+        let config = ProxyConfig::all(with_scheme.as_str()).map_err(|_reason| invalid(bad))?;
+        let matcher = Matcher::builder().all(with_scheme).no(direct.as_str()).build();
+        let Ok(server) = endpoint.parse::<Uri>() else { return Ok(None) };
+        Ok(matcher.intercept(&server).map(|through| Proxy {
+            host: through.uri().authority().map(ToString::to_string).unwrap_or_default(),
+            variable,
+            config: config.no_proxy(direct),
+        }))
+    }
+
+    /// The proxy for services of the provider that give credentials. Those of the host itself, which speak
+    /// plain HTTP, are reached directly.
+    pub(crate) fn of_token_service(&self) -> Option<ProxyConfig> {
+        let https = self.https.as_ref()?;
+        let with_scheme = if https.contains("://") { https.clone() } else { format!("http://{https}") };
+        let config = ProxyConfig::https(with_scheme.as_str()).ok()?;
+        Some(config.no_proxy(self.no_proxy.as_deref().unwrap_or(LOOPBACK)))
+    }
+}
+
+/// A URL without its user and password.
+fn without_user(url: &str) -> &str {
+    url.rsplit_once('@').map_or(url, |(_, host)| host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn proxies(set: &[(&str, &str)]) -> Proxies {
+        let set = set.to_vec();
+        Proxies::of(|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn through(set: &[(&str, &str)], endpoint: &str) -> Option<String> {
+        proxies(set).proxy(endpoint).unwrap().map(|proxy| format!("{} of {}", proxy.host, proxy.variable))
+    }
+
+    #[test]
+    fn the_environment_says_how_a_server_is_reached() {
+        let both =
+            [("HTTPS_PROXY", "http://p:1"), ("http_proxy", "q:2"), ("NO_PROXY", "in.example,10.0.0.0/8")];
+        let cases = [
+            ("https://s3.eu-central-1.amazonaws.com", Some("p:1 of HTTPS_PROXY")),
+            ("http://s3.storage:9000", Some("q:2 of HTTP_PROXY")),
+            ("https://s3.in.example", None),
+            ("http://10.1.2.3:9000", None),
+            ("http://127.0.0.1:9000", None),
+            ("https://localhost", None),
+        ];
+        for (endpoint, expected) in cases {
+            assert_eq!(through(&both, endpoint).as_deref(), expected, "{endpoint}");
+        }
+        let all = [("ALL_PROXY", "http://all:3"), ("HTTPS_PROXY", " ")];
+        assert_eq!(through(&all, "https://s3.example").as_deref(), Some("all:3 of HTTPS_PROXY"));
+        assert_eq!(through(&[], "https://s3.example"), None);
+    }
+
+    #[test]
+    fn a_url_that_no_proxy_can_have_is_refused_without_its_password() {
+        for (name, url, endpoint) in [
+            ("HTTPS_PROXY", "socks5://u:hush@p:1", "https://s3.example"),
+            ("HTTPS_PROXY", "http://", "https://s3.example"),
+            ("HTTP_PROXY", "https://u:hush@p:1", "http://s3.example"),
+        ] {
+            let set = proxies(&[(name, url)]);
+            let refused = set.proxy(endpoint).expect_err(url);
+            assert_eq!(refused.field, name);
+            assert!(!format!("{refused} {set:?}").contains("hush"), "{refused} {set:?}");
+        }
+    }
+}
