@@ -82,7 +82,7 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
             let checked = run_blocking(move || check_attached(&config)).await;
             can_read = checked.is_ok();
             if let Err(error) = checked {
-                note(&mut last, Err(chain(&error)));
+                note(&mut last, Answer::Refused(chain(&error)));
             }
         }
         if can_read {
@@ -92,32 +92,52 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
     }
 }
 
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Answer {
+    Agreed,
+    /// Why the owner serves on.
+    Refused(String),
+    /// Nobody listens: the owner has just begun, or is about to end.
+    NotReached(String),
+}
+
 /// Logs an answer unless it is the `last` one again.
-fn note(last: &mut Option<Result<(), String>>, answer: Result<(), String>) {
+fn note(last: &mut Option<Answer>, answer: Answer) {
     if last.as_ref() == Some(&answer) {
         return;
     }
     match &answer {
-        Ok(()) => tracing::info!("the daemon that serves this node agreed to leave its devices to this one"),
-        Err(reason) => tracing::warn!(
+        Answer::Agreed => {
+            tracing::info!("the daemon that serves this node agreed to leave its devices to this one");
+        }
+        Answer::Refused(reason) => tracing::warn!(
             reason,
             "the devices of this node were not handed over; the daemon that has them serves on, and this one waits"
         ),
+        Answer::NotReached(reason) => {
+            tracing::info!(reason, "the daemon that has this node could not be asked yet for its devices");
+        }
     }
     *last = Some(answer);
 }
 
-async fn ask_once(socket: &Path, instance: &Instance) -> Result<(), String> {
-    let endpoint =
-        Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(|error| chain(&error))?;
-    let channel = endpoint.timeout(ANSWER_WITHIN).connect().await.map_err(|error| chain(&error))?;
+async fn ask_once(socket: &Path, instance: &Instance) -> Answer {
+    let connected = async {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
+        endpoint.timeout(ANSWER_WITHIN).connect().await
+    };
+    let channel = match connected.await {
+        Ok(channel) => channel,
+        Err(error) => return Answer::NotReached(chain(&error)),
+    };
     let request = HandOverRequest { instance: instance.to_string() };
     match NodeClient::new(channel).hand_over(request).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Answer::Agreed,
         Err(status) if status.code() == Code::Unimplemented => {
-            Err("its version knows no handoff; delete its pod, or end it".to_owned())
+            Answer::Refused("its version knows no handoff; delete its pod, or end it".to_owned())
         }
-        Err(status) => Err(status.message().to_owned()),
+        Err(status) => Answer::Refused(status.message().to_owned()),
     }
 }
 
