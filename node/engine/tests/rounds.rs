@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::{Foreign, LocalData, worth};
 use holdfast_engine::durable_map::{
-    FoundMap, FoundPage, Header, JOURNAL_OFFSET, file_bytes, newest_pages, page_offset,
+    FoundMap, FoundPage, FoundPart, Header, JOURNAL_OFFSET, PageSummary, file_bytes, newest_pages,
+    page_offset,
 };
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
@@ -299,17 +300,24 @@ impl Host {
 
     /// Pages that an attach after the loss of the host finds.
     fn found(&self) -> Vec<FoundPage> {
-        self.found_map().pages
+        self.header_and_pages().2
     }
 
-    /// All that it finds.
+    /// What it decides by.
     fn found_map(&self) -> FoundMap {
+        let (generation, header, found) = self.header_and_pages();
+        let mut pages = PageSummary::default();
+        found.into_iter().for_each(|page| pages.add(&FoundPart::Page(page)));
+        FoundMap { generation, header, pages }
+    }
+
+    fn header_and_pages(&self) -> (u64, Header, Vec<FoundPage>) {
         let (generation, header) = Header::newest(&self.file[..8192]).unwrap().unwrap();
         let pair = |page| self.file[page_offset(page, 0) as usize..][..8192].to_vec();
         let pages: Vec<_> =
             (0..header.sectors.div_ceil(PAGE_SECTORS)).map(|page| (page, pair(page))).collect();
         let pages = newest_pages(&header, &pages, &self.journal).unwrap();
-        FoundMap { generation, header, pages }
+        (generation, header, pages)
     }
 }
 
