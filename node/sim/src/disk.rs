@@ -412,8 +412,7 @@ impl Disk {
         self.read_parts(&header, &mut |part| {
             for (block, nibbles) in part.blocks() {
                 let first = block.first_sector().0;
-                sectors(SectorRange::new(first, BLOCK_SECTORS))
-                    .for_each(|sector| drop(dirty.remove(&sector)));
+                dirty.retain(|sector, _| !(first..first + BLOCK_SECTORS).contains(sector));
                 for (run, side) in dirty_runs_of(block, nibbles) {
                     dirty.extend(sectors(run).map(|sector| (sector, side)));
                 }

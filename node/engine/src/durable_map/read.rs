@@ -5,8 +5,8 @@
 //! journal, journal, ...   its bytes in order, while they count
 //! end
 //! ```
-//! Owns: what tells which part is the newest: 16 bytes a page. Does not own: the file, nor what is made of the
-//! parts. A part that comes later replaces what came before of the same sectors.
+//! Owns: what tells which part is the newest: 16 bytes a page. Does not own: the file, nor what is made of
+//! the parts. A part that comes later replaces what came before of the same sectors.
 
 use holdfast_types::{Block, SectorRange, Seq};
 
