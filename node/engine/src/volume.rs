@@ -551,7 +551,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if core.dirty[side].blocks.is_empty() || self.log.is_full(manifest) {
             return false;
         }
-        let may_wait = self.cut.defers_seals() && core.dirty_bytes(side) < core.limits.max_bytes;
+        let may_wait = self.cut.defers_seals() && !core.is_dirty_full(side);
         core.lifecycle == Lifecycle::Detaching
             || self.sealer.seals.is_wanted()
             || (core.is_seal_full(side) && !may_wait)

@@ -15,7 +15,7 @@ use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::Header;
-use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES};
+use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES, MAX_DIRTY_BLOCKS, SEAL_BLOCKS};
 use crate::manifest::Manifest;
 use crate::record::Record;
 use crate::safeguard::{
@@ -196,11 +196,21 @@ impl<M: Memory> Core<M> {
         safeguard(SealByAge) && !self.dirty[side].blocks.is_empty() && age >= limit
     }
 
-    /// Returns true if `side` has as many dirty bytes as one commit should.
+    /// Returns true if `side` has as many dirty bytes, or blocks, as one commit should.
     pub(super) fn is_seal_full(&self, side: Side) -> bool {
         let usual = self.limits.seal_bytes;
         let limit = if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual };
-        self.dirty_bytes(side) >= limit
+        self.dirty_bytes(side) >= limit || self.dirty[side].blocks.count() >= SEAL_BLOCKS
+    }
+
+    /// Returns true if nothing more may become dirty on `side`.
+    pub(super) fn is_dirty_full(&self, side: Side) -> bool {
+        self.dirty_bytes(side) >= self.limits.max_bytes || self.has_most_blocks(side)
+    }
+
+    /// Returns true if a seal of `side` could not list more blocks.
+    pub(super) fn has_most_blocks(&self, side: Side) -> bool {
+        self.dirty[side].blocks.count() >= MAX_DIRTY_BLOCKS
     }
 
     /// Writes go to the other side from here on. Returns the one that was active.
