@@ -20,6 +20,7 @@ mod list;
 mod probe;
 mod put_segment;
 mod store;
+mod unfinished;
 
 pub use clock::ServerClock;
 pub use config::{InvalidConfig, S3Config, S3Credentials, Timeouts};
