@@ -1,13 +1,12 @@
 //! The content that a host's volume may have: now, as of its seal, and as of the commits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{SealStatus, Status};
 
-use crate::disk::Disk;
+use crate::disk::{DirtySectors, Disk};
 use crate::expect::{Cut, Expect};
 
 /// Allowed content of the volume at one host.
@@ -100,7 +99,7 @@ impl Content {
         &self,
         disk: &Disk,
         header: &Header,
-        mut dirty: BTreeMap<u64, Side>,
+        mut dirty: DirtySectors,
         base: &Cut,
     ) -> Option<String> {
         dirty.retain(|_, side| !header.invalidated.contains(*side));

@@ -406,7 +406,7 @@ impl Disk {
 
     /// The header of the durable map, and the sectors that it calls dirty with the side that holds them; none
     /// where there is no map.
-    pub(crate) fn read_dirty(&self) -> Result<Option<(Header, BTreeMap<u64, Side>)>, LocalError> {
+    pub(crate) fn read_dirty(&self) -> Result<Option<(Header, DirtySectors)>, LocalError> {
         let Some((_generation, header)) = self.read_header()? else { return Ok(None) };
         let mut dirty = BTreeMap::new();
         self.read_parts(&header, &mut |part| {
@@ -426,6 +426,9 @@ impl Disk {
         self.read_map().is_ok_and(|map| map.is_some_and(|map| map.pages.holds_dirty()))
     }
 }
+
+/// Sectors that a durable map calls dirty, and the side that holds each.
+pub(crate) type DirtySectors = BTreeMap<u64, Side>;
 
 /// A disk that the futures of a process reach too.
 pub(crate) type SharedDisk = Arc<Mutex<Disk>>;

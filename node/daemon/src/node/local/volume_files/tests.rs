@@ -237,7 +237,19 @@ fn answer(action: Action, map: &File) -> Option<Event> {
             result.unwrap();
             return None;
         }
-        other => panic!("{other:?}"),
+        other @ (Action::Read { .. }
+        | Action::ReadCold { .. }
+        | Action::Punch { .. }
+        | Action::Evict { .. }
+        | Action::ReleaseMap { .. }
+        | Action::Upload { .. }
+        | Action::Merge(_)
+        | Action::StorePending { .. }
+        | Action::StoreRoot { .. }
+        | Action::CreateRecord { .. }
+        | Action::ReadRecord { .. }
+        | Action::WriteCheckpoint { .. }
+        | Action::Report(_)) => panic!("{other:?}"),
     })
 }
 
