@@ -54,8 +54,9 @@ pub trait LocalState: Send + Sync {
     /// The open files.
     type Files: Send + Sync;
 
-    /// Syncs the durable map and reads it, page by page: it may be larger than memory. `None` when the volume was never here. What is read without the
-    /// sync may be gone after the next power cut, and does not justify a write to the other slot.
+    /// Syncs the durable map and reads it, part by part: it may be larger than memory. `None` when the volume
+    /// was never here. What is read without the sync may be gone after the next power cut, and does not
+    /// justify a write to the other slot.
     ///
     /// # Errors
     /// The local disk's, or that the map is damaged.
@@ -73,8 +74,9 @@ pub trait LocalState: Send + Sync {
     /// The local disk's.
     fn discard(&self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Opens the files, makes or grows them for `sectors`, with a live map that holds the pages of the durable
-    /// one as `restore` says, and all the room that such a volume needs. A failure here fences no writer.
+    /// Opens the files, makes or grows them for `sectors`, with a live map that holds the pages of the
+    /// durable one as `restore` says, and all the room that such a volume needs. A failure here fences no
+    /// writer.
     ///
     /// # Errors
     /// The local disk's, or that the map is damaged.

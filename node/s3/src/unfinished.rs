@@ -1,7 +1,7 @@
 //! Multipart uploads that were begun and never completed: listed, aborted.
 //!
-//! Their parts are in no list of objects, and are paid for until the upload is aborted. A list page that would
-//! mislead about whose upload is whose is an error.
+//! Their parts are in no list of objects, and are paid for until the upload is aborted. A list page that
+//! would mislead about whose upload is whose is an error.
 
 use std::time::SystemTime;
 

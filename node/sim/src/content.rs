@@ -93,8 +93,8 @@ impl Content {
         self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
     }
 
-    /// Names a sector whose last content, as the client saw it, is neither in `dirty`, what the map of the disk
-    /// calls dirty, nor, where that names nothing, in `base`; in words.
+    /// Names a sector whose last content, as the client saw it, is neither in `dirty`, what the map of the
+    /// disk calls dirty, nor, where that names nothing, in `base`; in words.
     pub(crate) fn lacks(
         &self,
         disk: &Disk,

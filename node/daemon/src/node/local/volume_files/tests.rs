@@ -253,8 +253,8 @@ fn answer(action: Action, map: &File) -> Option<Event> {
     })
 }
 
-/// Each TiB that was ever touched took 0.65 GiB of an attach, of all volumes of a node at once after a restart
-/// of the host. The live map lies in a file.
+/// Each TiB that was ever touched took 0.65 GiB of an attach, of all volumes of a node at once after a
+/// restart of the host. The live map lies in a file.
 #[test]
 fn an_attach_of_a_touched_tebibyte_takes_32_mib() {
     const PAGES: u64 = 65_536;
