@@ -25,13 +25,14 @@ use std::time::Duration;
 use futures::future::join;
 use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalData, plan_attach, worth};
 use holdfast_engine::crash_point::{CrashPoint, reach};
-use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, holds_dirty};
+use holdfast_engine::durable_map::{FoundMap, Header, PageSummary};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::Displaced;
 use holdfast_engine::safeguard::{
     Safeguard::{CheckTruncation, PreserveFenced},
     safeguard,
 };
+use holdfast_engine::sector_map::Restore;
 use holdfast_log::{
     CreateOutcome, LogFailure, confirm_fork, create_record, is_in_place, read_manifest, read_manifest_to_end,
     was_truncated_after,
@@ -55,10 +56,8 @@ pub struct Acquired<F> {
     pub header: Header,
     /// The generation it was written as.
     pub header_generation: u64,
-    /// Pages of the durable map with this writer's data.
-    pub found: Vec<FoundPage>,
-    /// Clean data equals the log's end, too.
-    pub trust_clean: bool,
+    /// Pages of the durable map with this writer's data, which the files have been opened with.
+    pub found: PageSummary,
     /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is
     /// not in the volume.
     pub displaced: Option<Displaced>,
@@ -97,7 +96,7 @@ pub enum AttachError<L: Error + 'static> {
 /// True if local data that is not the volume's newest is to be preserved. A log that was set back lacks clean
 /// data, too.
 fn is_kept(map: &FoundMap, why: Foreign) -> bool {
-    holds_dirty(&map.pages) || (why == Foreign::LogSetBack && !map.pages.is_empty())
+    map.pages.holds_dirty() || (why == Foreign::LogSetBack && !map.pages.is_empty())
 }
 
 /// Reads the log and the local files, decides, and creates the attach record; begins again when another
@@ -130,13 +129,12 @@ pub async fn acquire<L: LocalState>(
             continue;
         }
         let AttachPlan { local: data, displaced, mut header, record } = plan?;
-        let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
+        let (mut generation, mut found, mut restore) = (0, PageSummary::default(), None);
         match (data, on_disk) {
-            (LocalData::Ours { trust_clean: trusted }, Some(mut map)) => {
-                for page in &mut map.pages {
-                    page.forget(header.invalidated);
-                }
-                (generation, found, trust_clean) = (map.generation, map.pages, trusted);
+            (LocalData::Ours { trust_clean }, Some(map)) => {
+                let invalidated = header.invalidated;
+                restore = Some(Restore { found: map.header, invalidated, trust_clean });
+                (generation, found) = (map.generation, map.pages);
             }
             (LocalData::Foreign(why), Some(map)) if is_kept(&map, why) && safeguard(PreserveFenced) => {
                 let epoch = map.header.epoch;
@@ -149,7 +147,7 @@ pub async fn acquire<L: LocalState>(
         if matches!(data, LocalData::Foreign(_)) {
             reach(CrashPoint::SupersededPreserved);
         }
-        let files = local.open(header.sectors, &found).await.map_err(AttachError::Local)?;
+        let files = local.open(header.sectors, restore).await.map_err(AttachError::Local)?;
         generation += 1;
         local.write_header(&files, &header, generation).await.map_err(AttachError::Local)?;
         reach(CrashPoint::IntentStored);
@@ -173,16 +171,7 @@ pub async fn acquire<L: LocalState>(
         manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
         header.claim_as_of(record.epoch, Some(record.nonce));
         let header_generation = generation;
-        return Ok(Acquired {
-            manifest,
-            header,
-            header_generation,
-            found,
-            trust_clean,
-            displaced,
-            preserved,
-            files,
-        });
+        return Ok(Acquired { manifest, header, header_generation, found, displaced, preserved, files });
     }
     Err(AttachError::Contended(volume.clone()))
 }

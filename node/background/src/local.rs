@@ -4,7 +4,8 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-use holdfast_engine::durable_map::{FoundMap, FoundPage, Header};
+use holdfast_engine::durable_map::{FoundMap, Header};
+use holdfast_engine::sector_map::Restore;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
 use holdfast_types::Epoch;
@@ -53,8 +54,9 @@ pub trait LocalState: Send + Sync {
     /// The open files.
     type Files: Send + Sync;
 
-    /// Syncs the durable map and reads it; `None` when the volume was never here. What is read without the
-    /// sync may be gone after the next power cut, and does not justify a write to the other slot.
+    /// Syncs the durable map and reads it, part by part: it may be larger than memory. `None` when the volume
+    /// was never here. What is read without the sync may be gone after the next power cut, and does not
+    /// justify a write to the other slot.
     ///
     /// # Errors
     /// The local disk's, or that the map is damaged.
@@ -72,15 +74,16 @@ pub trait LocalState: Send + Sync {
     /// The local disk's.
     fn discard(&self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Opens the files, makes or grows them for `sectors`, with all the room that a volume needs which begins
-    /// with `found`. A failure here fences no writer.
+    /// Opens the files, makes or grows them for `sectors`, with a live map that holds the pages of the
+    /// durable one as `restore` says, and all the room that such a volume needs. A failure here fences no
+    /// writer.
     ///
     /// # Errors
-    /// The local disk's.
+    /// The local disk's, or that the map is damaged.
     fn open(
         &self,
         sectors: u64,
-        found: &[FoundPage],
+        restore: Option<Restore>,
     ) -> impl Future<Output = Result<Self::Files, Self::Error>> + Send;
 
     /// Writes the durable map's header as `generation` and syncs it.

@@ -1,5 +1,7 @@
 //! The Holdfast node daemon and its command line.
 
+#[cfg(test)]
+mod allocated;
 mod api;
 mod cli;
 mod config;

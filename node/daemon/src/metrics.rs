@@ -73,7 +73,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 30] = [
+const VOLUME_METRICS: [VolumeMetric; 31] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -163,6 +163,12 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
         None,
         "Index runs that a read from the store may have to look into",
         |v| v.index.runs.map(|runs| runs as f64),
+    ),
+    gauge(
+        "holdfast_volume_ancestors",
+        None,
+        "Volumes behind it by forks, 100 at most: with as many its snapshots cannot be restored",
+        |v| v.index.ancestors.map(|ancestors| ancestors as f64),
     ),
     counter(
         "holdfast_volume_index_merges",
@@ -392,6 +398,7 @@ mod tests {
             "holdfast_volume_cached_bytes{volume=\"vol-1\"} 12288.0",
             "holdfast_volume_evicted_bytes_total{volume=\"vol-1\"} 4096.0",
             "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
+            "holdfast_volume_ancestors{volume=\"vol-1\"} 2.0",
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
             "holdfast_slab_unkept_blocks_total 5.0",

@@ -331,7 +331,7 @@ mod tests {
 
     use super::*;
     use crate::chunk_set::ChunkSet;
-    use crate::durable_map::FoundPage;
+    use crate::durable_map::{FoundPage, FoundPart, PageSummary};
     use crate::fence::Fence;
     use crate::snapshot::SnapshotChange;
 
@@ -340,7 +340,7 @@ mod tests {
 
     /// The files of a volume of which no page was written.
     fn on_disk(header: &Header) -> FoundMap {
-        FoundMap { generation: 1, header: header.clone(), pages: Vec::new() }
+        FoundMap { generation: 1, header: header.clone(), pages: PageSummary::default() }
     }
 
     fn claim(nonce: Nonce) -> Claim {
@@ -656,7 +656,8 @@ mod tests {
         let committed = [create(), attach(1, MINE), commit(1, MINE, 0)];
         let nibbles = vec![0; crate::sector_map::PAGE_BYTES];
         let page = FoundPage { page: 0, slot: Some(0), generation: 2, seq: Seq(3), nibbles };
-        let map = FoundMap { pages: vec![page], ..on_disk(&header) };
+        let mut map = on_disk(&header);
+        map.pages.add(&FoundPart::Page(page));
         assert_eq!(worth(&log(&committed), Some(&map)), LocalData::Ours { trust_clean: false });
         let set_back = log(&committed[..2]);
         assert_eq!(worth(&set_back, Some(&map)), LocalData::Foreign(Foreign::LogSetBack));

@@ -33,8 +33,8 @@
 //! and the header written behind it proves that: from then on zeros are corruption too.
 
 mod journal;
-
-use std::collections::BTreeMap;
+mod read;
+mod summary;
 
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
@@ -47,6 +47,8 @@ use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 pub(crate) use journal::{Entry, encode_fill, encode_record, journal_offset, journal_slots, record_slots};
 pub use journal::{JOURNAL_OFFSET, journal_extent};
+pub use read::{FoundBlock, FoundPart, MapReader, dirty_runs_of, newest_pages, read_parts};
+pub use summary::PageSummary;
 
 /// Bytes of one slot.
 pub const SLOT_BYTES: usize = 4096;
@@ -283,33 +285,30 @@ pub struct FoundPage {
     pub(crate) nibbles: Vec<u8>,
 }
 
-/// Content of a volume's durable map.
+/// A volume's durable map as an attach decides by it.
 #[derive(Debug, Clone)]
 pub struct FoundMap {
     /// The header's generation.
     pub generation: u64,
     /// The header.
     pub header: Header,
-    /// The newest of each page.
-    pub pages: Vec<FoundPage>,
+    /// Its pages, all of which were whole.
+    pub pages: PageSummary,
 }
 
 impl FoundMap {
     /// The newest record that the writer is known to have known: what is clean here may be in the store only
     /// with it.
     pub fn known_seq(&self) -> Seq {
-        let of_pages = self.pages.iter().map(|page| page.seq).filter(|_| safeguard(PagesNameRecords));
-        of_pages.fold(self.header.seq, Seq::max)
+        let of_pages = Some(self.pages.seq).filter(|_| safeguard(PagesNameRecords));
+        self.header.seq.max(of_pages.unwrap_or_default())
     }
 }
 
 impl FoundPage {
     /// Forgets what these sides hold.
-    pub fn forget(&mut self, invalidated: SideSet) {
-        for byte in &mut self.nibbles {
-            *byte =
-                Nibble(*byte & 15).without(invalidated).0 | (Nibble(*byte >> 4).without(invalidated).0 << 4);
-        }
+    fn forget(&mut self, invalidated: SideSet) {
+        read::forget(&mut self.nibbles, invalidated);
     }
 
     /// The runs of sectors whose newest bytes were never committed and the side that holds them, lowest
@@ -344,35 +343,6 @@ pub enum DamagedMap {
     /// The journal.
     #[error("the journal of the durable map is damaged")]
     Journal(#[source] DecodeError),
-}
-
-/// The newest synced form of each page of the file, without what the header calls invalid, lowest first.
-///
-/// `pages` are page numbers with the 8192 bytes of both slots; pages never written may be left out. `journal`
-/// are the bytes of the file from [`JOURNAL_OFFSET`] on; a header without a journal needs none.
-///
-/// # Errors
-/// [`DamagedMap`] when what was synced last may be lost.
-pub fn newest_pages(
-    header: &Header,
-    pages: &[(u64, Vec<u8>)],
-    journal: &[u8],
-) -> Result<Vec<FoundPage>, DamagedMap> {
-    let mut found = BTreeMap::new();
-    for (page, pair) in pages {
-        let newest = halves(PAGE, pair)
-            .and_then(|(first, second)| newest_of(*page, [first, second], header.synced_generation));
-        let newest = newest.map_err(|source| DamagedMap::Page { page: *page, source })?;
-        found.extend(newest.map(|newest| (*page, newest)));
-    }
-    if header.has_journal {
-        journal::replay(journal, &mut found).map_err(DamagedMap::Journal)?;
-    }
-    let forget = |(_, mut page): (u64, FoundPage)| {
-        page.forget(header.invalidated);
-        page
-    };
-    Ok(found.into_values().map(forget).collect())
 }
 
 /// The newest of a page's slots, with its generation.
@@ -471,11 +441,16 @@ impl Slot {
     }
 }
 
-/// The pages as a live map has them, for a host where the durable one could not be brought up to date.
+/// The parts as a live map has them, for a host where the durable one could not be brought up to date. Hands
+/// each to `each`, lowest first.
 ///
 /// # Errors
 /// [`LiveMapError`] when `memory` is not the live map of the header's volume.
-pub fn live_pages(header: &Header, mut memory: Vec<u8>) -> Result<Vec<FoundPage>, LiveMapError> {
+pub fn live_parts(
+    header: &Header,
+    mut memory: Vec<u8>,
+    each: &mut dyn FnMut(FoundPart),
+) -> Result<(), LiveMapError> {
     let whole = usize::try_from(map_bytes(header.sectors)).unwrap_or(usize::MAX);
     if memory.len() < whole {
         // Of a volume that has grown since.
@@ -483,13 +458,11 @@ pub fn live_pages(header: &Header, mut memory: Vec<u8>) -> Result<Vec<FoundPage>
     }
     let map = SectorMap::open(memory, header.sectors, &header.volume)?;
     let seq = map.seq();
-    let page = |page| FoundPage { page, slot: None, generation: 0, seq, nibbles: map.page(page).to_vec() };
-    Ok(map.prepared_pages().map(page).collect())
-}
-
-/// Returns true if any sector of the pages is dirty in the side that holds its newest bytes.
-pub fn holds_dirty(pages: &[FoundPage]) -> bool {
-    pages.iter().any(|page| page.dirty_runs().next().is_some())
+    for page in map.prepared_pages() {
+        let nibbles = map.page(page).to_vec();
+        each(FoundPart::Page(FoundPage { page, slot: None, generation: 0, seq, nibbles }));
+    }
+    Ok(())
 }
 
 /// A unit of a page.

@@ -67,3 +67,10 @@ pub const COMMIT_SOON_AGE_MS: u64 = 1000;
 /// Least milliseconds between a swap of the sides and a seal made only because the side's clean data is
 /// needed.
 pub const EARLY_SEAL_EVERY_MS: u64 = 1000;
+/// Blocks (128 KiB of volume each) with a dirty sector on a side at which it is sealed, whatever their bytes:
+/// zeros count for none. A seal takes 16 bytes of memory for each, and its index 96.
+pub const SEAL_BLOCKS: u64 = 1 << 18;
+/// Blocks with a dirty sector on the active side at which writes and discards wait for the commit in
+/// progress: as many as the largest `data.max_dirty` fills. So the list of a seal takes 32 MiB, and what the
+/// requests add that waited.
+pub const MAX_DIRTY_BLOCKS: u64 = 1 << 21;

@@ -186,11 +186,19 @@ pub enum Safeguard {
     CommitAfterFailedSync,
     /// The root of a detach record names all runs.
     RootNamesAllRuns,
+    /// A page whose slot a failed round may have torn is written into that slot again.
+    RewriteTornSlot,
+    /// The control plane checks that the place of its snapshot had not been truncated.
+    CheckSnapshotPlace,
+    /// A root in the place of a snapshot counts only if it is the snapshot's.
+    CompareRoots,
+    /// No snapshot is registered where the mark of another one is.
+    LookForMark,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 87] = [
+    pub const ALL: [Self; 91] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -278,6 +286,10 @@ impl Safeguard {
         Self::FlushInRoundWaits,
         Self::CommitAfterFailedSync,
         Self::RootNamesAllRuns,
+        Self::RewriteTornSlot,
+        Self::CheckSnapshotPlace,
+        Self::CompareRoots,
+        Self::LookForMark,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
@@ -323,7 +335,7 @@ impl Safeguard {
             | Self::CarryFreshMerge
             | Self::RootNamesAllRuns => 11,
             Self::RetryFailed | Self::CheckpointBeforeDeletes | Self::SpareSlots => 12,
-            Self::SyncMapBeforeAnswer => 13,
+            Self::SyncMapBeforeAnswer | Self::RewriteTornSlot => 13,
             Self::SealByAge => 14,
             Self::FlushAfterCommit
             | Self::FlushInNextSeal
@@ -341,7 +353,11 @@ impl Safeguard {
             Self::MergeWhenDue => 21,
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros | Self::MoveVisible => 28,
-            Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
+            Self::SnapshotAfterSeal
+            | Self::RootBeforeRecord
+            | Self::CheckSnapshotPlace
+            | Self::CompareRoots
+            | Self::LookForMark => 29,
             Self::SweepPassedPlaces | Self::SweepKeepsSnapshots => 22,
             Self::AskIfForgotten
             | Self::StoreVerdict

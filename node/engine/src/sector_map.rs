@@ -26,6 +26,7 @@
 mod block_set;
 mod nibble;
 mod page_set;
+mod restored;
 mod side;
 
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -44,6 +45,7 @@ pub(crate) use block_set::{BlockSet, Blocks, PAGE_BLOCKS};
 pub(crate) use nibble::Nibble;
 use nibble::Nibbles;
 pub(crate) use page_set::PageSet;
+pub use restored::{Restore, RestoredMap};
 pub(crate) use side::PerSide;
 pub use side::{Newest, Side, SideSet};
 
@@ -211,7 +213,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.memory.as_mut()
     }
 
-    /// A new map over zeroed memory: every sector remote and clean. It does not open before `publish`.
+    /// A new map over zeroed memory, where every sector is remote and clean, or that of a [`RestoredMap`]. It
+    /// does not open before `publish`.
     ///
     /// # Panics
     /// If the memory is shorter than [`map_bytes`].
@@ -423,9 +426,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *self.memory.as_ref()[at..].first_chunk().expect("a page has whole blocks")
     }
 
-    pub(crate) fn set_page(&mut self, page: u64, bytes: &[u8]) {
-        let at = index(nibble_at(page * PAGE_SECTORS));
-        self.bytes_mut()[at..at + PAGE_BYTES].copy_from_slice(bytes);
+    /// Sets the map's part of whole blocks, from `block` on.
+    fn set_blocks(&mut self, block: Block, bytes: &[u8]) {
+        let at = index(nibble_at(block.first_sector().0));
+        self.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
     fn nibble(&self, sector: u64) -> Nibble {

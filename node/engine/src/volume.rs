@@ -110,11 +110,12 @@ pub struct Volume<M> {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// A volume just attached, with what the log and the durable map held.
     ///
-    /// `memory` is zeroed, with at least the fixed part of the map and the chunks of the pages allocated.
+    /// `memory` has at least the fixed part of the map allocated. It is zeroed, or holds what the durable map
+    /// held: see [`RestoredMap`](crate::sector_map::RestoredMap).
     /// When something is dirty, no request may come before [`Report::Ready`].
     pub fn attach(setup: Setup, memory: M, state: AttachState, now: Millis, out: &mut Vec<Action>) -> Self {
-        let AttachState { manifest, pages, trust_clean } = state;
-        let map = map_after_attach(&setup.header, memory, &pages, trust_clean, now);
+        let AttachState { manifest, generation } = state;
+        let map = map_after_attach(&setup.header, memory, generation, now);
         let mut volume = Self::over(setup, map, None, now);
         volume.log.learned(&manifest, now);
         volume.core.learn(manifest);
@@ -550,7 +551,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if core.dirty[side].blocks.is_empty() || self.log.is_full(manifest) {
             return false;
         }
-        let may_wait = self.cut.defers_seals() && core.dirty_bytes(side) < core.limits.max_bytes;
+        let may_wait = self.cut.defers_seals() && !core.is_dirty_full(side);
         core.lifecycle == Lifecycle::Detaching
             || self.sealer.seals.is_wanted()
             || (core.is_seal_full(side) && !may_wait)

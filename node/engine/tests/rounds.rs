@@ -10,17 +10,20 @@ use std::time::{Duration, Instant};
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::{Foreign, LocalData, worth};
 use holdfast_engine::durable_map::{
-    FoundMap, FoundPage, Header, JOURNAL_OFFSET, file_bytes, newest_pages, page_offset,
+    FoundMap, FoundPage, FoundPart, Header, JOURNAL_OFFSET, PageSummary, file_bytes, newest_pages,
+    page_offset,
 };
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
-use holdfast_engine::limit::{MAP_WRITE_PAGES, ROUND_BLOCKS, ROUND_PAGES};
+use holdfast_engine::limit::{MAP_WRITE_PAGES, MAX_DIRTY_BLOCKS, ROUND_BLOCKS, ROUND_PAGES, SEAL_BLOCKS};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
-use holdfast_types::{Epoch, Nonce, SectorRange, SegmentId, Seq};
+use holdfast_engine::volume::{AttachState, Delay, DirtyLimits, Durability, Setup, Volume};
+use holdfast_types::{
+    BLOCK_SECTORS, CHUNK_BLOCKS, CHUNK_SECTORS, Epoch, Nonce, Place, SectorRange, SegmentId, Seq,
+};
 
 const NONCE: Nonce = Nonce([7; 16]);
 /// 1 TiB: 65,536 map pages.
@@ -68,7 +71,10 @@ struct Turns {
     next_turns: u64,
     /// The most sectors that became clean in one turn.
     max_cleared: u64,
+    /// The most blocks of an upload.
     uploaded_blocks: usize,
+    uploads: u64,
+    completed: u64,
     /// The most accesses to the live map in one turn.
     most_steps: u64,
 }
@@ -87,6 +93,10 @@ struct Host {
     fails_at: Option<u64>,
     /// Sectors that the next upload cannot read.
     unreadable: Option<SectorRange>,
+    /// Uploads are not answered.
+    holds_uploads: bool,
+    /// The place of the one that was not.
+    held: Option<Place>,
     /// The log, of a volume of which every record was created here.
     log: Manifest,
 }
@@ -160,6 +170,8 @@ impl Host {
             turns: Turns::default(),
             fails_at: None,
             unreadable: None,
+            holds_uploads: false,
+            held: None,
             log,
         }
     }
@@ -251,6 +263,7 @@ impl Host {
                 Event::MapSynced { result }
             }
             Action::Complete { result, .. } => {
+                self.turns.completed += 1;
                 assert_eq!(result.is_err(), self.fails_at.is_some());
                 return None;
             }
@@ -259,18 +272,16 @@ impl Host {
                 Event::NextTurn
             }
             Action::Upload { place, blocks } => {
-                self.turns.uploaded_blocks = blocks.len();
+                self.turns.uploaded_blocks = self.turns.uploaded_blocks.max(blocks.len());
+                self.turns.uploads += 1;
+                if self.holds_uploads {
+                    self.held = Some(place);
+                    return None;
+                }
                 if let Some(range) = self.unreadable.take() {
                     return Some(Event::SidesUnreadable(vec![range]));
                 }
-                Event::Uploaded(SegmentRef {
-                    id: SegmentId::new(place, 1, [0; 10]),
-                    bytes: 100,
-                    index_offset: 0,
-                    index_bytes: 100,
-                    sectors: 5,
-                    chunks: Fence::around([(0, 1)]),
-                })
+                stored(place)
             }
             Action::Merge(plan) => Event::MergeFailed { kind: plan.kind, barred: plan.inputs[0].id() },
             Action::StorePending { .. } => Event::PendingStored { result },
@@ -286,9 +297,9 @@ impl Host {
                 | Report::UploadUnreadable(_)
                 | Report::UploadReadable,
             ) => return None,
+            Action::Punch { id, .. } => Event::IoCompleted { id, result },
             Action::Read { .. }
             | Action::ReadCold { .. }
-            | Action::Punch { .. }
             | Action::Evict { .. }
             | Action::ReleaseMap { .. }
             | Action::ReadRecord { .. }
@@ -299,18 +310,37 @@ impl Host {
 
     /// Pages that an attach after the loss of the host finds.
     fn found(&self) -> Vec<FoundPage> {
-        self.found_map().pages
+        self.header_and_pages().2
     }
 
-    /// All that it finds.
+    /// What it decides by.
     fn found_map(&self) -> FoundMap {
+        let (generation, header, found) = self.header_and_pages();
+        let mut pages = PageSummary::default();
+        found.into_iter().for_each(|page| pages.add(&FoundPart::Page(page)));
+        FoundMap { generation, header, pages }
+    }
+
+    fn header_and_pages(&self) -> (u64, Header, Vec<FoundPage>) {
         let (generation, header) = Header::newest(&self.file[..8192]).unwrap().unwrap();
         let pair = |page| self.file[page_offset(page, 0) as usize..][..8192].to_vec();
         let pages: Vec<_> =
             (0..header.sectors.div_ceil(PAGE_SECTORS)).map(|page| (page, pair(page))).collect();
         let pages = newest_pages(&header, &pages, &self.journal).unwrap();
-        FoundMap { generation, header, pages }
+        (generation, header, pages)
     }
+}
+
+/// The answer to an upload.
+fn stored(place: Place) -> Event {
+    Event::Uploaded(SegmentRef {
+        id: SegmentId::new(place, 1, [0; 10]),
+        bytes: 100,
+        index_offset: 0,
+        index_bytes: 100,
+        sectors: 5,
+        chunks: Fence::around([(0, 1)]),
+    })
 }
 
 /// A figure of this process's memory in bytes: `VmRSS` is what it has now, `VmHWM` the most it had.
@@ -380,6 +410,51 @@ fn no_turn_of_a_seal_grows_with_the_volume() {
     assert_eq!(turns.next_turns, 2 * (pages / most - 1), "as many list them as make them clean");
     assert!(turns.max_writes <= 2 * MAP_WRITE_PAGES && turns.max_actions <= 3, "{turns:?}");
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 0);
+}
+
+/// Writes a sector of each of these blocks.
+fn write_blocks(host: &mut Host, blocks: std::ops::Range<u64>) {
+    for block in blocks {
+        host.ask(Op::Write, SectorRange::new(block * BLOCK_SECTORS, 1));
+    }
+}
+
+/// Zeros count for no bytes: a trim of everything was one seal, whose list took 134 MB for each TiB, and its
+/// index six times as much.
+#[test]
+fn a_trim_of_everything_is_sealed_in_parts() {
+    let never = DirtyLimits { seal_bytes: 1 << 50, ..limits(TEBIBYTE) };
+    let mut host = Host::new(3 * SEAL_BLOCKS * BLOCK_SECTORS, false, never);
+    for first in (0..3 * SEAL_BLOCKS).step_by(CHUNK_BLOCKS as usize) {
+        write_blocks(&mut host, first..first + CHUNK_BLOCKS);
+        host.ask(Op::Discard, SectorRange::new(first * BLOCK_SECTORS, CHUNK_SECTORS));
+    }
+    assert_eq!((host.turns.uploads, host.turns.uploaded_blocks as u64), (3, SEAL_BLOCKS));
+}
+
+/// While a commit is in progress, no more blocks become dirty than the next seal may list.
+#[test]
+fn writes_and_discards_wait_at_the_most_blocks_of_a_seal() {
+    let never = DirtyLimits { seal_bytes: 1 << 50, ..limits(TEBIBYTE) };
+    let blocks = SEAL_BLOCKS + MAX_DIRTY_BLOCKS;
+    let mut host = Host::new((blocks + CHUNK_BLOCKS) * BLOCK_SECTORS, false, never);
+    host.holds_uploads = true;
+    write_blocks(&mut host, 0..blocks);
+    let status = |host: &Host| host.volume.as_ref().unwrap().status();
+    assert_eq!((host.turns.uploads, status(&host).parked), (1, 0));
+    host.ask(Op::Discard, SectorRange::new(0, CHUNK_SECTORS));
+    let write = Event::Request { id: RequestId(1), op: Op::Write, range: SectorRange::new(0, 1) };
+    let actions = host.turn(write);
+    host.drive(actions);
+    assert_eq!(status(&host).parked, 2);
+    assert_eq!(status(&host).delayed.map(|(delay, _)| delay), Some(Delay::DirtyLimit));
+    host.holds_uploads = false;
+    let place = host.held.take().unwrap();
+    let actions = host.turn(stored(place));
+    host.drive(actions);
+    assert_eq!((status(&host).parked, host.turns.completed), (0, blocks + 2));
+    // What waited comes into the next seal: the first one says that chunk 0 may hold data.
+    assert_eq!((host.turns.uploads, host.turns.uploaded_blocks as u64), (2, MAX_DIRTY_BLOCKS + CHUNK_BLOCKS));
 }
 
 /// The work of one event is the same in a volume of 10 GiB and in one a hundred times as large, however far

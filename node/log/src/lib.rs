@@ -214,8 +214,9 @@ pub enum LogFailure {
     },
     /// A chain of forks that is too long.
     #[error(
-        "snapshot {snapshot} cannot be restored as a volume of its own: {} volumes are behind it, the most there can be; copy its content to a new volume",
-        Lineage::MAX_ANCESTORS
+        "snapshot {snapshot} cannot be restored as a volume of its own: {} volumes are behind it, the most there can be; copy the content of volume {} to a new volume that is no fork, and take snapshots of that",
+        Lineage::MAX_ANCESTORS,
+        .snapshot.volume
     )]
     TooManyForks {
         /// The snapshot.

@@ -7,7 +7,9 @@
 //! 4. everything that a volume or a snapshot that counts names is *needed*: runs, and the segments that their
 //!    heads name;
 //! 5. list the objects of each volume. Of those that are not needed, delete the ones whose place its log has
-//!    passed.
+//!    passed;
+//! 6. list the unfinished multipart uploads of the store, and abort those whose place their log has passed
+//!    (`sweep/unfinished.rs`).
 //!
 //! Why nothing is deleted that is needed, whatever else happens meanwhile, other sweeps too:
 //! - an object of a volume whose place the log had passed, and which the log did not name then, is never
@@ -27,6 +29,7 @@
 //! volume that it may read, and is named in the report. A store that does not answer ends the sweep.
 
 mod needed;
+mod unfinished;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -53,6 +56,7 @@ use crate::{LogFailure, store};
 
 use needed::Heads;
 pub(crate) use needed::Needed;
+pub use unfinished::{ABORT_RIGHTS, UnfinishedUploads};
 
 /// Limits of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,6 +128,8 @@ pub struct SweepReport {
     pub snapshots: Vec<(SnapshotName, u64)>,
     /// Volumes that could not be read. Their objects were left alone, and those of the volumes behind them.
     pub skipped: Vec<Skipped>,
+    /// Uploads that daemons which were killed left behind.
+    pub uploads: UnfinishedUploads,
 }
 
 /// A volume as a sweep knows it.
@@ -176,6 +182,7 @@ pub async fn sweep(
     if !skipped.is_empty() {
         report.snapshots.clear();
     }
+    report.uploads = unfinished::abort_abandoned(objects, &known, removed, options).await;
     report.skipped = skipped;
     Ok(report)
 }

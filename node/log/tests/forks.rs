@@ -93,6 +93,27 @@ async fn a_fork_may_be_larger_than_its_snapshot_and_not_smaller() {
     assert!(!exists(&store, "c").await, "nothing was changed");
 }
 
+/// Nightly clones of clones come to the end of the chain in three months.
+#[tokio::test]
+async fn the_end_of_a_chain_of_forks_names_the_way_out() {
+    let store = with_snapshot().await;
+    let mut source = "a@2".to_owned();
+    for generation in 1..=100 {
+        let clone = format!("c{generation}");
+        provision(&store, &id(&clone), fork_of(&source, 0)).await.unwrap();
+        let manifest = read_manifest_to_end(&store, &id(&clone)).await.unwrap();
+        assert_eq!(manifest.lineage().ancestors().len(), generation);
+        source = snapshot(&store, &clone).await;
+    }
+    let refused = provision(&store, &id("d"), fork_of(&source, 0)).await.unwrap_err();
+    let says = format!(
+        "snapshot {source} cannot be restored as a volume of its own: 100 volumes are behind it, the most there can \
+         be; copy the content of volume c100 to a new volume that is no fork, and take snapshots of that"
+    );
+    assert_eq!(refused.to_string(), says);
+    assert!(!exists(&store, "d").await, "nothing was changed");
+}
+
 #[tokio::test]
 async fn a_snapshot_that_never_was_is_no_source() {
     let store = with_snapshot().await;

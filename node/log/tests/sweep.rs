@@ -94,6 +94,49 @@ async fn a_dry_run_deletes_nothing_and_says_what_would_go() {
     assert_eq!(keys(&stored.store), before);
 }
 
+/// The key of a segment of `volume` for `place`.
+fn segment_at(volume: &str, place: u64) -> String {
+    ObjectKey::Segment(id(volume), SegmentId::new(Place::until(Seq(place)), 7, [9; 10])).to_string()
+}
+
+/// Parts of an upload whose daemon was killed stayed in the bucket for good, and were paid for.
+#[tokio::test]
+async fn uploads_that_a_killed_daemon_left_are_aborted() {
+    let stored = with_garbage().await;
+    let passed = [segment_at("a", 4), segment_at("a", 6)];
+    // The next record may come to name it; another volume's cannot be told; another program's is not ours.
+    let kept = [segment_at("a", 7), segment_at("b", 1), "volumes/a/other".to_owned()];
+    passed.iter().chain(&kept).for_each(|key| stored.store.leave_upload(key));
+    let young = SweepOptions { grace: DAY, ..all() };
+    let report = sweep(&stored.store, &mut SweepMemory::default(), young).await.unwrap();
+    assert_eq!((report.uploads.abandoned, report.uploads.aborted), (0, 0));
+    let dry = SweepOptions { dry_run: true, ..all() };
+    let report = sweep(&stored.store, &mut SweepMemory::default(), dry).await.unwrap();
+    assert_eq!((report.uploads.abandoned, report.uploads.aborted), (2, 0));
+    let report = swept(&stored.store).await;
+    assert_eq!((report.uploads.abandoned, report.uploads.aborted), (2, 2));
+    assert!(report.uploads.failed.is_none());
+    assert_eq!(stored.store.left_uploads(), kept);
+    // Of a removed volume none can be of use.
+    stored.record(7, Body::Detach { root: None }).await;
+    remove(&stored.store, &stored.volume, NONCE, 0, None).await.unwrap();
+    assert_eq!(swept(&stored.store).await.uploads.aborted, 1);
+    assert_eq!(stored.store.left_uploads(), kept[1..]);
+}
+
+/// Policies of earlier versions lack the right to abort.
+#[tokio::test]
+async fn a_store_that_denies_an_abort_is_swept_all_the_same() {
+    let stored = with_garbage().await;
+    stored.store.leave_upload(&segment_at("a", 4));
+    stored.store.fail_always(Verb::AbortUpload, Fault::Before(ErrorKind::Denied));
+    let report = swept(&stored.store).await;
+    assert_eq!((report.deleted.objects, report.uploads.aborted), (1, 0));
+    let failed = report.uploads.failed.expect("it says why");
+    assert_eq!(failed.kind(), ErrorKind::Denied);
+    assert_eq!(stored.store.left_uploads().len(), 1);
+}
+
 #[tokio::test]
 async fn young_garbage_and_what_is_over_the_limit_waits() {
     let stored = with_garbage().await;

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use crate::{
     Cause, CreateError, Created, Entry, ErrorKind, Fault, Folders, MAX_PAGE_ENTRIES, ObjectStore, Page,
-    Parts, RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, Verb, check_key, collect,
-    fault::FaultPlan,
+    Parts, RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, UnfinishedUpload, Verb, check_key,
+    collect, fault::FaultPlan,
 };
 
 /// An object store in memory.
@@ -30,6 +30,8 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct Shared {
     objects: Mutex<BTreeMap<String, Object>>,
+    /// Keys of unfinished uploads, and when each was begun.
+    uploads: Mutex<Vec<(String, SystemTime)>>,
     faults: Mutex<FaultPlan>,
     requests: RequestMeter,
     /// One moment by tokio's clock and by that of the store.
@@ -39,7 +41,13 @@ struct Shared {
 impl Default for Shared {
     fn default() -> Self {
         let begun = (Instant::now(), SystemTime::now());
-        Self { objects: Mutex::default(), faults: Mutex::default(), requests: RequestMeter::default(), begun }
+        Self {
+            objects: Mutex::default(),
+            uploads: Mutex::default(),
+            faults: Mutex::default(),
+            requests: RequestMeter::default(),
+            begun,
+        }
     }
 }
 
@@ -123,6 +131,17 @@ impl MemoryStore {
         let mut body = object.body.to_vec();
         change(&mut body);
         object.body = body.into();
+    }
+
+    /// Leaves an upload of `key` behind that was begun now, as a daemon does that is killed.
+    pub fn leave_upload(&self, key: &str) {
+        let now = self.now();
+        self.shared.uploads.lock().push((key.to_owned(), now));
+    }
+
+    /// The keys of the uploads that are left.
+    pub fn left_uploads(&self) -> Vec<String> {
+        self.shared.uploads.lock().iter().map(|(key, _)| key.clone()).collect()
     }
 
     /// The time by the store's clock.
@@ -330,6 +349,25 @@ impl ObjectStore for MemoryStore {
             }
         }
         Ok(())
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        if self.arrive(Verb::List).await? == Reply::Lost {
+            return Err(lost_reply());
+        }
+        let now = self.now();
+        let unfinished = |(key, begun): &(String, SystemTime)| {
+            let age = now.duration_since(*begun).unwrap_or_default();
+            UnfinishedUpload { key: key.clone(), id: key.clone(), age }
+        };
+        let uploads = self.shared.uploads.lock();
+        Ok(uploads.iter().filter(|(key, _)| key.starts_with(prefix)).map(unfinished).collect())
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        let reply = self.arrive(Verb::AbortUpload).await?;
+        self.shared.uploads.lock().retain(|(key, _)| *key != upload.id);
+        if reply == Reply::Lost { Err(lost_reply()) } else { Ok(()) }
     }
 }
 

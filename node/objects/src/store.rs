@@ -21,6 +21,20 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// The most entries one page of a list holds, whatever was asked for (S3's own limit).
 pub const MAX_PAGE_ENTRIES: usize = 1000;
 
+/// The most unfinished uploads that are listed at once; the others come after these.
+pub const MAX_UNFINISHED: usize = 10_000;
+
+/// A multipart upload that was begun, and neither completed nor aborted: its parts are paid for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnfinishedUpload {
+    /// Key relative to the store's prefix that its object would have.
+    pub key: String,
+    /// The store's name of it.
+    pub id: String,
+    /// Time since its beginning, both by the store's clock; zero if the store does not say one of the times.
+    pub age: Duration,
+}
+
 /// Proof that this create-once PUT, and no other writer's, made the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -171,6 +185,24 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// The reason for which the store did not delete one of them; any of them may be gone.
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError>;
+
+    /// Lists multipart uploads under `prefix` that were begun and neither completed nor aborted, at least
+    /// [`MAX_UNFINISHED`] of them if there are as many. A store that makes no object of parts has none.
+    ///
+    /// # Errors
+    /// The reason for which the store did not answer.
+    async fn unfinished_uploads(&self, _prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Aborts an upload: the store frees its parts. One that is gone counts as aborted. Its writer, if it
+    /// still sends parts, begins another one.
+    ///
+    /// # Errors
+    /// The reason for which the store did not abort it.
+    async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        Ok(())
+    }
 }
 
 /// Checks that `key` can name an object in every store: relative, no empty, `.` or `..` part, and only

@@ -21,6 +21,7 @@ mod probe;
 mod proxies;
 mod put_segment;
 mod store;
+mod unfinished;
 
 pub use clock::ServerClock;
 pub use config::{InvalidConfig, S3Config, S3Credentials, Timeouts};

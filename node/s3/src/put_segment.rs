@@ -81,7 +81,7 @@ impl S3Store {
             Err(error) => Err(error),
         };
         if done.is_err() {
-            self.abort_upload(upload).await;
+            self.abort_failed(upload).await;
         }
         done
     }
@@ -193,9 +193,8 @@ impl S3Store {
         completed
     }
 
-    /// Frees what an upload that failed left behind. The bucket's lifecycle rule is the fallback, so an error
-    /// is only logged.
-    async fn abort_upload(&self, upload: Upload<'_>) {
+    /// Frees what an upload that failed left behind. Sweeps abort what is left, so an error is only logged.
+    async fn abort_failed(&self, upload: Upload<'_>) {
         let Upload { key, full, id } = upload;
         let aborted = self
             .repeat(Verb::AbortUpload, self.config.timeouts.attempt_for(0), || async {
@@ -207,7 +206,7 @@ impl S3Store {
             })
             .await;
         if let Err(error) = aborted {
-            tracing::debug!(key, %error, "the parts of a failed upload remain until the bucket expires them");
+            tracing::debug!(key, %error, "the parts of a failed upload remain until a sweep aborts it");
         }
     }
 }

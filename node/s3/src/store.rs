@@ -7,7 +7,7 @@ use aws_sdk_s3::Client;
 use bytes::Bytes;
 use holdfast_objects::{
     CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, RequestMeter, RetryPolicy,
-    SegmentError, StoreError, Suffix, check_key,
+    SegmentError, StoreError, Suffix, UnfinishedUpload, check_key,
 };
 use tokio::sync::Semaphore;
 
@@ -113,5 +113,13 @@ impl ObjectStore for S3Store {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.delete_objects(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.list_unfinished(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.abort_unfinished(upload).await
     }
 }

@@ -1,12 +1,12 @@
 //! The content that a host's volume may have: now, as of its seal, and as of the commits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use holdfast_engine::durable_map::FoundMap;
+use holdfast_engine::durable_map::Header;
 use holdfast_engine::volume::{SealStatus, Status};
 
-use crate::disk::{Disk, sectors};
+use crate::disk::{DirtySectors, Disk};
 use crate::expect::{Cut, Expect};
 
 /// Allowed content of the volume at one host.
@@ -93,13 +93,16 @@ impl Content {
         self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
     }
 
-    /// Names a sector whose last content, as the client saw it, is neither dirty in this map of the disk nor,
-    /// where the map names nothing dirty, in `base`; in words.
-    pub(crate) fn lacks(&self, disk: &Disk, map: &FoundMap, base: &Cut) -> Option<String> {
-        let runs = map.pages.iter().flat_map(|page| page.dirty_runs());
-        let valid = runs.filter(|(_, side)| !map.header.invalidated.contains(*side));
-        let dirty: BTreeMap<u64, _> =
-            valid.flat_map(|(range, side)| sectors(range).map(move |sector| (sector, side))).collect();
+    /// Names a sector whose last content, as the client saw it, is neither in `dirty`, what the map of the
+    /// disk calls dirty, nor, where that names nothing, in `base`; in words.
+    pub(crate) fn lacks(
+        &self,
+        disk: &Disk,
+        header: &Header,
+        mut dirty: DirtySectors,
+        base: &Cut,
+    ) -> Option<String> {
+        dirty.retain(|_, side| !header.invalidated.contains(*side));
         let touched: BTreeSet<u64> = self.expect.touched().into_iter().chain(base.touched()).collect();
         touched.into_iter().find_map(|sector| {
             let allowed = self.expect.allowed(sector);

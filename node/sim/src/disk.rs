@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use holdfast_engine::action::{MapWrite, Source};
 use holdfast_engine::durable_map::{
-    FoundMap, Header, JOURNAL_OFFSET, holds_dirty, newest_pages, page_offset,
+    FoundMap, FoundPart, Header, JOURNAL_OFFSET, PageSummary, dirty_runs_of, page_offset, read_parts,
 };
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
-use holdfast_types::SectorRange;
+use holdfast_types::{BLOCK_SECTORS, SectorRange};
 use parking_lot::Mutex;
 
 use crate::calls::LocalError;
@@ -370,13 +370,17 @@ impl Disk {
         sides.chain([self.map.outcomes()]).fold(1, u64::saturating_mul)
     }
 
-    /// Reads the durable map.
-    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, LocalError> {
-        let damaged = |error: &dyn std::error::Error| LocalError::Damaged(error.to_string());
-        let head = self.map.read(0, 2 * 4096);
-        let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(&error))? else {
-            return Ok(None);
-        };
+    /// The durable map's header with its generation.
+    fn read_header(&self) -> Result<Option<(u64, Header)>, LocalError> {
+        Header::newest(&self.map.read(0, 2 * 4096)).map_err(|error| LocalError::Damaged(error.to_string()))
+    }
+
+    /// Hands each part of the durable map to `each`.
+    pub(crate) fn read_parts(
+        &self,
+        header: &Header,
+        each: &mut dyn FnMut(FoundPart),
+    ) -> Result<(), LocalError> {
         // To the end of the file: an attach that saw an old log may have written a header of the size before
         // the volume grew.
         let count = self
@@ -386,17 +390,45 @@ impl Disk {
             .div_ceil(page_offset(1, 0) - page_offset(0, 0));
         let pairs: Vec<_> =
             (0..count).map(|page| (page, self.map.read(page_offset(page, 0), 8192))).collect();
+        let pairs = pairs.iter().map(|(page, pair)| (*page, pair.as_slice()));
         let length = self.map.end(u64::MAX).saturating_sub(JOURNAL_OFFSET);
         let journal = self.map.read(JOURNAL_OFFSET, length as usize);
-        let pages = newest_pages(&header, &pairs, &journal).map_err(|error| damaged(&error))?;
+        read_parts(header, pairs, &journal, each).map_err(|error| LocalError::Damaged(error.to_string()))
+    }
+
+    /// Reads the durable map.
+    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, LocalError> {
+        let Some((generation, header)) = self.read_header()? else { return Ok(None) };
+        let mut pages = PageSummary::default();
+        self.read_parts(&header, &mut |part| pages.add(&part))?;
         Ok(Some(FoundMap { generation, header, pages }))
+    }
+
+    /// The header of the durable map, and the sectors that it calls dirty with the side that holds them; none
+    /// where there is no map.
+    pub(crate) fn read_dirty(&self) -> Result<Option<(Header, DirtySectors)>, LocalError> {
+        let Some((_generation, header)) = self.read_header()? else { return Ok(None) };
+        let mut dirty = BTreeMap::new();
+        self.read_parts(&header, &mut |part| {
+            for (block, nibbles) in part.blocks() {
+                let first = block.first_sector().0;
+                dirty.retain(|sector, _| !(first..first + BLOCK_SECTORS).contains(sector));
+                for (run, side) in dirty_runs_of(block, nibbles) {
+                    dirty.extend(sectors(run).map(|sector| (sector, side)));
+                }
+            }
+        })?;
+        Ok(Some((header, dirty)))
     }
 
     /// True if the durable map is whole and names data that was not committed.
     pub(crate) fn holds_dirty(&self) -> bool {
-        self.read_map().is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)))
+        self.read_map().is_ok_and(|map| map.is_some_and(|map| map.pages.holds_dirty()))
     }
 }
+
+/// Sectors that a durable map calls dirty, and the side that holds each.
+pub(crate) type DirtySectors = BTreeMap<u64, Side>;
 
 /// A disk that the futures of a process reach too.
 pub(crate) type SharedDisk = Arc<Mutex<Disk>>;

@@ -31,7 +31,7 @@ use crate::invariant::Invariant;
 use crate::memory::LiveMemory;
 use crate::rng::Rng;
 use crate::shared::Shared;
-use crate::surroundings::{SimFiles, SimObjects, SimTime};
+use crate::surroundings::{Restored, SimFiles, SimObjects, SimTime};
 use crate::tasks::Tasks;
 
 /// Kinds of jobs of a process.
@@ -88,7 +88,7 @@ pub(crate) enum Ended {
     /// The manifest of a volume taken over.
     Manifest(Manifest),
     /// An attach.
-    Attached(Box<Result<Acquired<()>, AttachError<LocalError>>>),
+    Attached(Box<Result<Acquired<Restored>, AttachError<LocalError>>>),
 }
 
 /// The daemon.

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use holdfast_background::{Environment, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
-use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, header_offset};
-use holdfast_engine::sector_map::Side;
+use holdfast_engine::durable_map::{FoundMap, FoundPart, Header, header_offset};
+use holdfast_engine::sector_map::{Restore, Side};
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{
     CreateError, Created, ObjectStore, Page, Part, Parts, SegmentError, StoreError, Suffix, collect,
@@ -172,9 +172,12 @@ impl Sides for SimFiles {
     }
 }
 
+/// What the live map of a volume that is attached begins with.
+pub(crate) type Restored = Option<(Restore, Vec<FoundPart>)>;
+
 impl LocalState for SimFiles {
     type Error = LocalError;
-    type Files = ();
+    type Files = Restored;
 
     async fn read_map(&self) -> Result<Option<FoundMap>, LocalError> {
         self.ask(LocalAsk::ReadMap).await
@@ -189,11 +192,14 @@ impl LocalState for SimFiles {
     }
 
     /// The room for commits is taken with the header, which follows.
-    async fn open(&self, _sectors: u64, _found: &[FoundPage]) -> Result<(), LocalError> {
-        Ok(())
+    async fn open(&self, _sectors: u64, restore: Option<Restore>) -> Result<Restored, LocalError> {
+        let Some(restore) = restore else { return Ok(None) };
+        let mut parts = Vec::new();
+        self.disk.lock().read_parts(&restore.found, &mut |part| parts.push(part))?;
+        Ok(Some((restore, parts)))
     }
 
-    async fn write_header(&self, (): &(), header: &Header, generation: u64) -> Result<(), LocalError> {
+    async fn write_header(&self, _: &Restored, header: &Header, generation: u64) -> Result<(), LocalError> {
         let slot = u8::from(generation % 2 == 1);
         let write = MapWrite { offset: header_offset(slot), bytes: header.encode(generation) };
         self.ask(LocalAsk::WriteHeader(write)).await?;

@@ -3,7 +3,7 @@
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{FieldError, SkippedVolume, SweepStatus, Time};
 use holdfast_log::LogFailure;
-use holdfast_log::sweep::{Skipped, SweepReport};
+use holdfast_log::sweep::{ABORT_RIGHTS, Skipped, SweepReport};
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use k8s_openapi::jiff::Timestamp;
@@ -40,7 +40,7 @@ pub(crate) enum SweepFailed {
 
 /// The status that reports a sweep which ended at `now` and left `trashed_volumes` in the trash.
 pub(crate) fn status(report: &SweepReport, trashed_volumes: u64, now: Timestamp) -> SweepStatus {
-    let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots: _, skipped } = report;
+    let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots: _, skipped, uploads: _ } = report;
     let skip = |Skipped { volume, error }: &Skipped| {
         let mut reason = chain(error);
         reason.truncate(reason.floor_char_boundary(REASON_BYTES));
@@ -74,6 +74,18 @@ pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
                 named.join("; ")
             ),
         )
+    })
+}
+
+/// The event about unfinished uploads that stay because the store did not abort them.
+pub(crate) fn unfinished(report: &SweepReport) -> Option<Event> {
+    report.uploads.failed.as_ref().map(|error| {
+        let text = format!(
+            "uploads that daemons left when they were killed stay in the bucket, and are paid for: {}. All else was swept; \
+             {ABORT_RIGHTS}",
+            chain(error)
+        );
+        warning("UploadsNotAborted", text)
     })
 }
 

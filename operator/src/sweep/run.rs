@@ -36,6 +36,8 @@ struct Known {
     ended: Option<Instant>,
     /// The last failure since then, and the number of failures.
     failed: Option<(Instant, u32)>,
+    /// The last sweep could not abort uploads, and an event said so.
+    keeps_uploads: bool,
     random: f64,
 }
 
@@ -108,7 +110,12 @@ impl<C: Cluster> Sweeps<C> {
         match outcome {
             Ok((swept, trashed)) => {
                 (known.ended, known.failed) = (Some(Instant::now()), None);
+                let is_known = std::mem::replace(&mut known.keeps_uploads, swept.uploads.failed.is_some());
                 self.finish(&store, &swept, &trashed).await;
+                if let Some(event) = report::unfinished(&swept).filter(|_| !is_known) {
+                    tracing::warn!(object_store = %store.name_any(), note = event.note, "uploads not aborted");
+                    self.cluster.publish(&store, event).await;
+                }
             }
             Err(error) => {
                 let failures = known.failed.map_or(0, |(_, failures)| failures).saturating_add(1);
@@ -194,6 +201,7 @@ impl<C: Cluster> Sweeps<C> {
             deleted_objects = swept.deleted.objects,
             deleted_bytes = swept.deleted.bytes,
             skipped = swept.skipped.len(),
+            aborted_uploads = swept.uploads.aborted,
             "object store swept"
         );
         self.metrics.count_sweep(&name, swept);

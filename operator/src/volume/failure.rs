@@ -110,7 +110,7 @@ impl VolumeFailure {
                 "write the size of the snapshot, or a larger one"
             }
             Self::Log(LogFailure::TooManyForks { .. }) => {
-                "delete this Volume; create an empty one, and copy the content of the snapshot into it"
+                "delete this Volume; create an empty one, and copy the content of the volume that has the snapshot into it"
             }
             Self::Log(LogFailure::Store { source, .. }) if source.kind() == ErrorKind::Denied => {
                 "allow `s3:ListBucket`, `s3:GetObject`, `s3:PutObject` and `s3:DeleteObject` in the bucket's policy or the role"

@@ -72,7 +72,8 @@ pub(super) async fn run<V: Volumes>(
 }
 
 fn response(store: String, report: SweepReport) -> wire::SweepResponse {
-    let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots, skipped } = report;
+    // The log has what became of unfinished uploads.
+    let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots, skipped, uploads: _ } = report;
     let space =
         |(name, bytes): &(SnapshotName, u64)| wire::SnapshotSpace { name: name.to_string(), bytes: *bytes };
     let amount = |Amount { objects, bytes }| Some(wire::Amount { objects, bytes });

@@ -321,7 +321,7 @@ async fn a_sweep_shows_what_it_found_and_deleted() {
         deleted: Amount { objects: 4, bytes: 8000 },
         oldest: Some(SystemTime::now() - Duration::from_secs(2 * 3600 + 330)),
         snapshots: vec![("disk@17".parse().unwrap(), 12288)],
-        skipped: Vec::new(),
+        ..SweepReport::default()
     };
     world.fake.report(report);
     let text = world.ask("gc --most 4").await.unwrap();

@@ -6,18 +6,19 @@
 
 mod export;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use holdfast_engine::durable_map::{FoundMap, live_pages};
+use holdfast_engine::durable_map::{FoundPart, dirty_runs_of, live_parts};
 use holdfast_engine::sector_map::Side;
-use holdfast_types::{Epoch, SectorRange, VolumeId};
+use holdfast_types::{Block, Epoch, SectorRange, VolumeId};
 
 pub(crate) use export::export;
 
 use super::error::{FailureKind, NodeError, file};
-use super::local::volume_files::{KEPT_LIVE_MAP, fenced_dir, read_map};
+use super::local::volume_files::{KEPT_LIVE_MAP, fenced_dir, read_map_parts};
 
 /// One directory of a fenced writer.
 #[derive(Debug)]
@@ -100,6 +101,35 @@ impl FencedError {
     }
 }
 
+/// The sectors that were never uploaded, while a map is read.
+#[derive(Default)]
+struct DirtyRuns(BTreeMap<Block, Vec<(SectorRange, Side)>>);
+
+impl DirtyRuns {
+    fn add(&mut self, part: &FoundPart) {
+        for (block, nibbles) in part.blocks() {
+            let runs = dirty_runs_of(block, nibbles);
+            if runs.is_empty() {
+                self.0.remove(&block);
+            } else {
+                self.0.insert(block, runs);
+            }
+        }
+    }
+
+    /// The runs, lowest first; those of one side that touch are one.
+    fn joined(self) -> Vec<(SectorRange, Side)> {
+        let mut joined: Vec<(SectorRange, Side)> = Vec::new();
+        for (run, side) in self.0.into_values().flatten() {
+            match joined.last_mut() {
+                Some((last, of)) if *of == side && last.end() == run.start.0 => last.sectors += run.sectors,
+                Some(_) | None => joined.push((run, side)),
+            }
+        }
+        joined
+    }
+}
+
 impl Contents {
     /// Bytes that were never uploaded.
     pub(crate) fn bytes(&self) -> u64 {
@@ -113,17 +143,23 @@ impl Kept {
     /// # Errors
     /// [`FencedError::NoMap`], or [`FencedError::Local`] naming the file that is damaged.
     pub(crate) fn contents(&self) -> Result<Contents, FencedError> {
-        let Some(FoundMap { header, pages, .. }) = read_map(&self.dir.join("map"))? else {
+        let mut dirty = DirtyRuns::default();
+        let Some((_generation, header)) =
+            read_map_parts(&self.dir.join("map"), &mut |part| dirty.add(&part))?
+        else {
             return Err(FencedError::NoMap(self.dir.clone()));
         };
         let live = self.dir.join(KEPT_LIVE_MAP);
-        let pages = match fs::read(&live) {
-            Ok(memory) => live_pages(&header, memory)
-                .map_err(|error| NodeError::Damaged { path: live, source: error.into() })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => pages,
+        match fs::read(&live) {
+            Ok(memory) => {
+                dirty = DirtyRuns::default();
+                live_parts(&header, memory, &mut |part| dirty.add(&part))
+                    .map_err(|error| NodeError::Damaged { path: live, source: error.into() })?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(file(&live, "read")(error).into()),
-        };
-        let runs: Vec<_> = pages.iter().flat_map(|page| page.dirty_runs()).collect();
+        }
+        let runs = dirty.joined();
         // The header follows the pages: one of a volume that had just grown may say less.
         let end = runs.iter().map(|(run, _)| run.end()).max().unwrap_or(0);
         let sectors = header.sectors.max(end);

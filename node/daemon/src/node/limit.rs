@@ -13,3 +13,11 @@ pub(in crate::node) const WORK_OF_COMMITS: usize = 16;
 /// Holes that evictions of a volume punch at a time, at most. The others wait: an eviction may free as many
 /// ranges as the volume has pages with both kinds of sectors.
 pub(in crate::node) const EVICTIONS_IN_FLIGHT: u32 = 64;
+
+/// Volumes whose durable maps are read at the same time, at most. After a restart of the host all volumes of
+/// a node may be attached at once; the others wait. Each takes [`MAP_WINDOW_BYTES`] and about 10 MiB for each
+/// TiB of volume, beside its live map.
+pub(in crate::node) const MAP_READERS: usize = 4;
+
+/// Bytes of a durable map that are read at once.
+pub(in crate::node) const MAP_WINDOW_BYTES: usize = 1 << 20;

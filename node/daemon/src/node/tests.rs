@@ -123,7 +123,7 @@ impl Dirs {
             seq: Seq(0),
             synced_generation: 0,
         };
-        let files = local.open(SECTORS, &[]).await.unwrap();
+        let files = local.open(SECTORS, None).await.unwrap();
         local.write_header(&files, &header, 1).await.unwrap();
         let mut manifest = Manifest::empty(volume());
         for (epoch, body) in [
@@ -138,7 +138,7 @@ impl Dirs {
         let durability = Durability::Object;
         let setup =
             Setup { requests: 128, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
-        let live_map = LiveMap::create(&self.live_map(), SECTORS, &[]).unwrap();
+        let live_map = LiveMap::create(&self.live_map(), SECTORS).unwrap();
         drop(Volume::attach(setup, live_map, AttachState::in_log(manifest), 0, &mut Vec::new()));
         let record = AttachedRecord {
             version: ATTACHED_VERSION,
@@ -459,9 +459,10 @@ async fn leave_volume_dirty(
         header_generation: acquired.header_generation,
         unix_ms_at_zero: 0,
     };
-    let live_map = LiveMap::create(&local.live_map_path(), SECTORS, &[Chunk(0)]).unwrap();
+    let live_map = acquired.files.live_map;
+    live_map.allocate(&local.live_map_path(), Chunk(0)).unwrap();
     let mut actions = Vec::new();
-    let state = AttachState { manifest: acquired.manifest, pages: acquired.found, trust_clean: false };
+    let state = AttachState { manifest: acquired.manifest, generation: acquired.found.generation() };
     let mut served = Volume::attach(setup, live_map, state, 0, &mut actions);
     let mut events = vec![Event::Request { id: RequestId(0), op: Op::Write, range }];
     while let Some(event) = events.pop() {

@@ -158,7 +158,7 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
         },
         delayed: None,
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
-        index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1 },
+        index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1, ancestors: Some(2) },
         waiting_requests: 0,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
     }

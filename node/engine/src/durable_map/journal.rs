@@ -23,14 +23,11 @@
 //! a unit that cannot be read, where a record begins or in a record of which no other unit is older, is
 //! corrupted.
 
-use std::collections::BTreeMap;
-
 use holdfast_types::{Block, Seq};
 
-use super::{FoundPage, SLOT_BYTES, UNIT_BYTES, UNITS, page_offset};
+use super::{SLOT_BYTES, UNIT_BYTES, UNITS, page_offset};
 use crate::limit::{JOURNAL_PAGES_PER_SLOT, JOURNAL_SLOTS, MAX_SECTORS};
-use crate::safeguard::{Safeguard::ReplayOnlyNewer, safeguard};
-use crate::sector_map::{BLOCK_MAP_BYTES, PAGE_BLOCKS, PAGE_BYTES, PAGE_SECTORS};
+use crate::sector_map::{BLOCK_MAP_BYTES, PAGE_SECTORS};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Byte offset of the journal in the file: behind the pages of the largest volume, so that growth moves
@@ -105,14 +102,14 @@ fn put_unit(out: &mut Vec<u8>, numbers: [u64; 3], place: [u16; 2], entries: &[En
 }
 
 /// A unit of the journal.
-struct Unit {
-    generation: u64,
-    seq: Seq,
+pub(super) struct Unit {
+    pub(super) generation: u64,
+    pub(super) seq: Seq,
     start: u64,
     unit: u16,
     /// Of its record; 0 in the fill.
     units: u16,
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
 }
 
 impl Unit {
@@ -136,93 +133,98 @@ impl Unit {
     }
 }
 
-/// Reason to leave out the rest of the journal.
-enum Stop {
-    /// It ends here, or its last record was being written.
-    End,
-    Damaged(DecodeError),
-}
-
-/// The journal of a map, while it is read.
-struct Replay<'a> {
-    units: &'a [[u8; UNIT_BYTES]],
-    /// Generation of its fill.
-    start: u64,
+/// The journal of a map, while it is read unit by unit.
+#[derive(Default)]
+pub(super) struct Replay {
+    /// Generation of its fill, once the first unit was read.
+    start: Option<u64>,
     /// Of the record before.
     newest: u64,
+    /// The record that is being read.
+    record: Option<PartialRecord>,
+    has_ended: bool,
 }
 
-impl Replay<'_> {
-    fn unit(&self, at: usize) -> Result<Unit, DecodeError> {
-        let bytes = self.units.get(at).ok_or(DecodeError::Short { what: JOURNAL, have: at, need: at + 1 })?;
-        let unit = Unit::decode(bytes)?;
-        if unit.start != self.start {
-            return Err(DecodeError::Field { what: JOURNAL, field: "start", value: unit.start });
-        }
-        Ok(unit)
-    }
-
-    /// The units of the record that begins with unit `at` of the journal.
-    fn record(&mut self, at: usize) -> Result<Vec<Unit>, Stop> {
-        if at == self.units.len() {
-            return Err(Stop::End);
-        }
-        let first = self.unit(at).map_err(Stop::Damaged)?;
-        if first.units == 0 || first.generation < self.newest {
-            return Err(Stop::End);
-        }
-        let (generation, units) = (first.generation, first.units);
-        let mut record = Vec::new();
-        let mut damage = None;
-        for number in 0..units {
-            match self.unit(at + usize::from(number)) {
-                Ok(unit) if [unit.generation, unit.unit.into()] != [generation, number.into()] => {
-                    return Err(Stop::End);
-                }
-                Ok(unit) => record.push(unit),
-                Err(error) => damage = damage.or(Some(error)),
-            }
-        }
-        self.newest = generation;
-        damage.map_or(Ok(record), |error| Err(Stop::Damaged(error)))
-    }
+/// A record of which some units were read.
+struct PartialRecord {
+    generation: u64,
+    units: u16,
+    read: u16,
+    whole: Vec<Unit>,
+    /// The first unit of it that is not whole.
+    damage: Option<DecodeError>,
 }
 
-/// Brings the pages that were found in the slots, with the generation that each slot holds, up to date with
-/// the journal.
-///
-/// # Errors
-/// [`DecodeError`] when a record that was synced may be lost.
-pub(super) fn replay(bytes: &[u8], pages: &mut BTreeMap<u64, (u64, FoundPage)>) -> Result<(), DecodeError> {
-    let units = bytes.as_chunks::<UNIT_BYTES>().0;
-    let first = units.first().ok_or(DecodeError::Short { what: JOURNAL, have: 0, need: UNIT_BYTES })?;
-    let mut replay = Replay { units, start: Unit::decode(first)?.start, newest: 0 };
-    let mut at = 0;
-    loop {
-        let record = match replay.record(at) {
-            Ok(record) => record,
-            Err(Stop::End) => return Ok(()),
-            Err(Stop::Damaged(error)) => return Err(error),
+impl Replay {
+    /// Returns true if nothing behind what was read counts.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Reads the next unit. Returns those of the record that it completes; none before.
+    ///
+    /// # Errors
+    /// [`DecodeError`] when a record that was synced may be lost.
+    pub(super) fn push(&mut self, bytes: &[u8; UNIT_BYTES]) -> Result<Vec<Unit>, DecodeError> {
+        let mut unit = Unit::decode(bytes);
+        let start = match (self.start, &unit) {
+            (Some(start), _) => start,
+            (None, Ok(first)) => *self.start.insert(first.start),
+            (None, Err(error)) => return Err(error.clone()),
         };
-        at += record.len();
-        for Unit { generation, seq, entries, .. } in record {
-            for (block, nibbles) in entries {
-                let page = block.0 / PAGE_BLOCKS;
-                let nothing = || FoundPage {
-                    page,
-                    slot: None,
-                    generation: 0,
-                    seq: Seq(0),
-                    nibbles: vec![0; PAGE_BYTES],
-                };
-                let (held, found) = pages.entry(page).or_insert_with(|| (0, nothing()));
-                found.generation = found.generation.max(generation);
-                if generation > *held || !safeguard(ReplayOnlyNewer) {
-                    let place = (block.0 % PAGE_BLOCKS) as usize * BLOCK_MAP_BYTES;
-                    found.nibbles[place..place + BLOCK_MAP_BYTES].copy_from_slice(&nibbles);
-                    found.seq = found.seq.max(seq);
-                }
+        if let Ok(Unit { start: other, .. }) = unit
+            && other != start
+        {
+            unit = Err(DecodeError::Field { what: JOURNAL, field: "start", value: other });
+        }
+        let mut record = match (self.record.take(), &unit) {
+            (Some(record), _) => record,
+            (None, Ok(first)) if first.units == 0 || first.generation < self.newest => return self.ended(),
+            (None, Ok(first)) => PartialRecord {
+                generation: first.generation,
+                units: first.units,
+                read: 0,
+                whole: Vec::new(),
+                damage: None,
+            },
+            (None, Err(error)) => return Err(error.clone()),
+        };
+        match unit {
+            Ok(unit) if (unit.generation, unit.unit) != (record.generation, record.read) => {
+                return self.ended();
             }
+            Ok(unit) => record.whole.push(unit),
+            Err(error) => record.damage = record.damage.or(Some(error)),
+        }
+        record.read += 1;
+        if record.read < record.units {
+            self.record = Some(record);
+            return Ok(Vec::new());
+        }
+        self.newest = record.generation;
+        record.damage.map_or(Ok(record.whole), Err)
+    }
+
+    /// The journal ends here, or its last record was being written.
+    fn ended(&mut self) -> Result<Vec<Unit>, DecodeError> {
+        self.has_ended = true;
+        Ok(Vec::new())
+    }
+
+    /// There are no more units.
+    ///
+    /// # Errors
+    /// [`DecodeError`] when there was none, or one of the last record is missing.
+    pub(super) fn end(self) -> Result<(), DecodeError> {
+        match self.record {
+            Some(PartialRecord { damage: Some(error), .. }) => Err(error),
+            Some(PartialRecord { read, units, .. }) => {
+                Err(DecodeError::Short { what: JOURNAL, have: read.into(), need: units.into() })
+            }
+            None if self.start.is_none() => {
+                Err(DecodeError::Short { what: JOURNAL, have: 0, need: UNIT_BYTES })
+            }
+            None => Ok(()),
         }
     }
 }

@@ -50,12 +50,14 @@ pub(crate) struct BlockSet {
     pages: PageSet,
     /// Of each page.
     blocks: Vec<Blocks>,
+    /// Number of all.
+    count: u64,
 }
 
 impl BlockSet {
     /// An empty set of blocks of `pages` pages.
     pub(crate) fn new(pages: u64) -> Self {
-        Self { pages: PageSet::new(pages), blocks: vec![Blocks::default(); pages as usize] }
+        Self { pages: PageSet::new(pages), blocks: vec![Blocks::default(); pages as usize], count: 0 }
     }
 
     /// Has room for `pages` pages from here on, no fewer than before.
@@ -67,9 +69,15 @@ impl BlockSet {
     pub(crate) fn insert(&mut self, page: u64, blocks: Blocks) {
         if !blocks.is_empty() {
             self.pages.insert(page);
-            let held = &mut self.blocks[page as usize];
-            *held = held.or(blocks);
+            self.add(page, blocks);
         }
+    }
+
+    fn add(&mut self, page: u64, blocks: Blocks) {
+        let held = &mut self.blocks[page as usize];
+        let before = held.count();
+        *held = held.or(blocks);
+        self.count += u64::from(held.count() - before);
     }
 
     /// Inserts the blocks of `range`.
@@ -85,7 +93,14 @@ impl BlockSet {
     /// Removes `page`. Returns its blocks that were in the set.
     pub(crate) fn remove(&mut self, page: u64) -> Blocks {
         self.pages.remove(page);
-        std::mem::take(&mut self.blocks[page as usize])
+        let removed = std::mem::take(&mut self.blocks[page as usize]);
+        self.count -= u64::from(removed.count());
+        removed
+    }
+
+    /// Number of the blocks in the set.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
     }
 
     /// The blocks of `page` in the set.
@@ -117,9 +132,10 @@ impl BlockSet {
             return std::mem::swap(self, other);
         }
         for page in other.pages.iter() {
-            let held = &mut self.blocks[page as usize];
-            *held = held.or(std::mem::take(&mut other.blocks[page as usize]));
+            let moved = std::mem::take(&mut other.blocks[page as usize]);
+            self.add(page, moved);
         }
+        other.count = 0;
         self.pages.append(&mut other.pages);
     }
 }
@@ -142,6 +158,8 @@ mod tests {
         assert_eq!(set.blocks(1), Blocks::ALL);
         assert_eq!((set.remove(1), set.contains(1), set.blocks(1)), (Blocks::ALL, false, Blocks::default()));
         assert_eq!(set.pages_from(1).collect::<Vec<_>>(), [3]);
+        set.insert_range(SectorRange::new(3 * PAGE_SECTORS, 2 * BLOCK_SECTORS));
+        assert_eq!(set.count(), 4, "each counts once");
     }
 
     #[test]
@@ -157,6 +175,7 @@ mod tests {
             other.insert(2, Blocks(4));
             set.append(&mut other);
             let first = if was_empty { vec![0] } else { vec![0, 1] };
+            assert_eq!((set.count(), other.count()), (first.len() as u64 + 1, 0));
             assert_eq!((held(&set), held(&other)), (vec![(1, first), (2, vec![2])], vec![]));
             other.insert(3, Blocks(1));
             assert_eq!(held(&other), [(3, vec![0])]);

@@ -7,22 +7,22 @@
 //! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1,
 //! 16).
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
+use holdfast_types::{CHUNK_SECTORS, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
 use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
-use crate::durable_map::{FoundPage, Header};
-use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES};
+use crate::durable_map::Header;
+use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES, MAX_DIRTY_BLOCKS, SEAL_BLOCKS};
 use crate::manifest::Manifest;
 use crate::record::Record;
 use crate::safeguard::{
     Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
     safeguard,
 };
-use crate::sector_map::{Nibble, PAGE_SECTORS, PerSide, SectorMap, Side, SideSet};
+use crate::sector_map::{PerSide, SectorMap, Side, SideSet};
 
 /// Memory of a live map.
 pub(super) trait Memory: AsRef<[u8]> + AsMut<[u8]> {}
@@ -50,27 +50,17 @@ pub(super) struct Core<M> {
     pub(super) unix_ms_at_zero: u64,
 }
 
-/// The live map of a volume just attached, not published yet: what its durable map held after the loss of the
-/// host.
+/// The live map of a volume just attached, not published yet, over memory that holds what its durable map
+/// held after the loss of the host. `generation` is the greatest that stands there.
 pub(super) fn map_after_attach<M: Memory>(
     header: &Header,
     memory: M,
-    found: &[FoundPage],
-    trust_clean: bool,
+    generation: u64,
     now: Millis,
 ) -> SectorMap<M> {
     let mut map = SectorMap::format(memory, header.sectors, &header.volume);
-    for page in found {
-        map.set_prepared(Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS));
-        let kept = |nibble: u8| Nibble(nibble).after_host_loss(trust_clean).0;
-        let nibbles: Vec<u8> =
-            page.nibbles.iter().map(|byte| kept(byte & 15) | (kept(byte >> 4) << 4)).collect();
-        map.set_page(page.page, &nibbles);
-        map.set_synced_slot(page.page, page.slot);
-    }
     // Rounds that wrote no page count too: what is written from now on was not synced before.
-    let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
-    map.set_generation(written.max(header.synced_generation));
+    map.set_generation(generation.max(header.synced_generation));
     map.set_active(header.active);
     map.set_epoch(header.epoch);
     for side in Side::BOTH {
@@ -206,11 +196,21 @@ impl<M: Memory> Core<M> {
         safeguard(SealByAge) && !self.dirty[side].blocks.is_empty() && age >= limit
     }
 
-    /// Returns true if `side` has as many dirty bytes as one commit should.
+    /// Returns true if `side` has as many dirty bytes, or blocks, as one commit should.
     pub(super) fn is_seal_full(&self, side: Side) -> bool {
         let usual = self.limits.seal_bytes;
         let limit = if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual };
-        self.dirty_bytes(side) >= limit
+        self.dirty_bytes(side) >= limit || self.dirty[side].blocks.count() >= SEAL_BLOCKS
+    }
+
+    /// Returns true if nothing more may become dirty on `side`.
+    pub(super) fn is_dirty_full(&self, side: Side) -> bool {
+        self.dirty_bytes(side) >= self.limits.max_bytes || self.has_most_blocks(side)
+    }
+
+    /// Returns true if a seal of `side` could not list more blocks.
+    pub(super) fn has_most_blocks(&self, side: Side) -> bool {
+        self.dirty[side].blocks.count() >= MAX_DIRTY_BLOCKS
     }
 
     /// Writes go to the other side from here on. Returns the one that was active.
@@ -297,12 +297,12 @@ impl<M: Memory> Core<M> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use holdfast_types::{Epoch, Nonce};
+    use holdfast_types::{Chunk, Epoch, Nonce};
 
     use super::super::Durability;
     use super::*;
     use crate::record::Body;
-    use crate::sector_map::map_bytes;
+    use crate::sector_map::{PAGE_SECTORS, map_bytes};
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);
 

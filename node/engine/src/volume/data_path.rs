@@ -138,7 +138,9 @@ impl DataPath {
         out: &mut Vec<Action>,
     ) -> bool {
         let Some(manifest) = &core.manifest else { return false };
-        if gate.stops_writes() {
+        // Zeros take no room, but their blocks are listed by the next seal.
+        let commit_may_wait = gate.is_open || !core.has_most_blocks(core.map.active());
+        if gate.stops_writes() || !(commit_may_wait || self.unreadable.is_overwritten_by(range)) {
             return false;
         }
         let mut affected = Vec::new();
@@ -178,7 +180,7 @@ impl DataPath {
     /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not
     /// reached, or nothing can be evicted before this write is committed.
     pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
-        let commit_may_wait = gate.is_open || core.dirty_bytes(core.map.active()) < core.limits.max_bytes;
+        let commit_may_wait = gate.is_open || !core.is_dirty_full(core.map.active());
         commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
     }
 

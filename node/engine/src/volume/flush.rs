@@ -50,7 +50,7 @@ use crate::event::{Errno, RequestId};
 use crate::limit::{JOURNAL_BLOCKS, RETRY_ROUND_AFTER_MS};
 use crate::round_size::round_size;
 use crate::safeguard::{
-    Safeguard::{SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
+    Safeguard::{RewriteTornSlot, SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
     safeguard,
 };
 use crate::sector_map::{BlockSet, Blocks, PAGE_BLOCKS, PAGE_BYTES, SectorMap, Side, SideSet};
@@ -677,7 +677,7 @@ impl FlushRounds {
         out: &mut Vec<Action>,
     ) -> RoundEnd {
         self.step = RoundStep::Idle;
-        if result.is_err() {
+        if result.is_err() && safeguard(RewriteTornSlot) {
             // What was being written into slots may be torn there. It is written there again before a header
             // can cover it, whatever the journal would take.
             for page in &self.group.pages {

@@ -2,7 +2,7 @@
 
 use holdfast_types::{Millis, Seq};
 
-use crate::durable_map::{FoundPage, Header};
+use crate::durable_map::Header;
 use crate::manifest::Manifest;
 
 /// Limits at which dirty data is sealed and writes are delayed.
@@ -57,16 +57,15 @@ pub struct Setup {
 pub struct AttachState {
     /// The log.
     pub manifest: Manifest,
-    /// Pages of the durable map on this node; empty on a fresh one.
-    pub pages: Vec<FoundPage>,
-    /// Clean data of the pages counts too: the header was closed clean and the log ended at its seq.
-    pub trust_clean: bool,
+    /// The greatest generation in the durable map on this node, whose pages the memory of the live map has
+    /// ([`RestoredMap`](crate::sector_map::RestoredMap)); zero on a fresh one.
+    pub generation: u64,
 }
 
 impl AttachState {
     /// That of a volume of which this node has nothing.
     pub fn in_log(manifest: Manifest) -> Self {
-        Self { manifest, pages: Vec::new(), trust_clean: false }
+        Self { manifest, generation: 0 }
     }
 }
 

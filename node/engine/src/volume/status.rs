@@ -89,12 +89,15 @@ pub struct IndexStatus {
     pub merges: u64,
     /// Merges that were stored in that time and did not.
     pub merges_dropped: u64,
+    /// Volumes behind this one, by forks: it reads objects of theirs. None while the manifest is not loaded.
+    pub ancestors: Option<usize>,
 }
 
 /// Reason why writes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Delay {
-    /// The volume holds [`super::DirtyLimits::max_bytes`] that are not committed.
+    /// The volume holds [`super::DirtyLimits::max_bytes`], or sectors of
+    /// [`MAX_DIRTY_BLOCKS`](crate::limit::MAX_DIRTY_BLOCKS) blocks, that are not committed.
     DirtyLimit,
     /// The volume's share of the node's cache holds nothing more that can be evicted.
     CacheFull,
@@ -138,6 +141,7 @@ impl Status {
                 runs: core.manifest.as_ref().map(|manifest| manifest.runs().len()),
                 merges: volume.merger.carried(),
                 merges_dropped: volume.merger.dropped(),
+                ancestors: core.manifest.as_ref().map(|manifest| manifest.lineage().ancestors().len()),
             },
             settings: Settings { max_age_ms: core.limits.max_age_ms, durability: volume.durability },
             recovering: core.lifecycle.is_recovering(),

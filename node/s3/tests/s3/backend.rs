@@ -18,10 +18,17 @@ pub(crate) const BUCKET: &str = "bucket";
 
 type Parts = BTreeMap<i32, Bytes>;
 
+/// An unfinished multipart upload.
+struct Upload {
+    key: String,
+    begun: SystemTime,
+    parts: Parts,
+}
+
 #[derive(Default)]
 pub(crate) struct Backend {
     objects: Mutex<BTreeMap<String, (Bytes, SystemTime)>>,
-    uploads: Mutex<BTreeMap<String, Parts>>,
+    uploads: Mutex<BTreeMap<String, Upload>>,
     next_upload: AtomicU64,
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(crate) ignores_conditions: AtomicBool,
@@ -221,7 +228,8 @@ impl S3 for Backend {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         check_bucket(&req.input.bucket)?;
         let upload = self.next_upload.fetch_add(1, Ordering::Relaxed).to_string();
-        self.uploads.lock().unwrap().insert(upload.clone(), Parts::new());
+        let (key, begun) = (req.input.key, shifted(&self.clock_shift_seconds));
+        self.uploads.lock().unwrap().insert(upload.clone(), Upload { key, begun, parts: Parts::new() });
         let output = CreateMultipartUploadOutput { upload_id: Some(upload), ..Default::default() };
         Ok(S3Response::new(output))
     }
@@ -230,8 +238,8 @@ impl S3 for Backend {
         let input = req.input;
         let body = collect(input.body).await?;
         let mut uploads = self.uploads.lock().unwrap();
-        let parts = uploads.get_mut(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
-        parts.insert(input.part_number, body);
+        let upload = uploads.get_mut(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        upload.parts.insert(input.part_number, body);
         let tag = ETag::Strong(format!("part-{}", input.part_number));
         Ok(S3Response::new(UploadPartOutput { e_tag: Some(tag), ..Default::default() }))
     }
@@ -241,8 +249,8 @@ impl S3 for Backend {
         req: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = req.input;
-        let parts = self.uploads.lock().unwrap().remove(&input.upload_id);
-        let parts = parts.ok_or_else(|| s3_error!(NoSuchUpload))?;
+        let upload = self.uploads.lock().unwrap().remove(&input.upload_id);
+        let Upload { parts, .. } = upload.ok_or_else(|| s3_error!(NoSuchUpload))?;
         let named = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
         let mut body = Vec::new();
         for part in named {
@@ -260,5 +268,37 @@ impl S3 for Backend {
         let gone = self.uploads.lock().unwrap().remove(&req.input.upload_id);
         gone.ok_or_else(|| s3_error!(NoSuchUpload))?;
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+
+    /// Two uploads a page, so that tests see several.
+    async fn list_multipart_uploads(
+        &self,
+        req: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        check_bucket(&req.input.bucket)?;
+        let input = req.input;
+        let prefix = input.prefix.unwrap_or_default();
+        let after = input.key_marker.zip(input.upload_id_marker);
+        let uploads = self.uploads.lock().unwrap();
+        let mut found: Vec<_> = uploads.iter().map(|(id, upload)| (upload.key.clone(), id.clone())).collect();
+        found.sort();
+        found
+            .retain(|place| place.0.starts_with(&prefix) && after.as_ref().is_none_or(|after| place > after));
+        let is_truncated = found.len() > 2;
+        found.truncate(2);
+        let last = found.last().cloned().filter(|_| is_truncated);
+        let listed = found.into_iter().map(|(key, id)| MultipartUpload {
+            initiated: Some(uploads[&id].begun.into()),
+            key: Some(key),
+            upload_id: Some(id),
+            ..MultipartUpload::default()
+        });
+        Ok(S3Response::new(ListMultipartUploadsOutput {
+            uploads: Some(listed.collect()),
+            is_truncated: Some(is_truncated),
+            next_key_marker: last.as_ref().map(|(key, _)| key.clone()),
+            next_upload_id_marker: last.map(|(_, id)| id),
+            ..ListMultipartUploadsOutput::default()
+        }))
     }
 }

@@ -258,6 +258,35 @@ async fn a_large_segment_that_fails_frees_its_parts() {
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
+/// A writer that is dropped in the middle of an upload, as by the death of its process, leaves the parts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_whose_writer_died_are_found_and_aborted() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.backend.clock_shift_seconds.store(-3600, Ordering::Relaxed);
+    for (sent, segment) in
+        (0..).zip(["volumes/v1/segments/a", "volumes/v1/segments/b", "volumes/v2/segments/a"])
+    {
+        let mut parts = ReadyParts::new([Bytes::from(vec![3; 5 << 20]), BODY]);
+        server.plan_fault(Method::PUT, PlannedFault::Late(Duration::from_secs(60)));
+        tokio::select! {
+            done = store.put_segment(segment, &mut parts) => panic!("{done:?}"),
+            () = async { while store.counts().upload_part <= sent { tokio::task::yield_now().await } } => {}
+        }
+    }
+    let listed = store.unfinished_uploads("volumes/").await.unwrap();
+    let keys: Vec<&str> = listed.iter().map(|upload| upload.key.as_str()).collect();
+    assert_eq!(keys, ["volumes/v1/segments/a", "volumes/v1/segments/b", "volumes/v2/segments/a"]);
+    assert!(listed.iter().all(|upload| upload.age >= Duration::from_secs(3590)), "{listed:?}");
+    assert_eq!(store.unfinished_uploads("volumes/v1/").await.unwrap().len(), 2);
+    for upload in &listed {
+        store.abort_upload(upload).await.unwrap();
+    }
+    store.abort_upload(&listed[0]).await.unwrap();
+    assert_eq!(server.backend.open_uploads(), 0);
+    assert_eq!(store.unfinished_uploads("volumes/").await.unwrap(), []);
+}
+
 #[tokio::test]
 async fn a_delete_whose_reply_is_lost_is_done() {
     let server = Server::start().await;

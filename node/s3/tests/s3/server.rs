@@ -325,4 +325,5 @@ forward! {
     upload_part(UploadPartInput) -> UploadPartOutput;
     complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
     abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
+    list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
 }

@@ -13,8 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use holdfast_objects::{
-    ObjectStore,
+    ObjectStore, Part, PartFailed, Parts,
     conformance::{Ground, run_all},
 };
 use holdfast_s3::{S3Config, S3Credentials, S3Store};
@@ -124,4 +125,45 @@ async fn versitygw_says_what_is_wrong_with_a_configuration() {
         let failure = S3Store::connect(config).await.unwrap().probe().await.expect_err(reason);
         assert_eq!(failure.reason(), reason, "{failure:?}");
     }
+}
+
+/// A first part, and no further one: as of a daemon that is killed meanwhile.
+struct Endless(Option<Bytes>);
+
+#[async_trait::async_trait]
+impl Parts for Endless {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        match self.0.take() {
+            Some(bytes) => Ok(Part { bytes, is_last: false }),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn max_at_once(&self) -> usize {
+        2
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs versitygw: set HOLDFAST_TEST_VERSITYGW to its binary and pass --include-ignored"]
+async fn versitygw_lists_and_aborts_what_a_killed_writer_left() {
+    let mut gateway = Gateway::start();
+    let store = gateway.store().await;
+    let keys = ["volumes/v1/segments/a", "volumes/v1/segments/a", "volumes/v2/segments/b"];
+    for (left, key) in keys.iter().enumerate() {
+        let mut parts = Endless(Some(vec![3; 5 << 20].into()));
+        let begun = async { while store.unfinished_uploads("volumes/").await.unwrap().len() <= left {} };
+        tokio::select! {
+            done = store.put_segment(key, &mut parts) => panic!("{done:?}"),
+            () = begun => {}
+        }
+    }
+    let listed = store.unfinished_uploads("volumes/").await.unwrap();
+    assert_eq!(listed.iter().map(|upload| upload.key.as_str()).collect::<Vec<_>>(), keys);
+    assert!(listed.iter().all(|upload| upload.age < Duration::from_secs(3600)), "{listed:?}");
+    assert_eq!(store.unfinished_uploads("volumes/v2/").await.unwrap().len(), 1);
+    for upload in listed.iter().chain(&listed[..1]) {
+        store.abort_upload(upload).await.unwrap();
+    }
+    assert_eq!(store.unfinished_uploads("").await.unwrap(), []);
 }

@@ -72,6 +72,11 @@ pub enum Scenario {
     Sleeper,
     /// The bucket is backed up before a commit whose round the death interrupts, and set back after it.
     SetBack,
+    /// A round tears the slot of a map page; the journal could take that page in the next one.
+    TornSlot,
+    /// The control plane takes snapshots of a detached volume: where the mark of another one is, where the
+    /// root of another one is, and while another control plane and then a writer extend the log.
+    Control,
 }
 
 /// `Err` is the host whose process was ended.
@@ -79,7 +84,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -101,6 +106,8 @@ impl Scenario {
         Self::Growth,
         Self::Sleeper,
         Self::SetBack,
+        Self::TornSlot,
+        Self::Control,
     ];
 
     /// The scenario that meets a missing safeguard, where what goes wrong does so only at a death between two
@@ -114,6 +121,10 @@ impl Scenario {
             Bug::Missing(
                 Safeguard::ReplayOnlyNewer | Safeguard::KeepJournal | Safeguard::JournalAfterFullRound,
             ) => Some(Self::Journal),
+            Bug::Missing(Safeguard::RewriteTornSlot) => Some(Self::TornSlot),
+            Bug::Missing(
+                Safeguard::CheckSnapshotPlace | Safeguard::CompareRoots | Safeguard::LookForMark,
+            ) => Some(Self::Control),
             Bug::Missing(_) | Bug::Mutation(_) => None,
         }
     }
@@ -138,7 +149,9 @@ impl Scenario {
             | Self::Snapshots
             | Self::Growth
             | Self::Sleeper
-            | Self::SetBack => Faults::default(),
+            | Self::SetBack
+            | Self::TornSlot
+            | Self::Control => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
         };
@@ -166,6 +179,14 @@ impl Scenario {
             }
             Self::Object | Self::ObjectFua => world.set_durability(Durability::Object),
             Self::Sleeper => world.shorten_log(1),
+            // A record is worth its slot for two pages.
+            Self::TornSlot => world.slice_rounds(RoundSize {
+                copied: 4,
+                journaled: 4,
+                written: 4,
+                saved: 2,
+                journal_slots: Some(4),
+            }),
             Self::Corruption
             | Self::Fua
             | Self::Groups
@@ -175,6 +196,7 @@ impl Scenario {
             | Self::Repair
             | Self::SetBack
             | Self::Snapshots
+            | Self::Control
             | Self::SweptRead
             | Self::Takeover
             | Self::Doubt
@@ -208,6 +230,8 @@ impl Scenario {
             Self::Growth => growth(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
             Self::SetBack => set_back(&mut stage),
+            Self::TornSlot => torn_slot(&mut stage),
+            Self::Control => control(&mut stage),
         }
     }
 }
@@ -532,6 +556,48 @@ fn set_back(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 40, 1), (Op::Write, 4200, 1), (Op::Flush, 0, 0)])
 }
 
+fn torn_slot(stage: &mut Stage<'_>) -> Played {
+    // Each page is alone in its round: slots take it.
+    for page in [0, 4096] {
+        stage.ask(&[(Op::Write, page, 1)])?;
+        stage.ask(&[(Op::Flush, 0, 0)])?;
+    }
+    stage.ask(&[(Op::Write, 1, 1)])?;
+    stage.world.set_faults(Faults { local: Some(1), ..Faults::default() });
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.world.set_faults(Faults::default());
+    // Both pages are worth a record, and the header says for the first time that there is a journal.
+    stage.ask(&[(Op::Write, 4097, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.world.lose_host(0, Some(Fate::Everything));
+    stage.ask(&[(Op::Read, 0, 4), (Op::Read, 4096, 4)])
+}
+
+fn control(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2)])?;
+    stage.detach()?;
+    stage.world.leave_mark();
+    stage.world.begin_control_snapshot(false);
+    stage.end_control()?;
+    stage.world.leave_root();
+    stage.world.begin_control_snapshot(false);
+    stage.end_control()?;
+    // One that stands still until the place of its record was truncated.
+    stage.world.begin_control_snapshot(false);
+    stage.control_until(World::control_creates_record)?;
+    stage.world.take_control_snapshot();
+    stage.world.shorten_log(1);
+    for round in 0..6 {
+        stage.ask(&[(Op::Write, round, 12)])?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+    }
+    stage.end_control()?;
+    stage.detach()?;
+    stage.ask(&[(Op::Read, 0, 4)])
+}
+
 /// True if host 0 has a log record in flight that carries a merge.
 fn carries(world: &World) -> bool {
     world.asks_store(0, |ask| {
@@ -614,6 +680,21 @@ impl Stage<'_> {
     fn snapshot(&mut self) -> Played {
         self.world.ask_snapshot(self.host, false);
         self.makes_progress()
+    }
+
+    /// The control plane works until `done`.
+    fn control_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
+        while !done(self.world) {
+            assert!(!self.world.control_is_idle(), "the control plane has ended");
+            self.world.step_control();
+            self.makes_progress()?;
+        }
+        Ok(())
+    }
+
+    /// The control plane comes to its end.
+    fn end_control(&mut self) -> Played {
+        self.control_until(World::control_is_idle)
     }
 
     fn grow(&mut self, sectors: u64) -> Played {

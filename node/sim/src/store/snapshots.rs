@@ -17,9 +17,11 @@ use crate::expect::Cut;
 use crate::invariant::Invariant;
 
 impl Stored {
-    /// The root of a snapshot is stored: it never changes, nor comes behind its record.
+    /// The root of a snapshot is stored: it never changes, nor comes behind its record. One that another
+    /// history left there is of another place.
     pub(super) fn check_root(&self, seq: Seq, key: &str, body: &Bytes) {
-        let there = self.objects.get(key).ok();
+        let is_foreign = |there: &Bytes| Manifest::decode_checkpoint(there).is_ok_and(|of| of.seq() != seq);
+        let there = self.objects.get(key).ok().filter(|there| !is_foreign(there));
         Invariant::SnapshotIsItsCut.check(there.is_none_or(|there| there == body), || {
             format!("the root of snapshot {} is made again, and says something else", seq.0)
         });
@@ -34,7 +36,8 @@ impl Ledger {
         });
     }
 
-    /// `record` is in the log. If it registers a snapshot, the root is stored and says what the log says.
+    /// `record` is in the log. If it registers a snapshot, the root is stored and says what the log says, and
+    /// no mark there says that it is forgotten.
     pub(super) fn note_snapshot(&mut self, record: &Record, stored: &Stored) {
         if record.body.snapshot_taken().is_none() {
             return;
@@ -42,6 +45,10 @@ impl Ledger {
         let root = stored.objects.get(&self.root_key(record.seq)).ok();
         Invariant::SnapshotIsItsCut.check(root.is_some_and(|root| *root == self.truth.encode_root()), || {
             format!("log/{} registers a snapshot whose root is {root:?}", record.seq.0)
+        });
+        let mark = ObjectKey::Forgotten(self.truth.volume().clone(), record.seq).to_string();
+        Invariant::SnapshotIsItsCut.check(stored.objects.born(&mark).is_none(), || {
+            format!("log/{} registers a snapshot that counts as forgotten", record.seq.0)
         });
         self.snapshots.insert(record.seq, Rc::clone(&self.last_cut));
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use holdfast_engine::durable_map::{FoundMap, holds_dirty};
+use holdfast_engine::durable_map::FoundMap;
 use holdfast_objects::{CreateError, StoreError};
 use holdfast_types::key::ObjectKey;
 
@@ -132,7 +132,7 @@ impl World {
                 *disk = Disk::default();
             }
             LocalAsk::Discard => {
-                let holds = disk.read_map()?.is_some_and(|map| holds_dirty(&map.pages));
+                let holds = disk.read_map()?.is_some_and(|map| map.pages.holds_dirty());
                 Invariant::FencedIsKept.check(!holds && !here.disk_past.keeps(), || {
                     "what a fenced writer never uploaded is thrown away".into()
                 });

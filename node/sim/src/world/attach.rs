@@ -6,7 +6,7 @@ use holdfast_engine::attach::{AttachRefused, Claim, Foreign, Missing};
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::sector_map::{RestoredMap, Side, SideSet, map_bytes};
 use holdfast_engine::volume::{AttachState, Volume};
 use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
@@ -17,6 +17,7 @@ use crate::calls::LocalError;
 use crate::device::Device;
 use crate::invariant::Invariant;
 use crate::process::Process;
+use crate::surroundings::Restored;
 use crate::terms::DEPTH;
 use crate::writers::Begun;
 
@@ -79,7 +80,7 @@ impl World {
     pub(super) fn attach_ended(
         &mut self,
         host: usize,
-        came_of: Result<Acquired<()>, AttachError<LocalError>>,
+        came_of: Result<Acquired<Restored>, AttachError<LocalError>>,
     ) {
         self.check_set_back(host, &came_of);
         let came_of = match came_of {
@@ -117,7 +118,7 @@ impl World {
     }
 
     /// An attach says that the log was set back only if it was.
-    fn check_set_back(&self, host: usize, came_of: &Result<Acquired<()>, AttachError<LocalError>>) {
+    fn check_set_back(&self, host: usize, came_of: &Result<Acquired<Restored>, AttachError<LocalError>>) {
         let says_so = match came_of {
             Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
@@ -132,7 +133,7 @@ impl World {
         });
     }
 
-    fn serve(&mut self, host: usize, acquired: Acquired<()>) {
+    fn serve(&mut self, host: usize, acquired: Acquired<Restored>) {
         // The record may have come into the log with this very step.
         self.take_note();
         Invariant::LogIsAChain
@@ -140,7 +141,7 @@ impl World {
                 "a host serves whose attach is not in the log".into()
             });
         self.check_displaced(host, acquired.displaced.as_ref());
-        let Acquired { manifest, header, header_generation, found: pages, trust_clean, .. } = acquired;
+        let Acquired { manifest, header, header_generation, found, files: restored, .. } = acquired;
         let (now, sectors) = (self.clock.now(), header.sectors);
         let settings = self.terms.settings();
         let setup = self.terms.setup(settings, header, header_generation, self.clock.unix_ms_at_zero());
@@ -149,8 +150,18 @@ impl World {
         let memory = here.tmpfs.map(map_bytes(sectors), here.fuse.clone());
         let mut out = Vec::new();
         here.content.drop_seal();
-        let state = AttachState { manifest, pages, trust_clean };
-        let volume = here.run(|_| Volume::attach(setup, memory, state, now, &mut out));
+        let state = AttachState { manifest, generation: found.generation() };
+        let volume = here.run(|_| {
+            let memory = match restored {
+                Some((restore, parts)) => {
+                    let mut map = RestoredMap::new(memory, sectors, &restore);
+                    parts.iter().for_each(|part| map.add(part));
+                    map.into_memory()
+                }
+                None => memory,
+            };
+            Volume::attach(setup, memory, state, now, &mut out)
+        });
         here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {

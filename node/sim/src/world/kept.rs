@@ -2,7 +2,6 @@
 //! loses power.
 
 use super::World;
-use crate::disk::sectors;
 use crate::invariant::Invariant;
 
 impl World {
@@ -14,12 +13,12 @@ impl World {
             return;
         }
         let disk = here.disk.lock();
-        let map = match disk.read_map() {
-            Ok(Some(map)) => map,
+        let (header, dirty) = match disk.read_dirty() {
+            Ok(Some(found)) => found,
             other => Invariant::SyncedIsWhole
                 .broken(&format!("the map that a fenced writer leaves: {:?}", other.err())),
         };
-        let lacks = here.content.lacks(&disk, &map, here.content.base());
+        let lacks = here.content.lacks(&disk, &header, dirty, here.content.base());
         Invariant::FencedIsKept.check(lacks.is_none(), || lacks.unwrap_or_default());
     }
 
@@ -32,15 +31,13 @@ impl World {
             return;
         }
         let mut disk = here.disk.lock();
-        let Ok(Some(map)) = disk.read_map() else { return };
+        let Ok(Some((_header, dirty))) = disk.read_dirty() else { return };
         let invalidated = self.store.manifest().invalidated();
-        for (range, side) in map.pages.iter().flat_map(|page| page.dirty_runs()) {
-            for sector in sectors(range).filter(|_| !invalidated.contains(side)) {
-                let (stamp, allowed) = (disk.side(side).read(sector), here.content.expect.allowed(sector));
-                Invariant::FlushedSurvives.check(allowed.contains(&stamp), || {
-                    format!("a power cut leaves write {stamp} in sector {sector}; allowed: {allowed:?}")
-                });
-            }
+        for (sector, side) in dirty.into_iter().filter(|(_, side)| !invalidated.contains(*side)) {
+            let (stamp, allowed) = (disk.side(side).read(sector), here.content.expect.allowed(sector));
+            Invariant::FlushedSurvives.check(allowed.contains(&stamp), || {
+                format!("a power cut leaves write {stamp} in sector {sector}; allowed: {allowed:?}")
+            });
         }
     }
 }

@@ -4,7 +4,6 @@
 //! The model does not look at what the engine keeps on such a disk. It counts the commits that came into the
 //! log since the disk was as it is, and knows whose it was.
 
-use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::manifest::Writer;
 use holdfast_engine::record::Displaced;
 use holdfast_types::Nonce;
@@ -179,7 +178,7 @@ impl World {
             return;
         };
         here.disk_past.make_own();
-        if !holds_dirty(&kept.pages) {
+        if !kept.pages.holds_dirty() {
             here.content.expect = Expect::after(&last_cut);
             return;
         }
@@ -199,7 +198,9 @@ impl World {
             }
             // Only where the log has all that the disk does not call dirty.
             OtherDisk::SetBackLog => {
-                let lacks = here.content.lacks(&here.disk.lock(), &kept, &last_cut);
+                let disk = here.disk.lock();
+                let (header, dirty) = disk.read_dirty().ok().flatten().expect("it was read just now");
+                let lacks = here.content.lacks(&disk, &header, dirty, &last_cut);
                 Invariant::OlderStateIsNeverUploaded.check(lacks.is_none(), || lacks.unwrap_or_default());
             }
         }

@@ -7,16 +7,18 @@ use std::mem;
 use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
 use holdfast_objects::StoreError;
+use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
 
 use super::World;
 use super::kin::Settled;
-use crate::calls::{Answer, Ask, Call, Calls};
+use crate::calls::{Answer, Ask, Call, Calls, StoreAsk};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
@@ -123,6 +125,44 @@ impl World {
         });
         self.trace.host_event(CONTROL, 84, "the control plane begins a snapshot");
         self.run_control();
+    }
+
+    /// Returns true if the control plane is about to create a log record.
+    pub(crate) fn control_creates_record(&self) -> bool {
+        let Some(Call { ask: Ask::Store(StoreAsk::Create { key, .. }), .. }) = &self.control.waiting else {
+            return false;
+        };
+        matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..)))
+    }
+
+    /// Another process of the control plane takes a snapshot, with requests that are answered at once and
+    /// truly.
+    pub(crate) fn take_control_snapshot(&mut self) {
+        let (uid, nonce) = (self.snapshot_uid(false), Nonce(self.rng.bytes()));
+        let (volume, unix_ms) = (self.store.volume().clone(), self.clock.now());
+        let taken = self.ask_soundly(|objects| async move {
+            snapshot_detached(&objects, &volume, uid, nonce, unix_ms).await
+        });
+        self.check_registered(taken.expect("no writer is attached"));
+        self.take_note();
+    }
+
+    /// The mark of a snapshot is in the next place of the log, whose end the bucket lost.
+    pub(crate) fn leave_mark(&mut self) {
+        let seq = self.store.manifest().seq().next();
+        let mark = ObjectKey::Forgotten(self.store.volume().clone(), seq).to_string();
+        self.store.replace(&mark, Some(Bytes::new()));
+    }
+
+    /// The root of a snapshot is there that is another one's: that of the newest registered one, for want of
+    /// another history.
+    pub(crate) fn leave_root(&mut self) {
+        let newest = self.store.registered().last().expect("one is registered").seq;
+        let key = |seq| ObjectKey::Snapshot(self.store.volume().clone(), seq).to_string();
+        let (from, to) = (key(newest), key(self.store.manifest().seq().next()));
+        let root = self.store.replace(&from, None);
+        self.store.replace(&from, root.clone());
+        self.store.replace(&to, root);
     }
 
     /// The control plane begins to forget one of the snapshots.

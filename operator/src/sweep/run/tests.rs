@@ -4,7 +4,7 @@ use holdfast_cluster::api::ApiError;
 use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
 use holdfast_log::Creation;
 use holdfast_log::trash::{Terms, discard};
-use holdfast_objects::{MemoryStore, ReadyParts};
+use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotName, SnapshotUid, VolumeId};
 use k8s_openapi::jiff::SignedDuration;
@@ -177,6 +177,27 @@ async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
     let text = metrics.render().expect("renders");
     assert!(text.contains(r#"holdfast_sweep_deleted_bytes_total{object_store="main"} 4"#), "{text}");
     assert!(text.contains(r#"holdfast_sweep_garbage_bytes{object_store="main"} 0"#), "{text}");
+}
+
+/// Policies of earlier versions lack the right: an event each day would be too many.
+#[tokio::test(start_paused = true)]
+async fn uploads_that_stay_are_an_event_once_and_stop_no_sweep() {
+    let (bucket, key) = bucket().await;
+    bucket.leave_upload(&key);
+    bucket.fail_always(Verb::AbortUpload, Fault::Before(ErrorKind::Denied));
+    let mut store = hourly("main", "1h");
+    store.spec.sweep.grace = "1h".to_owned();
+    let fake = Fake::new(vec![store], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(6 * HOUR).await;
+    assert!(fake.reports().len() > 3 && !fake.bucket().keys().contains(&key), "all else is swept");
+    let event = fake.event().expect("an event");
+    let note = event.note.expect("a note");
+    assert_eq!((event.reason.as_str(), fake.event().is_none()), ("UploadsNotAborted", true));
+    assert!(note.contains("s3:AbortMultipartUpload") && note.len() < 1024, "{note}");
+    fake.bucket().heal();
+    sleep(2 * HOUR).await;
+    assert!(fake.bucket().left_uploads().is_empty() && fake.event().is_none());
 }
 
 /// An administrator who turns sweeps on for a bucket wants to know first what goes.

@@ -194,7 +194,7 @@ mod tests {
             seq: Seq(3),
             synced_generation: 0,
         };
-        let files = local.open(256, &[]).await.unwrap();
+        let files = local.open(256, None).await.unwrap();
         local.write_header(&files, &header, 1).await.unwrap();
         std::os::unix::fs::FileExt::write_all_at(
             &fs::File::options().write(true).open(local.dir().join("a.data")).unwrap(),

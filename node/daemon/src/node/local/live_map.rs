@@ -21,8 +21,8 @@ pub(crate) struct LiveMap {
 }
 
 impl LiveMap {
-    /// A new, zeroed map with the fixed part and these chunks allocated.
-    pub(crate) fn create(path: &Path, sectors: u64, chunks: &[Chunk]) -> Result<Self, NodeError> {
+    /// A new, zeroed map with the fixed part allocated.
+    pub(crate) fn create(path: &Path, sectors: u64) -> Result<Self, NodeError> {
         // A map left by an attach that never finished is worth nothing.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -33,14 +33,14 @@ impl LiveMap {
         let mut options = OpenOptions::new();
         let handle =
             options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
-        allocate(path, &handle, sectors, chunks)?;
+        allocate_fixed(path, &handle, sectors)?;
         Self::map(path, handle)
     }
 
     /// The map a predecessor left, with room for one of `sectors` sectors: it may be of a smaller volume.
     pub(crate) fn open(path: &Path, sectors: u64) -> Result<Self, NodeError> {
         let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
-        allocate(path, &handle, sectors, &[])?;
+        allocate_fixed(path, &handle, sectors)?;
         Self::map(path, handle)
     }
 
@@ -65,6 +65,11 @@ impl LiveMap {
         Ok(Self { memory, file: handle })
     }
 
+    /// Allocates a chunk: its part may be touched.
+    pub(crate) fn allocate(&self, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
+        allocate(path, &self.file, chunk_extent(chunk))
+    }
+
     /// The file, for allocating chunks through the ring.
     pub(crate) fn file(&self) -> &File {
         &self.file
@@ -72,17 +77,18 @@ impl LiveMap {
 }
 
 /// Gives the file the length of a map of `sectors` sectors, unless it is longer, and allocates its fixed
-/// parts and those of `chunks`. What is there stays.
-fn allocate(path: &Path, handle: &File, sectors: u64, chunks: &[Chunk]) -> Result<(), NodeError> {
+/// parts. What is there stays.
+fn allocate_fixed(path: &Path, handle: &File, sectors: u64) -> Result<(), NodeError> {
     let length = handle.metadata().map_err(file(path, "read"))?.len();
     if length < map_bytes(sectors) {
         handle.set_len(map_bytes(sectors)).map_err(file(path, "resized"))?;
     }
-    for (offset, length) in fixed_extents(sectors).chain(chunks.iter().copied().map(chunk_extent)) {
-        rustix::fs::fallocate(handle, rustix::fs::FallocateFlags::empty(), offset, length)
-            .map_err(|errno| file(path, "allocated")(errno.into()))?;
-    }
-    Ok(())
+    fixed_extents(sectors).try_for_each(|extent| allocate(path, handle, extent))
+}
+
+fn allocate(path: &Path, handle: &File, (offset, length): (u64, u64)) -> Result<(), NodeError> {
+    rustix::fs::fallocate(handle, rustix::fs::FallocateFlags::empty(), offset, length)
+        .map_err(|errno| file(path, "allocated")(errno.into()))
 }
 
 impl AsRef<[u8]> for LiveMap {
@@ -113,7 +119,8 @@ mod tests {
     fn a_map_is_opened_for_a_volume_that_grew() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("map");
-        let mut small = LiveMap::create(&path, CHUNK_SECTORS, &[Chunk(0)]).unwrap();
+        let mut small = LiveMap::create(&path, CHUNK_SECTORS).unwrap();
+        small.allocate(&path, Chunk(0)).unwrap();
         let (offset, length) = chunk_extent(Chunk(0));
         let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
         small.as_mut()[marks.clone()].fill(0x55);
@@ -135,7 +142,7 @@ mod tests {
     fn a_chunk_that_is_given_back_takes_no_memory() {
         use rustix::fs::{FallocateFlags, fallocate};
         let dir = tempfile::tempdir().unwrap();
-        let mut map = LiveMap::create(&dir.path().join("map"), 8 * CHUNK_SECTORS, &[]).unwrap();
+        let mut map = LiveMap::create(&dir.path().join("map"), 8 * CHUNK_SECTORS).unwrap();
         let allocated = |map: &LiveMap| map.file().metadata().unwrap().blocks() * 512;
         let empty = allocated(&map);
         let (offset, length) = chunk_extent(Chunk(5));

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 
 use holdfast_background::LocalState;
 use holdfast_engine::attach::{Foreign, LocalData, worth};
-use holdfast_engine::durable_map::holds_dirty;
 use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
@@ -78,7 +77,7 @@ impl OutdatedFiles<'_> {
         match worth(&manifest, Some(&found)) {
             // Nothing else may hold what a log that was set back lacks: an attach decides.
             LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
-            LocalData::Foreign(_) if holds_dirty(&found.pages) => {
+            LocalData::Foreign(_) if found.pages.holds_dirty() => {
                 LocalState::preserve(&local, found.header.epoch).await
             }
             LocalData::Foreign(_) => LocalState::discard(&local).await,

@@ -26,18 +26,20 @@ use std::path::{Path, PathBuf};
 
 use holdfast_background::LocalState;
 use holdfast_engine::durable_map::{
-    FoundMap, FoundPage, Header, JOURNAL_OFFSET, SLOT_BYTES, file_bytes, header_offset, journal_extent,
-    newest_pages, page_offset,
+    FoundMap, FoundPart, Header, JOURNAL_OFFSET, MapReader, PageSummary, SLOT_BYTES, file_bytes,
+    header_offset, journal_extent, page_offset,
 };
-use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_engine::sector_map::{PAGE_SECTORS, Restore, RestoredMap};
 use holdfast_engine::volume::Pending;
 use holdfast_engine::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, VolumeId};
+use holdfast_types::{Epoch, SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, SeekFrom};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::node::NodeConfig;
 use crate::node::error::{LocalDamage, NodeError, file};
+use crate::node::limit::{MAP_READERS, MAP_WINDOW_BYTES};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
 use crate::node::local::file::{allocated_bytes, open_direct, open_mode, sync_dir};
 use crate::node::local::live_map::LiveMap;
@@ -52,6 +54,9 @@ pub(crate) struct Local {
     state_dir: PathBuf,
     run_dir: PathBuf,
 }
+
+/// Volumes whose durable maps may be read at the same time.
+static READERS: Semaphore = Semaphore::const_new(MAP_READERS);
 
 /// The live map of a fenced writer, kept beside its sides.
 pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
@@ -216,7 +221,25 @@ impl Local {
         Ok(allocated_bytes(&dir.join("a.data"))? + allocated_bytes(&dir.join("b.data"))?)
     }
 
-    /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
+    /// Fills a new live map with what the durable map holds.
+    fn restore(&self, live_map: LiveMap, sectors: u64, restore: &Restore) -> Result<LiveMap, NodeError> {
+        let (path, live_path) = (self.map_path(), self.live_map_path());
+        let mut filled = RestoredMap::new(live_map, sectors, restore);
+        let Some(map) = open_map(&path)? else {
+            return Err(file(&path, "read")(io::ErrorKind::NotFound.into()));
+        };
+        read_parts(&map, &path, &restore.found, &mut |part| {
+            if let Some(chunk) = filled.needs(&part) {
+                filled.memory().allocate(&live_path, chunk)?;
+            }
+            filled.add(&part);
+            Ok(())
+        })?;
+        Ok(filled.into_memory())
+    }
+
+    /// The durable header with its generation, and what the pages say; nothing when the volume was never
+    /// here.
     pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         read_map(&self.map_path())
     }
@@ -342,8 +365,12 @@ impl LocalState for Local {
     type Files = AttachFiles;
 
     async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
-        let local = self.clone();
-        blocking(move || local.read_map()).await
+        let (local, turn) = (self.clone(), turn_to_read().await);
+        blocking(move || {
+            let _until_read = turn;
+            local.read_map()
+        })
+        .await
     }
 
     async fn preserve(&self, epoch: Epoch) -> Result<(), NodeError> {
@@ -359,13 +386,17 @@ impl LocalState for Local {
         blocking(move || local.discard()).await
     }
 
-    async fn open(&self, sectors: u64, found: &[FoundPage]) -> Result<AttachFiles, NodeError> {
-        let (local, chunks) = (self.clone(), prepared_chunks(found));
+    async fn open(&self, sectors: u64, restore: Option<Restore>) -> Result<AttachFiles, NodeError> {
+        let (local, turn) = (self.clone(), turn_to_read().await);
         blocking(move || {
+            let _until_read = turn;
             local.make_dirs()?;
             let files = local.open_or_make(sectors)?;
             local.reserve_commits(&files.map, sectors)?;
-            let live_map = LiveMap::create(&local.live_map_path(), sectors, &chunks)?;
+            let mut live_map = LiveMap::create(&local.live_map_path(), sectors)?;
+            if let Some(restore) = restore {
+                live_map = local.restore(live_map, sectors, &restore)?;
+            }
             Ok(AttachFiles { files, live_map })
         })
         .await
@@ -383,11 +414,9 @@ impl LocalState for Local {
     }
 }
 
-fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
-    let mut chunks: Vec<Chunk> =
-        found.iter().map(|page| Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS)).collect();
-    chunks.dedup();
-    chunks
+/// Waits until few enough maps are read.
+async fn turn_to_read() -> SemaphorePermit<'static> {
+    READERS.acquire().await.expect("never closed")
 }
 
 /// The journal of the durable map finds its place before anything is written there: else a flush may find
@@ -428,34 +457,68 @@ fn read_header(map: &File, path: &Path) -> Result<Option<(u64, Header)>, NodeErr
 
 /// Reads the durable map at `path`; nothing when there is none.
 pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
+    let mut pages = PageSummary::default();
+    let read = read_map_parts(path, &mut |part| pages.add(&part))?;
+    Ok(read.map(|(generation, header)| FoundMap { generation, header, pages }))
+}
+
+/// The header of the durable map at `path` with its generation, once each of its parts was handed to `each`;
+/// nothing when there is none.
+pub(crate) fn read_map_parts(
+    path: &Path,
+    each: &mut dyn FnMut(FoundPart),
+) -> Result<Option<(u64, Header)>, NodeError> {
     let Some(map) = open_map(path)? else { return Ok(None) };
     let Some((generation, header)) = read_header(&map, path)? else { return Ok(None) };
+    read_parts(&map, path, &header, &mut |part| {
+        each(part);
+        Ok(())
+    })?;
+    Ok(Some((generation, header)))
+}
+
+/// Hands each part of a durable map to `each`, in windows of [`MAP_WINDOW_BYTES`] of the file.
+fn read_parts(
+    map: &File,
+    path: &Path,
+    header: &Header,
+    each: &mut dyn FnMut(FoundPart) -> Result<(), NodeError>,
+) -> Result<(), NodeError> {
+    const PAIR_BYTES: u64 = 2 * SLOT_BYTES as u64;
     let length = map.metadata().map_err(file(path, "read"))?.len();
-    let mut pages = Vec::new();
+    let mut reader = MapReader::new(header);
+    let mut window = HeapBuffer::zeroed(MAP_WINDOW_BYTES);
     let mut at = page_offset(0, 0);
     while at < length.min(JOURNAL_OFFSET) {
         // Holes are pages never written.
-        let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
+        let data = match rustix::fs::seek(map, SeekFrom::Data(at)) {
             Ok(data) if data >= JOURNAL_OFFSET => break,
             Ok(data) => data,
             Err(rustix::io::Errno::NXIO) => break,
             Err(errno) => return Err(file(path, "searched")(errno.into())),
         };
-        let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
-        let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
-        map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(path, "read"))?;
-        pages.push((page, pair.to_vec()));
-        at = page_offset(page + 1, 0);
+        let hole = rustix::fs::seek(map, SeekFrom::Hole(data))
+            .map_err(|errno| file(path, "searched")(errno.into()))?;
+        let first = (data - page_offset(0, 0)) / PAIR_BYTES;
+        let start = page_offset(first, 0);
+        let wanted = (hole.min(JOURNAL_OFFSET) - start).next_multiple_of(PAIR_BYTES);
+        let pairs = window.len().min(usize::try_from(wanted).unwrap_or(usize::MAX));
+        map.read_exact_at(&mut window[..pairs], start).map_err(file(path, "read"))?;
+        for (page, pair) in (first..).zip(window[..pairs].chunks_exact(2 * SLOT_BYTES)) {
+            let found = reader.page(page, pair).map_err(|error| damaged(path, error))?;
+            found.map_or(Ok(()), &mut *each)?;
+        }
+        at = start + pairs as u64;
     }
-    let mut journal = None;
-    if header.has_journal && length > JOURNAL_OFFSET {
-        let mut bytes = HeapBuffer::zeroed((length - JOURNAL_OFFSET) as usize);
-        map.read_exact_at(&mut bytes, JOURNAL_OFFSET).map_err(file(path, "read"))?;
-        journal = Some(bytes);
+    let mut at = JOURNAL_OFFSET;
+    while reader.wants_journal() && at < length {
+        let bytes = window.len().min(usize::try_from(length - at).unwrap_or(usize::MAX));
+        map.read_exact_at(&mut window[..bytes], at).map_err(file(path, "read"))?;
+        let found = reader.journal(&window[..bytes]).map_err(|error| damaged(path, error))?;
+        found.into_iter().try_for_each(&mut *each)?;
+        at += bytes as u64;
     }
-    let journal = journal.as_deref().unwrap_or_default();
-    let pages = newest_pages(&header, &pages, journal).map_err(|error| damaged(path, error))?;
-    Ok(Some(FoundMap { generation, header, pages }))
+    reader.end().map_err(|error| damaged(path, error))
 }
 
 /// The volumes that were attached through a run directory, by this version or an earlier one.

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_objects::{
     CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
+    UnfinishedUpload,
 };
 use holdfast_s3::{InvalidConfig, ProbeFailure, Probed, S3Store};
 use tokio::sync::OnceCell;
@@ -99,5 +100,13 @@ impl ObjectStore for StoreClient {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.store().await?.delete(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.store().await?.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.store().await?.abort_upload(upload).await
     }
 }

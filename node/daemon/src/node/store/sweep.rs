@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
+use holdfast_log::sweep::{ABORT_RIGHTS, SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_s3::S3Config;
+use holdfast_service::chain;
 
 use crate::node::error::NodeError;
 use crate::node::store::change::NodeStores;
@@ -50,8 +51,12 @@ impl Sweeps<'_> {
             deleted_objects = report.deleted.objects,
             deleted_bytes = report.deleted.bytes,
             skipped = report.skipped.len(),
+            aborted_uploads = report.uploads.aborted,
             "store swept"
         );
+        if let Some(error) = &report.uploads.failed {
+            tracing::warn!(error = chain(error), "unfinished uploads stay, and are paid for; {ABORT_RIGHTS}");
+        }
         Ok(report)
     }
 }

@@ -13,10 +13,10 @@ use holdfast_background::{
 };
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
-use holdfast_engine::durable_map::{FoundMap, FoundPage, holds_dirty};
+use holdfast_engine::durable_map::FoundMap;
 use holdfast_engine::fork::Fork;
 use holdfast_engine::record::Displaced;
-use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::sector_map::Restore;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{AttachState, Pending};
 use holdfast_log::{
@@ -29,6 +29,7 @@ use holdfast_types::key::ObjectKey;
 use tokio::sync::Notify;
 
 use super::*;
+use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::background::LocalSides;
 use crate::node::volume::device::new_device;
@@ -36,7 +37,7 @@ use crate::node::volume::table::Reserved;
 
 /// One volume on one node, with everything done at once that its engine asks for.
 struct Writer {
-    served: Volume<Vec<u8>>,
+    served: Volume<LiveMap>,
     background: Background<LocalSides, NodeTime>,
     now: u64,
     commits: u64,
@@ -54,8 +55,8 @@ impl Writer {
             header_generation: acquired.header_generation,
             unix_ms_at_zero: 0,
         };
-        let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
-        let sides = acquired.files.files.sides.map(Arc::new);
+        let AttachFiles { files, live_map: memory } = acquired.files;
+        let sides = files.sides.map(Arc::new);
         let objects = Arc::clone(objects) as Arc<dyn ObjectStore>;
         let sides = LocalSides { local: dirs.local(), sides };
         let pools = Pools {
@@ -65,8 +66,8 @@ impl Writer {
         };
         let background = Background::new(volume(), (StoreKey(0), objects), sides, NodeTime, pools);
         let mut actions = Vec::new();
-        let Acquired { manifest, found: pages, trust_clean, .. } = acquired;
-        let state = AttachState { manifest, pages, trust_clean };
+        let Acquired { manifest, found, .. } = acquired;
+        let state = AttachState { manifest, generation: found.generation() };
         let served = Volume::attach(setup, memory, state, 0, &mut actions);
         assert!(
             actions.iter().any(|action| matches!(action, Action::Report(Report::Ready))),
@@ -241,7 +242,7 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
         fs::remove_dir_all(dirs.local().dir()).unwrap();
         copy(snapshot.path(), &dirs.local().dir());
         let FoundMap { pages, .. } = dirs.local().read_map().unwrap().unwrap();
-        assert!(holds_dirty(&pages), "the older state has something to upload");
+        assert!(pages.holds_dirty(), "the older state has something to upload");
 
         let refused = attach(&dirs, &store, &claim("a", 2)).await.err().unwrap();
         let AttachRefused::LocalStateMissing { missing: Missing::Unlike(Foreign::Older), .. } = refused
@@ -451,7 +452,7 @@ fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
         let local = dirs.local();
         let found = LocalState::read_map(&local).await.unwrap().unwrap();
         let header = Header { closed_clean: true, ..found.header };
-        let files = local.open(SECTORS, &[]).await.unwrap();
+        let files = local.open(SECTORS, None).await.unwrap();
         local.write_header(&files, &header, found.generation + 1).await.unwrap();
         drop(files);
         dirs.local().forget_attached().unwrap();
@@ -551,8 +552,8 @@ impl LocalState for Slow {
         LocalState::discard(&self.local).await
     }
 
-    async fn open(&self, sectors: u64, found: &[FoundPage]) -> Result<AttachFiles, NodeError> {
-        self.local.open(sectors, found).await
+    async fn open(&self, sectors: u64, restore: Option<Restore>) -> Result<AttachFiles, NodeError> {
+        self.local.open(sectors, restore).await
     }
 
     async fn write_header(
@@ -814,7 +815,7 @@ fn local_state_of_another_store_is_never_trusted() {
         writer.write_and_commit().await;
         drop(writer);
         let acquired = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
-        assert!(acquired.found.is_empty() && !acquired.trust_clean);
+        assert!(acquired.found.is_empty());
         assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::OtherVolume }));
         let AttachRefused::LocalStateMissing { missing, .. } =
             attach(&dirs, &main, &claim("a", 3)).await.err().unwrap()

@@ -171,8 +171,7 @@ impl Node {
         };
         let start = Start::Attach(Box::new(AttachState {
             manifest: acquired.manifest,
-            pages: acquired.found,
-            trust_clean: acquired.trust_clean,
+            generation: acquired.found.generation(),
         }));
         let AttachFiles { files, live_map } = acquired.files;
         let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });

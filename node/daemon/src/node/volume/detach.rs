@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
@@ -123,7 +122,7 @@ fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, complete: bool) -> R
             "volume fenced and the local disk fails; preserved all of it");
         return Ok(());
     }
-    let all_committed = matches!(local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
+    let all_committed = matches!(local.read_map(), Ok(Some(map)) if !map.pages.holds_dirty());
     if all_committed {
         tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");
         return local.discard();

@@ -56,7 +56,7 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
         seq: Seq(3),
         synced_generation: 0,
     };
-    let files = local.open(64, &[]).await.unwrap();
+    let files = local.open(64, None).await.unwrap();
     local.write_header(&files, &header, 1).await.unwrap();
     if closed_clean {
         local.forget_attached().unwrap();

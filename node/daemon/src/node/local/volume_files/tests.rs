@@ -1,12 +1,21 @@
 //! Files by which a node remembers its volumes.
 
+use std::os::unix::fs::MetadataExt;
+
+use futures::FutureExt;
+use holdfast_engine::action::Action;
+use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
-use holdfast_engine::volume::Durability;
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
 use holdfast_s3::{S3Config, S3Credentials};
-use holdfast_types::{Epoch, Nonce, Seq};
+use holdfast_types::{BLOCK_SECTORS, Epoch, Nonce, SectorRange, Seq};
 
 use super::*;
+use crate::allocated::most_bytes;
 use crate::node::local::attached_record::ATTACHED_VERSION;
+use crate::node::ring::planned::Start;
 
 #[test]
 fn a_changed_byte_of_a_volume_file_is_noticed() {
@@ -154,4 +163,133 @@ fn a_refused_oversized_volume_changes_nothing() {
     assert!(refused.to_string().starts_with("spec.size: volume disk has 562949953421312 bytes"), "{refused}");
     assert_eq!(lengths(), before);
     assert!(!local.live_map_path().exists());
+}
+
+/// Settings of a volume with this header; it commits nothing.
+fn setup(header: Header) -> Setup {
+    Setup {
+        requests: 4,
+        limits: DirtyLimits { seal_bytes: 1 << 50, max_bytes: 1 << 50, max_age_ms: 1 << 40 },
+        durability: Durability::Local,
+        header,
+        header_generation: 5,
+        unix_ms_at_zero: 0,
+    }
+}
+
+/// The log of an attached volume in which nothing was committed.
+fn log(sectors: u64) -> Manifest {
+    let mut manifest = Manifest::empty("disk".parse().unwrap());
+    let attach = Body::Attach { sectors, node: "n".to_owned(), displaced: None };
+    for (epoch, body) in [(0, Body::create(sectors)), (7, attach)] {
+        let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+        let record = Record { volume, seq, epoch: Epoch(epoch), nonce: Nonce([7; 16]), unix_ms: 0, body };
+        manifest.apply(&record).unwrap();
+    }
+    manifest
+}
+
+/// Has the volume of `local` write so much of each page that its slots take it, then a sector of each that
+/// the journal takes: its durable map has both slots of every page, and a journal.
+fn touch(local: &Local, pages: u64) {
+    let sectors = pages * PAGE_SECTORS;
+    // Without direct I/O: the reader syncs it.
+    let map = File::options().write(true).open(local.map_path()).unwrap();
+    let live = LiveMap::create(&local.live_map_path(), sectors).unwrap();
+    let mut volume =
+        Volume::attach(setup(header(sectors)), live, AttachState::in_log(log(sectors)), 0, &mut Vec::new());
+    for blocks in [0..MUCH, MUCH..MUCH + 1] {
+        let sectors = (0..pages)
+            .flat_map(|page| blocks.clone().map(move |at| page * PAGE_SECTORS + at * BLOCK_SECTORS));
+        let ranges = sectors.map(|sector| SectorRange::new(sector, 1));
+        let writes = ranges.map(|range| Event::Request { id: RequestId(0), op: Op::Write, range });
+        let flush = Event::Request { id: RequestId(1), op: Op::Flush, range: SectorRange::new(0, 0) };
+        for event in writes.chain([flush]) {
+            let mut events = vec![event];
+            while let Some(event) = events.pop() {
+                let mut actions = Vec::new();
+                volume.handle(0, event, &mut actions);
+                events.extend(actions.into_iter().rev().filter_map(|action| answer(action, &map)));
+            }
+        }
+    }
+}
+
+/// More blocks of a page than the journal takes of one.
+const MUCH: u64 = 33;
+
+/// Answers of a disk that keeps the map alone.
+fn answer(action: Action, map: &File) -> Option<Event> {
+    let result = Ok(());
+    Some(match action {
+        Action::Write { id, .. } => Event::IoCompleted { id, result },
+        Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
+        Action::SyncSide { side } => Event::SideSynced { side, result },
+        Action::WriteMap(writes) => {
+            for write in writes {
+                map.write_all_at(&write.bytes, write.offset).unwrap();
+            }
+            Event::MapWritten { result }
+        }
+        Action::SyncMap => Event::MapSynced { result },
+        Action::NextTurn => Event::NextTurn,
+        Action::Complete { result, .. } => {
+            result.unwrap();
+            return None;
+        }
+        other @ (Action::Read { .. }
+        | Action::ReadCold { .. }
+        | Action::Punch { .. }
+        | Action::Evict { .. }
+        | Action::ReleaseMap { .. }
+        | Action::Upload { .. }
+        | Action::Merge(_)
+        | Action::StorePending { .. }
+        | Action::StoreRoot { .. }
+        | Action::CreateRecord { .. }
+        | Action::ReadRecord { .. }
+        | Action::WriteCheckpoint { .. }
+        | Action::Report(_)) => panic!("{other:?}"),
+    })
+}
+
+/// Each TiB that was ever touched took 0.65 GiB of an attach, of all volumes of a node at once after a
+/// restart of the host. The live map lies in a file.
+#[test]
+fn an_attach_of_a_touched_tebibyte_takes_32_mib() {
+    const PAGES: u64 = 65_536;
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    local.make_dirs().unwrap();
+    let sectors = PAGES * PAGE_SECTORS;
+    let files = local.open_files(sectors).unwrap();
+    local.write_header(&files.map, &header(sectors), 5).unwrap();
+    touch(&local, PAGES);
+    let (found, read_bytes) = most_bytes(|| local.read_map().unwrap().unwrap());
+    assert!(found.header.has_journal && found.pages.holds_dirty());
+    let restore = Restore { found: found.header.clone(), invalidated: SideSet::NONE, trust_clean: true };
+    let (planned, made_bytes) = most_bytes(|| {
+        let live_map = LiveMap::create(&local.live_map_path(), sectors).unwrap();
+        let live_map = local.restore(live_map, sectors, &restore).unwrap();
+        let state = AttachState { manifest: log(sectors), generation: found.pages.generation() };
+        Start::Attach(Box::new(state)).make(setup(found.header.clone()), live_map).unwrap()
+    });
+    let dirty_bytes = planned.volume.status().dirty_bytes;
+    assert_eq!(dirty_bytes, (MUCH + 1) * PAGES * SECTOR_BYTES, "what pages and journal say");
+    let taken = files.map.metadata().unwrap().blocks() * 512;
+    assert!(taken >= PAGES * 2 * SLOT_BYTES as u64, "{taken} bytes of pages");
+    let peak_mib = read_bytes.max(made_bytes).div_ceil(1 << 20);
+    println!(r#"{{"attach_1tib_peak_mib":{peak_mib}}}"#);
+    assert!(peak_mib <= 32, "{read_bytes} bytes to read the map, {made_bytes} to fill the live one");
+}
+
+#[tokio::test]
+async fn no_more_than_four_maps_are_read_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    let all = READERS.acquire_many(u32::try_from(MAP_READERS).unwrap()).await.unwrap();
+    assert!(LocalState::read_map(&local).now_or_never().is_none(), "it waits");
+    assert!(local.open(64, None).now_or_never().is_none());
+    drop(all);
+    assert!(LocalState::read_map(&local).await.unwrap().is_none());
 }

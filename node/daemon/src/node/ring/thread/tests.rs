@@ -89,7 +89,7 @@ fn new_volume() -> NewVolume {
         unix_ms_at_zero: 0,
     };
     let run = tempfile::tempdir_in("/dev/shm").unwrap();
-    let live_map = LiveMap::create(&run.path().join("live"), SECTORS, &[]).unwrap();
+    let live_map = LiveMap::create(&run.path().join("live"), SECTORS).unwrap();
     let live = live_map.file().try_clone().unwrap();
     let manifest = Manifest::empty(volume.clone());
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
