@@ -456,7 +456,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "host-daemons",
-        about: "a machine with systemd, udev, LVM, md, multipath and btrfs serves a volume",
+        about: "on a node with systemd, udev, LVM, md, multipath and btrfs nothing of the host looks into a volume by itself; attaches, detaches and ends of the daemon hang nothing, and each holder is named",
         expected: Duration::from_secs(90),
         alone: false,
         run: host_daemons::run,
