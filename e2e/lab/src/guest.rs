@@ -1,6 +1,7 @@
-//! Process 1 of a test machine: this same program, started by the initramfs.
+//! The agent of a test machine: this same program, started by the initramfs as process 1. Where another
+//! program is asked to be that, the agent becomes it, and is started again by it as a service.
 //!
-//! Owns: mounts, network and modules of the machine, the programs it is asked to run.
+//! Owns: network and modules of the machine, as process 1 its mounts too; the programs it is asked to run.
 //! Does not own: what is tested.
 //! Runs on: one thread for each connection, one that reaps.
 //! On failure: prints why on the console and turns the machine off, which the harness sees.
@@ -9,6 +10,8 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -26,6 +29,10 @@ mod shut_down;
 pub const NAME: &str = "holdfast.name=";
 /// Kernel command line prefix: modules to load, separated by commas, follow.
 pub const MODULES: &str = "holdfast.modules=";
+/// Kernel command line prefix: the program that is to be process 1 in the agent's place follows.
+pub const INIT: &str = "holdfast.init=";
+/// It is there where systemd is process 1. Source: sd_booted(3).
+const SYSTEMD: &str = "/run/systemd/system";
 /// Mount point of the state disk, the machine's third; `holdfast` and `log` in it appear as
 /// `/var/lib/holdfast` and `/var/log/holdfast`.
 const STATE_DIR: &str = "/state";
@@ -35,11 +42,12 @@ const STATE_DIR: &str = "/state";
 /// # Errors
 /// If the machine cannot be set up; the caller prints the error.
 pub fn run() -> Result<()> {
+    let is_init = rustix::process::getpid().is_init();
     ensure!(
-        rustix::process::getpid().is_init(),
-        "guest-agent is process 1 of a test machine and nothing else"
+        is_init || Path::new(SYSTEMD).exists(),
+        "guest-agent is process 1 of a test machine, or a service in one"
     );
-    let served = set_up().and_then(|listener| {
+    let served = set_up(is_init).and_then(|listener| {
         let programs = Arc::new(Programs::new());
         let reaper = Arc::clone(&programs);
         std::thread::spawn(move || reaper.reap());
@@ -77,21 +85,15 @@ fn say(line: &str) {
     }
 }
 
-fn set_up() -> Result<TcpListener> {
-    let tmpfs = [
-        ("tmpfs", "/tmp"),
-        ("tmpfs", "/run"),
-        ("tmpfs", "/dev/shm"),
-        ("devpts", "/dev/pts"),
-        ("tracefs", "/sys/kernel/tracing"),
-    ];
-    for (kind, target) in tmpfs {
-        fs::create_dir_all(target).with_context(|| format!("create {target}"))?;
-        mount(kind, target, kind, MountFlags::empty(), None).with_context(|| format!("mount {target}"))?;
-    }
-    symlink("/proc/self/fd", "/dev/fd").context("link /dev/fd")?;
+fn set_up(is_init: bool) -> Result<TcpListener> {
     let boot = fs::read_to_string("/proc/cmdline").context("read the kernel command line")?;
     let option = |prefix: &str| boot.split_whitespace().find_map(|word| word.strip_prefix(prefix));
+    if is_init {
+        if let Some(init) = option(INIT) {
+            return Err(Command::new(init).exec()).with_context(|| format!("become {init}"));
+        }
+        mount_all()?;
+    }
     let name = option(NAME).unwrap_or("vm");
     rustix::system::sethostname(name.as_bytes()).context("set the host name")?;
     let modules = option(MODULES).unwrap_or_default();
@@ -105,6 +107,22 @@ fn set_up() -> Result<TcpListener> {
     fs::create_dir_all("/var/log/holdfast").context("create the log directory")?;
     raise_limits()?;
     TcpListener::bind(("0.0.0.0", wire::PORT)).context("listen")
+}
+
+/// The mounts that every host has.
+fn mount_all() -> Result<()> {
+    let tmpfs = [
+        ("tmpfs", "/tmp"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/dev/shm"),
+        ("devpts", "/dev/pts"),
+        ("tracefs", "/sys/kernel/tracing"),
+    ];
+    for (kind, target) in tmpfs {
+        fs::create_dir_all(target).with_context(|| format!("create {target}"))?;
+        mount(kind, target, kind, MountFlags::empty(), None).with_context(|| format!("mount {target}"))?;
+    }
+    symlink("/proc/self/fd", "/dev/fd").context("link /dev/fd")
 }
 
 /// The addresses are those of QEMU's user network: the host's loopback is 10.0.2.2.

@@ -77,6 +77,27 @@ pub const GUEST_PACKAGES: &[&str] = &[
 ];
 /// Packages that the root file system of a cluster's node has beside those.
 pub const NODE_PACKAGES: &[&str] = &["containerd", "containernetworking-plugins", "iptables", "runc"];
+/// Suite of the machine that is as people have it: Debian stable.
+pub const SYSTEMD_SUITE: &str = "trixie";
+/// Packages of that machine: systemd, udev, and the programs of a host that look at block devices by
+/// themselves.
+pub const SYSTEMD_PACKAGES: &[&str] = &[
+    "bash",
+    "btrfs-progs",
+    "e2fsprogs",
+    "fdisk",
+    "iproute2",
+    "jq",
+    "kmod",
+    "lvm2",
+    "mdadm",
+    "multipath-tools",
+    "procps",
+    "systemd",
+    "systemd-sysv",
+    "udev",
+    "util-linux",
+];
 /// Suite of the packages in our images. Its C library must not be older than that of the machine that
 /// compiles the programs.
 pub const IMAGE_SUITE: &str = "trixie";

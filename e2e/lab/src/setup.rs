@@ -93,6 +93,11 @@ impl Toolbox {
                 self.boot_files(kernel, UserSpace::Plain)
             })
         }));
+        if tests {
+            machines.push(Part::new("machines with systemd", root_fs::SYSTEMD_EXPECTED, || {
+                self.boot_files(KERNEL, UserSpace::Systemd)
+            }));
+        }
         let in_go = vec![
             Part::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
             Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kubernetes("kube-apiserver")),

@@ -54,6 +54,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
     accepted(world, "all", &all)?;
     selinux(world, &defaults)?;
+    ensure!(
+        has(&defaults, "- {name: udev, mountPath: /run/udev}"),
+        "the daemon cannot give the host's udev its rules"
+    );
     snapshots(world)?;
     changed_blocks(world)?;
     attributes(world)?;

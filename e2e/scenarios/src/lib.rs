@@ -28,6 +28,7 @@ mod fenced;
 mod group_snapshots;
 mod guards;
 mod held_requests;
+mod host_daemons;
 mod host_shutdown;
 mod images;
 pub mod kill_rounds;
@@ -460,6 +461,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: host_shutdown::run,
+    },
+    Scenario {
+        name: "host-daemons",
+        about: "on a node with systemd, udev, LVM, md, multipath and btrfs nothing of the host looks into a volume by itself; attaches, detaches and ends of the daemon hang nothing, and each holder is named",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: host_daemons::run,
     },
     Scenario {
         name: "cache-disk",

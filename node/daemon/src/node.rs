@@ -262,7 +262,10 @@ impl Node {
     /// # Errors
     /// Local state that cannot be used.
     pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
-        Self::serve_with(owner, Arc::new(Kernel), START_WITHIN).await
+        let kernel = Arc::new(Kernel::of_this_host());
+        let prepared = Arc::clone(&kernel);
+        run_blocking(move || prepared.prepare_udev()).await;
+        Self::serve_with(owner, kernel, START_WITHIN).await
     }
 
     /// The same with the devices of this kernel, and with this wait for those that a predecessor left.

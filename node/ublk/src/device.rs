@@ -237,6 +237,12 @@ impl Device {
         self.id
     }
 
+    /// Tag that it was added with.
+    #[must_use]
+    pub const fn tag(&self) -> u64 {
+        self.tag
+    }
+
     /// Number of queues.
     #[must_use]
     pub const fn queues(&self) -> u16 {

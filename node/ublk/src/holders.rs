@@ -16,6 +16,8 @@ use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use crate::ControlError;
 
 const BLOCK_DEVICES: &str = "/sys/block";
+/// The root directory of the host's first process: the kernel names the file of a loop device as seen there.
+const HOST_ROOT: &str = "/proc/1/root";
 /// The most users that a message names.
 const NAMED: usize = 3;
 /// Links of open files that lead to no path.
@@ -89,7 +91,7 @@ impl Holders {
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let Some(node) = Node::at(path) else { return Self::default() };
-        let mut found = devices_on(Path::new(BLOCK_DEVICES), path);
+        let mut found = devices_on(Path::new(BLOCK_DEVICES), Path::new(HOST_ROOT), path, &node);
         found.extend(users(Path::new("/proc"), path, &node));
         Self(found)
     }
@@ -138,8 +140,9 @@ pub(crate) fn is_claimed(device: &Path) -> Result<bool, ControlError> {
     }
 }
 
-/// The devices that claim a device, and the loop devices on it, which do not.
-fn devices_on(block_devices: &Path, device: &Path) -> Vec<Holder> {
+/// The devices that claim a device, and the loop devices on it, which do not. The file of a loop device may
+/// be a bind mount of the device, as the kubelet's of a raw volume is.
+fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &Node) -> Vec<Holder> {
     let names = |dir: PathBuf| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -147,7 +150,11 @@ fn devices_on(block_devices: &Path, device: &Path) -> Vec<Holder> {
     let claims = names(block_devices.join(device.file_name().unwrap_or_default()).join("holders"));
     let loops = names(block_devices.to_owned()).filter(|name| {
         let backing = fs::read_to_string(block_devices.join(name).join("loop/backing_file"));
-        backing.is_ok_and(|backing| Path::new(backing.trim_end()) == device)
+        backing.is_ok_and(|backing| {
+            let file = Path::new(backing.trim_end());
+            let on_host = file.strip_prefix("/").map(|below| host_root.join(below));
+            file == device || on_host.is_ok_and(|file| Node::at(&file).as_ref() == Some(node))
+        })
     });
     claims.chain(loops).map(Holder::Device).collect()
 }
@@ -269,10 +276,28 @@ mod tests {
             fs::write(block_devices.path().join(name).join("loop/backing_file"), backing).unwrap();
         }
         fs::create_dir_all(block_devices.path().join("ublkb2/holders/dm-3")).unwrap();
-        let on = |device| devices_on(block_devices.path(), Path::new(device));
+        let none = Node { file_type: FileType::BlockDevice, major: 0, minor: 0 };
+        let root = Path::new("/none");
+        let on = |device| devices_on(block_devices.path(), root, Path::new(device), &none);
         assert_eq!(on("/dev/ublkb1"), [Holder::Device("loop1".to_owned())]);
         assert_eq!(on("/dev/ublkb2"), [Holder::Device("dm-3".to_owned())]);
         assert!(on("/dev/ublkb10").is_empty() && on("/dev/ublkb").is_empty());
+    }
+
+    /// The kubelet holds a raw volume so: no path of it has the name of the device.
+    #[test]
+    fn a_loop_device_on_a_bind_mount_is_named() {
+        let (block_devices, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(block_devices.path().join("loop3/loop")).unwrap();
+        fs::write(block_devices.path().join("loop3/loop/backing_file"), "/volumeDevices/pod\n").unwrap();
+        fs::create_dir(host.path().join("volumeDevices")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", host.path().join("volumeDevices/pod")).unwrap();
+        let on = |device| {
+            let node = Node::at(Path::new(device)).unwrap();
+            devices_on(block_devices.path(), host.path(), Path::new("/dev/ublkb1"), &node)
+        };
+        assert_eq!(on("/dev/null"), [Holder::Device("loop3".to_owned())]);
+        assert!(on("/dev/zero").is_empty());
     }
 
     #[test]

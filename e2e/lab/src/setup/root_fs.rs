@@ -9,14 +9,17 @@ use anyhow::{Context, Result};
 
 use crate::cache::{Cache, fingerprint};
 use crate::command::{as_root, output};
-use crate::pins::{GUEST_PACKAGES, GUEST_SUITE, NODE_PACKAGES};
+use crate::pins::{GUEST_PACKAGES, GUEST_SUITE, NODE_PACKAGES, SYSTEMD_PACKAGES, SYSTEMD_SUITE};
 use crate::setup::apt::{self, KEYRING};
-use crate::setup::kernel::Kernel;
+use crate::setup::kernel::{Kernel, SHARE};
 
 /// Room in the image; it is sparse, and machines write to a snapshot of it.
 const SIZE: &str = "2G";
 /// Time it takes to make one.
 pub(super) const EXPECTED: Duration = Duration::from_secs(90);
+
+/// The same of [`UserSpace::Systemd`].
+pub(super) const SYSTEMD_EXPECTED: Duration = Duration::from_secs(60);
 
 /// Contents of a root file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +28,74 @@ pub enum UserSpace {
     Plain,
     /// The same, and a container runtime.
     Containers,
+    /// Debian stable as people have it: systemd, udev, LVM, md, multipath, btrfs.
+    Systemd,
+}
+
+/// Units of Debian that do nothing for a test, and cost an emulated machine time.
+const MASKED: &[&str] = &[
+    "apt-daily-upgrade.timer",
+    "apt-daily.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "getty-static.service",
+    "getty@.service",
+    "ldconfig.service",
+    "mdcheck_continue.timer",
+    "mdcheck_start.timer",
+    "serial-getty@.service",
+    "systemd-hwdb-update.service",
+    "systemd-journal-catalog-update.service",
+    "systemd-journal-flush.service",
+    "systemd-logind.service",
+    "systemd-pstore.service",
+];
+
+impl UserSpace {
+    fn suite(self) -> &'static str {
+        match self {
+            Self::Plain | Self::Containers => GUEST_SUITE,
+            Self::Systemd => SYSTEMD_SUITE,
+        }
+    }
+
+    fn packages(self) -> String {
+        let packages = match self {
+            Self::Plain => GUEST_PACKAGES.to_vec(),
+            Self::Containers => [GUEST_PACKAGES, NODE_PACKAGES].concat(),
+            Self::Systemd => SYSTEMD_PACKAGES.to_vec(),
+        };
+        packages.join(",")
+    }
+
+    /// A script that completes the tree in `$1`; nothing where the packages are all.
+    fn completion(self) -> String {
+        match self {
+            Self::Plain | Self::Containers => String::new(),
+            Self::Systemd => format!(
+                "set -e; cd \"$1\"; units=etc/systemd/system\n\
+                 printf '%s' '{}' > $units/{AGENT}\n\
+                 mkdir -p $units/multi-user.target.wants; ln -s ../{AGENT} $units/multi-user.target.wants/\n\
+                 for unit in {}; do ln -sf /dev/null $units/$unit; done\n\
+                 : > etc/machine-id; touch etc/.updated var/.updated\n",
+                agent_unit(),
+                MASKED.join(" ")
+            ),
+        }
+    }
+}
+
+/// The agent's unit. Once it answers, what starts with the host is there: it is started last.
+const AGENT: &str = "holdfast-agent.service";
+
+/// The test ends what it started by itself: no limit and no signal of systemd comes in between.
+fn agent_unit() -> String {
+    format!(
+        "[Service]\nExecStart={SHARE}/bin/holdfast-e2e guest-agent\nKillMode=process\nTasksMax=infinity\n\
+         OOMPolicy=continue\n"
+    )
 }
 
 /// Makes an ext4 image with the guest's packages and the kernel's modules.
@@ -32,12 +103,8 @@ pub enum UserSpace {
 /// # Errors
 /// If a package cannot be fetched or the image cannot be made.
 pub fn prepare(cache: &Cache, kernel: &Kernel, user_space: UserSpace) -> Result<PathBuf> {
-    let more = match user_space {
-        UserSpace::Plain => &[],
-        UserSpace::Containers => NODE_PACKAGES,
-    };
-    let packages = [GUEST_PACKAGES, more].concat().join(",");
-    let key = format!("root-{GUEST_SUITE}-{}-{}", fingerprint(&packages), kernel.release);
+    let (suite, packages, completion) = (user_space.suite(), user_space.packages(), user_space.completion());
+    let key = format!("root-{suite}-{}-{}", fingerprint(&[&packages, &*completion].concat()), kernel.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {
         let tree = dir.join("tree");
         let made = output(
@@ -54,9 +121,10 @@ pub fn prepare(cache: &Cache, kernel: &Kernel, user_space: UserSpace) -> Result<
                 .arg("--customize-hook=mkdir -p \"$1/usr/lib/modules\"")
                 .arg(format!("--customize-hook=cp -r '{}' \"$1/usr/lib/modules/\"", kernel.modules.display()))
                 .arg(format!("--customize-hook=chroot \"$1\" depmod {}", kernel.release))
-                .arg(GUEST_SUITE)
+                .args((!completion.is_empty()).then(|| format!("--customize-hook={completion}")))
+                .arg(suite)
                 .arg(&tree)
-                .arg(format!("deb [signed-by={KEYRING}] {} {GUEST_SUITE} main", apt::mirror()?)),
+                .arg(format!("deb [signed-by={KEYRING}] {} {suite} main", apt::mirror()?)),
         )
         .context("make the guest's root file system")
         .and_then(|_| {

@@ -89,6 +89,11 @@ impl Options {
         }
     }
 
+    /// A node as people have it: systemd is process 1, udev and the daemons of LVM, md and multipath run.
+    pub fn systemd() -> Self {
+        Self { user_space: UserSpace::Systemd, ..Self::node() }
+    }
+
     /// A machine whose clock counts instructions, with room for a ramdisk.
     pub fn benchmark() -> Self {
         Self { memory_mib: 4096, processors: 1, count_instructions: true, ..Self::node() }
@@ -162,6 +167,9 @@ fn kernel_options(name: &str, options: &Options) -> String {
     ];
     if !options.modules.is_empty() {
         words.push(format!("{}{}", guest::MODULES, options.modules.join(",")));
+    }
+    if options.user_space == UserSpace::Systemd {
+        words.push(format!("{}/sbin/init", guest::INIT));
     }
     words.join(" ")
 }

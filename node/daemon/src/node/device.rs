@@ -3,3 +3,4 @@
 pub(in crate::node) mod kernel;
 pub(in crate::node) mod orphans;
 pub(in crate::node) mod tag;
+pub(in crate::node) mod udev;

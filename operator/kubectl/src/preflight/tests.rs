@@ -92,7 +92,7 @@ fn the_pod_is_as_the_daemon_sets() {
         has(mount);
     }
     let mounts = DAEMON_SET.matches("mountPath:").count();
-    assert_eq!(mounts, 4, "and the configuration, in the place of which are variables");
+    assert_eq!(mounts, 5, "and the configuration, in the place of which are variables, and udev's directory");
     for value in [
         format!("stateDir: {STATE_DIR}\n"),
         format!("runDir: {RUN_DIR}\n"),

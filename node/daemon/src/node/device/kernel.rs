@@ -6,14 +6,17 @@
 //! Invariants: a device is found by its tag, never by its number alone ([`super::tag`]).
 
 use std::io;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use holdfast_service::chain;
 use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, QueueSpec, Transport,
     Unsupported, flush_from_outside,
 };
 
+use super::udev::{UDEV, Udev};
 use crate::node::TransportChoice;
 use crate::node::ring::message::OpenQueues;
 use crate::node::ring::operation::Queue;
@@ -62,8 +65,28 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn delete(&self, device: Device) -> Result<(), ControlError>;
 }
 
-/// The running kernel.
-pub(in crate::node) struct Kernel;
+/// The running kernel, and the host's udev.
+pub(in crate::node) struct Kernel {
+    udev: Udev,
+}
+
+impl Kernel {
+    /// Those of this host. Nothing is written yet.
+    pub(in crate::node) fn of_this_host() -> Self {
+        Self { udev: Udev::new(Path::new(UDEV)) }
+    }
+
+    /// Gives udev its rules early, so that the first attach need not wait for it, and removes old marks.
+    pub(in crate::node) fn prepare_udev(&self) {
+        if let Err(error) = self.udev.install() {
+            tracing::warn!(
+                error = chain(&error),
+                "the rules for udev were not written; the next attach tries again"
+            );
+        }
+        self.udev.sweep(|id| Ok(Device::look(id)?.tag));
+    }
+}
 
 impl Devices for Kernel {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
@@ -83,7 +106,12 @@ impl Devices for Kernel {
     }
 
     fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
-        Device::add(&Features::probe()?, spec)
+        let device = Device::add(&Features::probe()?, spec)?;
+        if let Err(error) = self.udev.mark(device.id(), spec.tag) {
+            device.delete()?;
+            return Err(error);
+        }
+        Ok(device)
     }
 
     fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
@@ -104,6 +132,7 @@ impl Devices for Kernel {
     }
 
     fn start(&self, device: Device) -> Result<(), ControlError> {
+        self.udev.await_rules();
         device.start()?;
         match device.tune() {
             // It serves, only slower.
@@ -132,7 +161,16 @@ impl Devices for Kernel {
     }
 
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
-        device.start_recovery(within)
+        device.start_recovery(within)?;
+        // An earlier version gave it none.
+        if let Err(error) = self.udev.mark(device.id(), device.tag()) {
+            tracing::warn!(
+                device = device.id(),
+                error = chain(&error),
+                "a recovered device has no mark for udev"
+            );
+        }
+        Ok(())
     }
 
     fn flush_from_outside(&self, id: u32) -> io::Result<()> {
@@ -158,6 +196,8 @@ impl Devices for Kernel {
     }
 
     fn delete(&self, device: Device) -> Result<(), ControlError> {
+        // The number is still the device's.
+        self.udev.unmark(device.id());
         device.delete()
     }
 }

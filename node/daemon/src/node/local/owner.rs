@@ -79,7 +79,7 @@ impl Owner {
     /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not
     /// belong together; a file that cannot be used.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
-        Self::wait_with(config, Arc::new(Kernel)).await
+        Self::wait_with(config, Arc::new(Kernel::of_this_host())).await
     }
 
     /// The same with the devices of this kernel.

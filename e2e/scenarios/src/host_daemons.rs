@@ -1,0 +1,246 @@
+//! A node as people have it: systemd, udev, LVM, md, multipath and btrfs run beside the daemon, an agent that
+//! copies the host's mounts, and the programs that look at all block devices.
+//!
+//! Faults that it looks for: the host reads a table or signature that a tenant wrote and acts on it
+//! (partitions, logical volumes, arrays, links by UUID), which also keeps the volume from being detached; a
+//! program of the host waits without end for a device that is served again; a detach is refused and does not
+//! say why.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::pins::LTS_KERNEL;
+use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::world::World;
+
+const BUCKET: &str = "host";
+/// Number of times that a volume is detached and attached again, unless `HOLDFAST_ROUNDS` names another.
+const ROUNDS: usize = 12;
+/// Ends of the daemon: at least one in each way, and this many for so many rounds.
+const LEAST_ENDS: usize = 3;
+const ENDS: (usize, usize) = (3, 20);
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Functions of the scripts below.
+const SHELL: &str = r#"
+attach() { holdfast-node attach $1 --store store | tee /run/device-$1; }
+device() { cat /run/device-$1; }
+# Detaches; a refusal names who uses the device, and passes.
+detach() {
+  local said
+  until said=$(holdfast-node detach $1 2>&1); do
+    grep -qE 'held by (a mount at|the device|process)' <<< "$said" || { echo "$said"; return 1; }
+    sleep 0.2
+  done
+}
+properties() { udevadm info --query=property $1; }
+"#;
+
+/// Writes as a tenant's programs do: a table, signatures, a file system.
+const SIGNATURES: &str = r#"
+for name in gpt pv md btrfs data; do
+  holdfast-node create $name --size 128Mi --store store; attach $name
+done > /dev/null
+printf 'label: gpt\n,16M\n,16M\n' | sfdisk --quiet --no-reread --no-tell-kernel $(device gpt)
+vgcreate -qq tenant $(device pv)
+lvcreate -qq --wipesignatures n --zero n -an -l 10 -n lv tenant
+mdadm --quiet --create /dev/md/tenant --run --metadata=1.2 --level=1 --raid-devices=2 $(device md) missing
+udevadm settle; mdadm --quiet --stop /dev/md/tenant
+mkfs.btrfs -q $(device btrfs); btrfs device scan --forget
+mkfs.ext4 -q $(device data)
+"#;
+
+/// Prints what the host did with a volume by itself.
+const FOREIGN: &str = r#"
+udevadm settle --timeout=60
+shopt -s nullglob
+for found in /sys/block/ublkb*/holders/*; do echo "there is $found"; done
+ls -l /dev/disk/by-{id,label,partuuid,uuid} 2> /dev/null | grep ublkb || true
+grep -E '^E:ID_(FS|PART)_' /run/udev/data/b259:* || true
+ls -l /run/udev/watch | grep b259: || true
+dmesg | grep 'scanned by (udev-worker)' || true
+"#;
+
+/// Prints partitions. Kernels before 7.0 look for them when a device starts.
+const PARTITIONS: &str = r#"
+for found in /sys/class/block/ublkb*p*; do echo "there is $found"; done
+"#;
+
+/// The programs of a host that look at all block devices, again and again. Prints how long each took, in ms.
+const SCANS: &str = r#"
+trap 'exit 0' TERM
+while :; do
+  for tool in blkid lvs 'mdadm --examine --scan' 'btrfs filesystem show' \
+      'udevadm trigger --action=add --subsystem-match=block' 'udevadm settle'; do
+    begin=$(date +%s%3N)
+    $tool > /dev/null 2>&1 || true
+    echo $(($(date +%s%3N) - begin)) $tool
+  done
+  sleep 4
+done
+"#;
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let rounds = match std::env::var("HOLDFAST_ROUNDS") {
+        Ok(rounds) => rounds.parse().context("HOLDFAST_ROUNDS is a number")?,
+        Err(_) => ROUNDS,
+    };
+    let vm = world.vm_with("a", Options::systemd)?;
+    let active = "cat /proc/1/comm; systemctl is-active systemd-udevd multipathd lvm2-monitor; \
+                  sysctl -qw kernel.hung_task_timeout_secs=60";
+    let found = vm.exec(active)?;
+    ensure!(found == "systemd\nactive\nactive\nactive\n", "not a host with its daemons: {found}");
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", "")?;
+
+    script(&node, SIGNATURES)?;
+    nothing_foreign(world, &node)?;
+    marks_decide(&node)?;
+    clones(&node)?;
+    node.vm().spawn("scans", &bash(SCANS))?;
+    ends(world, &node, (rounds * ENDS.0 / ENDS.1).max(LEAST_ENDS))?;
+    attach_again(world, &node, rounds)?;
+    node.vm().signal("scans", SIGKILL)?;
+    node.vm().wait("scans", LIMIT)?;
+    say_longest_scan(node.vm())?;
+    holders(world, &node)?;
+    no_hung_task(&node)
+}
+
+fn script(node: &Node, script: &str) -> Result<String> {
+    node.vm().exec(&format!("{SHELL}{script}"))
+}
+
+fn nothing_foreign(world: &World, node: &Node) -> Result<()> {
+    let partitions = if world.kernel() == LTS_KERNEL { "" } else { PARTITIONS };
+    let found = script(node, &format!("{FOREIGN}{partitions}"))?;
+    ensure!(found.is_empty(), "the host looked into a volume:\n{found}");
+    Ok(())
+}
+
+fn no_hung_task(node: &Node) -> Result<()> {
+    node.vm().exec("! dmesg | grep -A 12 'blocked for more than' >&2").map(drop)
+}
+
+/// A device without a mark, as another program's has none, is treated as udev's own rules say.
+fn marks_decide(node: &Node) -> Result<()> {
+    let found = script(
+        node,
+        "device=$(device data); mark=/run/udev/holdfast/${device#/dev/}; test -s $mark\n\
+         looked() { udevadm trigger --settle $device; properties $device | grep -c ^ID_FS_TYPE=ext4 || true; }\n\
+         mv $mark /tmp/mark; looked; mv /tmp/mark $mark; looked",
+    )?;
+    ensure!(found == "1\n0\n", "probed without and with its mark: {found}");
+    Ok(())
+}
+
+/// A clone of a mounted file system has its UUID. Both are mounted at a time.
+fn clones(node: &Node) -> Result<()> {
+    let found = script(
+        node,
+        "mkdir -p /mnt/data /mnt/clone; mount $(device data) /mnt/data\n\
+         echo kept > /mnt/data/file; sync -f /mnt/data\n\
+         holdfast-node create clone --from $(holdfast-node snapshot create data) --store store > /dev/null\n\
+         mount $(attach clone) /mnt/clone; cat /mnt/clone/file; grep -cE ' /mnt/(data|clone) ' /proc/mounts",
+    )?;
+    ensure!(found == "kept\n2\n", "{found}");
+    Ok(())
+}
+
+/// The daemon ends in each way while all devices are in use. Meanwhile programs that look at no device of
+/// ours do not wait.
+fn ends(world: &World, node: &Node, due: usize) -> Result<()> {
+    for number in 0..due {
+        match number % 3 {
+            0 => {
+                node.kill()?;
+                quiesced(node)?;
+                node.restart()?;
+            }
+            1 => {
+                node.terminate()?;
+                node.restart()?;
+            }
+            _ => node.hand_over()?,
+        }
+        script(node, "echo more >> /mnt/data/file; sync -f /mnt/data; cat /mnt/clone/file > /dev/null")?;
+    }
+    nothing_foreign(world, node)
+}
+
+fn quiesced(node: &Node) -> Result<()> {
+    script(
+        node,
+        "timeout 30 lvs --config 'devices { global_filter = [ \"r|^/dev/ublkb|\" ] }'\n\
+         timeout 30 lsblk; timeout 30 findmnt; timeout 30 mdadm --detail --scan; timeout 30 multipath -ll",
+    )
+    .map(drop)
+    .context("while the daemon is gone")
+}
+
+/// Each volume is detached and attached again in turn.
+fn attach_again(world: &World, node: &Node, rounds: usize) -> Result<()> {
+    script(
+        node,
+        &format!(
+            "names=(gpt pv md btrfs)\n\
+             for round in $(seq {rounds}); do name=${{names[round % 4]}}; detach $name; attach $name; done"
+        ),
+    )?;
+    nothing_foreign(world, node)
+}
+
+fn say_longest_scan(vm: &Vm) -> Result<()> {
+    let log = vm.log("scans")?;
+    let took = |line: &&str| line.split(' ').next().and_then(|word| word.parse::<u64>().ok());
+    let longest = log.lines().max_by_key(took).context("the programs of the host never ended")?;
+    report::step(format_args!(
+        "{} looks of the host at its devices, the longest: {longest} (ms)",
+        log.lines().count()
+    ));
+    Ok(())
+}
+
+/// Each use of a device keeps it, and is named: a mount that lives on in another mount namespace, the loop
+/// device of a raw volume, a logical volume that the user activated.
+fn holders(world: &World, node: &Node) -> Result<()> {
+    node.vm().spawn("agent", &bash("exec unshare --mount --propagation private sleep 100000"))?;
+    script(
+        node,
+        "until nsenter --mount --target $(pgrep -x sleep -n) findmnt /mnt/clone; do sleep 0.1; done; umount /mnt/clone",
+    )?;
+    refused(node, "clone", "a mount at /mnt/clone in the mount namespace of process")?;
+    refused(node, "clone", "(sleep)")?;
+    node.vm().signal("agent", SIGKILL)?;
+    node.vm().wait("agent", LIMIT)?;
+    node.cli(&["detach", "clone"])?;
+
+    // As the kubelet holds a raw volume.
+    let looked = script(
+        node,
+        "mkdir -p /run/volumeDevices; : > /run/volumeDevices/raw; mount --bind $(device md) /run/volumeDevices/raw\n\
+         losetup /dev/loop0 /run/volumeDevices/raw; udevadm settle; properties /dev/loop0 | grep -c ^ID_FS_ || true",
+    )?;
+    ensure!(looked == "0\n", "the loop device of a raw volume was probed");
+    refused(node, "md", "the device loop0")?;
+    script(node, "losetup --detach /dev/loop0; umount /run/volumeDevices/raw; detach md")?;
+
+    script(node, "vgchange -qq -ay tenant; test -b /dev/tenant/lv")?;
+    refused(node, "pv", "the device dm-0")?;
+    script(
+        node,
+        "vgchange -qq -an tenant; detach pv; umount /mnt/data; detach data; detach gpt; detach btrfs",
+    )?;
+    nothing_foreign(world, node)
+}
+
+fn refused(node: &Node, volume: &str, says: &str) -> Result<()> {
+    let refused = node.cli(&["detach", volume]).err().with_context(|| format!("{volume} is in use"))?;
+    let refused = format!("{refused:#}");
+    ensure!(refused.contains(says), "not {says:?}: {refused}");
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Rules that keep the host's udev from looking into our devices (`docs/adr/0017-udev.md`).
+//!
+//! ```text
+//! /run/udev/rules.d/59-holdfast.rules    the rules, the same for every installation of the host (tmpfs)
+//! /run/udev/holdfast/ublkbN              mark of a device: its tag in hexadecimal digits
+//! ```
+//! Owns: these files.
+//! Does not own: udev, and the programs of the host that scan devices by themselves.
+//! Runs on: threads that may block.
+//! Invariants: a device has its mark from before its start until after its stop; none is started before udev
+//! has read the rules.
+//! On failure: without its mark no device is started. On a host without `/run/udev` nothing is written.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+use holdfast_ublk::ControlError;
+
+/// Directory of the host's udev.
+pub(in crate::node) const UDEV: &str = "/run/udev";
+const RULES: &str = include_str!("../../../udev/59-holdfast.rules");
+/// Before `60-block.rules` and `60-persistent-storage.rules`, which they change.
+const RULES_FILE: &str = "59-holdfast.rules";
+/// systemd-udevd looks for changed rules before an event, and not again for three seconds. Source: its
+/// `manager_reload`.
+const READ_WITHIN: Duration = Duration::from_secs(4);
+
+/// The rules and the marks.
+#[derive(Debug)]
+pub(in crate::node) struct Udev {
+    dir: PathBuf,
+}
+
+impl Udev {
+    /// Those in udev's directory, which need not exist.
+    pub(in crate::node) fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// Writes the rules where they are missing or differ.
+    ///
+    /// # Errors
+    /// [`ControlError::File`].
+    pub(in crate::node) fn install(&self) -> Result<(), ControlError> {
+        let path = self.rules();
+        if !self.is_there() || fs::read(&path).is_ok_and(|found| found == RULES.as_bytes()) {
+            return Ok(());
+        }
+        let new = path.with_extension("new");
+        let written = fs::create_dir_all(self.dir.join("rules.d"))
+            .and_then(|()| fs::write(&new, RULES))
+            .and_then(|()| fs::rename(&new, &path));
+        written.map_err(not_written(path))
+    }
+
+    /// Marks a device that was not started.
+    ///
+    /// # Errors
+    /// [`ControlError::File`].
+    pub(in crate::node) fn mark(&self, id: u32, tag: u64) -> Result<(), ControlError> {
+        self.install()?;
+        if !self.is_there() {
+            return Ok(());
+        }
+        let path = self.mark_of(id);
+        let written =
+            fs::create_dir_all(self.marks()).and_then(|()| fs::write(&path, format!("{tag:016x}\n")));
+        written.map_err(not_written(path))
+    }
+
+    /// Waits, some seconds at most, until udev knows the rules.
+    pub(in crate::node) fn await_rules(&self) {
+        let written = fs::metadata(self.rules()).and_then(|found| found.modified());
+        let Ok(written) = written else { return };
+        // A clock that was set back since counts as no time.
+        let age = SystemTime::now().duration_since(written).unwrap_or_default();
+        sleep(READ_WITHIN.saturating_sub(age));
+    }
+
+    /// Takes the mark of a stopped device away.
+    pub(in crate::node) fn unmark(&self, id: u32) {
+        let path = self.mark_of(id);
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "the mark of a device for udev was not removed");
+        }
+    }
+
+    /// Removes the marks that daemons left which were killed: of devices that are gone, or another program's.
+    /// `tag_of` asks the kernel for the tag of a device; where it cannot say, the mark stays.
+    pub(in crate::node) fn sweep(&self, tag_of: impl Fn(u32) -> Result<u64, ControlError>) {
+        for entry in fs::read_dir(self.marks()).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let id = name.to_str().and_then(|name| name.strip_prefix("ublkb")?.parse().ok());
+            let Some(id) = id else { continue };
+            let marked = fs::read_to_string(entry.path()).unwrap_or_default();
+            let is_stale = match tag_of(id) {
+                Ok(tag) => format!("{tag:016x}\n") != marked,
+                Err(error) => matches!(error, ControlError::NotFound { .. }),
+            };
+            if is_stale {
+                self.unmark(id);
+            }
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        self.dir.is_dir()
+    }
+
+    fn rules(&self) -> PathBuf {
+        self.dir.join("rules.d").join(RULES_FILE)
+    }
+
+    fn marks(&self) -> PathBuf {
+        self.dir.join("holdfast")
+    }
+
+    fn mark_of(&self, id: u32) -> PathBuf {
+        self.marks().join(format!("ublkb{id}"))
+    }
+}
+
+fn not_written(path: PathBuf) -> impl FnOnce(io::Error) -> ControlError {
+    move |source| ControlError::File { path, action: "written", source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_host_without_udev_gets_no_file() {
+        let root = tempfile::tempdir().unwrap();
+        let udev = Udev::new(&root.path().join("udev"));
+        udev.mark(3, 1).unwrap();
+        udev.await_rules();
+        udev.unmark(3);
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn rules_are_replaced_when_they_differ_and_only_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let udev = Udev::new(dir.path());
+        udev.install().unwrap();
+        let written = || fs::metadata(udev.rules()).unwrap().modified().unwrap();
+        let first = written();
+        udev.install().unwrap();
+        assert_eq!(written(), first);
+        fs::write(udev.rules(), "older").unwrap();
+        udev.mark(3, 1).unwrap();
+        assert_eq!(fs::read_to_string(udev.rules()).unwrap(), RULES);
+        let left = fs::read_dir(dir.path().join("rules.d")).unwrap().count();
+        assert_eq!(left, 1, "udev reads whole files only");
+    }
+
+    #[test]
+    fn no_device_starts_before_udev_has_read_the_rules() {
+        let dir = tempfile::tempdir().unwrap();
+        let udev = Udev::new(dir.path());
+        udev.install().unwrap();
+        let written = |before: Duration| {
+            let rules = File::options().write(true).open(udev.rules()).unwrap();
+            rules.set_modified(SystemTime::now() - before).unwrap();
+            let begin = Instant::now();
+            udev.await_rules();
+            begin.elapsed()
+        };
+        let almost = READ_WITHIN - Duration::from_millis(200);
+        assert!(written(almost) >= Duration::from_millis(100));
+        assert!(written(2 * READ_WITHIN) < Duration::from_millis(100));
+    }
+
+    #[test]
+    fn marks_of_devices_that_are_gone_or_foreign_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let udev = Udev::new(dir.path());
+        for id in 1..=4 {
+            udev.mark(id, 10 + u64::from(id)).unwrap();
+        }
+        udev.sweep(|id| match id {
+            1 => Ok(11),
+            2 => Ok(99),
+            3 => Err(ControlError::NotFound { id }),
+            _ => Err(ControlError::TimedOut { id, command: "GET_DEV_INFO", waited_ms: 1 }),
+        });
+        assert_eq!([1, 2, 3, 4].map(|id| udev.mark_of(id).exists()), [true, false, false, true]);
+        udev.unmark(1);
+        assert!(!udev.mark_of(1).exists());
+    }
+
+    #[test]
+    fn the_rules_look_where_the_marks_are() {
+        let at = Udev::new(Path::new(UDEV)).marks();
+        for device in ["$kernel", "$parent", "$result"] {
+            assert!(RULES.contains(&format!("TEST==\"{}/{device}\"", at.display())), "{device}");
+        }
+    }
+}
