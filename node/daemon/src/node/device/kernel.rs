@@ -196,8 +196,7 @@ impl Devices for Kernel {
     }
 
     fn delete(&self, device: Device) -> Result<(), ControlError> {
-        // The number is still the device's.
-        self.udev.unmark(device.id());
+        self.udev.unmark(device.id(), device.tag());
         device.delete()
     }
 }

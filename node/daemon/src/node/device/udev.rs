@@ -66,8 +66,7 @@ impl Udev {
             return Ok(());
         }
         let path = self.mark_of(id);
-        let written =
-            fs::create_dir_all(self.marks()).and_then(|()| fs::write(&path, format!("{tag:016x}\n")));
+        let written = fs::create_dir_all(self.marks()).and_then(|()| fs::write(&path, mark(tag)));
         written.map_err(not_written(path))
     }
 
@@ -80,8 +79,14 @@ impl Udev {
         sleep(READ_WITHIN.saturating_sub(age));
     }
 
-    /// Takes the mark of a stopped device away.
-    pub(in crate::node) fn unmark(&self, id: u32) {
+    /// Takes the mark of a stopped device away. That of another device, which has the number by now, stays.
+    pub(in crate::node) fn unmark(&self, id: u32, tag: u64) {
+        if fs::read_to_string(self.mark_of(id)).is_ok_and(|found| found == mark(tag)) {
+            self.remove(id);
+        }
+    }
+
+    fn remove(&self, id: u32) {
         let path = self.mark_of(id);
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != io::ErrorKind::NotFound
@@ -99,11 +104,11 @@ impl Udev {
             let Some(id) = id else { continue };
             let marked = fs::read_to_string(entry.path()).unwrap_or_default();
             let is_stale = match tag_of(id) {
-                Ok(tag) => format!("{tag:016x}\n") != marked,
+                Ok(tag) => mark(tag) != marked,
                 Err(error) => matches!(error, ControlError::NotFound { .. }),
             };
             if is_stale {
-                self.unmark(id);
+                self.remove(id);
             }
         }
     }
@@ -125,6 +130,11 @@ impl Udev {
     }
 }
 
+/// Content of the mark of a device with this tag.
+fn mark(tag: u64) -> String {
+    format!("{tag:016x}\n")
+}
+
 fn not_written(path: PathBuf) -> impl FnOnce(io::Error) -> ControlError {
     move |source| ControlError::File { path, action: "written", source }
 }
@@ -142,7 +152,7 @@ mod tests {
         let udev = Udev::new(&root.path().join("udev"));
         udev.mark(3, 1).unwrap();
         udev.await_rules();
-        udev.unmark(3);
+        udev.unmark(3, 1);
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
@@ -193,7 +203,9 @@ mod tests {
             _ => Err(ControlError::TimedOut { id, command: "GET_DEV_INFO", waited_ms: 1 }),
         });
         assert_eq!([1, 2, 3, 4].map(|id| udev.mark_of(id).exists()), [true, false, false, true]);
-        udev.unmark(1);
+        udev.unmark(1, 12);
+        assert!(udev.mark_of(1).exists(), "another device has the number");
+        udev.unmark(1, 11);
         assert!(!udev.mark_of(1).exists());
     }
 

@@ -88,9 +88,10 @@ fn a_call_that_does_not_end_keeps_the_lock() {
             released.recv().unwrap_or_default();
         }));
         begun.await.unwrap();
-        let (owner, all_ended) = node.leave(Duration::from_millis(20)).await;
-        assert!(!all_ended);
-        drop(owner);
+        {
+            let (_dropped, all_ended) = node.leave(Duration::from_millis(20)).await;
+            assert!(!all_ended);
+        }
         assert!(is_held(&state_dir).unwrap(), "the call may still write");
         drop(release);
         kernel.bury();
