@@ -173,24 +173,33 @@ async fn serve(
         tracing::info!("stopping; the devices stay and wait for the next daemon");
     }
     edges.end().await;
-    let devices = match host {
-        Some(phase) => Some(node.release_all(phase.unused_within()).await),
-        None => None,
-    };
-    let owner = tokio::time::timeout(GRACE, node.shutdown()).await.unwrap_or_else(|_elapsed| {
+    let not_in_time = || {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
-        None
-    });
-    if let Some(devices) = devices {
-        devices.stop().await;
+    };
+    match host {
+        Some(phase) => {
+            let devices = node.release_all(phase.unused_within()).await;
+            if tokio::time::timeout(GRACE, node.shutdown_with_host()).await.is_err() {
+                not_in_time();
+            }
+            devices.stop().await;
+        }
+        None => match tokio::time::timeout(GRACE, node.shutdown()).await {
+            Ok(owner) => release(owner),
+            Err(_elapsed) => not_in_time(),
+        },
     }
+    outcome
+}
+
+/// Lets the next daemon begin.
+fn release(owner: Option<Owner>) {
     if let Some(Err(error)) = owner.map(Owner::release) {
         tracing::warn!(
             error = &error as &dyn std::error::Error,
             "the lock was kept to the end of the process"
         );
     }
-    outcome
 }
 
 /// The tasks that speak to the world outside the process, until they are ended together.

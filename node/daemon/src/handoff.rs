@@ -92,13 +92,13 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
     }
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Answer {
     Agreed,
-    /// Why the owner serves on.
+    /// The reason for which the owner serves on.
     Refused(String),
-    /// Nobody listens: the owner has just begun, or is about to end.
+    /// No process listens: the owner has just begun, or is about to end.
     NotReached(String),
 }
 

@@ -97,7 +97,7 @@ pub(crate) const PART_BYTES: usize = 16 << 20;
 /// the world.
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// The longest wait at the end for calls that block on a disk or a device, while the devices are served.
-const CALLS_END_WITHIN: Duration = Duration::from_secs(10);
+const CALLS_END_WITHIN: Duration = Duration::from_secs(5);
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -411,6 +411,11 @@ impl Node {
     pub(crate) async fn shutdown(self) -> Option<Owner> {
         let (owner, all_ended) = self.leave(CALLS_END_WITHIN).await;
         owner.filter(|_| all_ended).map(HeldOwner::into_owner)
+    }
+
+    /// The same where the host ends, and has no time to wait: the next daemon begins after its start.
+    pub(crate) async fn shutdown_with_host(self) {
+        let _held = self.leave(Duration::ZERO).await;
     }
 
     /// The same with this wait for calls that block. Returns whether all have ended.

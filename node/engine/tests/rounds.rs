@@ -313,7 +313,7 @@ impl Host {
         self.header_and_pages().2
     }
 
-    /// What it decides by.
+    /// Facts that it decides by.
     fn found_map(&self) -> FoundMap {
         let (generation, header, found) = self.header_and_pages();
         let mut pages = PageSummary::default();

@@ -22,8 +22,6 @@ impl Errno {
     pub const EEXIST: Self = Self(libc::EEXIST);
     /// A signal interrupted the wait; ask again.
     pub const EINTR: Self = Self(libc::EINTR);
-    /// It was cancelled before it began.
-    pub const ECANCELED: Self = Self(libc::ECANCELED);
     /// Another owner has it; retry.
     pub const EBUSY: Self = Self(libc::EBUSY);
 

@@ -15,6 +15,9 @@ use crate::config::InvalidConfig;
 /// Reached directly whatever the environment says.
 const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";
 
+/// In the place of a proxy, to ask which hosts are reached by one.
+const ANY_PROXY: &str = "http://proxy.invalid";
+
 /// The proxies that are set. Their URLs may have a user and a password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Proxies {
@@ -22,6 +25,8 @@ pub struct Proxies {
     pub http: Option<String>,
     /// URL of the proxy to servers behind `https://`.
     pub https: Option<String>,
+    /// URL of the proxy to servers for which there is none of these.
+    pub all: Option<String>,
     /// Hosts, domains and networks that are reached directly, separated by commas.
     pub no_proxy: Option<String>,
 }
@@ -32,6 +37,7 @@ impl fmt::Debug for Proxies {
         f.debug_struct("Proxies")
             .field("http", &plain(&self.http))
             .field("https", &plain(&self.https))
+            .field("all", &plain(&self.all))
             .field("no_proxy", &self.no_proxy)
             .finish()
     }
@@ -58,36 +64,51 @@ impl Proxies {
             let value = variable(name).or_else(|| variable(&name.to_lowercase()));
             value.filter(|value| !value.trim().is_empty())
         };
-        let all = get("ALL_PROXY");
         Self {
-            http: get("HTTP_PROXY").or_else(|| all.clone()),
-            https: get("HTTPS_PROXY").or(all),
+            http: get("HTTP_PROXY"),
+            https: get("HTTPS_PROXY"),
+            all: get("ALL_PROXY"),
             no_proxy: get("NO_PROXY"),
         }
     }
 
-    /// The proxy through which requests to `endpoint` travel; none if they go directly.
+    /// The variable for servers with or without TLS, and its URL.
+    fn of_servers(&self, with_tls: bool) -> Option<(&'static str, &str)> {
+        let own = if with_tls { ("HTTPS_PROXY", &self.https) } else { ("HTTP_PROXY", &self.http) };
+        let (variable, url) = if own.1.is_some() { own } else { ("ALL_PROXY", &self.all) };
+        Some((variable, url.as_deref()?))
+    }
+
+    /// The hosts that are reached directly.
+    fn direct(&self) -> String {
+        self.no_proxy.as_ref().map_or(LOOPBACK.to_owned(), |no| format!("{no},{LOOPBACK}"))
+    }
+
+    /// The proxy through which requests to `endpoint` travel; none if they go directly, whatever the
+    /// variables have then.
     ///
     /// # Errors
     /// The variable that has no usable URL.
     pub(crate) fn proxy(&self, endpoint: &str) -> Result<Option<Proxy>, InvalidConfig> {
-        let (variable, url) = if endpoint.starts_with("https://") {
-            ("HTTPS_PROXY", &self.https)
-        } else {
-            ("HTTP_PROXY", &self.http)
-        };
-        let Some(url) = url else { return Ok(None) };
+        let with_tls = endpoint.starts_with("https://");
+        let Some((variable, url)) = self.of_servers(with_tls) else { return Ok(None) };
+        let Ok(server) = endpoint.parse::<Uri>() else { return Ok(None) };
+        let direct = self.direct();
+        if Matcher::builder().all(ANY_PROXY).no(direct.as_str()).build().intercept(&server).is_none() {
+            return Ok(None);
+        }
         let invalid = |fix| InvalidConfig { field: variable, value: without_user(url).to_owned(), fix };
-        let with_scheme = if url.contains("://") { url.clone() } else { format!("http://{url}") };
-        if variable == "HTTP_PROXY" && with_scheme.starts_with("https://") {
+        let with_scheme = with_scheme(url);
+        if !with_tls && with_scheme.starts_with("https://") {
             return Err(invalid("write http://: a server without TLS is reached through no proxy with TLS"));
         }
-        let direct = self.no_proxy.as_ref().map_or(LOOPBACK.to_owned(), |no| format!("{no},{LOOPBACK}"));
+        if url.matches('@').count() > 1 {
+            return Err(invalid("write %40 for an @ in the user or the password"));
+        }
         let bad = "write http://, a host and :port; SOCKS is not supported";
         let config = ProxyConfig::all(with_scheme.as_str()).map_err(|_reason| invalid(bad))?;
-        let matcher = Matcher::builder().all(with_scheme).no(direct.as_str()).build();
-        let Ok(server) = endpoint.parse::<Uri>() else { return Ok(None) };
-        Ok(matcher.intercept(&server).map(|through| Proxy {
+        let through = Matcher::builder().all(with_scheme).build().intercept(&server);
+        Ok(through.map(|through| Proxy {
             host: through.uri().authority().map(ToString::to_string).unwrap_or_default(),
             variable,
             config: config.no_proxy(direct),
@@ -97,11 +118,14 @@ impl Proxies {
     /// The proxy for services of the provider that give credentials. Those of the host itself, which speak
     /// plain HTTP, are reached directly.
     pub(crate) fn of_token_service(&self) -> Option<ProxyConfig> {
-        let https = self.https.as_ref()?;
-        let with_scheme = if https.contains("://") { https.clone() } else { format!("http://{https}") };
-        let config = ProxyConfig::https(with_scheme.as_str()).ok()?;
-        Some(config.no_proxy(self.no_proxy.as_deref().unwrap_or(LOOPBACK)))
+        let (_variable, url) = self.of_servers(true)?;
+        let config = ProxyConfig::https(with_scheme(url).as_str()).ok()?;
+        Some(config.no_proxy(self.direct()))
     }
+}
+
+fn with_scheme(url: &str) -> String {
+    if url.contains("://") { url.to_owned() } else { format!("http://{url}") }
 }
 
 /// A URL without its user and password.
@@ -138,7 +162,11 @@ mod tests {
             assert_eq!(through(&both, endpoint).as_deref(), expected, "{endpoint}");
         }
         let all = [("ALL_PROXY", "http://all:3"), ("HTTPS_PROXY", " ")];
-        assert_eq!(through(&all, "https://s3.example").as_deref(), Some("all:3 of HTTPS_PROXY"));
+        assert_eq!(through(&all, "https://s3.example").as_deref(), Some("all:3 of ALL_PROXY"));
+        // What is not used is not judged.
+        let socks = [("ALL_PROXY", "socks5://p:1080"), ("NO_PROXY", ".svc")];
+        assert_eq!(through(&socks, "http://minio.storage.svc:9000"), None);
+        assert_eq!(through(&socks, "http://127.0.0.1:9000"), None);
         assert_eq!(through(&[], "https://s3.example"), None);
     }
 
@@ -146,6 +174,8 @@ mod tests {
     fn a_url_that_no_proxy_can_have_is_refused_without_its_password() {
         for (name, url, endpoint) in [
             ("HTTPS_PROXY", "socks5://u:hush@p:1", "https://s3.example"),
+            ("ALL_PROXY", "socks5://u:hush@p:1", "http://s3.example"),
+            ("HTTPS_PROXY", "http://u:h@hush@p:1", "https://s3.example"),
             ("HTTPS_PROXY", "http://", "https://s3.example"),
             ("HTTP_PROXY", "https://u:hush@p:1", "http://s3.example"),
         ] {

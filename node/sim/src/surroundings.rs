@@ -172,7 +172,7 @@ impl Sides for SimFiles {
     }
 }
 
-/// What the live map of a volume that is attached begins with.
+/// Content with which the live map of an attached volume begins.
 pub(crate) type Restored = Option<(Restore, Vec<FoundPart>)>;
 
 impl LocalState for SimFiles {

@@ -58,15 +58,15 @@ impl Payload for sys::ublksrv_ctrl_dev_info {}
 impl Payload for Params {}
 impl Payload for sys::ublk_params {}
 
-/// Sends a command without payload and waits for its answer, for at most `limit`: then it is cancelled, if the
-/// kernel waits where that is possible.
+/// Sends a command without payload and waits for its answer, for at most `limit`: then it is cancelled, if
+/// the kernel waits where that is possible.
 pub(crate) fn send(command: ControlCommand, limit: Duration) -> Result<(), ControlError> {
     let work = move || with_channel(|channel| channel.send(command, 0, Some(limit)));
     run_within(Subject::Device(command.device), command.name, limit + CANCELLED_WITHIN, work, drop)?
 }
 
-/// Sends a command with a payload, waits for its answer, for at most `limit`, and returns what the kernel made
-/// of the payload. An answer after that is given to `late`.
+/// Sends a command with a payload, waits for its answer, for at most `limit`, and returns what the kernel
+/// made of the payload. An answer after that is given to `late`.
 pub(crate) fn exchange<P: Payload>(
     subject: Subject,
     command: ControlCommand,
@@ -162,7 +162,8 @@ impl Channel {
                 0.. => return Ok(()),
                 negative => Errno::new(negative.wrapping_neg()),
             };
-            if was_cancelled && matches!(errno, Errno::EINTR | Errno::ECANCELED) {
+            // `ECANCELED`: it had not even begun.
+            if was_cancelled && errno == Errno::EINTR {
                 let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
                 return Err(ControlError::TimedOut { id: device, command: name, waited_ms });
             }
@@ -171,8 +172,8 @@ impl Channel {
     }
 
     fn push(&mut self, entry: &Entry128) {
-        // SAFETY: the one address that an entry has is that of `payload`, which lives until the completion has
-        // been seen, or is leaked by `with_channel`.
+        // SAFETY: the one address that an entry has is that of `payload`, which lives until the completion
+        // has been seen, or is leaked by `with_channel`.
         unsafe { self.ring.submission().push(entry) }.expect("an empty queue has room for one entry");
     }
 }

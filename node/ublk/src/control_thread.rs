@@ -1,18 +1,19 @@
-//! Threads that send control commands, so that one that never ends in the kernel harms nobody else.
+//! Threads that send control commands, so that one that never ends in the kernel harms no other.
 //!
 //! A thread that waits in the kernel without limit cannot be ended, and neither can its process: it keeps the
-//! files that it shares with the other threads. So each command is sent by a thread with a table of open files
-//! of its own, in which nothing of the process is. Where such a thread is stuck, all others return in time,
-//! and at the end of the process the kernel releases its locks all the same, and quiesces the devices whose
-//! queues were closed. The memory of the process stays: what is mapped then waits for the command.
+//! files that it shares with the other threads. So each command is sent by a thread with a table of open
+//! files of its own, in which nothing of the process is. Where such a thread is stuck, all others return in
+//! time, and at the end of the process the kernel releases its locks all the same, and quiesces the devices
+//! whose queues were closed. The memory of the process stays: what is mapped then waits for the command.
 //!
 //! *Owns*: these threads, and the commands that have not ended in time.
-//! *Invariants*: of a subject, no second command is sent while one runs whose caller has stopped waiting.
+//! *Invariants*: of a subject, no second command is sent while one runs whose caller has stopped waiting; but
+//! a device may be stopped whose start has not ended.
 #![allow(unsafe_code)] // a system call without a wrapper
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,11 +22,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{ControlError, KernelRelease};
 
+/// The most additions of devices that may run without a caller: each keeps a thread. A caller that tries
+/// again has a new tag.
+const MAX_LATE_ADDITIONS: usize = 4;
 /// An idle thread ends after this time.
 const IDLE_FOR: Duration = Duration::from_secs(10);
 
 /// The object of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// A device that is there.
     Device(u32),
@@ -57,21 +61,45 @@ struct IdleThread {
 struct Threads {
     started: u64,
     idle: Vec<IdleThread>,
-    /// Commands whose caller has stopped waiting, with the time at which they were sent.
-    late: HashMap<Subject, (&'static str, Instant)>,
+    /// Commands whose caller has stopped waiting.
+    late: Vec<Late>,
+}
+
+/// A command whose caller has stopped waiting.
+#[derive(Clone, Copy)]
+struct Late {
+    number: u64,
+    subject: Subject,
+    name: &'static str,
+    sent: Instant,
+}
+
+impl Threads {
+    /// The command for whose end one about `subject` would have to wait.
+    fn in_the_way_of(&self, subject: Subject, name: &str) -> Option<Late> {
+        let is_new = |late: &&Late| matches!(late.subject, Subject::New(_));
+        if matches!(subject, Subject::New(_)) && self.late.iter().filter(is_new).count() >= MAX_LATE_ADDITIONS
+        {
+            return self.late.iter().find(is_new).copied();
+        }
+        let about_it = |late: &&Late| late.subject == subject;
+        // A stop waits in the kernel until the start has ended.
+        let may_pass = |late: &Late| late.name == "START_DEV" && name == "STOP_DEV";
+        self.late.iter().filter(about_it).find(|late| !may_pass(late)).copied()
+    }
 }
 
 static THREADS: Mutex<Option<Threads>> = Mutex::new(None);
 
 fn with_threads<T>(run: impl FnOnce(&mut Threads) -> T) -> T {
     let mut threads = THREADS.lock();
-    run(threads.get_or_insert_with(|| Threads { started: 0, idle: Vec::new(), late: HashMap::new() }))
+    run(threads.get_or_insert_with(|| Threads { started: 0, idle: Vec::new(), late: Vec::new() }))
 }
 
 enum Outcome<T> {
     Awaited,
     Is(T),
-    /// Nobody waits any more.
+    /// The caller waits no longer.
     Unwanted,
 }
 
@@ -88,10 +116,11 @@ pub(crate) fn run_within<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     late: impl FnOnce(T) + Send + 'static,
 ) -> Result<T, ControlError> {
-    if let Some((name, sent)) = with_threads(|threads| threads.late.get(&subject).copied()) {
-        return Err(not_ended(subject, name, sent));
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    if let Some(late) = with_threads(|threads| threads.in_the_way_of(subject, name)) {
+        return Err(not_ended(&late));
     }
-    let sent = Instant::now();
+    let this = Late { number: NUMBER.fetch_add(1, Ordering::Relaxed), subject, name, sent: Instant::now() };
     let shared = Arc::new((Mutex::new(Outcome::Awaited), Condvar::new()));
     let job = {
         let shared = Arc::clone(&shared);
@@ -101,7 +130,7 @@ pub(crate) fn run_within<T: Send + 'static>(
             let mut outcome = outcome.lock();
             if matches!(*outcome, Outcome::Unwanted) {
                 drop(outcome);
-                with_threads(|threads| threads.late.remove(&subject));
+                with_threads(|threads| threads.late.retain(|late| late.number != this.number));
                 late(done);
             } else {
                 *outcome = Outcome::Is(done);
@@ -116,14 +145,15 @@ pub(crate) fn run_within<T: Send + 'static>(
     match std::mem::replace(&mut *outcome, Outcome::Unwanted) {
         Outcome::Is(done) => Ok(done),
         Outcome::Awaited | Outcome::Unwanted => {
-            // Before the thread can see that nobody waits.
-            with_threads(|threads| threads.late.insert(subject, (name, sent)));
-            Err(not_ended(subject, name, sent))
+            // Before the thread can see that the caller is gone.
+            with_threads(|threads| threads.late.push(this));
+            Err(not_ended(&this))
         }
     }
 }
 
-fn not_ended(subject: Subject, command: &'static str, sent: Instant) -> ControlError {
+fn not_ended(late: &Late) -> ControlError {
+    let &Late { number: _, subject, name: command, sent } = late;
     let kernel = KernelRelease::running().map_or_else(|_| "of this host".to_owned(), |it| it.to_string());
     ControlError::NotEnded { id: subject.id(), command, seconds: sent.elapsed().as_secs(), kernel }
 }
@@ -161,7 +191,7 @@ fn give(mut job: Job) -> io::Result<()> {
                     if was_idle {
                         return;
                     }
-                    // Somebody has taken it: the job is on its way.
+                    // A caller has taken it, and sends its job.
                     match received.recv() {
                         Ok(job) => job(),
                         Err(mpsc::RecvError) => return,
@@ -226,14 +256,44 @@ mod tests {
         }
     }
 
+    /// Found by reading: each try of an attach had another tag, and so left one more thread.
+    #[test]
+    fn additions_that_do_not_end_are_few() {
+        let ends: Vec<_> = (0..MAX_LATE_ADDITIONS as u64)
+            .map(|tag| {
+                let (end, ends) = mpsc::channel::<()>();
+                let stuck = move || ends.recv().is_err();
+                run_within(Subject::New(tag), "ADD_DEV", AT_ONCE, stuck, |_| {}).unwrap_err();
+                end
+            })
+            .collect();
+        let refused = run_within(Subject::New(99), "ADD_DEV", SOON, || panic!("it is sent"), |()| {});
+        assert!(matches!(refused, Err(ControlError::NotEnded { command: "ADD_DEV", .. })));
+        drop(ends);
+        let begun = Instant::now();
+        while run_within(Subject::New(99), "ADD_DEV", SOON, || (), |()| {}).is_err() {
+            assert!(begun.elapsed() < SOON, "devices are added again");
+        }
+    }
+
+    #[test]
+    fn a_device_is_stopped_although_its_start_has_not_ended() {
+        let (end, ends) = mpsc::channel::<()>();
+        let subject = Subject::Device(70_002);
+        run_within(subject, "START_DEV", AT_ONCE, move || ends.recv().is_err(), |_| {}).unwrap_err();
+        run_within(subject, "GET_PARAMS", SOON, || panic!("it is sent"), |()| {}).unwrap_err();
+        assert_eq!(run_within(subject, "STOP_DEV", SOON, || 3, |_| {}).unwrap(), 3);
+        drop(end);
+    }
+
     /// A stuck thread keeps no file of its process: neither the lock of the node nor a device.
     #[test]
     fn the_threads_hold_no_file_of_the_process() {
         let file = File::open("/dev/null").unwrap();
         let number = file.as_raw_fd();
         let open = run_within(
-            Subject::New(1),
-            "ADD_DEV",
+            Subject::Device(70_003),
+            "GET_PARAMS",
             SOON,
             move || std::fs::read_link(format!("/proc/thread-self/fd/{number}")).is_ok(),
             |_| {},

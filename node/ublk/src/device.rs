@@ -148,7 +148,7 @@ impl Device {
             Self { id, tag, queues, depth, max_io_bytes, transport }
         };
         let unwanted = move |added: Result<_, ControlError>| {
-            // Nobody waits for it. One that stays is found by its tag at the next start.
+            // The caller is gone. One that stays is found by its tag at the next start.
             let _deleted = added.map(|added| new(added).delete());
         };
         let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted);
@@ -163,10 +163,10 @@ impl Device {
         };
         let subject = Subject::Device(device.id);
         if let Err(error) = command::exchange(subject, set, spec.params(), ANSWER_WITHIN, unwanted) {
-            if matches!(error, ControlError::NotEnded { .. }) {
-                return Err(error);
+            if !matches!(error, ControlError::NotEnded { .. }) {
+                // One that stays is found by its tag at the next start.
+                let _deleted = device.delete();
             }
-            device.delete()?;
             return Err(error);
         }
         Ok(device)
@@ -433,23 +433,19 @@ impl Device {
     /// Removes the device. Waits until the last use of its character device has gone: close its queues
     /// first, and keep the ring thread pumping.
     ///
-    /// # Errors
-    /// [`ControlError::TimedOut`] after a second: a program still has the stopped device open, and the kernel
-    /// removes it once that has closed it; it may be called again. [`ControlError::Command`]. A device that does
-    /// not exist is not an error, nor one whose number another program's has.
+    /// # Errors [`ControlError::TimedOut`] after a second: a program still has the stopped device open, and
+    /// the kernel removes it once that has closed it. From then on it may give the number to another device
+    /// at any time: look for the tag, and do not call this again. [`ControlError::Command`]. A device that
+    /// does not exist is not an error, nor one whose number another program's has.
     pub fn delete(&self) -> Result<(), ControlError> {
-        loop {
-            match self.info() {
-                Ok(_) => {}
-                Err(ControlError::NotFound { .. }) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            match self.send_within("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0, DELETE_WITHIN) {
-                Err(ControlError::NotFound { .. }) => return Ok(()),
-                // The wait for the last use was interrupted; the deletion continues.
-                Err(ControlError::Command { source: Errno::EINTR, .. }) => {}
-                outcome => return outcome,
-            }
+        match self.info() {
+            Ok(_) => {}
+            Err(ControlError::NotFound { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        match self.send_within("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0, DELETE_WITHIN) {
+            Err(ControlError::NotFound { .. }) => Ok(()),
+            outcome => outcome,
         }
     }
 

@@ -127,13 +127,13 @@ impl KernelRelease {
         Some((release, build.parse().ok()?, flavour))
     }
 
-    /// The first two numbers of the version.
     /// True if a ring of this kernel keeps a file that was taken from it for as long as an earlier request
     /// waits, also one about another file.
     pub(crate) fn keeps_registered_files(&self) -> bool {
         self.series().is_none_or(|series| series < FREES_FILES_SINCE)
     }
 
+    /// The first two numbers of the version.
     fn series(&self) -> Option<(u32, u32)> {
         let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

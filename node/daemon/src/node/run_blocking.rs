@@ -1,7 +1,7 @@
 //! Work that blocks (files, control commands), done on threads that may.
 //!
-//! Owns: the count of such calls of each runtime. A call that has begun goes on when its caller is dropped, so
-//! a daemon that ends waits for it.
+//! Owns: the count of such calls of each runtime. A call that has begun continues when its caller is dropped,
+//! so a daemon that ends waits for it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -16,11 +16,11 @@ use super::error::NodeError;
 /// Calls that were begun and have not ended.
 static CALLS: LazyLock<Mutex<HashMap<Id, watch::Sender<usize>>>> = LazyLock::new(Mutex::default);
 
-/// One of them.
-struct Call(watch::Sender<usize>);
+/// One of them, or work that may begin some, until it is dropped.
+pub(super) struct Call(watch::Sender<usize>);
 
 impl Call {
-    fn begin() -> Self {
+    pub(super) fn begin() -> Self {
         let calls = calls();
         calls.send_modify(|running| *running += 1);
         Self(calls)
@@ -53,18 +53,22 @@ pub(super) async fn blocking<T: Send + 'static>(
     run_blocking(work).await
 }
 
-/// Runs `work` on a thread that may block. Once the runtime ends, this never does: no task waits for it any
-/// more.
-pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `work` on a thread that may block. It counts as a call from here on, until it has ended or this is
+/// dropped before it began. Once the runtime ends, this never does: no task waits for it any more.
+pub(crate) fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = T> + Send {
     let call = Call::begin();
-    let work = move || {
-        let _call = call;
-        work()
-    };
-    match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
-        Ok(done) => done,
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        Err(Err(_cancelled)) => std::future::pending().await,
+    async move {
+        let work = move || {
+            let _call = call;
+            work()
+        };
+        match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
+            Ok(done) => done,
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            Err(Err(_cancelled)) => std::future::pending().await,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an attach decides by of a durable map's pages, without the pages.
+//! Summary of a durable map's pages, by which an attach decides without the pages.
 
 use std::collections::BTreeMap;
 

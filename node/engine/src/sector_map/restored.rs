@@ -8,7 +8,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk};
 use super::{Nibble, PAGE_SECTORS, SectorMap, SideSet};
 use crate::durable_map::{FoundPart, Header};
 
-/// How the pages of a durable map are taken over.
+/// Way in which the pages of a durable map are taken over.
 #[derive(Debug, Clone)]
 pub struct Restore {
     /// The header that the map was found with.
@@ -22,7 +22,7 @@ pub struct Restore {
 /// A live map that is not a volume's yet.
 pub struct RestoredMap<M> {
     map: SectorMap<M>,
-    /// What becomes of each pair of sectors.
+    /// New state of each pair of sectors.
     kept: [u8; 256],
 }
 

@@ -1,5 +1,5 @@
-//! Uploads that nobody completes any more: a daemon that is killed leaves the parts of its uploads, which are
-//! in no list of objects and are paid for.
+//! Uploads that no daemon completes any more: a daemon that is killed leaves the parts of its uploads, which
+//! are in no list of objects and are paid for.
 //!
 //! An upload is of no use once the log has passed the place of its object, as an object would be that nothing
 //! names. The grace is a second guard, as for objects. Costs: one LIST for each 1,000 uploads of the bucket

@@ -664,8 +664,8 @@ impl Child {
 }
 
 /// DEL_DEV holds a lock of the driver that ADD_DEV needs, and waits for STOP_DEV, which waits for a request:
-/// an attach, and each one after it, waited for ever. A daemon with such a command kept its devices and its
-/// lock when it ended.
+/// an attach, and each one after it, waited without end. A daemon with such a command kept its devices and
+/// its lock when it ended.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_command_that_does_not_end_is_named_and_holds_up_no_other_device() {

@@ -33,7 +33,7 @@ use crate::node::ring::label::Label;
 use crate::node::ring::message::Message;
 use crate::node::ring::operation::VolumeKey;
 use crate::node::ring::work::{BackgroundWork, ColdRead};
-use crate::node::run_blocking::run_blocking;
+use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::ColdReads;
 
@@ -140,7 +140,10 @@ impl VolumeWork {
                             trace = None;
                         }
                     }
+                    // The end of the node does not wait for pieces, only for the calls that they make.
+                    let call = Call::begin();
                     let performed = async move {
+                        let _call = call;
                         let _unanswered = ExitOnPanic("background work of a volume");
                         this.perform(piece).await;
                     };

@@ -25,6 +25,9 @@ use crate::node::volume::present::Present;
 use crate::node::volume::state::StateEvent;
 use crate::node::{QUEUE_DEPTH, QUEUES, TransportChoice};
 
+/// Time between two looks whether the last program has closed a device.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 /// The devices, and the tasks that delete them.
 pub(in crate::node) struct VolumeDevices {
     kernel: Arc<dyn Devices>,
@@ -184,11 +187,12 @@ impl VolumeDevices {
         present.release_device()?;
         let (kernel, present) = (Arc::clone(&self.kernel), Arc::clone(present));
         self.tasks.spawn(async move {
-            loop {
-                let kernel = Arc::clone(&kernel);
-                if run_blocking(move || delete_stopped(&*kernel, device)).await == Deletion::Ended {
-                    break;
-                }
+            let deletes = Arc::clone(&kernel);
+            let mut deletion = run_blocking(move || delete_stopped(&*deletes, device)).await;
+            while deletion == Deletion::Waits {
+                tokio::time::sleep(LOOK_EVERY).await;
+                let looks = Arc::clone(&kernel);
+                deletion = run_blocking(move || await_number(&*looks, device)).await;
             }
             present.state.apply(&StateEvent::DeviceDeleted);
         });
@@ -205,7 +209,16 @@ impl VolumeDevices {
     }
 }
 
-/// What came of a deletion.
+/// Looks whether the kernel has deleted a device, by its tag: the number may be another one's by now.
+fn await_number(kernel: &dyn Devices, device: Device) -> Deletion {
+    match kernel.look(device.id()) {
+        Ok(info) if info.tag == device.tag() => Deletion::Waits,
+        Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Deletion::Ended,
+        Err(_unknown) => Deletion::Waits,
+    }
+}
+
+/// Outcome of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::node) enum Deletion {
     /// Nothing more is to be waited for.
