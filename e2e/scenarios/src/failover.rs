@@ -136,9 +136,13 @@ fn last_line(world: &World) -> Result<Option<u64>> {
 
 /// The kubelet, and what reads from it, knows how full the claim's file system is.
 fn check_figures(world: &World, node: &str) -> Result<()> {
-    let path = format!("/api/v1/nodes/{node}/proxy/stats/summary");
+    // The API server is a proxy to no loopback address, as the node's is here; the kubelet takes its clients.
+    let port = "--output=jsonpath={.status.daemonEndpoints.kubeletEndpoint.Port}";
+    let port = world.kubectl(["get", &format!("node/{node}"), port])?;
+    let kubelet = format!("--server=https://127.0.0.1:{port}");
     until("the kubelet to have figures of the claim", LIMIT, || {
-        let summary: Value = serde_json::from_str(&world.kubectl(["get", "--raw", &path])?)?;
+        let summary = world.kubectl([&kubelet, "get", "--raw", "/stats/summary"])?;
+        let summary: Value = serde_json::from_str(&summary)?;
         let pods = summary["pods"].as_array().map_or(&[][..], Vec::as_slice);
         let volumes = pods.iter().flat_map(|pod| pod["volume"].as_array().into_iter().flatten());
         let mut figures = volumes.filter(|volume| volume["pvcRef"]["name"] == CLAIM);
