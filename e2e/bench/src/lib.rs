@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_lab::pins::KERNEL;
+use holdfast_lab::pins::{KERNEL, KernelPin};
 use holdfast_lab::report;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
@@ -17,6 +17,7 @@ use serde::Serialize;
 
 pub mod coverage;
 mod external_storage;
+mod field;
 pub mod fio;
 mod index;
 mod kubernetes;
@@ -148,13 +149,22 @@ pub const ALL: &[Benchmark] = &[
 ];
 
 /// Benchmarks that run only when they are named.
-pub const BY_NAME: &[Benchmark] = &[Benchmark {
-    name: "external-storage",
-    about: "Kubernetes' own tests of storage drivers on a cluster with the chart; HOLDFAST_SPECS, a regular expression, chooses some",
-    expected: Duration::from_secs(7200),
-    profile: Profile::Dev,
-    run: external_storage::run,
-}];
+pub const BY_NAME: &[Benchmark] = &[
+    Benchmark {
+        name: "field",
+        about: "kernels, a host with its daemons, dialects of stores: ends of the daemon, attaches and messages",
+        expected: Duration::from_secs(3600),
+        profile: Profile::Dev,
+        run: field::run,
+    },
+    Benchmark {
+        name: "external-storage",
+        about: "Kubernetes' own tests of storage drivers on a cluster with the chart; HOLDFAST_SPECS, a regular expression, chooses some",
+        expected: Duration::from_secs(7200),
+        profile: Profile::Dev,
+        run: external_storage::run,
+    },
+];
 
 /// One number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -243,7 +253,17 @@ fn missed(figure: &Figure) -> Option<String> {
 /// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts
 /// here.
 fn play<T>(world: &World, name: &str, scenario: impl FnOnce(&World) -> Result<T>) -> Result<T> {
-    let own = World::new(world.toolbox(), name, KERNEL, Profile::Dev)?;
+    play_on(world, KERNEL, name, scenario)
+}
+
+/// The same on this kernel.
+fn play_on<T>(
+    world: &World,
+    kernel: KernelPin,
+    name: &str,
+    scenario: impl FnOnce(&World) -> Result<T>,
+) -> Result<T> {
+    let own = World::new(world.toolbox(), name, kernel, Profile::Dev)?;
     let played = scenario(&own);
     if played.is_err() {
         eprintln!("{}", own.logs(LOG_LINES));

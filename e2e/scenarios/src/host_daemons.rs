@@ -17,11 +17,10 @@ use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "host";
-/// Number of times that a volume is detached and attached again, unless `HOLDFAST_ROUNDS` names another.
+/// Number of times that a volume is detached and attached again.
 const ROUNDS: usize = 12;
-/// Ends of the daemon: at least one in each way, and this many for so many rounds.
-const LEAST_ENDS: usize = 3;
-const ENDS: (usize, usize) = (3, 20);
+/// Ends of the daemon: one in each way.
+const ENDS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Functions of the scripts below.
@@ -83,11 +82,33 @@ while :; do
 done
 "#;
 
+/// Outcome of a run beside the daemons of a host.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Number of times that a volume was detached and attached again.
+    pub attaches: usize,
+    /// Number of ends of the daemon.
+    pub ends: usize,
+    /// Each thing that the host read of a volume, or made of it, by itself.
+    pub foreign: Vec<String>,
+    /// The kernel's reports of tasks that waited for more than a minute.
+    pub hung: Vec<String>,
+}
+
 pub(super) fn run(world: &World) -> Result<()> {
-    let rounds = match std::env::var("HOLDFAST_ROUNDS") {
-        Ok(rounds) => rounds.parse().context("HOLDFAST_ROUNDS is a number")?,
-        Err(_) => ROUNDS,
-    };
+    let Outcome { foreign, hung, .. } = rounds(world, ROUNDS, ENDS)?;
+    ensure!(foreign.is_empty(), "the host looked into a volume:\n{}", foreign.join("\n"));
+    ensure!(hung.is_empty(), "{}", hung.join("\n"));
+    Ok(())
+}
+
+/// Detaches and attaches volumes `attaches` times, and ends the daemon `ends` times, beside the daemons and
+/// programs of a host.
+///
+/// # Errors
+/// If something else failed than what is counted.
+pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<Outcome> {
+    let mut outcome = Outcome { attaches, ends: ends_due, ..Outcome::default() };
     let vm = world.vm_with("a", Options::systemd)?;
     let active = "cat /proc/1/comm; systemctl is-active systemd-udevd multipathd lvm2-monitor; \
                   sysctl -qw kernel.hung_task_timeout_secs=60";
@@ -98,32 +119,33 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", "")?;
 
     script(&node, SIGNATURES)?;
-    nothing_foreign(world, &node)?;
+    outcome.foreign.extend(foreign(world, &node)?);
     marks_decide(&node)?;
     clones(&node)?;
     node.vm().spawn("scans", &bash(SCANS))?;
-    ends(world, &node, (rounds * ENDS.0 / ENDS.1).max(LEAST_ENDS))?;
-    attach_again(world, &node, rounds)?;
+    ends(&node, ends_due)?;
+    outcome.foreign.extend(foreign(world, &node)?);
+    attach_again(&node, attaches)?;
+    outcome.foreign.extend(foreign(world, &node)?);
     node.vm().signal("scans", SIGKILL)?;
     node.vm().wait("scans", LIMIT)?;
     say_longest_scan(node.vm())?;
-    holders(world, &node)?;
-    no_hung_task(&node)
+    holders(&node)?;
+    outcome.foreign.extend(foreign(world, &node)?);
+    let reports = node.vm().exec("dmesg | grep 'blocked for more than' || true")?;
+    outcome.hung.extend(reports.lines().map(str::to_owned));
+    Ok(outcome)
 }
 
 fn script(node: &Node, script: &str) -> Result<String> {
     node.vm().exec(&format!("{SHELL}{script}"))
 }
 
-fn nothing_foreign(world: &World, node: &Node) -> Result<()> {
+/// Each thing that the host did with a volume by itself.
+fn foreign(world: &World, node: &Node) -> Result<Vec<String>> {
     let partitions = if world.kernel() == LTS_KERNEL { "" } else { PARTITIONS };
     let found = script(node, &format!("{FOREIGN}{partitions}"))?;
-    ensure!(found.is_empty(), "the host looked into a volume:\n{found}");
-    Ok(())
-}
-
-fn no_hung_task(node: &Node) -> Result<()> {
-    node.vm().exec("! dmesg | grep -A 12 'blocked for more than' >&2").map(drop)
+    Ok(found.lines().map(str::to_owned).collect())
 }
 
 /// A device without a mark, as another program's has none, is treated as udev's own rules say.
@@ -153,7 +175,7 @@ fn clones(node: &Node) -> Result<()> {
 
 /// The daemon ends in each way while all devices are in use. Meanwhile programs that look at no device of
 /// ours do not wait.
-fn ends(world: &World, node: &Node, due: usize) -> Result<()> {
+fn ends(node: &Node, due: usize) -> Result<()> {
     for number in 0..due {
         match number % 3 {
             0 => {
@@ -169,7 +191,7 @@ fn ends(world: &World, node: &Node, due: usize) -> Result<()> {
         }
         script(node, "echo more >> /mnt/data/file; sync -f /mnt/data; cat /mnt/clone/file > /dev/null")?;
     }
-    nothing_foreign(world, node)
+    Ok(())
 }
 
 fn quiesced(node: &Node) -> Result<()> {
@@ -183,15 +205,15 @@ fn quiesced(node: &Node) -> Result<()> {
 }
 
 /// Each volume is detached and attached again in turn.
-fn attach_again(world: &World, node: &Node, rounds: usize) -> Result<()> {
+fn attach_again(node: &Node, rounds: usize) -> Result<()> {
     script(
         node,
         &format!(
             "names=(gpt pv md btrfs)\n\
              for round in $(seq {rounds}); do name=${{names[round % 4]}}; detach $name; attach $name; done"
         ),
-    )?;
-    nothing_foreign(world, node)
+    )
+    .map(drop)
 }
 
 fn say_longest_scan(vm: &Vm) -> Result<()> {
@@ -207,7 +229,7 @@ fn say_longest_scan(vm: &Vm) -> Result<()> {
 
 /// Each use of a device keeps it, and is named: a mount that lives on in another mount namespace, the loop
 /// device of a raw volume, a logical volume that the user activated.
-fn holders(world: &World, node: &Node) -> Result<()> {
+fn holders(node: &Node) -> Result<()> {
     node.vm().spawn("agent", &bash("exec unshare --mount --propagation private sleep 100000"))?;
     script(
         node,
@@ -234,8 +256,8 @@ fn holders(world: &World, node: &Node) -> Result<()> {
     script(
         node,
         "vgchange -qq -an tenant; detach pv; umount /mnt/data; detach data; detach gpt; detach btrfs",
-    )?;
-    nothing_foreign(world, node)
+    )
+    .map(drop)
 }
 
 fn refused(node: &Node, volume: &str, says: &str) -> Result<()> {

@@ -225,7 +225,32 @@ const ROWS: &[Row] = &[
     fine("list-lags", Dialect::ListLags(Duration::from_secs(5))),
 ];
 
+/// Messages about the dialects, and the outcome of their end.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Number of dialects.
+    pub dialects: usize,
+    /// Those of which something else was said, with it.
+    pub wrong: Vec<String>,
+    /// Number of servers whose create-once is not atomic, and of those that were found so.
+    pub not_atomic: (u64, u64),
+    /// Buckets that do not hold exactly what was acknowledged.
+    pub lost: Vec<String>,
+}
+
 pub(super) fn run(world: &World) -> Result<()> {
+    let Outcome { dialects: _, wrong, not_atomic: (due, found), lost } = play(world)?;
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ensure!(found == due, "found {found} of {due} servers whose create-once is not atomic");
+    ensure!(lost.is_empty(), "not the first record of one volume alone: {lost:?}");
+    Ok(())
+}
+
+/// Has preflight and the operator meet each dialect, and ends them.
+///
+/// # Errors
+/// If something else failed than what is counted, or not everything continues in time.
+pub fn play(world: &World) -> Result<Outcome> {
     let s3 = world.s3()?;
     let proxy = DialectProxy::start(s3.port())?;
     let mut buckets: BTreeMap<String, Dialect> =
@@ -256,9 +281,10 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("what preflight says");
     let said = preflight(world, &proxy, buckets.keys())?;
-    check_preflight(&said)?;
+    let mut wrong = check_preflight(&said)?;
+    let found = lookers_found(&said)?;
     report::step("what the ObjectStores say");
-    check_stores(world)?;
+    wrong.extend(check_stores(world)?);
 
     report::step("it is over");
     let over = Instant::now();
@@ -283,13 +309,13 @@ pub(super) fn run(world: &World) -> Result<()> {
             lost.push(format!("{bucket}: {keys:?}"));
         }
     }
-    ensure!(lost.is_empty(), "not the first record of one volume alone: {lost:?}");
     report::step(format_args!(
-        "{} dialects said, {LOOKERS} of {LOOKERS} lookers found, all continued after {:.1} s",
+        "{} dialects, {} of them wrong, {found} of {LOOKERS} lookers found, all continued after {:.1} s",
         ROWS.len(),
+        wrong.len(),
         took.as_secs_f64()
     ));
-    Ok(())
+    Ok(Outcome { dialects: ROWS.len(), wrong, not_atomic: (LOOKERS, found), lost })
 }
 
 /// Runs `holdfast-node preflight` on this host with a store for each bucket. Returns its lines about stores.
@@ -327,26 +353,40 @@ fn preflight<'a>(
     Ok(lines)
 }
 
-fn check_preflight(said: &BTreeMap<String, String>) -> Result<()> {
-    let line = |name: &str| said.get(name).with_context(|| format!("no line of {name}: {said:?}"));
-    for Row { name, reason, state, fix, .. } in ROWS {
-        let line = line(name)?;
-        if reason.is_none() {
-            ensure!(line.starts_with(&format!("PASS store {name}: ")), "{line}");
-            continue;
-        }
-        let (found, action) = line.split_once(". Fix: ").with_context(|| format!("no fix: {line}"))?;
-        let is_named = found.starts_with(&format!("FAIL store {name}: {state}")) && action.contains(fix);
-        ensure!(is_named, "not {state:?}, {fix:?}: {line}");
-    }
-    for number in 0..LOOKERS {
-        let line = line(&format!("looker-{number}"))?;
-        ensure!(line.starts_with("FAIL ") && line.contains("(If-None-Match is not atomic)"), "{line}");
-    }
-    Ok(())
+fn line<'a>(said: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> {
+    said.get(name).map(String::as_str).with_context(|| format!("no line of {name}: {said:?}"))
 }
 
-fn check_stores(world: &World) -> Result<()> {
+/// The lines of preflight that do not say the fault and its fix.
+fn check_preflight(said: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    for Row { name, reason, state, fix, .. } in ROWS {
+        let line = line(said, name)?;
+        let is_named = match (reason, line.split_once(". Fix: ")) {
+            (None, _) => line.starts_with(&format!("PASS store {name}: ")),
+            (Some(_), None) => false,
+            (Some(_), Some((found, action))) => {
+                found.starts_with(&format!("FAIL store {name}: {state}")) && action.contains(fix)
+            }
+        };
+        if !is_named {
+            wrong.push(format!("not {state:?}, {fix:?}: {line}"));
+        }
+    }
+    Ok(wrong)
+}
+
+fn lookers_found(said: &BTreeMap<String, String>) -> Result<u64> {
+    let mut found = 0;
+    for number in 0..LOOKERS {
+        let line = line(said, &format!("looker-{number}"))?;
+        found += u64::from(line.starts_with("FAIL ") && line.contains("(If-None-Match is not atomic)"));
+    }
+    Ok(found)
+}
+
+/// Waits until each ObjectStore says its fault. Returns those that do not.
+fn check_stores(world: &World) -> Result<Vec<String>> {
     let is_said = |row: &Row, found: &BTreeMap<String, Said>| {
         let Some(said) = found.get(row.name) else { return false };
         match row.reason {
@@ -359,14 +399,18 @@ fn check_stores(world: &World) -> Result<()> {
             }
         }
     };
-    let mut wrong = String::new();
+    let mut wrong = Vec::new();
     let all_said = || {
         let found = conditions(world, "objectstores", "Ready")?;
-        let missing: Vec<_> = ROWS.iter().filter(|row| !is_said(row, &found)).map(|row| row.name).collect();
-        wrong = missing.iter().map(|name| format!("{name}: {:?}\n", found.get(*name))).collect();
-        Ok(missing.is_empty().then_some(()))
+        let missing = ROWS.iter().filter(|row| !is_said(row, &found));
+        wrong = missing.map(|row| format!("{}: {:?}", row.name, found.get(row.name))).collect();
+        Ok(wrong.is_empty().then_some(()))
     };
-    until("each ObjectStore to say its fault", SAID, all_said).with_context(|| wrong)
+    let said = until("each ObjectStore to say its fault", SAID, all_said);
+    if wrong.is_empty() {
+        said?;
+    }
+    Ok(wrong)
 }
 
 /// A condition.

@@ -1,0 +1,101 @@
+//! The surroundings that people have, beside our own laboratory: kernels that distributions ship, a host
+//! whose daemons look at all block devices, stores that speak S3 in their own way, a volume that was touched
+//! all over.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::pins::{KERNEL, LTS_KERNEL};
+use holdfast_lab::report;
+use holdfast_lab::world::World;
+use holdfast_scenarios::{host_daemons, kill_rounds, store_dialects};
+use serde::Deserialize;
+
+use super::{Bar, Figure, play, play_on};
+
+/// Ends of the daemon on each kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
+const KILL_ROUNDS: usize = 60;
+/// Detaches and attaches, and ends of the daemon, beside the daemons of a host.
+const ATTACHES: usize = 200;
+const ENDS: usize = 30;
+/// The most memory of an attach, in MiB.
+const MAX_ATTACH_MIB: f64 = 32.0;
+/// The test of the daemon that prints it.
+const ATTACH_TEST: &str = "an_attach_of_a_touched_tebibyte";
+
+/// Figure that it prints in one line.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AttachPeak {
+    attach_1tib_peak_mib: f64,
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    let peak_mib = attach_peak(world)?;
+    let said = play(world, "store-dialects", store_dialects::play)?;
+    said.wrong.iter().chain(&said.lost).for_each(report::step);
+    let mut ends = Vec::new();
+    for kernel in [LTS_KERNEL, KERNEL] {
+        let rounds = |world: &World| kill_rounds::rounds(world, "user-copy", KILL_ROUNDS);
+        let outcome = play_on(world, kernel, "kill-rounds-user-copy", rounds)?;
+        outcome.errors.iter().for_each(report::step);
+        ends.push(outcome);
+    }
+    let host = play(world, "host-daemons", |world| host_daemons::rounds(world, ATTACHES, ENDS))?;
+    host.foreign.iter().chain(&host.hung).for_each(report::step);
+
+    let count = |name: &str, value: usize, against: &str, due: usize| Figure {
+        name: name.to_owned(),
+        value: value as f64,
+        unit: "count",
+        against: against.to_owned(),
+        bar: Some(Bar::Exactly(due as f64)),
+    };
+    let (lookers, found) = said.not_atomic;
+    let mut figures = vec![
+        Figure {
+            name: "attach_1tib_peak_mib".to_owned(),
+            value: peak_mib,
+            unit: "MiB",
+            against: "the heap of an attach of a volume of 1 TiB of which all was touched".to_owned(),
+            bar: Some(Bar::AtMost(MAX_ATTACH_MIB)),
+        },
+        count("dialects_total", said.dialects, "answers that stores give in their own way", said.dialects),
+        count("dialects_passed", said.dialects.saturating_sub(said.wrong.len()), "all", said.dialects),
+        count("dialect_objects_lost", said.lost.len(), "none", 0),
+        Figure {
+            name: "probe_found_nonatomic".to_owned(),
+            value: found as f64,
+            unit: "count",
+            against: "all servers whose create-once is not atomic".to_owned(),
+            bar: Some(Bar::Exactly(lookers as f64)),
+        },
+        count("kernels_tested", ends.len(), "kernels on which the rounds below were run", ends.len()),
+    ];
+    for (kernel, outcome) in [LTS_KERNEL, KERNEL].into_iter().zip(&ends) {
+        let series = kernel.series().replace('.', "");
+        let under = "ends of the daemon under three file systems and forced writes, user copy";
+        figures.extend([
+            count(&format!("kernel{series}_rounds"), outcome.rounds, under, KILL_ROUNDS),
+            count(&format!("kernel{series}_errors"), outcome.errors.len(), "none", 0),
+        ]);
+    }
+    figures.extend([
+        count("udev_attach_rounds", host.attaches, "beside udev, LVM, md, multipath and btrfs", ATTACHES),
+        count("udev_kills", host.ends, "ends of the daemon beside them", ENDS),
+        count("udev_hung_tasks", host.hung.len(), "none", 0),
+        count("udev_foreign_activations", host.foreign.len(), "none", 0),
+    ]);
+    Ok(figures)
+}
+
+/// Peak of the heap of an attach, in MiB, by a test of the daemon.
+fn attach_peak(world: &World) -> Result<f64> {
+    let mut command: Command = world.toolbox().cargo("test");
+    command.args(["--workspace", "--bin", "holdfast-node", "--", "--nocapture", ATTACH_TEST]);
+    let done = command.output().context("run a test of the daemon")?;
+    let said = String::from_utf8_lossy(&done.stdout);
+    ensure!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    let peak = said.lines().find_map(|line| serde_json::from_str::<AttachPeak>(line).ok());
+    Ok(peak.with_context(|| format!("no figure in {said}"))?.attach_1tib_peak_mib)
+}
