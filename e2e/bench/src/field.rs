@@ -1,4 +1,4 @@
-//! The surroundings that people have, beside our own laboratory: kernels that distributions ship, a host
+//! Surroundings outside our own laboratory: kernels that distributions ship, a host
 //! whose daemons look at all block devices, stores that speak S3 in their own way, a volume that was touched
 //! all over.
 
@@ -15,7 +15,7 @@ use super::{Bar, Figure, play, play_on};
 
 /// Ends of the daemon on each kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
 const KILL_ROUNDS: usize = 60;
-/// Detaches and attaches, and ends of the daemon, beside the daemons of a host.
+/// Detaches and attaches, and ends of the daemon, while the daemons of a host run.
 const ATTACHES: usize = 200;
 const ENDS: usize = 30;
 /// The most memory of an attach, in MiB.
@@ -81,8 +81,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         ]);
     }
     figures.extend([
-        count("udev_attach_rounds", host.attaches, "beside udev, LVM, md, multipath and btrfs", ATTACHES),
-        count("udev_kills", host.ends, "ends of the daemon beside them", ENDS),
+        count("udev_attach_rounds", host.attaches, "while udev, LVM, md, multipath and btrfs run", ATTACHES),
+        count("udev_kills", host.ends, "ends of the daemon meanwhile", ENDS),
         count("udev_hung_tasks", host.hung.len(), "none", 0),
         count("udev_foreign_activations", host.foreign.len(), "none", 0),
     ]);
@@ -92,7 +92,15 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
 /// Peak of the heap of an attach, in MiB, by a test of the daemon.
 fn attach_peak(world: &World) -> Result<f64> {
     let mut command: Command = world.toolbox().cargo("test");
-    command.args(["--workspace", "--bin", "holdfast-node", "--", "--nocapture", ATTACH_TEST]);
+    command.args([
+        "--workspace",
+        "--bin",
+        "holdfast-node",
+        "--",
+        "--nocapture",
+        "--test-threads=2",
+        ATTACH_TEST,
+    ]);
     let done = command.output().context("run a test of the daemon")?;
     let said = String::from_utf8_lossy(&done.stdout);
     ensure!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));

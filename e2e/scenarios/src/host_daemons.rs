@@ -1,4 +1,4 @@
-//! A node as people have it: systemd, udev, LVM, md, multipath and btrfs run beside the daemon, an agent that
+//! A node as people have it: systemd, udev, LVM, md, multipath and btrfs run with the daemon, an agent that
 //! copies the host's mounts, and the programs that look at all block devices.
 //!
 //! Faults that it looks for: the host reads a table or signature that a tenant wrote and acts on it
@@ -82,7 +82,7 @@ while :; do
 done
 "#;
 
-/// Outcome of a run beside the daemons of a host.
+/// Outcome of a run with the daemons of a host.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Number of times that a volume was detached and attached again.
@@ -102,7 +102,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Detaches and attaches volumes `attaches` times, and ends the daemon `ends` times, beside the daemons and
+/// Detaches and attaches volumes `attaches` times, and ends the daemon `ends` times, among the daemons and
 /// programs of a host.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ const SAID: Duration = Duration::from_secs(120);
 /// Servers that look before they store, each with another gap.
 const LOOKERS: u64 = 20;
 
-/// A dialect, and what is said of it.
+/// A dialect, and the messages about it.
 struct Row {
     name: &'static str,
     dialect: Dialect,

@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// The most bytes that `work` had allocated at once on this thread, beside those that were there before.
+/// The most bytes that `work` had allocated at once on this thread, more than it had before.
 pub(crate) fn most_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = ALLOCATED.get();
     MOST.set(before);

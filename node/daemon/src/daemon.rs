@@ -44,7 +44,7 @@ use crate::store_reload::StoreReload;
 /// the last traces. When the process ends, the kernel quiesces a device whose requests have not ended by
 /// then.
 const GRACE: Duration = Duration::from_secs(20);
-/// Longest wait at the end for what is left of the runtime.
+/// Longest wait at the end for calls of libraries.
 const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
 /// Longest time that the predecessor may keep the address of the metrics after it released the lock.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);

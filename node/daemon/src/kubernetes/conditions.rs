@@ -197,7 +197,7 @@ fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &St
     let (store, me, error) = (&here.store.name, &facts.me, &outage.error);
     match outage.kind {
         ErrorKind::Denied => format!(
-            "ObjectStore {store} denies the requests of node {me}{since}. {waits}; reads of what is not on the node wait. {}. \
+            "ObjectStore {store} denies the requests of node {me}{since}. {waits}; reads of data that is not on the node wait. {}. \
              Last error: {error}",
             denied(facts)
         ),
@@ -214,7 +214,7 @@ fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &St
         | ErrorKind::Corrupt
         | ErrorKind::Ambiguous
         | ErrorKind::Exists => format!(
-            "ObjectStore {store} has served no request of node {me}{since}. {waits}; reads of what is not on the node wait. \
+            "ObjectStore {store} has served no request of node {me}{since}. {waits}; reads of data that is not on the node wait. \
              Uploads resume automatically once the store is reachable. Last error: {error}"
         ),
     }

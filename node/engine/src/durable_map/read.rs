@@ -4,9 +4,8 @@
 //! page, page, page, ...   each that was written, lowest first
 //! journal, journal, ...   its bytes in order, while they count
 //! end
-//! ```
-//! Owns: what tells which part is the newest: 16 bytes a page. Does not own: the file, nor what is made of
-//! the parts. A part that comes later replaces what came before of the same sectors.
+//! ``` Owns: the generations by which the newest part is known: 16 bytes a page. Does not own: the file, nor
+//! what is made of the parts. A part that comes later replaces what came before of the same sectors.
 
 use holdfast_types::{Block, SectorRange, Seq};
 

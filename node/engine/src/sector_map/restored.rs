@@ -1,4 +1,4 @@
-//! The live map of a volume that is attached, while it is filled with what the durable map holds.
+//! The live map of a volume that is attached, while it is filled from the durable map.
 //!
 //! Owns: what is taken over of each part after the loss of the host. Does not own: the allocation of the
 //! memory. Runs on: a thread that may block, since it takes as long as the map is large.

@@ -3,7 +3,7 @@
 //!
 //! An upload is of no use once the log has passed the place of its object, as an object would be that nothing
 //! names. The grace is a second guard, as for objects. Costs: one LIST for each 1,000 uploads of the bucket
-//! and an abort for each. On failure: the sweep does not depend on it, and says what the store answered.
+//! and an abort for each. On failure: the sweep does not depend on it, and reports the store's answer.
 
 use std::collections::BTreeMap;
 

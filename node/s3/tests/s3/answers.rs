@@ -15,7 +15,7 @@ const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
 const LOGIN: &str = "<!DOCTYPE html><html><body><form action=\"/login\"></form></body></html>";
 
-/// An answer, and what is to be said of it.
+/// An answer, and the message that is due.
 struct Row {
     method: Method,
     answer: PlannedFault,

@@ -584,7 +584,7 @@ fn control(stage: &mut Stage<'_>) -> Played {
     stage.world.leave_root();
     stage.world.begin_control_snapshot(false);
     stage.end_control()?;
-    // One that stands still until the place of its record was truncated.
+    // One that pauses until the place of its record was truncated.
     stage.world.begin_control_snapshot(false);
     stage.control_until(World::control_creates_record)?;
     stage.world.take_control_snapshot();

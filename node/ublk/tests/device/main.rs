@@ -636,7 +636,7 @@ const STUCK_DEVICE: &str = "HOLDFAST_STUCK_DEVICE";
 struct Child(Process);
 
 impl Child {
-    /// Starts it. It serves its device at once, and sends its command when it is told to.
+    /// Starts it. It serves its device at once, and sends its command once it is asked to.
     fn start(test: &str) -> (Self, u32) {
         let mut server = Command::new(std::env::current_exe().unwrap());
         server.args(["--ignored", "--exact", "--nocapture", test]).env(STUCK_DEVICE, "");

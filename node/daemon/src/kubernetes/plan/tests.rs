@@ -683,7 +683,7 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreUnreachable"));
     assert_eq!(
         message,
-        "ObjectStore main has served no request of node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
+        "ObjectStore main has served no request of node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of data that is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);

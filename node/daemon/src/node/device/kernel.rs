@@ -108,7 +108,8 @@ impl Devices for Kernel {
     fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
         let device = Device::add(&Features::probe()?, spec)?;
         if let Err(error) = self.udev.mark(device.id(), spec.tag) {
-            device.delete()?;
+            // One that stays is found by its tag at the next start.
+            let _deleted = device.delete();
             return Err(error);
         }
         Ok(device)

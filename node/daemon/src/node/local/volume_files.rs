@@ -221,7 +221,7 @@ impl Local {
         Ok(allocated_bytes(&dir.join("a.data"))? + allocated_bytes(&dir.join("b.data"))?)
     }
 
-    /// Fills a new live map with what the durable map holds.
+    /// Fills a new live map with the content of the durable one.
     fn restore(&self, live_map: LiveMap, sectors: u64, restore: &Restore) -> Result<LiveMap, NodeError> {
         let (path, live_path) = (self.map_path(), self.live_map_path());
         let mut filled = RestoredMap::new(live_map, sectors, restore);
@@ -238,7 +238,7 @@ impl Local {
         Ok(filled.into_memory())
     }
 
-    /// The durable header with its generation, and what the pages say; nothing when the volume was never
+    /// The durable header with its generation, and a summary of its pages; nothing when the volume was never
     /// here.
     pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         read_map(&self.map_path())

@@ -14,6 +14,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use super::*;
 use crate::node::local::owner::HeldOwner;
 use crate::node::local::volume_files::AttachFiles;
+use crate::node::volume::device::LOOK_EVERY;
 use holdfast_engine::limit::MAX_SECTORS;
 
 /// Time that a start waits for devices of the previous process.
@@ -670,7 +671,7 @@ fn an_open_device_does_not_delay_a_commit() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
-        host.kernel.hold("delete", Some(1));
+        host.kernel.change(1, |known| known.outlives_stop = true);
         let x = id("x");
         let status = async {
             until(|| node.list().iter().any(|status| status.message.is_some())).await;
@@ -689,8 +690,12 @@ fn an_open_device_does_not_delay_a_commit() {
         // It is attached again meanwhile, with another device.
         host.attach(&node, "x").await;
         host.check(&node).await;
-        host.kernel.release();
-        until(|| !host.kernel.devices().contains_key(&1)).await;
+        // The program closes it, and another one's device has its number at once.
+        host.kernel.take_away(1);
+        host.kernel.add_foreign(1, DeviceState::Quiesced, 77);
+        tokio::time::sleep(2 * LOOK_EVERY).await;
+        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+        assert_eq!(host.kernel.take_away(1).info.tag, 77);
         host.end(&node).await;
     });
 }
@@ -705,13 +710,12 @@ fn an_open_device_holds_up_no_detach_after_a_restart() {
         host.attach(&node, "x").await;
         node.detach(&id("x")).await.unwrap();
     });
-    host.kernel.hold("delete", Some(1));
+    host.kernel.change(1, |known| known.outlives_stop = true);
     host.daemon(|node| async move {
         settled(&node, |_left| false).await;
         let log = holdfast_log::read_manifest(&*host.bucket.objects, &id("x")).await.unwrap();
         assert!(!log.is_attached());
-        host.kernel.release();
-        until(|| !host.kernel.devices().contains_key(&1)).await;
+        host.kernel.take_away(1);
         assert_eq!(host.kernel.wrong(), Vec::<String>::new());
     });
 }

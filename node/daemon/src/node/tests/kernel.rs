@@ -36,6 +36,9 @@ pub(super) struct Known {
     is_foreign: bool,
     /// A program has the block device open.
     pub(super) is_used: bool,
+    /// A program still has it open once it is stopped: the kernel deletes it when that closes it.
+    pub(super) outlives_stop: bool,
+    is_deleting: bool,
     /// Set if the kernel loses it when its server ends.
     pub(super) loss: Option<Loss>,
     /// The kernel shows nothing of it.
@@ -115,6 +118,8 @@ impl FakeKernel {
             is_begun: false,
             is_foreign,
             is_used: false,
+            outlives_stop: false,
+            is_deleting: false,
             loss: None,
             is_secret: false,
         };
@@ -294,6 +299,8 @@ impl Devices for FakeKernel {
                 is_begun: false,
                 is_foreign: false,
                 is_used: false,
+                outlives_stop: false,
+                is_deleting: false,
                 loss: None,
                 is_secret: false,
             };
@@ -399,8 +406,17 @@ impl Devices for FakeKernel {
         self.command("delete", Some(device), |state| match state.of(device, "deletion") {
             Ok(known) => {
                 let (id, serves) = (known.info.id, known.info.state != DeviceState::Dead);
+                let was_deleting = std::mem::replace(&mut known.is_deleting, true);
+                let waits = known.outlives_stop;
                 if serves {
                     state.wrong.push(format!("deletion of device {id}, which was not stopped"));
+                }
+                if was_deleting {
+                    // By then the kernel may have given the number to another device.
+                    state.wrong.push(format!("second deletion of device {id}"));
+                }
+                if waits {
+                    return Err(ControlError::TimedOut { id, command: "DEL_DEV", waited_ms: 1000 });
                 }
                 state.devices.remove(&id);
                 Ok(())

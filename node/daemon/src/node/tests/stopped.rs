@@ -41,6 +41,18 @@ fn a_stopped_node_leaves_no_task() {
     });
 }
 
+/// Begins a call of a node that ends when the sender is dropped.
+async fn begin_call(node: &Node) -> std::sync::mpsc::Sender<()> {
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = oneshot::channel();
+    node.0.tasks.spawn(run_blocking(move || {
+        begins.send(()).unwrap();
+        released.recv().unwrap_or_default();
+    }));
+    begun.await.unwrap();
+    release
+}
+
 /// All devices of a node waited at its end for a part that was compressed, and for its name server.
 #[test]
 fn what_was_begun_ends_while_the_devices_are_served() {
@@ -51,16 +63,13 @@ fn what_was_begun_ends_while_the_devices_are_served() {
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         node.attach(AttachRequest { store: bucket.config.clone(), ..request() }).await.unwrap();
         let present = node.0.volumes.present(&volume()).unwrap();
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let (begins, begun) = oneshot::channel();
-        node.0.tasks.spawn(run_blocking(move || {
-            begins.send(()).unwrap();
-            released.recv().unwrap_or_default();
-        }));
-        begun.await.unwrap();
+        let release = begin_call(&node).await;
 
-        let ends = tokio::spawn(node.leave(LIMIT));
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let ends = tokio::spawn(node.clone().leave(LIMIT));
+        // It has begun to leave, and its tasks are stopped.
+        while node.0.tasks.run(async {}).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
         let (answers, answered) = oneshot::channel();
         on_ring(&present, move |_ring, _key| answers.send(()).unwrap()).await;
         tokio::time::timeout(LIMIT, answered).await.expect("the ring serves").unwrap();
@@ -81,13 +90,7 @@ fn a_call_that_does_not_end_keeps_the_lock() {
         let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
         let state_dir = dirs.config().state_dir;
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let (begins, begun) = oneshot::channel();
-        node.0.tasks.spawn(run_blocking(move || {
-            begins.send(()).unwrap();
-            released.recv().unwrap_or_default();
-        }));
-        begun.await.unwrap();
+        let release = begin_call(&node).await;
         {
             let (_dropped, all_ended) = node.leave(Duration::from_millis(20)).await;
             assert!(!all_ended);

@@ -26,7 +26,7 @@ use crate::node::volume::state::StateEvent;
 use crate::node::{QUEUE_DEPTH, QUEUES, TransportChoice};
 
 /// Time between two looks whether the last program has closed a device.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub(in crate::node) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The devices, and the tasks that delete them.
 pub(in crate::node) struct VolumeDevices {
