@@ -51,7 +51,8 @@ impl Subject {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Work for a thread, which calls what it is given as soon as it could take the next job.
+type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 struct IdleThread {
     number: u64,
@@ -75,6 +76,8 @@ struct Late {
 }
 
 impl Threads {
+    const NONE: Self = Self { started: 0, idle: Vec::new(), late: Vec::new() };
+
     /// The command for whose end one about `subject` would have to wait.
     fn in_the_way_of(&self, subject: Subject, name: &str) -> Option<Late> {
         let is_new = |late: &&Late| matches!(late.subject, Subject::New(_));
@@ -89,12 +92,8 @@ impl Threads {
     }
 }
 
-static THREADS: Mutex<Option<Threads>> = Mutex::new(None);
-
-fn with_threads<T>(run: impl FnOnce(&mut Threads) -> T) -> T {
-    let mut threads = THREADS.lock();
-    run(threads.get_or_insert_with(|| Threads { started: 0, idle: Vec::new(), late: Vec::new() }))
-}
+/// The threads of this process.
+static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
 
 enum Outcome<T> {
     Awaited,
@@ -116,29 +115,44 @@ pub(crate) fn run_within<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     late: impl FnOnce(T) + Send + 'static,
 ) -> Result<T, ControlError> {
+    run_on(&THREADS, subject, name, limit, work, late)
+}
+
+fn run_on<T: Send + 'static>(
+    threads: &'static Mutex<Threads>,
+    subject: Subject,
+    name: &'static str,
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+    late: impl FnOnce(T) + Send + 'static,
+) -> Result<T, ControlError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    if let Some(late) = with_threads(|threads| threads.in_the_way_of(subject, name)) {
+    let in_the_way = threads.lock().in_the_way_of(subject, name);
+    if let Some(late) = in_the_way {
         return Err(not_ended(&late));
     }
     let this = Late { number: NUMBER.fetch_add(1, Ordering::Relaxed), subject, name, sent: Instant::now() };
     let shared = Arc::new((Mutex::new(Outcome::Awaited), Condvar::new()));
     let job = {
         let shared = Arc::clone(&shared);
-        move || {
+        move |become_idle: &dyn Fn()| {
             let done = work();
             let (outcome, changed) = &*shared;
             let mut outcome = outcome.lock();
             if matches!(*outcome, Outcome::Unwanted) {
                 drop(outcome);
-                with_threads(|threads| threads.late.retain(|late| late.number != this.number));
+                threads.lock().late.retain(|late| late.number != this.number);
                 late(done);
+                become_idle();
             } else {
+                // First, or the caller's next command would start a thread.
+                become_idle();
                 *outcome = Outcome::Is(done);
                 changed.notify_one();
             }
         }
     };
-    give(Box::new(job)).map_err(ControlError::Channel)?;
+    give(threads, Box::new(job)).map_err(ControlError::Channel)?;
     let (outcome, changed) = &*shared;
     let mut outcome = outcome.lock();
     changed.wait_while_for(&mut outcome, |outcome| matches!(outcome, Outcome::Awaited), limit);
@@ -146,7 +160,7 @@ pub(crate) fn run_within<T: Send + 'static>(
         Outcome::Is(done) => Ok(done),
         Outcome::Awaited | Outcome::Unwanted => {
             // Before the thread can see that the caller is gone.
-            with_threads(|threads| threads.late.push(this));
+            threads.lock().late.push(this);
             Err(not_ended(&this))
         }
     }
@@ -159,41 +173,42 @@ fn not_ended(late: &Late) -> ControlError {
 }
 
 /// Gives a job to an idle thread, or to a new one.
-fn give(mut job: Job) -> io::Result<()> {
+fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
     loop {
-        let idle = with_threads(|threads| threads.idle.pop());
+        let idle = threads.lock().idle.pop();
         let Some(idle) = idle else { break };
         match idle.jobs.send(job) {
             Ok(()) => return Ok(()),
             Err(mpsc::SendError(refused)) => job = refused,
         }
     }
-    let number = with_threads(|threads| {
+    let number = {
+        let mut threads = threads.lock();
         threads.started += 1;
         threads.started
-    });
+    };
     let (jobs, received) = mpsc::channel();
     thread::Builder::new().name("ublk-control".to_owned()).spawn(move || {
         if let Err(error) = leave_files() {
             // Commands are sent all the same: only a stuck one would do more harm.
             eprintln!("a thread for ublk commands keeps the files of its process: {error}");
         }
-        job();
+        let become_idle = || threads.lock().idle.push(IdleThread { number, jobs: jobs.clone() });
+        job(&become_idle);
         loop {
-            with_threads(|threads| threads.idle.push(IdleThread { number, jobs: jobs.clone() }));
             match received.recv_timeout(IDLE_FOR) {
-                Ok(job) => job(),
+                Ok(job) => job(&become_idle),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    let was_idle = with_threads(|threads| {
-                        let place = threads.idle.iter().position(|idle| idle.number == number);
-                        place.map(|place| threads.idle.swap_remove(place)).is_some()
-                    });
-                    if was_idle {
-                        return;
+                    {
+                        let mut threads = threads.lock();
+                        if let Some(place) = threads.idle.iter().position(|idle| idle.number == number) {
+                            threads.idle.swap_remove(place);
+                            return;
+                        }
                     }
                     // A caller has taken it, and sends its job.
                     match received.recv() {
-                        Ok(job) => job(),
+                        Ok(job) => job(&become_idle),
                         Err(mpsc::RecvError) => return,
                     }
                 }
@@ -254,6 +269,17 @@ mod tests {
         while run_within(subject, "STOP_DEV", SOON, || (), |()| {}).is_err() {
             assert!(begun.elapsed() < SOON, "the device takes commands again");
         }
+    }
+
+    /// Found on a slow machine: a caller that had its answer sent its next command before the thread was idle
+    /// again, and so started one more thread.
+    #[test]
+    fn commands_in_turn_use_one_thread() {
+        static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
+        for _ in 0..1000 {
+            run_on(&THREADS, Subject::Device(1), "GET_PARAMS", SOON, || (), |()| {}).unwrap();
+        }
+        assert_eq!(THREADS.lock().started, 1);
     }
 
     /// Found by reading: each try of an attach had another tag, and so left one more thread.
