@@ -10,7 +10,7 @@ use holdfast_lab::inside::Inside;
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
-use crate::{cluster, images, shell, suite};
+use crate::{cluster, images, last_runs, shell, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -113,19 +113,26 @@ fn list() {
         entry(&lane.to_string(), lane.scenario.expected, lane.scenario.about);
     }
     report::line("cargo e2e test NAME@SERIES: a scenario on another kernel (7.2, 6.12)");
-    for scenario in holdfast_scenarios::BY_NAME {
-        let command = format!("cargo e2e test {}, which nothing else runs", scenario.name);
-        report::line(&command);
-        entry(scenario.name, scenario.expected, scenario.about);
+    report::line("cargo e2e test NAME; one of them is in each run of all, by the day");
+    for name in holdfast_scenarios::IN_TURN {
+        if let Ok(lane) = holdfast_scenarios::lane(name) {
+            entry(name, lane.scenario.expected, &with_last_run(name, lane.scenario.about));
+        }
     }
     report::line("cargo e2e bench");
     for benchmark in holdfast_bench::ALL {
         entry(benchmark.name, benchmark.expected, benchmark.about);
     }
+    report::line("cargo e2e bench NAME, which nothing else runs");
     for benchmark in holdfast_bench::BY_NAME {
-        let command = format!("cargo e2e bench {}, which nothing else runs", benchmark.name);
-        report::line(&command);
-        entry(benchmark.name, benchmark.expected, benchmark.about);
+        entry(benchmark.name, benchmark.expected, &with_last_run(benchmark.name, benchmark.about));
+    }
+}
+
+fn with_last_run(name: &str, about: &str) -> String {
+    match last_runs::all().find(|run| run.name == name) {
+        Some(run) => format!("{about} (last passed on {} with {})", run.day, run.commit),
+        None => about.to_owned(),
     }
 }
 

@@ -6,5 +6,6 @@
 pub mod cli;
 pub mod cluster;
 pub mod images;
+pub mod last_runs;
 pub mod shell;
 pub mod suite;

@@ -10,7 +10,7 @@ use std::iter;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_lab::limit::{WorkClock, within};
@@ -20,7 +20,7 @@ use holdfast_lab::report;
 use holdfast_lab::run_dir;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
-use holdfast_scenarios::{BY_NAME, Lane, lane, lanes, usual_lanes};
+use holdfast_scenarios::{BY_NAME, IN_TURN, Lane, lane, lane_in_turn, lanes, usual_lanes};
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
@@ -36,6 +36,10 @@ const DEMO: &str = "story-zero-copy";
 const LOG_LINES: usize = 60;
 /// Time limit of fetching these from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
+
+/// The lane whose turn it is runs where all the rest took no longer than this: what it runs may have to be
+/// built first, for 15 minutes, and a run has 90 for everything.
+const IN_TURN_WITHIN: Duration = Duration::from_secs(3600);
 
 /// Memory that a scenario may need, in MiB: two machines, a Kubernetes API and an S3 server.
 const SCENARIO_MIB: u64 = 5 << 10;
@@ -70,12 +74,13 @@ impl Tally {
 }
 
 /// Runs the workspace's own tests, then every lane that `filter` chooses ([`lanes`]): first those that may
-/// run beside others, then each of the rest alone. Returns whether all of it passed. With a filter only
-/// scenarios run, and those of [`BY_NAME`] only with it.
+/// run beside others, then each of the rest alone, last the one of [`IN_TURN`] whose day it is. Returns
+/// whether all of it passed. With a filter only scenarios run.
 ///
 /// # Errors
 /// If the filter names no kernel, or the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
+    let begun = SystemTime::now();
     let chosen = filter.map_or_else(|| Ok(usual_lanes()), lanes)?;
     let toolbox = Toolbox::open()?;
     let tally = Mutex::new(Tally::default());
@@ -83,15 +88,11 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         // A part that cannot be made was named; the scenarios that need it fail, the others run.
         toolbox.prepare(&KERNELS, true).ok();
         record(&tally, HOST_TESTS, || host_tests(&toolbox));
-        for scenario in BY_NAME {
-            report::line(format_args!("SKIP {0}: takes long to set up; cargo e2e test {0}", scenario.name));
-        }
     } else {
-        lock(&tally).skipped += 1;
+        let all = 1 + usual_lanes().len() + BY_NAME.len();
+        lock(&tally).skipped += u32::try_from(all.saturating_sub(chosen.len()))?;
     }
     let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
-    let all = usual_lanes().len() + BY_NAME.len();
-    lock(&tally).skipped += u32::try_from(all.saturating_sub(alone.len() + beside.len()))?;
     let places = places(beside.len());
     beside_each_other(places, beside, |lane| {
         record(&tally, &lane.to_string(), || start(&toolbox, lane, places > 1));
@@ -99,12 +100,33 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     for lane in alone {
         record(&tally, &lane.to_string(), || start(&toolbox, lane, false));
     }
+    if filter.is_none() {
+        in_turn(&toolbox, &tally, begun)?;
+    }
     let tally = lock(&tally);
     // Again, where the end of a long log shows them.
     tally.failed.iter().for_each(report::line);
     let failed = tally.failed.len();
     report::line(format_args!("{} passed, {failed} failed, {} skipped", tally.passed, tally.skipped));
     Ok(failed == 0)
+}
+
+/// Runs the lane whose day it is, unless the rest took too long, and names those that did not run.
+fn in_turn(toolbox: &Toolbox, tally: &Mutex<Tally>, begun: SystemTime) -> Result<()> {
+    const SECONDS_A_DAY: u64 = 86_400;
+    let day = begun.duration_since(UNIX_EPOCH).context("read the clock")?.as_secs() / SECONDS_A_DAY;
+    let lane = lane_in_turn(day)?;
+    let chosen = lane.to_string();
+    let mut skipped: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
+    report::line(format_args!("SKIP one of these runs each day: {}", skipped.join(" ")));
+    if begun.elapsed().is_ok_and(|so_far| so_far <= IN_TURN_WITHIN) {
+        record(tally, &chosen, || start(toolbox, lane, false));
+    } else {
+        report::line(format_args!("SKIP {chosen}: it is its day, but the rest took too long"));
+        skipped.push(&chosen);
+    }
+    lock(tally).skipped += u32::try_from(skipped.len())?;
+    Ok(())
 }
 
 /// Does `work` with all items in their order, with `places` of them at once.

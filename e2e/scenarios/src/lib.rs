@@ -531,10 +531,46 @@ pub const BY_NAME: &[Scenario] = &[
     },
 ];
 
+/// Lanes that take turns in a run that names none, one each day: together they would take too long.
+/// docs/testing.md says when each of them last passed.
+pub const IN_TURN: &[&str] = &[
+    "cluster",
+    "ublk-many@6.12",
+    "device-identity@6.12",
+    "kill-rounds-user-copy",
+    "host-daemons@6.12",
+    "kill-rounds-zero-copy@7.2",
+    "failover",
+    "standalone-user-copy@6.12",
+    "ublk-zero-copy@7.2",
+    "held-requests-user-copy@6.12",
+    "host-shutdown@6.12",
+    "story-user-copy@6.12",
+];
+
+/// The lane whose turn it is on this day, counted from 1970.
+///
+/// # Errors
+/// If the list names none that there is.
+pub fn lane_in_turn(day: u64) -> Result<Lane> {
+    let place = day % IN_TURN.len() as u64;
+    lane(IN_TURN[place as usize])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use holdfast_lab::pins::OLDER_KERNEL;
+
+    #[test]
+    fn each_lane_has_its_turn_and_what_is_only_run_by_name_too() {
+        let usual: Vec<String> = usual_lanes().iter().map(Lane::to_string).collect();
+        let days: Vec<String> =
+            (0..IN_TURN.len() as u64).map(|day| lane_in_turn(20_000 + day).unwrap().to_string()).collect();
+        assert!(IN_TURN.iter().all(|name| days.iter().any(|day| day == name)), "{days:?}");
+        assert!(days.iter().all(|name| !usual.contains(name)), "one runs twice: {days:?}");
+        assert!(BY_NAME.iter().all(|scenario| IN_TURN.contains(&scenario.name)));
+    }
 
     #[test]
     fn each_further_lane_names_a_scenario_and_each_name_finds_its_lane() {

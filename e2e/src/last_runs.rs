@@ -1,0 +1,63 @@
+//! When what no run as a whole contains last passed: a table in docs/testing.md.
+
+/// The page that has the table.
+const PAGE: &str = include_str!("../../docs/testing.md");
+/// Head of the table.
+const HEAD: &str = "| run | last passed | with commit |";
+
+/// A pass of something that is run by name, or in its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastRun {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// Day of the commit, as in 2026-11-27.
+    pub day: &'static str,
+    /// The commit that was run, abbreviated.
+    pub commit: &'static str,
+}
+
+/// All rows of the table.
+pub fn all() -> impl Iterator<Item = LastRun> {
+    let rows = PAGE.lines().skip_while(|line| *line != HEAD).skip(2).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| {
+        let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`')).skip(1);
+        Some(LastRun { name: cells.next()?, day: cells.next()?, commit: cells.next()? })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Months since year 0.
+    fn month(day: &str) -> u32 {
+        let mut numbers = day.split('-').map(|number| number.parse::<u32>().unwrap());
+        numbers.next().unwrap() * 12 + numbers.next().unwrap()
+    }
+
+    /// `failover` failed for weeks on a bare machine, because nothing ran it.
+    #[test]
+    fn each_run_by_name_says_when_it_last_passed_and_that_was_not_long_ago() {
+        let rows: Vec<LastRun> = all().collect();
+        let named: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
+        let benchmarks = holdfast_bench::BY_NAME.iter().map(|benchmark| benchmark.name);
+        let expected: BTreeSet<&str> =
+            holdfast_scenarios::IN_TURN.iter().copied().chain(benchmarks).collect();
+        assert_eq!(named, expected);
+        assert_eq!(rows.len(), named.len(), "a name has two rows");
+        let git = Command::new("git").args(["log", "-1", "--format=%cs"]).output();
+        let Some(newest) = git.ok().filter(|git| git.status.success()) else { return };
+        let newest = String::from_utf8(newest.stdout).unwrap();
+        for row in rows {
+            assert!(
+                month(newest.trim()) <= month(row.day) + 2,
+                "{}: last passed on {}: run it again, and write its day and commit into docs/testing.md",
+                row.name,
+                row.day
+            );
+        }
+    }
+}
