@@ -86,7 +86,8 @@ use volume::table::NodeVolumes;
 
 /// Requests a queue holds.
 const QUEUE_DEPTH: u16 = 128;
-/// Queues a device has: one ring thread owns a volume.
+/// Queues a device has: one ring thread owns a volume. Kernels before 6.15 crash in START_DEV where one of
+/// several queues is armed in part.
 const QUEUES: u16 = 1;
 /// Segment indexes kept in memory, in bytes, and how many those may be.
 pub(crate) const INDEX_CACHE_BYTES: u64 = 256 << 20;
