@@ -1,6 +1,9 @@
 //! The end of a node with its host.
 
 use super::*;
+use crate::node::CALLS_END_WITHIN;
+use crate::node::local::owner::Owner;
+use crate::node::run_blocking::{calls_end, run_blocking};
 
 const WITHIN: Duration = Duration::from_millis(300);
 
@@ -66,5 +69,27 @@ fn a_store_that_does_not_answer_holds_up_no_shutdown() {
         end_with_the_host(&node).await;
         assert!(ours(host).iter().all(|state| *state == DeviceState::Dead), "{:?}", ours(host));
         host.bucket.open();
+    });
+}
+
+/// Found by a reader: a call on local files that never ended, of a disk that hangs, held up the end of the
+/// host; and one that had not ended must not be followed by another daemon.
+#[test]
+fn the_end_of_the_host_waits_for_no_call_and_lets_no_other_daemon_begin() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let call = tokio::spawn(run_blocking(move || ends.recv().is_err()));
+        while calls_end(Duration::ZERO).await {
+            tokio::task::yield_now().await;
+        }
+        let begun = std::time::Instant::now();
+        node.shutdown_with_host().await;
+        assert!(begun.elapsed() < CALLS_END_WITHIN / 2, "{:?}", begun.elapsed());
+        drop(end);
+        assert!(call.await.unwrap());
+        let next = Owner::wait_with(host.dirs.config(), host.kernel.clone());
+        assert!(tokio::time::timeout(WITHIN, next).await.is_err(), "the lock is the process's until it ends");
     });
 }
