@@ -4,6 +4,7 @@
 //! everything that it started (see [`holdfast_lab::process`]). Its standard output is the reason why the
 //! scenario failed.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io::{self, Read, Seek};
 use std::iter;
@@ -92,7 +93,10 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         let all = 1 + usual_lanes().len() + BY_NAME.len();
         lock(&tally).skipped += u32::try_from(all.saturating_sub(chosen.len()))?;
     }
-    let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
+    let (alone, mut beside): (Vec<Lane>, Vec<Lane>) =
+        chosen.into_iter().partition(|lane| lane.scenario.alone);
+    // A long one that begins last would run with nothing beside it.
+    beside.sort_by_key(|lane| Reverse(lane.scenario.expected));
     let places = places(beside.len());
     beside_each_other(places, beside, |lane| {
         record(&tally, &lane.to_string(), || start(&toolbox, lane, places > 1));

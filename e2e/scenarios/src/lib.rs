@@ -417,7 +417,7 @@ pub const ALL: &[Scenario] = &[
         name: "s3-faults",
         about: "a slow, resetting, throttling, forgetful or silent store loses nothing and doubles nothing",
         expected: Duration::from_secs(120),
-        alone: true,
+        alone: false,
         run: s3_faults::run,
     },
     Scenario {
