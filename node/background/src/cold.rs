@@ -1,7 +1,7 @@
-//! Blocks from the object store: the frames that make one up, and their bytes.
+//! Blocks from the object store: the frames that make one up, and the retries of a read.
 //!
-//! Owns: the parts of indexes kept in memory, the fetching of frames, the retries. Bytes that fail their
-//! checksum are never handed out (invariant 3). Does not own: the place where a block's bytes are kept.
+//! Owns: the parts of indexes kept in memory, the retries. Does not own: the fetching of frames
+//! (`fetches.rs`), the place where a block's bytes are kept.
 //! On failure: a request is retried while the store is unreachable, refuses, or sends an invalid response.
 //! Only two findings fail a read: the store says that the object does not exist, or the bytes are not those
 //! that were written. A finding is final when a second read some seconds later finds the same. A failed read
@@ -14,12 +14,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::join_all;
 use holdfast_engine::DecodeError;
-use holdfast_engine::compose::{Composition, Layer, Piece, compose, place};
+use holdfast_engine::compose::{Composition, Layer, compose};
 use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, Runs, SegmentObject};
 use holdfast_engine::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
-use holdfast_engine::segment::{FrameError, FrameIndex, SegmentRef, unpack};
+use holdfast_engine::segment::{FrameError, FrameIndex, SegmentRef};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Block, Lineage, Mask, RunId, SectorRange, SegmentId};
 use quick_cache::sync::{Cache, DefaultLifecycle};
@@ -248,7 +248,7 @@ impl Indexes {
         runs: &Runs,
     ) -> Result<Composition, ColdError> {
         let near = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let known = try_join_all(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
+        let known = all(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
         Ok(compose(block, wanted, known.iter().flatten().map(Known::layer)))
     }
 
@@ -341,35 +341,24 @@ async fn read_stored<T>(
     }
 }
 
-/// Fills `block`, 128 KiB of zeros, as `plan` composes it from objects of `lineage`.
+/// Waits until all of `reads` have ended: one that fails leaves the others their answers, which the next try
+/// does not need again. So a try lasts as long as its slowest request.
 ///
 /// # Errors
-/// [`ColdError`], when a frame is unavailable or is not what was written.
-pub async fn fetch(
-    objects: &dyn ObjectStore,
-    lineage: &Lineage,
-    plan: &Composition,
-    block: &mut [u8],
-) -> Result<(), ColdError> {
-    let frames = try_join_all(plan.pieces.iter().map(|piece| frame(objects, lineage, piece))).await?;
-    for (piece, stored) in plan.pieces.iter().zip(frames) {
-        let plain = unpack(&piece.frame, &stored)
-            .map_err(|source| ColdError::Frame { key: lineage.segment_key(piece.segment), source })?;
-        place(piece, &plain, block);
+/// The first one that a retry finds again, else the first.
+pub(crate) async fn all<T>(
+    reads: impl IntoIterator<Item = impl Future<Output = Result<T, ColdError>>>,
+) -> Result<Vec<T>, ColdError> {
+    let (mut done, mut failed) = (Vec::new(), None);
+    for ended in join_all(reads).await {
+        match ended {
+            Ok(read) => done.push(read),
+            Err(error)
+                if failed.as_ref().is_some_and(|first: &ColdError| first.is_final() >= error.is_final()) => {}
+            Err(error) => failed = Some(error),
+        }
     }
-    Ok(())
-}
-
-async fn frame(
-    objects: &dyn ObjectStore,
-    lineage: &Lineage,
-    piece: &Piece,
-) -> Result<bytes::Bytes, ColdError> {
-    let range = piece.frame.offset..piece.frame.offset + u64::from(piece.frame.stored);
-    objects
-        .get_range(&lineage.segment_key(piece.segment), range)
-        .await
-        .map_err(|source| ColdError::Store { key: lineage.segment_key(piece.segment), source })
+    failed.map_or(Ok(done), Err)
 }
 
 #[cfg(test)]

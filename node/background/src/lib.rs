@@ -12,6 +12,7 @@ mod attach;
 mod backoff;
 mod changes;
 mod cold;
+mod fetches;
 mod line_limit;
 mod local;
 mod manifest;
@@ -25,7 +26,8 @@ mod work;
 
 pub use attach::{Acquired, AttachError, Preserved, acquire};
 pub use changes::Changes;
-pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
+pub use cold::{ColdError, ColdLines, Indexes, retry_while_unavailable};
+pub use fetches::{BlockReader, Fetches};
 pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;

@@ -107,6 +107,8 @@ pub enum Safeguard {
     SpareSlots,
     /// A slot of the slab that is no longer used is freed once.
     FreeSlotOnce,
+    /// A fetch of which frames arrived in an earlier try requests the others.
+    FetchTheRest,
     /// A fork asks whether its snapshot is forgotten once its create record is in the store.
     AskIfForgotten,
     /// The answer that a fork got stands in its log before the fork is reported.
@@ -198,7 +200,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 91] = [
+    pub const ALL: [Self; 92] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -247,6 +249,7 @@ impl Safeguard {
         Self::FuaWaitsForCommit,
         Self::SpareSlots,
         Self::FreeSlotOnce,
+        Self::FetchTheRest,
         Self::SyncEachGroup,
         Self::PlaceBeyondRecord,
         Self::NameHeldChunks,
@@ -323,7 +326,8 @@ impl Safeguard {
             | Self::NewestSegmentFirst
             | Self::NameHeldChunks
             | Self::CommitOnlyAllRead
-            | Self::ClearOlderFirst => 4,
+            | Self::ClearOlderFirst
+            | Self::FetchTheRest => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
             Self::SegmentBeforeCommit | Self::NameMovedFrame | Self::PlanMergedReads => 7,

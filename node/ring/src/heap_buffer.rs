@@ -18,6 +18,8 @@ pub struct HeapBuffer {
 
 // SAFETY: the memory is owned by this value alone and has no tie to a thread.
 unsafe impl Send for HeapBuffer {}
+// SAFETY: `&self` gives shared slices; `as_raw` is for operations, which own the buffer.
+unsafe impl Sync for HeapBuffer {}
 
 impl HeapBuffer {
     /// `len_bytes` zeroed bytes.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_background::{
-    Acquired, AttachError, Background, ColdError, ColdLines, Indexes, Pools, Tidy, Work, acquire, fetch,
-    load_manifest, retry_while_unavailable,
+    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, Indexes, Pools, Tidy, Work,
+    acquire, load_manifest, retry_while_unavailable,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -19,7 +19,7 @@ use holdfast_engine::sector_map::Side;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, Mask, Millis, SectorRange, SnapshotUid, VolumeId};
+use holdfast_types::{Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
@@ -192,10 +192,10 @@ impl Process {
         let (background, shared) = (Arc::clone(&self.background), self.shared.clone());
         self.tasks.start(async move {
             let Background { objects, time, .. } = &*background;
-            let Shared { pools: Pools { indexes, .. }, slab, .. } = &shared;
+            let Shared { pools: Pools { indexes, .. }, fetches, slab, .. } = &shared;
             let block = match slab {
-                Some(slab) => slab.read(&**objects, time, indexes, range, &runs).await,
-                None => read_block(&**objects, time, indexes, range, &runs).await,
+                Some(slab) => slab.read(&**objects, time, indexes, &fetches.reader(), range, &runs).await,
+                None => read_block(&**objects, time, indexes, &fetches.reader(), range, &runs).await,
             };
             Ended::Cold { id, range, at, block }
         });
@@ -370,15 +370,14 @@ pub(crate) async fn read_block(
     objects: &dyn ObjectStore,
     time: &SimTime,
     indexes: &Indexes,
+    reader: &BlockReader<'_, Vec<u8>>,
     range: SectorRange,
     runs: &Runs,
 ) -> Result<Vec<u8>, ColdError> {
     retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
         let block = indexes.compose(objects, range.start.block(), wanted, runs).await?;
         let plan = block.for_range(Mask::of(range));
-        let mut whole = vec![0; BLOCK_BYTES as usize];
-        fetch(objects, runs.lineage(), &plan, &mut whole).await?;
-        Ok(whole)
+        reader.block(objects, runs.lineage(), &plan).await.map(|block| block.to_vec())
     })
     .await
 }

@@ -106,8 +106,13 @@ impl Profile {
             .contains(&safeguard)
         {
             Some(Self::OtherDisks)
-        } else if [Safeguard::CheckMergePlace, Safeguard::MoveVisible, Safeguard::PrepareReleased]
-            .contains(&safeguard)
+        } else if [
+            Safeguard::CheckMergePlace,
+            Safeguard::MoveVisible,
+            Safeguard::PrepareReleased,
+            Safeguard::FetchTheRest,
+        ]
+        .contains(&safeguard)
         {
             Some(Self::BadStore)
         } else {

@@ -1,9 +1,10 @@
 //! Parts that the daemon's process on a host has once for all its volumes: segment indexes, memory for
-//! uploads, the slab.
+//! uploads, fetches in progress, the slab.
 
 use std::sync::Arc;
 
-use holdfast_background::{Indexes, Pools, StoreKey, UploadMemory};
+use holdfast_background::{Fetches, Indexes, Pools, StoreKey, UploadMemory};
+use holdfast_types::BLOCK_BYTES;
 
 use crate::slab::Slab;
 
@@ -19,6 +20,7 @@ const PART_BYTES: usize = 64 << 10;
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) pools: Pools,
+    pub(crate) fetches: Arc<Fetches<Vec<u8>>>,
     /// The store of the volume that has this.
     pub(crate) store: StoreKey,
     /// The slab that fetched blocks go through; a volume alone on its hosts has none.
@@ -36,6 +38,7 @@ impl Shared {
         let upload_memory = UploadMemory::new(upload_bytes, PART_BYTES);
         Self {
             pools: Pools { indexes, upload_memory, merging: Arc::default() },
+            fetches: Arc::new(fetches()),
             store: StoreKey(0),
             slab: None,
         }
@@ -45,4 +48,9 @@ impl Shared {
     pub(crate) fn new(upload_bytes: u64) -> Self {
         Self { slab: Some(Arc::new(Slab::new())), ..Self::with(upload_bytes) }
     }
+}
+
+/// Fetches into memory.
+pub(crate) fn fetches() -> Fetches<Vec<u8>> {
+    Fetches::new(|| vec![0; BLOCK_BYTES as usize])
 }

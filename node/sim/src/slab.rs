@@ -1,14 +1,15 @@
 //! The slab of a host: the daemon's tables of slots, one over a simulated file and one over memory.
 
 use std::io;
+use std::sync::Arc;
 
 use holdfast_background::{
-    ColdError, ColdLines, Indexes, NoSlot, Slot, SlotTable, Unkept, fetch, retry_while_unavailable,
+    BlockReader, ColdError, ColdLines, Indexes, NoSlot, Slot, SlotTable, Unkept, retry_while_unavailable,
 };
 use holdfast_engine::compose::ContentKey;
 use holdfast_engine::index::Runs;
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
+use holdfast_types::{Mask, SectorRange};
 use parking_lot::Mutex;
 
 use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError};
@@ -57,6 +58,7 @@ impl Slab {
         objects: &dyn ObjectStore,
         time: &SimTime,
         indexes: &Indexes,
+        reader: &BlockReader<'_, Vec<u8>>,
         range: SectorRange,
         runs: &Runs,
     ) -> Result<Vec<u8>, ColdError> {
@@ -64,11 +66,7 @@ impl Slab {
         retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
             let block = indexes.compose(objects, range.start.block(), wanted, runs).await?;
             let plan = block.for_range(Mask::of(range));
-            let whole = || async {
-                let mut whole = vec![0; BLOCK_BYTES as usize];
-                fetch(objects, runs.lineage(), &plan, &mut whole).await?;
-                Ok(whole)
-            };
+            let whole = || reader.block(objects, runs.lineage(), &plan);
             let write = |slot, block| self.fill(calls, slot, block);
             let slot = match self.disk.table.slot(&plan.key, whole(), write).await {
                 Ok(slot) => slot,
@@ -92,9 +90,9 @@ impl Slab {
     async fn read_memory(
         &self,
         key: &ContentKey,
-        content: impl Future<Output = Result<Vec<u8>, ColdError>>,
+        content: impl Future<Output = Result<Arc<Vec<u8>>, ColdError>>,
     ) -> Result<Vec<u8>, ColdError> {
-        let write = |slot: Slot, block: Vec<u8>| {
+        let write = |slot: Slot, block: Arc<Vec<u8>>| {
             self.memory.write(&slot, &block);
             std::future::ready((block, Ok(())))
         };
@@ -105,7 +103,7 @@ impl Slab {
         }
     }
 
-    async fn fill(&self, calls: &Calls, slot: Slot, block: Vec<u8>) -> (Vec<u8>, io::Result<()>) {
+    async fn fill(&self, calls: &Calls, slot: Slot, block: Arc<Vec<u8>>) -> (Arc<Vec<u8>>, io::Result<()>) {
         let has_room = !self.disk.file.lock()[slot.number() as usize].is_empty();
         let written = ask(calls, LocalAsk::WriteSlot { has_room }).await;
         if written.is_ok() {

@@ -16,11 +16,13 @@ use holdfast_engine::volume::Pending;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_objects::{ErrorKind, Fault, MAX_PARTS, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
+use holdfast_types::{
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId,
+};
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
-use crate::{Indexes, Pools, SegmentBuild, StoreKey, UnreadableSectors, UploadMemory};
+use crate::{Fetches, Indexes, Pools, SegmentBuild, StoreKey, UnreadableSectors, UploadMemory};
 
 /// Merges need no sides.
 struct NoSides;
@@ -241,9 +243,9 @@ fn parts_grow_with_the_output() {
 /// Content of a block as the list composes it.
 pub(crate) fn content(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Vec<u8> {
     let plan = read(indexes, store, block, runs);
-    let mut bytes = vec![0; 128 << 10];
-    crate::fetch(store, &Lineage::of(volume()), &plan, &mut bytes).now_or_never().unwrap().unwrap();
-    bytes
+    let fetches = Fetches::new(|| vec![0; BLOCK_BYTES as usize]);
+    let fetched = fetches.reader().block(store, &Lineage::of(volume()), &plan).now_or_never();
+    fetched.unwrap().unwrap().to_vec()
 }
 
 /// Noise.
@@ -608,6 +610,9 @@ fn random_overwrites_in_large_commits_give_space_back() {
     assert!(most <= 2.3, "{most:.2}");
     let indexes = Indexes::new(64, 1 << 20);
     for block in 0..BLOCKS {
+        let plan = read(&indexes, &written.store, block, written.log.runs());
+        let segments: BTreeSet<SegmentId> = plan.pieces.iter().map(|piece| piece.segment).collect();
+        assert_eq!(segments.len(), plan.pieces.len(), "no segment has two frames of a block");
         let whole = content(&indexes, &written.store, block, written.log.runs());
         for (at, found) in whole.chunks(4096).enumerate() {
             let number = block * BLOCK_SECTORS + at as u64;

@@ -18,6 +18,7 @@ use crate::disk::Stamp;
 use crate::invariant::Invariant;
 use crate::process::read_block;
 use crate::rng::Rng;
+use crate::shared::fetches;
 use crate::shared::{INDEX_BYTES, INDEXES};
 use crate::store::stamps;
 use crate::surroundings::SimTime;
@@ -147,7 +148,7 @@ impl World {
                 now: Arc::default(),
                 rng: Arc::new(Mutex::new(Rng::new(0))),
             };
-            read_block(&objects, &time, &indexes, range, &runs).await
+            read_block(&objects, &time, &indexes, &fetches().reader(), range, &runs).await
         });
         read.ok().map(|bytes| stamps(block, &bytes).collect())
     }

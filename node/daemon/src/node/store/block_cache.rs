@@ -47,9 +47,9 @@ impl Blocks {
     async fn slot<E>(
         &self,
         key: &ContentKey,
-        fetch: impl Future<Output = Result<HeapBuffer, E>>,
-    ) -> Result<Slot, NoSlot<HeapBuffer, E>> {
-        let write = |slot: Slot, block: HeapBuffer| {
+        fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
+    ) -> Result<Slot, NoSlot<Arc<HeapBuffer>, E>> {
+        let write = |slot: Slot, block: Arc<HeapBuffer>| {
             let (file, offset) = (Arc::clone(&self.file), offset_bytes(&slot));
             run_blocking(move || {
                 let written = std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset);
@@ -145,7 +145,7 @@ impl BlockSlab {
         &self,
         key: &ContentKey,
         among: Among,
-        fetch: impl Future<Output = Result<HeapBuffer, E>>,
+        fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
     ) -> Result<SlabSlot, E>
     where
         E: From<io::Error>,
@@ -218,8 +218,8 @@ mod tests {
         compose(Block(0), Mask::FULL, [Layer::Segment(segment.id, &index)]).key
     }
 
-    fn block(fill: u8) -> HeapBuffer {
-        HeapBuffer::from_slice(&vec![fill; BLOCK_BYTES as usize])
+    fn block(fill: u8) -> Arc<HeapBuffer> {
+        HeapBuffer::from_slice(&vec![fill; BLOCK_BYTES as usize]).into()
     }
 
     #[tokio::test]
@@ -232,7 +232,7 @@ mod tests {
                 slab.slot::<io::Error>(&key(fill), Among::Both, async { Ok(block(fill)) }).await.unwrap();
             }
         }
-        let mut found = block(0);
+        let mut found = HeapBuffer::zeroed(BLOCK_BYTES as usize);
         slab.file().read_exact_at(&mut found, held.offset_bytes()).unwrap();
         assert!(found.iter().all(|byte| *byte == 1));
     }
@@ -265,7 +265,7 @@ mod tests {
     /// The bytes of a block, as a ring reads them.
     fn read(slab: &BlockSlab, slot: &SlabSlot) -> u8 {
         let file = if slot.is_in_memory() { slab.memory_file() } else { slab.file() };
-        let mut found = block(0);
+        let mut found = HeapBuffer::zeroed(BLOCK_BYTES as usize);
         file.read_exact_at(&mut found, slot.offset_bytes()).unwrap();
         assert!(found.iter().all(|byte| *byte == found[0]));
         found[0]

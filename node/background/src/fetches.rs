@@ -1,0 +1,180 @@
+//! Fetches of blocks: what has arrived of each content, for all its readers and over all their tries.
+//!
+//! Owns: the bytes of blocks while they are fetched, the requests for frames. Does not own: the retries
+//! (`cold.rs`), the place where a whole block is kept (`slots.rs`).
+//! Invariants: a sector counts as arrived once its frame passed its checksum (3 in `docs/invariants.md`), and
+//! a block is handed out once all its frames have arrived.
+//! On failure: what has arrived stays until the last reader of the content has ended. The next try, of the
+//! same reader or another, requests what is missing. A reader that is dropped drops its requests alone.
+//!
+//! *Requests.* Each frame of a block is a request of its own: a segment has one frame of a block at most, in
+//! its own index and where a merge relocates frames to it, so no two of them are neighbours in an object.
+//!
+//! *Memory.* A block for each content of which a frame has arrived, however many readers it has; frames are
+//! unpacked as they arrive, and not kept beside it. An unreachable store, of which nothing arrives, takes
+//! none.
+
+use std::collections::HashMap;
+use std::ops::DerefMut;
+use std::sync::{Arc, Weak};
+
+use holdfast_engine::compose::{Composition, ContentKey, Piece, place};
+use holdfast_engine::safeguard::{Safeguard::FetchTheRest, safeguard};
+use holdfast_engine::segment::unpack;
+use holdfast_objects::ObjectStore;
+use holdfast_types::{Lineage, Mask};
+use parking_lot::Mutex;
+
+use crate::cold::{ColdError, all};
+
+/// The fetches in progress.
+type InProgress<B> = Arc<Mutex<HashMap<ContentKey, Weak<Fetch<B>>>>>;
+
+/// Fetches of blocks into buffers `B`, by the contents of the blocks.
+pub struct Fetches<B> {
+    zeroed: fn() -> B,
+    in_progress: InProgress<B>,
+}
+
+impl<B: DerefMut<Target = [u8]>> Fetches<B> {
+    /// None in progress. `zeroed` makes a buffer of 128 KiB of zeros.
+    pub fn new(zeroed: fn() -> B) -> Self {
+        Self { zeroed, in_progress: Arc::default() }
+    }
+
+    /// A reader of one block.
+    pub fn reader(&self) -> BlockReader<'_, B> {
+        BlockReader { fetches: self, fetch: Mutex::default() }
+    }
+
+    /// Joins the fetch of the content `key`, or begins one.
+    fn join(&self, key: ContentKey) -> Arc<Fetch<B>> {
+        let mut in_progress = self.in_progress.lock();
+        if let Some(fetch) = in_progress.get(&key).and_then(Weak::upgrade) {
+            return fetch;
+        }
+        let fetch = Arc::new(Fetch {
+            key,
+            zeroed: self.zeroed,
+            turn: tokio::sync::Mutex::default(),
+            arrived: Mutex::new(Arrived::Sectors { block: None, held: Mask::EMPTY }),
+            in_progress: Arc::clone(&self.in_progress),
+        });
+        in_progress.insert(key, Arc::downgrade(&fetch));
+        fetch
+    }
+}
+
+/// A reader of one block. While it lasts, what has arrived of the content that it fetched last stays.
+pub struct BlockReader<'a, B> {
+    fetches: &'a Fetches<B>,
+    fetch: Mutex<Option<Arc<Fetch<B>>>>,
+}
+
+impl<B: DerefMut<Target = [u8]>> BlockReader<'_, B> {
+    /// The 128 KiB that `plan` composes from objects of `lineage`. The reader joins the fetch of this content
+    /// at once, and requests what is missing of it in its turn, once the future is polled.
+    ///
+    /// # Errors
+    /// [`ColdError`] once all requests have ended, when a frame is unavailable or is not what was written. If
+    /// there are several, one that a retry finds again comes first.
+    pub fn block(
+        &self,
+        objects: &dyn ObjectStore,
+        lineage: &Lineage,
+        plan: &Composition,
+    ) -> impl Future<Output = Result<Arc<B>, ColdError>> {
+        let fetch = self.fetches.join(plan.key);
+        let _before = self.fetch.lock().replace(Arc::clone(&fetch));
+        async move { fetch.block(objects, lineage, plan).await }
+    }
+}
+
+/// The parts of a block that are there.
+enum Arrived<B> {
+    /// The sectors `held` of `block`; no buffer while there are none.
+    Sectors { block: Option<B>, held: Mask },
+    /// All of it.
+    Block(Arc<B>),
+}
+
+/// The fetch of one content.
+struct Fetch<B> {
+    key: ContentKey,
+    zeroed: fn() -> B,
+    /// Held by the reader that requests frames.
+    turn: tokio::sync::Mutex<()>,
+    arrived: Mutex<Arrived<B>>,
+    in_progress: InProgress<B>,
+}
+
+impl<B: DerefMut<Target = [u8]>> Fetch<B> {
+    async fn block(
+        &self,
+        objects: &dyn ObjectStore,
+        lineage: &Lineage,
+        plan: &Composition,
+    ) -> Result<Arc<B>, ColdError> {
+        let _turn = self.turn.lock().await;
+        let missing = self.missing(plan);
+        all(missing.into_iter().map(|piece| self.request(objects, lineage, piece))).await?;
+        Ok(self.finish())
+    }
+
+    /// The pieces of which something is missing.
+    fn missing<'p>(&self, plan: &'p Composition) -> Vec<&'p Piece> {
+        let held = match &*self.arrived.lock() {
+            Arrived::Block(_) => Mask::FULL,
+            Arrived::Sectors { held, .. } if held.is_empty() || safeguard(FetchTheRest) => *held,
+            Arrived::Sectors { .. } => Mask::FULL,
+        };
+        plan.pieces.iter().filter(|piece| !piece.visible.minus(held).is_empty()).collect()
+    }
+
+    async fn request(
+        &self,
+        objects: &dyn ObjectStore,
+        lineage: &Lineage,
+        piece: &Piece,
+    ) -> Result<(), ColdError> {
+        let range = piece.frame.offset..piece.frame.offset + u64::from(piece.frame.stored);
+        let key = lineage.segment_key(piece.segment);
+        let stored = match objects.get_range(&key, range).await {
+            Ok(stored) => stored,
+            Err(source) => return Err(ColdError::Store { key, source }),
+        };
+        let plain = unpack(&piece.frame, &stored).map_err(|source| ColdError::Frame { key, source })?;
+        match &mut *self.arrived.lock() {
+            Arrived::Sectors { block, held } => {
+                place(piece, &plain, block.get_or_insert_with(self.zeroed));
+                *held = held.union(piece.visible);
+            }
+            Arrived::Block(_) => unreachable!("a block that is there is not requested"),
+        }
+        Ok(())
+    }
+
+    /// The block, of which all frames have arrived.
+    fn finish(&self) -> Arc<B> {
+        let mut arrived = self.arrived.lock();
+        let block = match &mut *arrived {
+            Arrived::Block(block) => return Arc::clone(block),
+            Arrived::Sectors { block, .. } => Arc::new(block.take().unwrap_or_else(self.zeroed)),
+        };
+        *arrived = Arrived::Block(Arc::clone(&block));
+        block
+    }
+}
+
+impl<B> Drop for Fetch<B> {
+    fn drop(&mut self) {
+        let mut in_progress = self.in_progress.lock();
+        // Another reader may have begun the next fetch of this content since the last one left this.
+        if in_progress.get(&self.key).is_some_and(|fetch| fetch.strong_count() == 0) {
+            in_progress.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
