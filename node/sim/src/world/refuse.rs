@@ -81,10 +81,8 @@ impl World {
             }
             Action::Evict { .. } => Event::Evicted { result },
             Action::PrepareMap { chunk } => {
-                let why = match step {
-                    WriteStep::GrowLiveMap => Unprepared::RunDir(errno),
-                    _ => Unprepared::Disk(errno),
-                };
+                let is_run_dir = step == WriteStep::GrowLiveMap;
+                let why = if is_run_dir { Unprepared::RunDir(errno) } else { Unprepared::Disk(errno) };
                 Event::MapPrepared { chunk: *chunk, result: Err(why) }
             }
             Action::SyncSide { side } => {
