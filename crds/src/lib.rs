@@ -39,9 +39,9 @@ pub use storage_node::{
 pub use volume::{
     ACKNOWLEDGE_LOSS, ATTACHED, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause,
     Durability, Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach,
-    ImageSource, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, READ_ONLY_MANY, READERS_OF, SERVING_CONDITIONS,
-    STORAGE_CLASS, STORE_REACHABLE, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource,
-    VolumeSpec, VolumeStatus, WRITABLE,
+    ImageSource, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, OlderLosses, READ_ONLY_MANY, READERS_OF,
+    SERVING_CONDITIONS, STORAGE_CLASS, STORE_REACHABLE, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
+    VolumeSource, VolumeSpec, VolumeStatus, WRITABLE,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,

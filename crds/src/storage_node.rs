@@ -71,10 +71,14 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub transports: Vec<TransportSupport>,
-    /// Data that replaced writers never uploaded; `holdfast-node fenced` on the node exports and deletes it.
+    /// Data that replaced writers never uploaded, at most 64 of them; `holdfast-node fenced` on the node exports and deletes it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub fenced: Vec<FencedData>,
+    /// Number of those that `fenced` leaves out; `holdfast-node fenced list` on the node names all. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i32>")]
+    pub fenced_unlisted: Option<u32>,
     /// The last time one daemon passed its devices to another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handoff: Option<Handoff>,

@@ -399,8 +399,12 @@ pub struct VolumeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced_detach: Option<ForcedDetach>,
     /// Nodes that were cut off before that one, and whose losses no person has acknowledged. Operator.
+    /// At most 8, oldest first; `olderLosses` has those before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_losses: Vec<ForcedDetach>,
+    /// Sum of the losses before the earlier ones, which no person has acknowledged either. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub older_losses: Option<OlderLosses>,
     /// Size of the attached device, in bytes. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
@@ -434,6 +438,33 @@ pub enum DetachCause {
     NodeDeleted,
     /// The Node is not Ready, and its daemon is silent.
     NodeNotReady,
+}
+
+/// Losses of which a Volume's status keeps only the sum.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OlderLosses {
+    /// Number of losses.
+    #[schemars(with = "i32")]
+    pub count: u32,
+    /// Number of those whose node had not reported how much it had not uploaded.
+    #[serde(default)]
+    #[schemars(with = "i32")]
+    pub not_reported: u32,
+    /// Bytes that the others had reported as written and not committed, in all.
+    #[schemars(with = "i64")]
+    pub dirty_bytes: u64,
+    /// Time of the first one.
+    pub first_time: Time,
+    /// Time of the last one.
+    pub last_time: Time,
+    /// Earliest time from which on writes may be missing. Absent: one of them had not reported it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durable_through: Option<Time>,
+    /// Fencing number of the last one, with which all of them are acknowledged. Absent: none had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub epoch: Option<u64>,
 }
 
 /// A node that a volume was taken from by force, as it reported last.

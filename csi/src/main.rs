@@ -18,6 +18,7 @@ mod settings;
 mod snapshot_metadata;
 mod topology;
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -72,7 +73,7 @@ fn ask(socket: &Path, ready: bool) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("holdfast-csi: {error:#}");
+            drop(writeln!(io::stderr(), "holdfast-csi: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -83,7 +84,7 @@ fn serve<F: Future<Output = anyhow::Result<()>>>(service: impl FnOnce(LogLevel) 
     let telemetry = match telemetry::start("holdfast-csi", &[]) {
         Ok(telemetry) => telemetry,
         Err(error) => {
-            eprintln!("holdfast-csi: {}", chain(&error));
+            drop(writeln!(io::stderr(), "holdfast-csi: {}", chain(&error)));
             return ExitCode::FAILURE;
         }
     };

@@ -33,14 +33,25 @@ const EVERY: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
 
+/// Time after which a node without a Lease is forgotten that nothing asks about: Nodes come and go.
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
+
 #[derive(Debug)]
 struct Seen {
-    /// Version of each Lease by its name, and the time at which it was first seen. One that is deleted with
-    /// its Node stays: the daemon renewed it then for the last time.
-    leases: HashMap<String, (Option<String>, Instant)>,
-    /// Time at which a daemon without a Lease was first asked about: it may have just started.
-    awaited: HashMap<String, Instant>,
+    /// Version of each Lease by its name. One that is deleted with its Node stays: the daemon renewed it then
+    /// for the last time.
+    leases: HashMap<String, (Option<String>, Renewed)>,
+    /// A daemon without a Lease counts as renewed when it was first asked about: it may have just started.
+    awaited: HashMap<String, Renewed>,
     last_look: Instant,
+}
+
+/// Last renewal of a Lease.
+#[derive(Clone, Copy, Debug)]
+struct Renewed {
+    at: Instant,
+    /// Time at which the Lease was there, or was asked about.
+    used: Instant,
 }
 
 impl Heartbeats {
@@ -54,22 +65,31 @@ impl Heartbeats {
     /// Returns true if the daemon of that node renewed no Lease for longer than it should.
     pub(crate) fn is_silent(&self, node: &str) -> bool {
         let (mut seen, lease) = (self.0.lock(), heartbeat_lease(node));
-        let known = seen.leases.get(&lease).map(|(_, at)| *at);
         let last_look = seen.last_look;
-        let renewed = known.unwrap_or_else(|| *seen.awaited.entry(lease).or_insert(last_look));
-        last_look.duration_since(renewed) > HEARTBEAT_LIMIT
+        let Seen { leases, awaited, .. } = &mut *seen;
+        let renewed = match leases.get_mut(&lease) {
+            Some((_, renewed)) => renewed,
+            None => awaited.entry(lease).or_insert(Renewed { at: last_look, used: last_look }),
+        };
+        renewed.used = last_look;
+        last_look.duration_since(renewed.at) > HEARTBEAT_LIMIT
     }
 
     /// Notes the Leases that there are, each with its version.
     fn look(&self, leases: impl IntoIterator<Item = (String, Option<String>)>, now: Instant) {
         let mut seen = self.0.lock();
         for (name, version) in leases {
-            if seen.leases.get(&name).is_none_or(|(known, _)| *known != version) {
-                seen.leases.insert(name, (version, now));
+            match seen.leases.get_mut(&name) {
+                Some((known, renewed)) if *known == version => renewed.used = now,
+                Some(_) | None => {
+                    seen.leases.insert(name, (version, Renewed { at: now, used: now }));
+                }
             }
         }
         let Seen { leases, awaited, .. } = &mut *seen;
-        awaited.retain(|name, _| !leases.contains_key(name));
+        let is_used = |renewed: &Renewed| now.duration_since(renewed.used) < FORGOTTEN_AFTER;
+        leases.retain(|_, (_, renewed)| is_used(renewed));
+        awaited.retain(|name, renewed| is_used(renewed) && !leases.contains_key(name));
         seen.last_look = now;
     }
 }
@@ -191,6 +211,24 @@ mod tests {
         assert!(heartbeats.is_silent("a"));
         heartbeats.look([lease("a", 2)], begun + 2 * HEARTBEAT_LIMIT);
         assert!(!heartbeats.is_silent("a"), "a Node of that name is there again");
+    }
+
+    /// An autoscaler gives each node another name, and the operator kept all of them.
+    #[tokio::test(start_paused = true)]
+    async fn nodes_that_are_gone_are_forgotten_unless_asked_about() {
+        let (heartbeats, begun) = (Heartbeats::new(), Instant::now());
+        let leases = (0..1000).map(|number| lease(&format!("n{number}"), 1));
+        heartbeats.look(leases.chain([lease("there", 1)]), begun);
+        assert!(!heartbeats.is_silent("never"));
+        let mut now = begun;
+        for _ in 0..30 {
+            now += FORGOTTEN_AFTER / 20;
+            heartbeats.look([lease("there", 1)], now);
+            // A volume is still claimed there.
+            assert!(heartbeats.is_silent("n7"), "the last renewal stays known");
+        }
+        let seen = heartbeats.0.lock();
+        assert_eq!((seen.leases.len(), seen.awaited.len()), (2, 0));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod snapshot;
 mod sweep;
 mod volume;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     let telemetry = match telemetry::start("holdfast-operator", &[]) {
         Ok(telemetry) => telemetry,
         Err(error) => {
-            eprintln!("holdfast-operator: {}", chain(&error));
+            drop(writeln!(io::stderr(), "holdfast-operator: {}", chain(&error)));
             return ExitCode::FAILURE;
         }
     };
@@ -54,7 +55,7 @@ fn carry_out(Command::Restore { object_store, deleted }: Command) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("holdfast-operator: {error:#}");
+            drop(writeln!(io::stderr(), "holdfast-operator: {error:#}"));
             ExitCode::FAILURE
         }
     }

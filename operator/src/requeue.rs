@@ -6,6 +6,7 @@ use std::time::Duration;
 use holdfast_objects::ErrorKind;
 use holdfast_types::{Backoff, Jitter};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// Reconciliations of one kind of objects at a time: a leader that begins looks at all of them.
 pub(crate) const MAX_AT_A_TIME: u16 = 16;
@@ -50,16 +51,20 @@ impl Requeue {
     }
 }
 
-/// Failures in a row of each object, by its name.
+/// Time after which a failure counts no more: the object is gone, or another one has its name.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// Failures in a row of each object, by its name, and when the last one was.
 #[derive(Debug, Default)]
-pub(crate) struct FailureCounts(Mutex<HashMap<String, u32>>);
+pub(crate) struct FailureCounts(Mutex<HashMap<String, (u32, Instant)>>);
 
 impl FailureCounts {
     /// Counts a failure, and returns the time to wait. `random` is a number from 0 up to 1.
     pub(crate) fn delay(&self, name: &str, retry: Requeue, random: f64) -> Duration {
-        let mut counts = self.0.lock();
-        let failures = counts.entry(name.to_owned()).or_default();
-        *failures = failures.saturating_add(1);
+        let (mut counts, now) = (self.0.lock(), Instant::now());
+        counts.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN_AFTER);
+        let (failures, at) = counts.entry(name.to_owned()).or_insert((0, now));
+        (*failures, *at) = (failures.saturating_add(1), now);
         retry.delay(*failures, random)
     }
 
@@ -82,6 +87,18 @@ mod tests {
         assert_eq!(delay("b"), 2, "each object has its own");
         failures.end("a");
         assert_eq!(delay("a"), 2);
+    }
+
+    /// The operator kept a count of each object that was deleted before it was ever reconciled.
+    #[tokio::test(start_paused = true)]
+    async fn failures_of_objects_that_are_gone_are_forgotten() {
+        let failures = FailureCounts::default();
+        for number in 0..1000 {
+            failures.delay(&format!("gone-{number}"), Requeue::Later, 0.5);
+        }
+        tokio::time::advance(FORGOTTEN_AFTER).await;
+        assert_eq!(failures.delay("gone-1", Requeue::Later, 0.5).as_secs(), 2, "a new one of that name");
+        assert_eq!(failures.0.lock().len(), 1);
     }
 
     #[test]

@@ -70,10 +70,13 @@ impl InterruptedFormats {
 
     fn write(&self, volume_id: &str, words: &str) -> Result<(), Status> {
         let file = self.file(volume_id);
+        // A full disk must not empty what was noted: a half-made file system would look like a user's.
+        let new = file.with_extension("new");
         let written = fs::create_dir_all(&self.0).and_then(|()| {
-            let mut writer = File::create(&file)?;
+            let mut writer = File::create(&new)?;
             writer.write_all(words.as_bytes())?;
             writer.sync_all()?;
+            fs::rename(&new, &file)?;
             File::open(&self.0)?.sync_all()
         });
         written.map_err(|error| Status::internal(format!("{} cannot be written: {error}", file.display())))
@@ -90,6 +93,8 @@ fn used(epoch: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -113,5 +118,27 @@ mod tests {
         formats.use_up("v", 3).expect("noted");
         assert!(formats.is_used_up("v", 3) && !formats.contains("v", 3));
         assert!(!formats.is_used_up("v", 4) && !formats.is_used_up("w", 3));
+    }
+
+    /// The note was emptied before it was written again: the next request found no note of a format that had
+    /// been interrupted.
+    #[test]
+    fn a_full_disk_leaves_the_note_that_was_there() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let formats = InterruptedFormats::new(directory.path().join("formats"));
+        formats.begin("v", 3).expect("noted");
+        // Writes to it end with ENOSPC.
+        let fill = |file: &Path| {
+            drop(fs::remove_file(file));
+            std::os::unix::fs::symlink("/dev/full", file).expect("linked");
+        };
+        fill(&formats.file("v"));
+        formats.begin("v", 4).expect("the old note is not written over");
+        fill(&formats.file("v").with_extension("new"));
+        let refused = formats.begin("v", 5).expect_err("no room");
+        assert!(
+            refused.message().contains("No space left") && formats.contains("v", 4),
+            "the old note stays"
+        );
     }
 }

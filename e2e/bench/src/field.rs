@@ -1,6 +1,6 @@
 //! Surroundings outside our own laboratory: kernels that distributions ship, a host
 //! whose daemons look at all block devices, stores that speak S3 in their own way, a volume that was touched
-//! all over.
+//! all over, file systems that take no write, clocks that are a day off.
 
 use std::process::Command;
 
@@ -10,6 +10,7 @@ use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::{host_daemons, kill_rounds, store_dialects};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{Bar, Figure, play, play_on};
 
@@ -21,17 +22,40 @@ const ENDS: usize = 30;
 /// The most memory of an attach, in MiB.
 const MAX_ATTACH_MIB: f64 = 32.0;
 /// The test of the daemon that prints it.
-const ATTACH_TEST: &str = "an_attach_of_a_touched_tebibyte";
+const ATTACH_TEST: [&str; 4] = ["--bin", "holdfast-node", "--", "an_attach_of_a_touched_tebibyte"];
+/// The test of the simulation that fails each local write in each way.
+const REFUSED_TEST: [&str; 4] =
+    ["--test", "refused_writes", "--", "every_write_is_refused_once_and_lastingly"];
+/// The test of the operator in which each party has a clock of its own.
+const CLOCKS_TEST: [&str; 4] =
+    ["--bin", "holdfast-operator", "--", "clocks_a_day_off_delete_nothing_before_its_time"];
 
-/// Figure that it prints in one line.
+/// Figure that [`ATTACH_TEST`] prints in one line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AttachPeak {
     attach_1tib_peak_mib: f64,
 }
 
+/// Figures of [`REFUSED_TEST`].
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RefusedWrites {
+    full_disk_steps: usize,
+    full_disk_stuck: usize,
+}
+
+/// Figure of [`CLOCKS_TEST`].
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClockSkew {
+    clock_skew_early_deletions: usize,
+}
+
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
-    let peak_mib = attach_peak(world)?;
+    let AttachPeak { attach_1tib_peak_mib } = test_figure(world, ATTACH_TEST)?;
+    let refused: RefusedWrites = test_figure(world, REFUSED_TEST)?;
+    let clocks: ClockSkew = test_figure(world, CLOCKS_TEST)?;
     let said = play(world, "store-dialects", store_dialects::play)?;
     said.wrong.iter().chain(&said.lost).for_each(report::step);
     let mut ends = Vec::new();
@@ -55,11 +79,19 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let mut figures = vec![
         Figure {
             name: "attach_1tib_peak_mib".to_owned(),
-            value: peak_mib,
+            value: attach_1tib_peak_mib,
             unit: "MiB",
             against: "the heap of an attach of a volume of 1 TiB of which all was touched".to_owned(),
             bar: Some(Bar::AtMost(MAX_ATTACH_MIB)),
         },
+        count(
+            "full_disk_steps",
+            refused.full_disk_steps,
+            "each local write of the scenarios, with ENOSPC, EIO and EROFS, once and lasting",
+            refused.full_disk_steps,
+        ),
+        count("full_disk_stuck", refused.full_disk_stuck, "none", 0),
+        count("clock_skew_early_deletions", clocks.clock_skew_early_deletions, "none", 0),
         count("dialects_total", said.dialects, "answers that stores give in their own way", said.dialects),
         count("dialects_passed", said.dialects.saturating_sub(said.wrong.len()), "all", said.dialects),
         count("dialect_objects_lost", said.lost.len(), "none", 0),
@@ -89,21 +121,13 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Peak of the heap of an attach, in MiB, by a test of the daemon.
-fn attach_peak(world: &World) -> Result<f64> {
+/// The figures that a test prints in one line of its own.
+fn test_figure<T: DeserializeOwned>(world: &World, test: [&str; 4]) -> Result<T> {
     let mut command: Command = world.toolbox().cargo("test");
-    command.args([
-        "--workspace",
-        "--bin",
-        "holdfast-node",
-        "--",
-        "--nocapture",
-        "--test-threads=2",
-        ATTACH_TEST,
-    ]);
-    let done = command.output().context("run a test of the daemon")?;
+    command.arg("--workspace").args(test).args(["--nocapture", "--test-threads=2"]);
+    let done = command.output().context("run a test")?;
     let said = String::from_utf8_lossy(&done.stdout);
     ensure!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
-    let peak = said.lines().find_map(|line| serde_json::from_str::<AttachPeak>(line).ok());
-    Ok(peak.with_context(|| format!("no figure in {said}"))?.attach_1tib_peak_mib)
+    let figures = said.lines().find_map(|line| serde_json::from_str(line).ok());
+    figures.with_context(|| format!("no figure in {said}"))
 }

@@ -44,8 +44,7 @@ use crate::{Environment, LocalState};
 
 /// Number of reads of a log that others extend.
 const TRIES: usize = 5;
-/// The longest wait before the record is read back, whatever the time of day says: no create takes longer,
-/// with all its repeats.
+/// The longest wait before the record is read back: no create takes longer, with all its repeats.
 const MAX_SETTLING: Duration = Duration::from_secs(60);
 
 /// The volume's state after its attach record was created.
@@ -151,12 +150,12 @@ pub async fn acquire<L: LocalState>(
         generation += 1;
         local.write_header(&files, &header, generation).await.map_err(AttachError::Local)?;
         reach(CrashPoint::IntentStored);
-        let sent_ms = time.unix_ms();
+        let sent_ms = time.now_ms();
         if create_record(objects, &record).await? == CreateOutcome::Lost {
             reach(CrashPoint::AttachLost);
             continue;
         }
-        let took = Duration::from_millis(time.unix_ms().saturating_sub(sent_ms) + 1);
+        let took = Duration::from_millis(time.now_ms().saturating_sub(sent_ms) + 1);
         let settles = time.sleep(took.min(MAX_SETTLING));
         let (is_truncated, ()) = join(was_truncated_after(objects, volume, begun_at), settles).await;
         if is_truncated? && safeguard(CheckTruncation) {

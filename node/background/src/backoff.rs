@@ -57,6 +57,10 @@ mod tests {
             self.1.lock().push(time);
         }
 
+        fn now_ms(&self) -> u64 {
+            0
+        }
+
         fn unix_ms(&self) -> u64 {
             0
         }

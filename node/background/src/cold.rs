@@ -128,7 +128,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
             Err(error) => error,
         };
         let Some(finding) = error.finding() else {
-            if let Some(held_back) = lines.waits.one(time.unix_ms()) {
+            if let Some(held_back) = lines.waits.one(time.now_ms()) {
                 tracing::warn!(block, error = &error as &dyn Error, held_back, "cold read waits");
             }
             backoff.wait(time).await;
@@ -139,7 +139,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
         } else if found.as_ref() == Some(&finding) {
             return Err(error);
         } else {
-            if let Some(held_back) = lines.unconfirmed.one(time.unix_ms()) {
+            if let Some(held_back) = lines.unconfirmed.one(time.now_ms()) {
                 tracing::warn!(
                     block,
                     error = &error as &dyn Error,

@@ -17,7 +17,10 @@ pub trait Environment: Send + Sync {
     /// Waits.
     fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
 
-    /// Milliseconds since 1970.
+    /// Milliseconds of a clock that is never set: by it durations are measured.
+    fn now_ms(&self) -> u64;
+
+    /// Milliseconds since 1970, for people and names. The clock may be set at any time.
     fn unix_ms(&self) -> u64;
 
     /// Random bytes.

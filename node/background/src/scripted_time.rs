@@ -29,6 +29,10 @@ impl<F: Fn(usize) + Send + Sync> Environment for ScriptedTime<F> {
         (self.meanwhile)(number);
     }
 
+    fn now_ms(&self) -> u64 {
+        0
+    }
+
     fn unix_ms(&self) -> u64 {
         0
     }

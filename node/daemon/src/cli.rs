@@ -10,6 +10,7 @@ mod preflight;
 mod scrub;
 mod snapshot;
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -255,16 +256,15 @@ fn finish(outcome: Result<(), Failure>, text: &str) -> ExitCode {
     }
 }
 
-/// Prints something beside the answer on standard error.
-#[expect(clippy::print_stderr, reason = "standard output has the answer alone")]
+/// Prints something beside the answer on standard error. Where that takes nothing, as a file on a full disk,
+/// the message is lost, and nothing else.
 fn note(message: &str) {
-    eprintln!("holdfast-node: {message}");
+    drop(writeln!(io::stderr(), "holdfast-node: {message}"));
 }
 
 /// Prints why the command failed on standard error.
-#[expect(clippy::print_stderr, reason = "the command line's own message")]
 fn fail(code: u8, message: &str) -> ExitCode {
-    eprintln!("holdfast-node: {message}");
+    note(message);
     ExitCode::from(code)
 }
 

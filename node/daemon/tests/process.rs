@@ -40,6 +40,11 @@ struct Daemon {
 
 impl Daemon {
     fn start(dirs: &Dirs, environment: &[(&str, &str)]) -> Self {
+        let log = if environment.is_empty() { Stdio::inherit() } else { Stdio::piped() };
+        Self::start_with(dirs, environment, log)
+    }
+
+    fn start_with(dirs: &Dirs, environment: &[(&str, &str)], log: Stdio) -> Self {
         // Free a moment ago; the daemon waits for an address that is not.
         let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let config = dirs.state.path().join(format!("node-{}.toml", metrics.port()));
@@ -56,7 +61,7 @@ impl Daemon {
             .arg(&config)
             .envs(environment.iter().copied())
             .stdout(Stdio::null())
-            .stderr(if environment.is_empty() { Stdio::inherit() } else { Stdio::piped() })
+            .stderr(log)
             .spawn()
             .unwrap();
         Self { child, metrics }
@@ -127,6 +132,29 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(begun.elapsed() < LIMIT, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Standard error on a full disk.
+fn full() -> Stdio {
+    fs::File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+/// A command that could not print why it failed ended in a panic, with another exit code.
+#[test]
+fn a_full_log_ends_no_daemon_and_changes_no_exit_code() {
+    let fails = |log: Stdio| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["list", "--socket", "/nowhere/node.sock"]).stdout(Stdio::null()).stderr(log);
+        command.status().unwrap().code()
+    };
+    let code = fails(Stdio::null());
+    assert!(code.is_some_and(|code| code != 0 && code != 101), "{code:?}");
+    assert_eq!(fails(full()), code);
+    let dirs = Dirs::new();
+    let mut daemon = Daemon::start_with(&dirs, &[], full());
+    daemon.answers("200 OK");
+    daemon.terminate();
+    assert!(daemon.ends().success());
 }
 
 /// A daemon that found the lock held ended with an error, and the kubelet backed off while nothing was

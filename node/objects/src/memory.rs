@@ -89,6 +89,11 @@ impl MemoryStore {
         Self::default()
     }
 
+    /// An empty store whose clock says `time` now.
+    pub fn at(time: SystemTime) -> Self {
+        Self { shared: Arc::new(Shared { begun: (Instant::now(), time), ..Shared::default() }) }
+    }
+
     /// Gives `fault` to the next request of `verb` that has none yet. Several are taken in order.
     pub fn fail_next(&self, verb: Verb, fault: Fault) {
         self.faults().push(verb, fault);

@@ -5,6 +5,7 @@
 //! Does not own: the points (`holdfast_engine::crash_point`).
 //! Invariant: a scenario with the same seed is the same up to its death.
 
+mod refused;
 mod scenario;
 mod watch;
 
@@ -14,6 +15,7 @@ use std::str::FromStr;
 
 use holdfast_engine::crash_point::CrashPoint;
 
+pub use refused::{Refused, RefusedWrite, refuse_each, writes};
 pub use scenario::Scenario;
 
 use crate::disk::Fate;

@@ -34,6 +34,7 @@ mod schedule;
 mod shared;
 mod slab;
 mod store;
+pub mod strike;
 mod surroundings;
 mod tasks;
 mod terms;

@@ -107,6 +107,10 @@ impl Environment for SimTime {
         self.calls.send(Ask::Sleep(time)).await;
     }
 
+    fn now_ms(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
     fn unix_ms(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }

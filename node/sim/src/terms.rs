@@ -19,11 +19,21 @@ pub(crate) struct Terms {
     pub(crate) grow_to: Option<u64>,
     /// With it, jobs take at most [`crate::lag::JOB_MS`] each, and a commit comes in time.
     pub(crate) timely: bool,
+    /// Fetched blocks go through a slab, also where the volume is alone on its hosts.
+    pub(crate) has_slab: bool,
 }
 
 impl Terms {
     pub(crate) fn new(sectors: u64, limits: DirtyLimits) -> Self {
-        Self { sectors, limits, durability: Durability::Local, share: None, grow_to: None, timely: false }
+        Self {
+            sectors,
+            limits,
+            durability: Durability::Local,
+            share: None,
+            grow_to: None,
+            timely: false,
+            has_slab: false,
+        }
     }
 
     /// The settings of a writer that attaches.

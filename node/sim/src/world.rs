@@ -17,6 +17,7 @@ mod life;
 mod look;
 mod other_disk;
 mod perform;
+mod refuse;
 mod snapshots;
 mod space;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use crate::invariant::Invariant;
 use crate::process::{Ended, Heard, Job, What, failed_sync};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
+use crate::strike::Strikes;
 use crate::terms::Terms;
 use crate::trace::Trace;
 use crate::writers::Writers;
@@ -64,6 +66,7 @@ pub struct World {
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
     pub(crate) failures: Failures,
+    pub(crate) strikes: Strikes,
     pub(crate) terms: Terms,
     clock: Clock,
     writers: Writers,
@@ -114,6 +117,7 @@ impl World {
             rng: Rng::new(seed),
             trace: Trace::new(0),
             failures: Failures::new(faults),
+            strikes: Strikes::default(),
             terms,
             clock: Clock::default(),
             writers: Writers::default(),

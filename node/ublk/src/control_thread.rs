@@ -11,7 +11,7 @@
 //! a device may be stopped whose start has not ended.
 #![allow(unsafe_code)] // a system call without a wrapper
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -190,8 +190,12 @@ fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
     let (jobs, received) = mpsc::channel();
     thread::Builder::new().name("ublk-control".to_owned()).spawn(move || {
         if let Err(error) = leave_files() {
-            // Commands are sent all the same: only a stuck one would do more harm.
-            eprintln!("a thread for ublk commands keeps the files of its process: {error}");
+            // Commands are sent all the same: only a stuck one would do more harm. So they are where standard
+            // error takes nothing.
+            drop(writeln!(
+                io::stderr(),
+                "a thread for ublk commands keeps the files of its process: {error}"
+            ));
         }
         let become_idle = || threads.lock().idle.push(IdleThread { number, jobs: jobs.clone() });
         job(&become_idle);

@@ -9,13 +9,18 @@
 //! and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
 
 use holdfast_crds::{
-    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach, Time,
+    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach,
+    OlderLosses, Time,
 };
 
 use super::facts::{AttachedWriter, ClusterFacts};
 
 /// Condition: a node was force-detached, and what it had not uploaded is missing.
 pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
+
+/// Losses that a status names one by one beside the newest. Older ones are summed up: a volume that moves on
+/// from node to node for months, while no person reads of it, keeps a status of one size.
+pub(super) const MAX_EARLIER: usize = 8;
 
 impl ClusterFacts {
     /// True if the node that reports that it serves the volume must release it, whatever it does.
@@ -135,9 +140,18 @@ pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDe
     facts.logged_epoch(named).map(|_| unreported(facts, named, DetachCause::Annotation, now))
 }
 
+/// Losses from before the newest one, which no person has acknowledged.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct EarlierLosses {
+    /// The latest of them, oldest first.
+    pub(super) named: Vec<ForcedDetach>,
+    /// The sum of those before.
+    pub(super) older: Option<OlderLosses>,
+}
+
 /// The losses from before that of `newest`, which no person has acknowledged: a node is cut off while the
 /// loss of another one is still unread.
-pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>) -> Vec<ForcedDetach> {
+pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>) -> EarlierLosses {
     let is_same = |old: &ForcedDetach, new: &ForcedDetach| (&old.node, &old.time) == (&new.node, &new.time);
     let replaced = facts
         .status
@@ -145,8 +159,40 @@ pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>
         .iter()
         .filter(|old| newest.is_some_and(|new| !is_same(old, new)) && !facts.is_acknowledged(old));
     // Epochs grow: the acknowledgement of a loss is one of all before it, which its message lists.
-    let is_read = |loss: &ForcedDetach| facts.acknowledged.is_some_and(|read| loss.epoch <= Some(read));
-    facts.status.earlier_losses.iter().chain(replaced).filter(|loss| !is_read(loss)).cloned().collect()
+    let is_read = |epoch: Option<u64>| facts.acknowledged.is_some_and(|read| epoch <= Some(read));
+    let unread = facts.status.earlier_losses.iter().chain(replaced).filter(|loss| !is_read(loss.epoch));
+    let mut named: Vec<ForcedDetach> = unread.cloned().collect();
+    let mut older = facts.status.older_losses.clone().filter(|older| !is_read(older.epoch));
+    for loss in named.drain(..named.len().saturating_sub(MAX_EARLIER)) {
+        older = Some(add(older, &loss));
+    }
+    EarlierLosses { named, older }
+}
+
+/// The sum with one loss more, which is later than all in it.
+fn add(sum: Option<OlderLosses>, loss: &ForcedDetach) -> OlderLosses {
+    let begun = sum.is_none();
+    let sum = sum.unwrap_or_else(|| OlderLosses {
+        count: 0,
+        not_reported: 0,
+        dirty_bytes: 0,
+        first_time: loss.time.clone(),
+        last_time: loss.time.clone(),
+        durable_through: None,
+        epoch: None,
+    });
+    let through = if begun { &loss.durable_through } else { &sum.durable_through };
+    // A time that one of them lacks is one that is not known of all.
+    let earliest = through.as_ref().zip(loss.durable_through.as_ref());
+    OlderLosses {
+        count: sum.count.saturating_add(1),
+        not_reported: sum.not_reported.saturating_add(u32::from(loss.dirty_bytes.is_none())),
+        dirty_bytes: sum.dirty_bytes.saturating_add(loss.dirty_bytes.unwrap_or_default()),
+        last_time: loss.time.clone(),
+        durable_through: earliest.map(|(one, other)| if other.0 < one.0 { other } else { one }.clone()),
+        epoch: sum.epoch.max(loss.epoch),
+        first_time: sum.first_time,
+    }
 }
 
 fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
@@ -182,9 +228,24 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
     }
 }
 
-/// Says what is missing by these losses, the newest last; nothing without any.
-pub(super) fn data_lost(facts: &ClusterFacts, losses: &[&ForcedDetach], now: &Time) -> Option<Condition> {
-    let (newest, earlier) = losses.split_last()?;
+/// Says what is missing by these losses, the newest last, and by those of which only the sum is known;
+/// nothing without any.
+pub(super) fn data_lost(
+    facts: &ClusterFacts,
+    losses: &[&ForcedDetach],
+    older: Option<&OlderLosses>,
+    now: &Time,
+) -> Option<Condition> {
+    let Some((newest, earlier)) = losses.split_last() else {
+        // The newest were none after all.
+        let message = summed(older?);
+        return Some(facts.conditions(now).build(
+            DATA_LOST,
+            ConditionStatus::Unknown,
+            "OlderLosses",
+            message,
+        ));
+    };
     let ForcedDetach { node, cause, epoch, durability, is_last_commit_reported, dirty_bytes, .. } = newest;
     let (begins, after) = (cut_off(newest), after(newest));
     let flushed = match durability {
@@ -239,7 +300,30 @@ pub(super) fn data_lost(facts: &ClusterFacts, losses: &[&ForcedDetach], now: &Ti
             self::after(loss)
         ));
     }
+    if let Some(older) = older {
+        message.push_str(". Before that, ");
+        message.push_str(&summed(older));
+    }
     Some(facts.conditions(now).build(DATA_LOST, status, reason, message))
+}
+
+/// Says what is known of losses that are not named one by one.
+fn summed(older: &OlderLosses) -> String {
+    let OlderLosses { count, not_reported, dirty_bytes, first_time, last_time, durable_through, epoch } =
+        older;
+    let (from, to) = (first_time.0, last_time.0);
+    let unknown = match not_reported {
+        0 => String::new(),
+        nodes => format!(" ({nodes} had not reported how many)"),
+    };
+    let after = durable_through
+        .as_ref()
+        .map_or_else(String::new, |through| format!(", of what was written after {}", through.0));
+    let epoch = epoch.unwrap_or_default();
+    format!(
+        "nodes were cut off {count} times more from {from} to {to}, which is not acknowledged either \
+         ({ACKNOWLEDGE_LOSS}={epoch}): {dirty_bytes} bytes may be missing{unknown}{after}"
+    )
 }
 
 fn cut_off(loss: &ForcedDetach) -> String {

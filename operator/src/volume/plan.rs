@@ -20,7 +20,7 @@ use holdfast_log::trash::Terms;
 
 use super::adoption::{FoundInStore, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
-use super::forced_detach::{DATA_LOST, data_lost, earlier_losses, forced_detach};
+use super::forced_detach::{DATA_LOST, EarlierLosses, data_lost, earlier_losses, forced_detach};
 use super::provisionable::{Home, Obstacle, provisionable};
 use super::source_snapshot::SourceSnapshot;
 
@@ -258,16 +258,17 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let mut conditions = vec![exists(facts, now), assigned];
     conditions.extend(resized(facts, now));
     let forced_detach = forced_detach(facts, now);
-    let earlier_losses = earlier_losses(facts, forced_detach.as_ref());
+    let EarlierLosses { named, older } = earlier_losses(facts, forced_detach.as_ref());
     let unread = forced_detach.iter().filter(|record| !facts.is_acknowledged(record));
-    let losses: Vec<&ForcedDetach> = earlier_losses.iter().chain(unread).collect();
-    conditions.extend(data_lost(facts, &losses, now));
+    let losses: Vec<&ForcedDetach> = named.iter().chain(unread).collect();
+    conditions.extend(data_lost(facts, &losses, older.as_ref(), now));
     let status = VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.id.clone()),
         assigned_node,
         forced_detach,
-        earlier_losses,
+        earlier_losses: named,
+        older_losses: older,
         conditions,
         ..base(facts)
     };
@@ -439,6 +440,7 @@ pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
         assigned_node: status.assigned_node.clone(),
         forced_detach: status.forced_detach.clone(),
         earlier_losses: status.earlier_losses.clone(),
+        older_losses: status.older_losses.clone(),
         conditions: own
             .iter()
             .filter_map(|type_| find_condition(&status.conditions, type_))

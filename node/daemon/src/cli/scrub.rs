@@ -1,5 +1,6 @@
 //! `holdfast-node scrub`: asks the daemon, shows how far it is on standard error, then the report.
 
+use std::io::{self, Write};
 use std::time::Instant;
 
 use holdfast_crds::ByteSize;
@@ -55,13 +56,12 @@ fn verdict(report: &ScrubReport) -> Result<(), Failure> {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the command line's own message")]
 fn show(progress: &ScrubProgress, begun: Instant, target: &Target) {
     let ScrubProgress { read_bytes, total_bytes } = progress;
     if !target.json && *read_bytes > 0 {
         let rate = *read_bytes as f64 / begun.elapsed().as_secs_f64() / f64::from(1 << 20);
         let (read, total) = (read_bytes >> 20, total_bytes.div_ceil(1 << 20));
-        eprintln!("{read} of {total} MiB read, {rate:.0} MiB/s");
+        drop(writeln!(io::stderr(), "{read} of {total} MiB read, {rate:.0} MiB/s"));
     }
 }
 

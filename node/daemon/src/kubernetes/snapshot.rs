@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
@@ -40,14 +40,17 @@ const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 /// Time until it is examined again when its volume is not here: the operator is about to say where it is.
 const NOT_HERE: Duration = Duration::from_secs(10);
 
+/// Time after which failures are forgotten; between two of a snapshot less passes.
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
+
 /// Context of every reconciliation.
 struct Context<V> {
     client: Client,
     me: String,
     volumes: V,
     recorder: Recorder,
-    /// Failures in a row of each snapshot.
-    failures: Mutex<HashMap<SnapshotUid, u32>>,
+    /// Failures in a row of each snapshot, and when the last one was.
+    failures: Mutex<HashMap<SnapshotUid, (u32, Instant)>>,
 }
 
 /// Runs until it is dropped: what waits then is asked for again by the next process.
@@ -108,7 +111,11 @@ pub(super) enum Outcome {
 }
 
 /// Time until the next attempt; nothing once the step is done.
-fn count(failures: &mut HashMap<SnapshotUid, u32>, uid: SnapshotUid, outcome: &Outcome) -> Option<Duration> {
+fn count(
+    failures: &mut HashMap<SnapshotUid, (u32, Instant)>,
+    uid: SnapshotUid,
+    outcome: &Outcome,
+) -> Option<Duration> {
     let failure = match outcome {
         Outcome::Failed(failure) => failure,
         Outcome::Taken(_) | Outcome::Reached(_) => {
@@ -117,8 +124,11 @@ fn count(failures: &mut HashMap<SnapshotUid, u32>, uid: SnapshotUid, outcome: &O
             return ends.then_some(AGAIN);
         }
     };
-    let count = failures.entry(uid).or_default();
-    *count = count.saturating_add(1);
+    let now = Instant::now();
+    // One that was deleted before it was taken is not examined again.
+    failures.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN_AFTER);
+    let (count, at) = failures.entry(uid).or_insert((0, now));
+    (*count, *at) = (count.saturating_add(1), now);
     Some(failure.retry.delay(*count, fastrand::f64()))
 }
 

@@ -35,6 +35,8 @@ const DRAINING: &str = "Draining";
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
 /// Interval at which figures (free space, number of volumes) are written.
 const FIGURES_EVERY: Duration = Duration::from_secs(60);
+/// Data of fenced writers that is listed, at most; the number of the rest is reported.
+const LISTED_FENCED: usize = 64;
 /// Free space is published in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
@@ -91,9 +93,10 @@ async fn report<V: Volumes>(
     let owners = Vec::from_iter(owner);
     let is_owned = written.as_ref().is_some_and(|node| node.owner_references() == owners);
     let before = written.and_then(|node| node.status);
-    let StorageNodeStatus { fenced: reported, conditions, .. } = before.clone().unwrap_or_default();
+    let StorageNodeStatus { fenced, fenced_unlisted, conditions, .. } = before.clone().unwrap_or_default();
+    let reported = (fenced, fenced_unlisted.map_or(0, |unlisted| unlisted as usize));
     let directory = state_dir.to_owned();
-    let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, &reported))).await;
+    let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, reported))).await;
     let facts = StorageNodeFacts {
         capabilities: volumes.capabilities(),
         volumes: volumes.list(),
@@ -171,15 +174,18 @@ fn space(directory: &Path) -> Option<Space> {
     Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
 }
 
-/// Data kept of replaced writers. Directories that were read before are not read again: they do not change.
-fn fenced_data(state_dir: &Path, reported: &[FencedData]) -> Vec<FencedData> {
-    let kept = match fenced::list(state_dir) {
+/// Data kept of replaced writers, the first ones by name, and the number of the others. Directories that were
+/// read before are not read again: they do not change. `reported` is the last result.
+fn fenced_data(state_dir: &Path, reported: (Vec<FencedData>, usize)) -> (Vec<FencedData>, usize) {
+    let mut kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
         Err(error) => {
             tracing::warn!(error = holdfast_service::chain(&error), "what fenced writers left is not known");
-            return reported.to_vec();
+            return reported;
         }
     };
+    let unlisted = kept.len().saturating_sub(LISTED_FENCED);
+    kept.truncate(LISTED_FENCED);
     let describe = |kept: fenced::Kept| match kept.contents() {
         Ok(contents) => FencedData {
             volume_id: Some(contents.volume.to_string()),
@@ -196,12 +202,11 @@ fn fenced_data(state_dir: &Path, reported: &[FencedData]) -> Vec<FencedData> {
             name: kept.name,
         },
     };
-    kept.into_iter()
-        .map(|kept| {
-            let read = |reported: &&FencedData| reported.name == kept.name && reported.damage.is_none();
-            reported.iter().find(read).cloned().unwrap_or_else(|| describe(kept))
-        })
-        .collect()
+    let listed = kept.into_iter().map(|kept| {
+        let read = |reported: &&FencedData| reported.name == kept.name && reported.damage.is_none();
+        reported.0.iter().find(read).cloned().unwrap_or_else(|| describe(kept))
+    });
+    (listed.collect(), unlisted)
 }
 
 /// The node as seen at one moment.
@@ -210,12 +215,13 @@ struct StorageNodeFacts<'a> {
     volumes: Vec<NodeVolumeStatus>,
     state_dir: &'a Path,
     space: Option<Space>,
-    fenced: Vec<FencedData>,
+    fenced: (Vec<FencedData>, usize),
     draining: Draining,
 }
 
 fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
-    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced, draining } = facts;
+    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced: (fenced, unlisted), draining } =
+        facts;
     let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
@@ -251,6 +257,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         attached_volumes: u32::try_from(attached).ok(),
         transports,
         fenced,
+        fenced_unlisted: u32::try_from(unlisted).ok().filter(|unlisted| *unlisted > 0),
         last_handoff: None,
         conditions: described,
     }
@@ -389,7 +396,7 @@ mod tests {
             volumes: Vec::new(),
             state_dir: Path::new("/state"),
             space: None,
-            fenced: Vec::new(),
+            fenced: (Vec::new(), 0),
             draining: Draining::Unknown,
         }
     }
@@ -476,15 +483,30 @@ mod tests {
     #[test]
     fn fenced_data_is_reported_damage_included() {
         let state = tempfile::tempdir().unwrap();
-        assert_eq!(fenced_data(state.path(), &[]), []);
+        let data = |reported: &[FencedData]| fenced_data(state.path(), (reported.to_vec(), 0)).0;
+        assert_eq!(data(&[]), []);
         std::fs::create_dir_all(state.path().join("fenced/v-3")).unwrap();
-        let shown = fenced_data(state.path(), &[]);
+        let shown = data(&[]);
         assert_eq!((shown[0].name.as_str(), shown[0].bytes), ("v-3", None));
         assert!(shown[0].damage.as_ref().unwrap().contains("durable map"), "{shown:?}");
         let known = FencedData { bytes: Some(8192), damage: None, ..shown[0].clone() };
-        assert_eq!(fenced_data(state.path(), std::slice::from_ref(&known)), [known]);
+        assert_eq!(data(std::slice::from_ref(&known)), [known]);
         let passing = FencedData { damage: Some("the disk did not answer".to_owned()), ..shown[0].clone() };
-        assert_eq!(fenced_data(state.path(), &[passing]), shown, "damage is looked at again");
+        assert_eq!(data(&[passing]), shown, "damage is looked at again");
+    }
+
+    /// A node that was fenced again and again, and of which no person took the data, had each in its status.
+    #[test]
+    fn many_fenced_writers_are_counted() {
+        let state = tempfile::tempdir().unwrap();
+        for number in 0..LISTED_FENCED + 3 {
+            std::fs::create_dir_all(state.path().join(format!("fenced/v-{number:04}"))).unwrap();
+        }
+        let fenced = fenced_data(state.path(), (Vec::new(), 0));
+        assert_eq!((fenced.0.len(), fenced.1), (LISTED_FENCED, 3));
+        let facts = StorageNodeFacts { fenced, ..facts(Fake::default().capabilities()) };
+        let status = first(|conditions| describe(facts, conditions));
+        assert_eq!((status.fenced.len(), status.fenced_unlisted), (LISTED_FENCED, Some(3)));
     }
 
     #[test]

@@ -36,6 +36,10 @@ impl Environment for NodeTime {
         tokio::time::sleep(time)
     }
 
+    fn now_ms(&self) -> u64 {
+        now()
+    }
+
     fn unix_ms(&self) -> u64 {
         unix_ms()
     }

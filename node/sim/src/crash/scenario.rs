@@ -625,7 +625,7 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     fn makes_progress(&self) -> Played {
-        if struck() { Err(self.host) } else { Ok(()) }
+        if struck() || self.world.struck().is_some() { Err(self.host) } else { Ok(()) }
     }
 
     fn step(&mut self) -> Played {

@@ -100,6 +100,9 @@ impl World {
     // ---- the local disk ----
 
     fn ask_disk(&mut self, host: usize, ask: &LocalAsk) -> Result<Option<FoundMap>, LocalError> {
+        if let Some(refused) = self.refuse_ask(host, ask) {
+            return Err(refused);
+        }
         let is_last_writer = self.writers.is_last(host);
         let fails = self.failures.local(&mut self.rng);
         let here = &mut self.hosts[host];

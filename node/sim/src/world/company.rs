@@ -7,7 +7,7 @@ use super::World;
 use super::client::Stamps;
 use crate::host::Access;
 use crate::invariant::Invariant;
-use crate::shared::Shared;
+use crate::shared::{Shared, UPLOAD_BYTES};
 
 /// Time that a request waits for a store that is silent.
 const REQUEST_MS: Millis = 20_000;
@@ -122,10 +122,8 @@ impl World {
     /// Resources that a new process on `host` shares.
     pub(super) fn shared(&self, host: usize) -> Shared {
         let company = self.company.as_ref();
-        company.map_or_else(Shared::alone, |company| Shared {
-            store: company.store,
-            ..company.shared[host].clone()
-        })
+        let alone = || if self.terms.has_slab { Shared::new(UPLOAD_BYTES) } else { Shared::alone() };
+        company.map_or_else(alone, |company| Shared { store: company.store, ..company.shared[host].clone() })
     }
 
     pub(super) fn tell_company(&mut self, host: usize, death: Death) {

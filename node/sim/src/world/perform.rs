@@ -14,6 +14,9 @@ use crate::invariant::Invariant;
 impl World {
     /// Does it; returns the event for the engine.
     pub(super) fn perform(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) -> Option<Event> {
+        if let Some(refused) = self.refuse_action(host, action, mark) {
+            return Some(refused);
+        }
         let fails = self.failures.local(&mut self.rng);
         let result = if fails { Err(Errno::EIO) } else { Ok(()) };
         let here = &mut self.hosts[host];

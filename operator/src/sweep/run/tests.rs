@@ -1,5 +1,7 @@
 //! Sweeps of buckets in memory, over days of a clock that stands still while there is work.
 
+mod clocks;
+
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
 use holdfast_log::Creation;
@@ -7,7 +9,6 @@ use holdfast_log::trash::{Terms, discard};
 use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotName, SnapshotUid, VolumeId};
-use k8s_openapi::jiff::SignedDuration;
 use kube::runtime::events::{Event, EventType};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -285,31 +286,6 @@ async fn a_deleted_volume_is_removed_once_it_was_long_enough_in_the_trash() {
     assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/") || key.starts_with("trash/refused/")));
     let text = metrics.render().expect("renders");
     assert!(text.contains(r#"holdfast_sweep_trashed_volumes{object_store="main"} 1"#), "{text}");
-}
-
-/// Found by reading: an operator on a node whose clock was ahead emptied the trash at once.
-#[tokio::test(start_paused = true)]
-async fn a_clock_a_day_off_removes_nothing_before_its_time() {
-    for days in [-1, 1] {
-        let (bucket, garbage) = bucket().await;
-        let gone: VolumeId = "gone".parse().expect("an id");
-        let nonce = Nonce([1; 16]);
-        holdfast_log::provision(&bucket, &gone, Creation::plain(64, nonce, 0)).await.expect("created");
-        let terms = Terms { keep: DAY, owner: "uid-main".to_owned() };
-        assert!(discard(&bucket, &gone, nonce, &terms, None).await.expect("deleted"));
-        let fake = Fake::new(vec![hourly("main", "24h")], bucket);
-        fake.0.lock().begun.1 += SignedDuration::from_hours(24 * days);
-        let _running = fake.start(&Arc::new(Metrics::new()));
-        let is_there = || {
-            let bucket = fake.bucket();
-            (!has_tombstone(&bucket, "gone"), bucket.keys().contains(&garbage))
-        };
-        sleep(23 * HOUR).await;
-        assert!(fake.reports().len() > 10, "it is swept: {}", fake.reports().len());
-        assert_eq!(is_there(), (true, true), "by the clock of the store nothing is a day old");
-        sleep(3 * HOUR).await;
-        assert_eq!(is_there(), (false, false), "by that of the operator neither");
-    }
 }
 
 /// Found by reading: after a cluster was set back nothing but its own next sweep kept its Volumes from the

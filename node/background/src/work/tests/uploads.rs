@@ -45,6 +45,10 @@ impl Environment for Still {
         std::future::pending().await
     }
 
+    fn now_ms(&self) -> u64 {
+        0
+    }
+
     fn unix_ms(&self) -> u64 {
         0
     }

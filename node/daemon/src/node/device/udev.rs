@@ -66,6 +66,10 @@ impl Udev {
             return Ok(());
         }
         let path = self.mark_of(id);
+        if fs::read_to_string(&path).is_ok_and(|found| found == mark(tag)) {
+            // A recovery: a write into a full file system could only empty it.
+            return Ok(());
+        }
         let written = fs::create_dir_all(self.marks()).and_then(|()| fs::write(&path, mark(tag)));
         written.map_err(not_written(path))
     }
@@ -187,6 +191,21 @@ mod tests {
         let almost = READ_WITHIN - Duration::from_millis(200);
         assert!(written(almost) >= Duration::from_millis(100));
         assert!(written(2 * READ_WITHIN) < Duration::from_millis(100));
+    }
+
+    /// Each recovery emptied the mark and wrote it again: in a full `/run` it stayed empty, and the host looked
+    /// into the volume.
+    #[test]
+    fn a_recovery_leaves_the_mark_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let udev = Udev::new(dir.path());
+        udev.mark(3, 7).unwrap();
+        let old = SystemTime::now() - Duration::from_secs(60);
+        fs::File::open(udev.mark_of(3)).unwrap().set_modified(old).unwrap();
+        udev.mark(3, 7).unwrap();
+        assert_eq!(fs::metadata(udev.mark_of(3)).unwrap().modified().unwrap(), old, "it was not written");
+        udev.mark(3, 8).unwrap();
+        assert_eq!(fs::read_to_string(udev.mark_of(3)).unwrap(), mark(8), "another device's");
     }
 
     #[test]

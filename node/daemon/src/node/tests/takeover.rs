@@ -618,7 +618,8 @@ fn an_attach_that_stood_still_fences_no_successor() {
     });
 }
 
-/// Time in which the create of another writer is stored. Its clock advances four seconds at each look.
+/// Time in which the create of another writer is stored. Four seconds pass at each look, and the time of day
+/// is set back by a day meanwhile.
 struct Settling {
     clock_ms: AtomicU64,
     other: Gate,
@@ -633,8 +634,13 @@ impl Environment for Settling {
         self.other_attached.notified().await;
     }
 
-    fn unix_ms(&self) -> u64 {
+    fn now_ms(&self) -> u64 {
         self.clock_ms.fetch_add(4000, Ordering::Relaxed)
+    }
+
+    fn unix_ms(&self) -> u64 {
+        const DAY_MS: u64 = 24 * 3600 * 1000;
+        u64::MAX - (1 + self.now_ms() / 4000) * DAY_MS
     }
 
     fn random<const N: usize>(&self) -> [u8; N] {

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::Instrument;
 
-use crate::node::clock::{NodeTime, now, unix_ms};
+use crate::node::clock::{NodeTime, now};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
@@ -86,7 +86,7 @@ impl WorkLines {
     /// Logs how many lines were held back, or only of those that are due.
     fn write(&self, is_end: bool) {
         let rest = |now_ms| if is_end { Rest::All } else { Rest::Due(now_ms) };
-        self.cold.write(rest(unix_ms()));
+        self.cold.write(rest(now()));
         if let Some(times) = self.cold_failed.rest(rest(now())) {
             tracing::error!(times, "cold reads failed, since the last line about it");
         }

@@ -1,6 +1,7 @@
 //! Nodes that are cut off, by a person or by their signs, and what is missing because of it.
 
 use super::*;
+use crate::volume::forced_detach::MAX_EARLIER;
 
 /// Node `a` serves with something dirty and is lost; the volume is wanted on `b`.
 fn lost(force_detach: &str) -> ClusterFacts {
@@ -284,6 +285,45 @@ fn a_second_loss_does_not_hide_an_unread_first() {
     facts.acknowledged = Some(5);
     let read = report(&mut facts);
     assert_eq!((read.forced_detach, read.earlier_losses, read.conditions.len()), (None, Vec::new(), 3));
+}
+
+/// A volume that is cut off for months, and no person reads of it: the status had each loss.
+#[test]
+fn many_unread_losses_are_summed_up() {
+    let mut facts = lost_by_signs();
+    for epoch in 4..24 {
+        facts.status.node = Some(format!("n{epoch}"));
+        (facts.status.epoch, facts.status.dirty_bytes) = (Some(epoch), (epoch != 6).then_some(100));
+        (facts.lost, facts.log_writer) = (Some(DetachCause::NodeNotReady), None);
+        report(&mut facts);
+        facts.lost = None;
+    }
+    (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(24));
+    let status = report(&mut facts);
+    assert_eq!(status.earlier_losses.len(), MAX_EARLIER);
+    let older = status.older_losses.clone().expect("more than are named");
+    // Of 20 losses one is the newest, and eight are named.
+    assert_eq!((older.count, older.not_reported, older.dirty_bytes, older.epoch), (11, 1, 1000, Some(14)));
+    let message = |status: &VolumeStatus| {
+        find_condition(&status.conditions, DATA_LOST).map(|lost| lost.message.clone()).unwrap_or_default()
+    };
+    let said = message(&status);
+    for part in ["node n23 was cut off", "node n15 was", "11 times more", "acknowledge-loss=14): 1000 bytes"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(said.len() < 4096, "{} bytes", said.len());
+    // A loss that is in the sum is not acknowledged alone.
+    for (read, left) in [(9, Some(11)), (14, None)] {
+        let mut facts = facts.clone();
+        facts.acknowledged = Some(read);
+        let status = report(&mut facts);
+        assert_eq!((status.older_losses.map(|older| older.count), status.earlier_losses.len()), (left, 8));
+    }
+    facts.acknowledged = Some(23);
+    let read = report(&mut facts);
+    assert_eq!((read.forced_detach, read.earlier_losses.len(), read.older_losses), (None, 0, None));
+    assert!(find_condition(&read.conditions, DATA_LOST).is_none());
 }
 
 /// The second node released the volume after all, and the first one's loss is still unread.

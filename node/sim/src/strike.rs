@@ -1,0 +1,220 @@
+//! Local writes that are made to fail: which one, with what, for how long.
+//!
+//! Owns: the count of each kind of write in a world, and the one that fails. Does not own: faults by chance
+//! (`failures.rs`), the disk that is full by chance (`HostFault`).
+//!
+//! A [`Condition`] that lasts ends with [`World::end_strike`](crate::world::World::end_strike). Until then the
+//! disk that is full fails what needs room, the others fail every write to the disk, and the run directory
+//! fails only its own.
+
+use std::collections::BTreeMap;
+
+use holdfast_engine::action::Action;
+use holdfast_engine::event::Errno;
+
+use crate::calls::LocalAsk;
+
+/// A kind of write to the state file system, or to the run directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WriteStep {
+    /// The data of a client's write, into a side.
+    WriteSide,
+    /// A hole in a side, for a client's discard or zeroes.
+    PunchSide,
+    /// A hole in a side, where clean data was.
+    EvictSide,
+    /// Sync a side.
+    SyncSide,
+    /// The place of a chunk in the durable map.
+    PlaceInMap,
+    /// Pages, or a record of the journal, into the durable map.
+    WriteMap,
+    /// Sync the durable map.
+    SyncMap,
+    /// The log record that is about to be created.
+    StorePending,
+    /// The files of a volume that is attached, their room, and a header.
+    WriteHeader,
+    /// Sync that header.
+    SyncHeader,
+    /// Move the files of a fenced writer aside.
+    Preserve,
+    /// Remove files.
+    Discard,
+    /// A slot of the slab.
+    WriteSlot,
+    /// Memory of the live map for a chunk, in the run directory.
+    GrowLiveMap,
+}
+
+impl WriteStep {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::WriteSide,
+        Self::PunchSide,
+        Self::EvictSide,
+        Self::SyncSide,
+        Self::PlaceInMap,
+        Self::WriteMap,
+        Self::SyncMap,
+        Self::StorePending,
+        Self::WriteHeader,
+        Self::SyncHeader,
+        Self::Preserve,
+        Self::Discard,
+        Self::WriteSlot,
+        Self::GrowLiveMap,
+    ];
+
+    /// The writes that the action is; they are done one after the other.
+    pub(crate) fn of_action(action: &Action) -> &'static [Self] {
+        match action {
+            Action::Write { .. } => &[Self::WriteSide],
+            Action::Punch { .. } => &[Self::PunchSide],
+            Action::Evict { .. } => &[Self::EvictSide],
+            Action::PrepareMap { .. } => &[Self::PlaceInMap, Self::GrowLiveMap],
+            Action::SyncSide { .. } => &[Self::SyncSide],
+            Action::WriteMap(_) => &[Self::WriteMap],
+            Action::SyncMap => &[Self::SyncMap],
+            // Gives memory back; a failure has no answer.
+            Action::ReleaseMap { .. }
+            | Action::Read { .. }
+            | Action::ReadCold { .. }
+            | Action::Complete { .. }
+            | Action::NextTurn
+            | Action::Report(_)
+            | Action::Upload { .. }
+            | Action::Merge(_)
+            | Action::StorePending { .. }
+            | Action::StoreRoot { .. }
+            | Action::CreateRecord { .. }
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. } => &[],
+        }
+    }
+
+    /// The write that the pipeline asks for, if it is one.
+    pub(crate) fn of_ask(ask: &LocalAsk) -> Option<Self> {
+        match ask {
+            LocalAsk::StorePending(_) => Some(Self::StorePending),
+            LocalAsk::Preserve => Some(Self::Preserve),
+            LocalAsk::Discard => Some(Self::Discard),
+            LocalAsk::WriteHeader(_) => Some(Self::WriteHeader),
+            LocalAsk::SyncHeader => Some(Self::SyncHeader),
+            LocalAsk::WriteSlot { .. } => Some(Self::WriteSlot),
+            LocalAsk::ReadSides | LocalAsk::ReadMap | LocalAsk::ReadSlot => None,
+        }
+    }
+
+    fn is_sync(self) -> bool {
+        matches!(self, Self::SyncSide | Self::SyncMap | Self::SyncHeader)
+    }
+}
+
+/// State of a file system that fails a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// It has 0 bytes free: ENOSPC.
+    Full,
+    /// Its device fails: EIO.
+    Broken,
+    /// The kernel made it read-only: EROFS.
+    ReadOnly,
+}
+
+impl Condition {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Full, Self::Broken, Self::ReadOnly];
+
+    pub(crate) const fn errno(self) -> Errno {
+        match self {
+            Self::Full => Errno::ENOSPC,
+            Self::Broken => Errno::EIO,
+            Self::ReadOnly => Errno::EROFS,
+        }
+    }
+}
+
+/// The first write that fails, and those after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Strike {
+    /// Its kind.
+    pub step: WriteStep,
+    /// How many of that kind succeed before it.
+    pub visit: u64,
+    /// Why it fails.
+    pub condition: Condition,
+    /// The condition lasts; else the next write succeeds.
+    pub lasts: bool,
+}
+
+impl Strike {
+    /// True if `step` fails too, while this lasts. What a disk without room fails else is up to `HostFault`.
+    fn covers(self, step: WriteStep) -> bool {
+        let run_dir = WriteStep::GrowLiveMap;
+        match (self.step == run_dir, self.condition) {
+            (true, _) => step == run_dir,
+            (false, Condition::Full) => false,
+            (false, Condition::Broken | Condition::ReadOnly) => step != run_dir,
+        }
+    }
+
+    /// True if a request may fail of it. Else writes wait for room. What a round writes has its room: where a
+    /// file system lacks it all the same, as one that copies what it overwrites, a flush fails.
+    pub(crate) fn may_fail_requests(self) -> bool {
+        let fails_flush = self.step.is_sync() || self.step == WriteStep::WriteMap;
+        self.step != WriteStep::GrowLiveMap && (self.condition != Condition::Full || fails_flush)
+    }
+
+    /// True if the state file system has no room while this lasts.
+    pub(crate) fn fills_disk(self) -> bool {
+        self.lasts && self.condition == Condition::Full && self.step != WriteStep::GrowLiveMap
+    }
+}
+
+/// The writes of a world.
+#[derive(Debug, Default)]
+pub(crate) struct Strikes {
+    visits: BTreeMap<WriteStep, u64>,
+    armed: Option<Strike>,
+    struck: Option<usize>,
+    lasting: Option<(usize, Strike)>,
+}
+
+impl Strikes {
+    /// This one is to come.
+    pub(crate) fn arm(&mut self, strike: Strike) {
+        self.armed = Some(strike);
+    }
+
+    /// Writes of each kind so far.
+    pub(crate) fn visits(&self) -> &BTreeMap<WriteStep, u64> {
+        &self.visits
+    }
+
+    /// The host whose write failed.
+    pub(crate) fn struck(&self) -> Option<usize> {
+        self.struck
+    }
+
+    /// A write on `host`: fails it with this, if it is to. Says whether it is the first that fails.
+    pub(crate) fn meet(&mut self, host: usize, step: WriteStep) -> Option<(Strike, bool)> {
+        let visits = self.visits.entry(step).or_default();
+        let visit = std::mem::replace(visits, *visits + 1);
+        if let Some((on, strike)) = self.lasting
+            && on == host
+            && strike.covers(step)
+        {
+            return Some((strike, false));
+        }
+        let strike = self.armed.take_if(|strike| strike.step == step && strike.visit == visit)?;
+        self.struck = Some(host);
+        self.lasting = strike.lasts.then_some((host, strike));
+        Some((strike, true))
+    }
+
+    /// What lasted is over. Returns the host.
+    pub(crate) fn end(&mut self) -> Option<usize> {
+        self.lasting.take().map(|(host, _)| host)
+    }
+}

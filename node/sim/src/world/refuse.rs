@@ -1,0 +1,138 @@
+//! Writes that a file system fails at a chosen step ([`crate::strike`]).
+
+use std::io;
+
+use holdfast_engine::action::Action;
+use holdfast_engine::event::{Event, Unprepared};
+
+use super::World;
+use crate::calls::{LocalAsk, LocalError};
+use crate::disk::SyncMark;
+use crate::host::HostFault;
+use crate::strike::{Condition, Strike, WriteStep};
+
+impl World {
+    /// A write is to fail.
+    pub(crate) fn arm(&mut self, strike: Strike) {
+        self.strikes.arm(strike);
+    }
+
+    /// The host whose write failed.
+    pub(crate) fn struck(&self) -> Option<usize> {
+        self.strikes.struck()
+    }
+
+    /// The engine on `host` detaches.
+    pub(crate) fn is_detaching(&self, host: usize) -> bool {
+        self.hosts[host].process.as_ref().is_some_and(|process| process.detaching)
+    }
+
+    /// The file system has room again, and takes writes.
+    pub(crate) fn end_strike(&mut self) {
+        if let Some(host) = self.strikes.end() {
+            let fault = self.hosts[host].fault;
+            self.set_fault(host, HostFault { full: false, ..fault });
+        }
+    }
+
+    fn meet(&mut self, host: usize, step: WriteStep) -> Option<Strike> {
+        let (strike, is_first) = self.strikes.meet(host, step)?;
+        if is_first {
+            self.hosts[host].disk_past.note_full();
+            if strike.may_fail_requests() {
+                self.failures.disk_failed();
+            }
+            if strike.fills_disk() {
+                let fault = self.hosts[host].fault;
+                self.set_fault(host, HostFault { full: true, ..fault });
+            }
+        }
+        Some(strike)
+    }
+
+    /// Fails the action, if it is to fail: the answer to it. Parts of what it writes may be written.
+    pub(super) fn refuse_action(
+        &mut self,
+        host: usize,
+        action: &Action,
+        mark: Option<SyncMark>,
+    ) -> Option<Event> {
+        let (step, strike) =
+            WriteStep::of_action(action).iter().find_map(|step| Some((*step, self.meet(host, *step)?)))?;
+        let errno = strike.condition.errno();
+        let result = Err(errno);
+        let Self { hosts, rng, .. } = self;
+        let here = &mut hosts[host];
+        let mut disk = here.disk.lock();
+        let mut reaches = || strike.condition == Condition::Broken && rng.once_in(2);
+        Some(match action {
+            Action::Write { id, range, side } => {
+                let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
+                if strike.condition == Condition::Full {
+                    disk.overwrite(*side, *range, stamp);
+                } else {
+                    disk.side(*side).write_part(*range, stamp, reaches);
+                }
+                Event::IoCompleted { id: *id, result }
+            }
+            Action::Punch { id, range, side } => {
+                disk.side(*side).write_part(*range, 0, reaches);
+                Event::IoCompleted { id: *id, result }
+            }
+            Action::Evict { .. } => Event::Evicted { result },
+            Action::PrepareMap { chunk } => {
+                let is_run_dir = step == WriteStep::GrowLiveMap;
+                let why = if is_run_dir { Unprepared::RunDir(errno) } else { Unprepared::Disk(errno) };
+                Event::MapPrepared { chunk: *chunk, result: Err(why) }
+            }
+            Action::SyncSide { side } => {
+                disk.side(*side).end_sync(mark.expect("a sync has a mark"), true);
+                Event::SideSynced { side: *side, result }
+            }
+            Action::WriteMap(writes) => {
+                for write in writes {
+                    disk.map.write(write, &mut reaches);
+                }
+                Event::MapWritten { result }
+            }
+            Action::SyncMap => {
+                disk.map.end_sync(mark.expect("a sync has a mark"), true);
+                Event::MapSynced { result }
+            }
+            Action::Read { .. }
+            | Action::ReadCold { .. }
+            | Action::ReleaseMap { .. }
+            | Action::Complete { .. }
+            | Action::NextTurn
+            | Action::Report(_)
+            | Action::Upload { .. }
+            | Action::Merge(_)
+            | Action::StorePending { .. }
+            | Action::StoreRoot { .. }
+            | Action::CreateRecord { .. }
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. } => unreachable!("{action:?} is no write"),
+        })
+    }
+
+    /// The same of what the pipeline asks for.
+    pub(super) fn refuse_ask(&mut self, host: usize, ask: &LocalAsk) -> Option<LocalError> {
+        let strike = self.meet(host, WriteStep::of_ask(ask)?)?;
+        let mut disk = self.hosts[host].disk.lock();
+        let rng = &mut self.rng;
+        match ask {
+            LocalAsk::WriteHeader(write) => {
+                disk.map.write(write, || strike.condition == Condition::Broken && rng.once_in(2));
+            }
+            LocalAsk::SyncHeader => disk.map.fail_sync(),
+            LocalAsk::StorePending(_)
+            | LocalAsk::Preserve
+            | LocalAsk::Discard
+            | LocalAsk::WriteSlot { .. }
+            | LocalAsk::ReadSides
+            | LocalAsk::ReadMap
+            | LocalAsk::ReadSlot => {}
+        }
+        Some(io::Error::from_raw_os_error(strike.condition.errno().0).into())
+    }
+}
