@@ -352,6 +352,15 @@ fn share_images(world: &World, extras: &Extras) -> Result<()> {
 /// controller on the host.
 fn start_snapshots(world: &World) -> Result<Process> {
     report::step("install the kinds of snapshots, start their controller");
+    install_snapshot_kinds(world)?;
+    controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)
+}
+
+/// Installs the kinds of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`.
+///
+/// # Errors
+/// If they cannot be fetched, or the API server refuses one.
+pub fn install_snapshot_kinds(world: &World) -> Result<()> {
     let kinds = world.toolbox().snapshot_kinds()?;
     let mut files = Vec::new();
     for entry in fs::read_dir(&kinds).with_context(|| format!("list {}", kinds.display()))? {
@@ -364,8 +373,7 @@ fn start_snapshots(world: &World) -> Result<Process> {
     }
     world.kubectl(["apply", "--server-side"].into_iter().chain(files.iter().map(String::as_str)))?;
     let established = ["wait", "--for=condition=Established", "--timeout=60s"];
-    world.kubectl(established.into_iter().chain(files.iter().map(String::as_str)))?;
-    controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)
+    world.kubectl(established.into_iter().chain(files.iter().map(String::as_str))).map(drop)
 }
 
 /// An image with a shell and its tools, at `reference`: it waits unless a pod says what it does.
