@@ -10,6 +10,7 @@ use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::{host_daemons, kill_rounds, store_dialects};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{Bar, Figure, play, play_on};
 
@@ -23,6 +24,18 @@ const MAX_ATTACH_MIB: f64 = 32.0;
 /// The test of the daemon that prints it.
 const ATTACH_TEST: &str = "an_attach_of_a_touched_tebibyte";
 
+/// The test of the log that plays two clusters on one bucket, and the pairs that it plays.
+const PAIRS_TEST: &str = "two_clusters_on_one_bucket_lose_nothing";
+const PAIRS: usize = 25;
+
+/// Figures that it prints in one line.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClusterPairs {
+    cluster_pairs_total: usize,
+    cluster_pairs_lost: usize,
+}
+
 /// Figure that it prints in one line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,6 +45,7 @@ struct AttachPeak {
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let peak_mib = attach_peak(world)?;
+    let pairs = cluster_pairs(world)?;
     let said = play(world, "store-dialects", store_dialects::play)?;
     said.wrong.iter().chain(&said.lost).for_each(report::step);
     let mut ends = Vec::new();
@@ -70,6 +84,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
             against: "all servers whose create-once is not atomic".to_owned(),
             bar: Some(Bar::Exactly(lookers as f64)),
         },
+        count("cluster_pairs_total", pairs.cluster_pairs_total, "what two clusters do at once", PAIRS),
+        count("cluster_pairs_lost", pairs.cluster_pairs_lost, "none", 0),
         count("kernels_tested", ends.len(), "kernels on which the rounds below were run", ends.len()),
     ];
     for (kernel, outcome) in [LTS_KERNEL, KERNEL].into_iter().zip(&ends) {
@@ -89,21 +105,23 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
+/// Pairs of what two clusters do to one volume at once, by a test of the log.
+fn cluster_pairs(world: &World) -> Result<ClusterPairs> {
+    figure(world, ["--test", "cluster_pairs"], PAIRS_TEST)
+}
+
 /// Peak of the heap of an attach, in MiB, by a test of the daemon.
 fn attach_peak(world: &World) -> Result<f64> {
+    Ok(figure::<AttachPeak>(world, ["--bin", "holdfast-node"], ATTACH_TEST)?.attach_1tib_peak_mib)
+}
+
+/// The figures that the test `name` of the workspace prints.
+fn figure<T: DeserializeOwned>(world: &World, target: [&str; 2], name: &str) -> Result<T> {
     let mut command: Command = world.toolbox().cargo("test");
-    command.args([
-        "--workspace",
-        "--bin",
-        "holdfast-node",
-        "--",
-        "--nocapture",
-        "--test-threads=2",
-        ATTACH_TEST,
-    ]);
-    let done = command.output().context("run a test of the daemon")?;
+    command.arg("--workspace").args(target).args(["--", "--nocapture", "--test-threads=2", name]);
+    let done = command.output().with_context(|| format!("run the test {name}"))?;
     let said = String::from_utf8_lossy(&done.stdout);
     ensure!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
-    let peak = said.lines().find_map(|line| serde_json::from_str::<AttachPeak>(line).ok());
-    Ok(peak.with_context(|| format!("no figure in {said}"))?.attach_1tib_peak_mib)
+    let found = said.lines().find_map(|line| serde_json::from_str(line).ok());
+    found.with_context(|| format!("no figure in {said}"))
 }
