@@ -3,8 +3,8 @@
 //! Owns: finding the volumes and snapshots of a bucket, and the documents for those that the cluster does not
 //! have.
 //! Does not own: the adoption, which the operator does when the documents are applied.
-//! Costs: for each volume a LIST, a GET of its first record, and the reading of its log; for each snapshot a GET,
-//! and a LIST for those of a volume. Nothing is written.
+//! Costs: for each volume a LIST, a GET of its first record, and the reading of its log; for each snapshot a
+//! GET, and a LIST for those of a volume. Nothing is written.
 //! On failure: a volume that cannot be read is named in a comment and in the error; the others are printed.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -260,8 +260,8 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
     Err(SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq })
 }
 
-/// The snapshots that `manifest` has registered and that were not forgotten, oldest first: a LIST if there are
-/// any.
+/// The snapshots that `manifest` has registered and that were not forgotten, oldest first: a LIST if there
+/// are any.
 ///
 /// # Errors
 /// [`LogFailure::Store`].
@@ -286,8 +286,8 @@ pub async fn store_origin(
     create(objects, volume, "store the origin of a snapshot", &key, labels.encode().into()).await
 }
 
-/// Reads the labels of the snapshot with this uid: one GET. `None` for one of the command line, or of a release
-/// that stored none.
+/// Reads the labels of the snapshot with this uid: one GET. `None` for one of the command line, or of a
+/// release that stored none.
 ///
 /// # Errors
 /// [`LogFailure::Store`], [`LogFailure::Damaged`].

@@ -1,8 +1,8 @@
-//! The documents of snapshots: a VolumeSnapshot that adopts, and for one of a user its VolumeSnapshotContent and
-//! VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All of them retain.
+//! The documents of snapshots: a VolumeSnapshot that adopts, and for one of a user its VolumeSnapshotContent
+//! and VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All of them retain.
 //!
-//! Invariants: the handle of a snapshot in CSI is the name of its VolumeSnapshot of `storage.holdfast.dev`. So it
-//! gets the name that it had, unless that is taken here, and the handle means what it meant.
+//! Invariants: the handle of a snapshot in CSI is the name of its VolumeSnapshot of `storage.holdfast.dev`.
+//! So it gets the name that it had, unless that is taken here, and the handle means what it meant.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,7 +4,8 @@
 //! filled by a populator. The Volume's annotation follows, so that events of losses, alerts and the guard of
 //! deletions name the claim that has the data, also before it is attached for the first time.
 //!
-//! Owns: the annotation [`CLAIM`] of Volumes whose PersistentVolume is bound. While none is, the last claim stays.
+//! Owns: the annotation [`CLAIM`] of Volumes whose PersistentVolume is bound. While none is, the last claim
+//! stays.
 //! On failure: it is logged; a Volume that is attached gets its claim from the CSI driver too.
 
 use std::pin::pin;

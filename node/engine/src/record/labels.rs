@@ -1,4 +1,5 @@
-//! Labels of a create record and of a snapshot: what they were made for, in names that a new cluster can read.
+//! Labels of a create record and of a snapshot: what they were made for, in names that a new cluster can
+//! read.
 
 use std::collections::BTreeMap;
 use std::fmt;
