@@ -141,6 +141,19 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
+    /// The address of the daemon's figures on the first node; none while it has no pod.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub fn daemon(&self) -> Result<Option<SocketAddr>> {
+        let address = "{.status.podIP}:{.spec.containers[0].ports[0].containerPort}";
+        let all = format!("--output=jsonpath={{range .items[*]}}{address}{{\"\\n\"}}{{end}}");
+        let node = "--selector=app.kubernetes.io/component=node";
+        let said = self.world.kubectl(["get", "pods", "--namespace=holdfast-system", node, &all])?;
+        // One that was just made has no address yet.
+        Ok(said.lines().filter_map(|line| line.parse().ok()).next_back())
+    }
+
     /// Gives the node `name`, whose power was cut, its power again, and waits until it is Ready. What was on
     /// its disk is there: images, pods, the state of the daemon.
     ///
