@@ -47,8 +47,8 @@ pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
 };
 pub use volume_snapshot::{
-    GroupProgress, GroupStep, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot, VolumeSnapshotSpec,
-    VolumeSnapshotStatus, is_final_snapshot_reason,
+    GroupProgress, GroupStep, USER_SNAPSHOT, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot,
+    VolumeSnapshotSpec, VolumeSnapshotStatus, is_final_snapshot_reason,
 };
 
 /// API group of every kind in this crate.

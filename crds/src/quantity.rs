@@ -108,6 +108,20 @@ impl fmt::Display for ByteSize {
     }
 }
 
+impl ByteSize {
+    /// In the largest binary unit that it reaches, rounded to a tenth: for people, not for calculations.
+    #[must_use]
+    pub fn rounded(self) -> String {
+        let unit = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+        let Some((shift, suffix)) = unit.into_iter().find(|(shift, _)| self.0 >> shift > 0) else {
+            return self.0.to_string();
+        };
+        let tenths = (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift;
+        let (whole, tenth) = (tenths / 10, tenths % 10);
+        if tenth == 0 { format!("{whole}{suffix}") } else { format!("{whole}.{tenth}{suffix}") }
+    }
+}
+
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Size;
@@ -283,6 +297,16 @@ mod tests {
         "soon",
         "99999999999999999999s",
     ];
+
+    #[test]
+    fn a_size_for_people_has_at_most_one_decimal() {
+        let tenth = (12 << 20) + (8 << 20) / 10;
+        let sizes =
+            [(0, "0"), (1023, "1023"), (10 << 30, "10Gi"), (tenth, "12.8Mi"), ((1 << 20) - 1, "1024Ki")];
+        for (bytes, text) in sizes {
+            assert_eq!(ByteSize(bytes).rounded(), text);
+        }
+    }
 
     #[test]
     fn sizes_are_read_and_printed() {

@@ -26,14 +26,18 @@ use crate::volume::DeletionPolicy;
     printcolumn(name = "Volume", type_ = "string", json_path = ".spec.volume"),
     printcolumn(name = "Group", type_ = "string", json_path = ".spec.group", priority = 1),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
-    printcolumn(name = "Size", type_ = "integer", json_path = ".status.sizeBytes"),
-    printcolumn(name = "Exclusive", type_ = "integer", json_path = ".status.exclusiveBytes"),
+    printcolumn(name = "Size", type_ = "string", json_path = ".status.size"),
+    printcolumn(name = "Exclusive", type_ = "string", json_path = ".status.exclusive"),
     printcolumn(name = "Taken", type_ = "date", json_path = ".status.takenTime"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
     validation = kube::core::Rule::new("has(self.group) == has(oldSelf.group) && (!has(self.group) || self.group == oldSelf.group)")
         .message("spec.group is immutable: restore the old value, or create another VolumeSnapshot"),
+    validation = kube::core::Rule::new("has(self.snapshotID) == has(oldSelf.snapshotID) && (!has(self.snapshotID) || self.snapshotID == oldSelf.snapshotID)")
+        .message("spec.snapshotID is immutable: restore the old value, or create another VolumeSnapshot"),
+    validation = kube::core::Rule::new("!has(self.snapshotID) || !has(self.group)")
+        .message("spec.snapshotID names a snapshot that is there already, and a group takes its own: remove one of the two"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotSpec {
@@ -47,6 +51,13 @@ pub struct VolumeSnapshotSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 52))]
     pub group: Option<String>,
+    /// The snapshot that the object store holds already, as volume id, `@` and its place in the volume's log: it is
+    /// adopted, and nothing is taken. It must be one of the Volume. Immutable.
+    #[serde(default, rename = "snapshotID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 3, max = 84))]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?@[1-9][0-9]{0,19}$')")
+        .message("spec.snapshotID must be a volume id, '@' and a number, as in `holdfast-node snapshot list`: correct it"))]
+    pub snapshot_id: Option<String>,
     /// Fate of the snapshot in the object store when the VolumeSnapshot is deleted.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
@@ -78,6 +89,14 @@ pub struct VolumeSnapshotStatus {
     /// The snapshot in the object store, as volume id, `@` and its place in the volume's log; never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<String>,
+    /// UUID that the snapshot is registered with in the object store, where it is another one than that of this
+    /// object: of one that was adopted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_uid: Option<String>,
+    /// True once the names of this object and of the user's VolumeSnapshot are in the object store too: `restore` in
+    /// another cluster gives them to it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin_stored: Option<bool>,
     /// The point in time whose content the snapshot holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken_time: Option<Time>,
@@ -85,11 +104,17 @@ pub struct VolumeSnapshotStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub size_bytes: Option<u64>,
+    /// The same for people, such as `10Gi`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<String>,
     /// Bytes in the object store that nothing but this snapshot needs, as of the last sweep: they are free after
     /// its deletion.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub exclusive_bytes: Option<u64>,
+    /// The same for people, rounded to a tenth, such as `1.2Gi`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exclusive: Option<String>,
     /// `Ready`: the snapshot is taken, and what it holds can be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
@@ -124,6 +149,22 @@ pub enum GroupProgress {
     Released,
     /// Writes did not wait until the release, or not at all: the attempt has failed.
     Lapsed,
+}
+
+/// Annotation of a VolumeSnapshot: namespace and name of the user's VolumeSnapshot, of `snapshot.storage.k8s.io`.
+pub const USER_SNAPSHOT: &str = "holdfast.dev/csi-volumesnapshot";
+
+impl VolumeSnapshot {
+    /// UUID that the snapshot is registered with in the object store.
+    pub fn uid_in_store(&self) -> Option<&str> {
+        let adopted = self.status.as_ref().and_then(|status| status.snapshot_uid.as_deref());
+        adopted.or(self.metadata.uid.as_deref())
+    }
+
+    /// Namespace and name of the user's VolumeSnapshot.
+    pub fn user_snapshot(&self) -> Option<(&str, &str)> {
+        self.metadata.annotations.as_ref()?.get(USER_SNAPSHOT)?.split_once('/')
+    }
 }
 
 /// Reason of `Ready`: the volume was deleted before the snapshot was taken.

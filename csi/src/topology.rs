@@ -1,4 +1,4 @@
-//! Nodes on which a volume can be used: those whose daemon serves volumes.
+//! Nodes on which a volume can be used: those whose daemon serves volumes (`docs/adr/0018-autoscalers.md`).
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tonic::Status;
 const KEY: &str = "topology.holdfast.dev/served";
 const VALUE: &str = "true";
 
-/// The topology of every node that serves volumes, and of every volume.
+/// The topology of every node that serves volumes, and of every volume but those for any node.
 pub(crate) fn served() -> Topology {
     Topology { segments: HashMap::from([(KEY.to_owned(), VALUE.to_owned())]) }
 }

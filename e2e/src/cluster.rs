@@ -1,5 +1,7 @@
 //! `cargo e2e cluster`: a Kubernetes cluster with Holdfast in it, for a person.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use holdfast_lab::cluster::{Cluster, Store};
 use holdfast_lab::pins::KERNEL;
@@ -10,6 +12,9 @@ use holdfast_lab::world::World;
 
 /// Name of the bucket, the ObjectStore and the StorageClass.
 const STORE: &str = "holdfast";
+
+/// Time between two looks at the address of the daemon's pod, which changes with each roll-out.
+const FOLLOW: Duration = Duration::from_secs(2);
 
 /// Starts a cluster, installs the chart and keeps both until Ctrl-C.
 ///
@@ -31,5 +36,15 @@ pub fn run() -> Result<()> {
         holdfast_lab::cluster::TOOLS_IMAGE
     ));
     report::step(format_args!("logs are in {}; Ctrl-C ends everything", world.dir().display()));
-    asked_to_end()
+    // `kubectl holdfast top` reads the daemon through the API server, whose way to a pod is made by its
+    // address.
+    let mut reached = None;
+    asked_to_end(FOLLOW, || {
+        let now = cluster.daemon().ok().flatten().filter(|now| reached != Some(*now));
+        if let Some(address) = now
+            && cluster.reach(address).is_ok()
+        {
+            reached = now;
+        }
+    })
 }

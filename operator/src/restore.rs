@@ -1,28 +1,37 @@
 //! `holdfast-operator restore`: the objects that bring the volumes of a bucket into this cluster, as YAML.
 //!
-//! Owns: finding the volumes of a bucket, and the documents for those that the cluster does not have.
+//! Owns: finding the volumes and snapshots of a bucket, and the documents for those that the cluster does not
+//! have.
 //! Does not own: the adoption, which the operator does when the documents are applied.
-//! Costs: for each volume a LIST, a GET of its first record, and the reading of its log. Nothing is written.
+//! Costs: for each volume a LIST, a GET of its first record, and the reading of its log; for each snapshot a
+//! GET, and a LIST for those of a volume. Nothing is written.
 //! On failure: a volume that cannot be read is named in a comment and in the error; the others are printed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use anyhow::Context;
-use holdfast_crds::Volume;
+use holdfast_crds::{Time, Volume, VolumeSnapshot};
 use holdfast_engine::record::Labels;
+use holdfast_log::LogFailure;
 use holdfast_log::trash::read_trash;
 use holdfast_objects::ObjectStore;
 use holdfast_service::chain;
-use holdfast_types::VolumeId;
+use holdfast_types::{SECTOR_BYTES, SnapshotName, VolumeId};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
 use crate::object_store::connect::Connections;
 use crate::volume::adoption::{FoundInStore, LastWriter};
 use crate::volume::identity::id_of;
+use snapshots::{FoundSnapshot, Here, OfVolume};
 
 mod documents;
+mod snapshots;
+
+/// API group of the snapshots of users.
+const USER_KINDS: &str = "snapshot.storage.k8s.io";
 
 /// A volume of the bucket that was not deleted.
 #[derive(Debug, Clone)]
@@ -35,6 +44,14 @@ pub(crate) struct Survivor {
     size_bytes: u64,
     /// The writer that attached it last.
     last: Option<LastWriter>,
+    /// Its snapshots, oldest first.
+    snapshots: Vec<FoundSnapshot>,
+}
+
+/// The objects that the cluster has.
+struct Known<'a> {
+    volumes: &'a [Volume],
+    snapshots: Here<'a>,
 }
 
 /// Volumes of the bucket whose log cannot be read.
@@ -58,8 +75,14 @@ struct UnreadableVolumes {
 pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let volumes: Api<Volume> = Api::all(client.clone());
-    let known = volumes.list(&ListParams::default()).await.context("the Volumes cannot be listed")?.items;
+    let volumes = volumes.list(&ListParams::default()).await.context("the Volumes cannot be listed")?.items;
+    let snapshots: Api<VolumeSnapshot> = Api::all(client.clone());
+    let snapshots = snapshots.list(&ListParams::default()).await;
+    let snapshots = snapshots.context("the VolumeSnapshots cannot be listed")?.items;
+    let groups = client.list_api_groups().await.context("the kinds of the cluster cannot be listed")?.groups;
+    let has_user_kinds = groups.iter().any(|group| group.name == USER_KINDS);
     let store = Connections::default().open(client, name).await?;
+    let known = Known { volumes: &volumes, snapshots: Here { snapshots: &snapshots, has_user_kinds } };
     print(name, store.as_ref(), &known, deleted, &mut std::io::stdout().lock()).await
 }
 
@@ -68,21 +91,27 @@ pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
 async fn print(
     name: &str,
     store: &dyn ObjectStore,
-    known: &[Volume],
+    known: &Known<'_>,
     deleted: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let ids = holdfast_log::list_volumes(store).await.context("the bucket cannot be listed")?;
     let trash = read_trash(store).await.context("the trash of the bucket cannot be listed")?;
     let in_trash: BTreeSet<VolumeId> = trash.stays.into_iter().map(|there| there.stay.volume).collect();
-    let here: BTreeSet<String> = known.iter().map(id_of).collect();
-    let (mut survivors, mut unreadable, mut text) = (Vec::new(), Vec::new(), String::new());
-    for id in ids.into_iter().filter(|id| !here.contains(id.as_str())) {
+    let Known { volumes, snapshots } = known;
+    let here: BTreeMap<String, String> = volumes.iter().map(|one| (id_of(one), one.name_any())).collect();
+    let (mut survivors, mut present, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
+    let mut text = String::new();
+    for id in ids {
         if in_trash.contains(&id) != deleted {
             continue;
         }
         match survivor(store, &id).await {
-            Ok(survivor) => survivors.extend(survivor),
+            Ok(Some(survivor)) => match here.get(id.as_str()) {
+                Some(object) => present.push((object.as_str(), survivor)),
+                None => survivors.push(survivor),
+            },
+            Ok(None) => {}
             Err(failure) => {
                 text.push_str(&documents::comment(&format!("volume {id}: {}", chain(&failure))));
                 unreadable.push(id.to_string());
@@ -95,29 +124,53 @@ async fn print(
             format!("{count} in the trash {has} no documents here: `restore {name} --deleted` prints them");
         text.push_str(&documents::comment(&what));
     }
-    let names = known.iter().map(ResourceExt::name_any).collect();
-    text.push_str(&documents::of(name, &survivors, &names)?);
+    let names = volumes.iter().map(ResourceExt::name_any).collect();
+    let (of_volumes, objects) = documents::of(name, &survivors, &names)?;
+    text.push_str(&of_volumes);
+    let there = present.iter().map(|(object, survivor)| (*object, survivor));
+    let of_snapshots: Vec<OfVolume<'_>> = there
+        .chain(objects.into_iter().zip(&survivors))
+        .flat_map(|(object, Survivor { labels, snapshots, .. })| {
+            snapshots.iter().map(move |found| OfVolume { object, labels, found })
+        })
+        .collect();
+    text.push_str(&snapshots::of(&of_snapshots, snapshots)?);
     out.write_all(text.as_bytes()).context("the documents cannot be printed")?;
     if unreadable.is_empty() { Ok(()) } else { Err(UnreadableVolumes { ids: unreadable }.into()) }
 }
 
 /// Reads a volume; nothing if it was deleted.
-async fn survivor(
-    store: &dyn ObjectStore,
-    id: &VolumeId,
-) -> Result<Option<Survivor>, holdfast_log::LogFailure> {
-    let FoundInStore::Volume { size_bytes, last } = FoundInStore::read(store, id).await? else {
+async fn survivor(store: &dyn ObjectStore, id: &VolumeId) -> Result<Option<Survivor>, LogFailure> {
+    let manifest = holdfast_log::read_manifest_to_end(store, id).await?;
+    let FoundInStore::Volume { size_bytes, last } = FoundInStore::of(&manifest) else {
         return Ok(None);
     };
     let labels = holdfast_log::read_creation(store, id).await?.labels;
-    Ok(Some(Survivor { id: id.clone(), labels, size_bytes, last }))
+    let mut snapshots = Vec::new();
+    for taken in holdfast_log::snapshots_of(store, &manifest).await? {
+        let origin = match holdfast_log::read_origin(store, id, taken.uid).await {
+            Ok(origin) => origin.unwrap_or_default(),
+            // The snapshot is whole; only its names are lost.
+            Err(LogFailure::Damaged { .. }) => Labels::default(),
+            Err(failure) => return Err(failure),
+        };
+        let at = i64::try_from(taken.unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        snapshots.push(FoundSnapshot {
+            name: SnapshotName { volume: id.clone(), seq: taken.seq },
+            uid: taken.uid,
+            origin,
+            size_bytes: taken.sectors * SECTOR_BYTES,
+            taken: at.map(Time),
+        });
+    }
+    Ok(Some(Survivor { id: id.clone(), labels, size_bytes, last, snapshots }))
 }
 
 #[cfg(test)]
 mod tests {
     use holdfast_log::Creation;
     use holdfast_objects::MemoryStore;
-    use holdfast_types::Nonce;
+    use holdfast_types::{Nonce, SnapshotUid};
 
     use std::time::Duration;
 
@@ -142,8 +195,9 @@ mod tests {
     }
 
     async fn printed_of(store: &MemoryStore, deleted: bool) -> (anyhow::Result<()>, String) {
+        let known = Known { volumes: &[], snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
-        let outcome = print("main", store, &[], deleted, &mut out).await;
+        let outcome = print("main", store, &known, deleted, &mut out).await;
         (outcome, String::from_utf8(out).expect("text"))
     }
 
@@ -159,6 +213,41 @@ mod tests {
         let (outcome, trash) = printed_of(&store, true).await;
         assert!(outcome.is_ok() && trash.contains("volumeID: deleted") && trash.contains("existing: {}"));
         assert!(!trash.contains("volumeID: there"), "{trash}");
+    }
+
+    /// Only the Volumes and claims came back: a claim that began with a snapshot could not be made again.
+    #[tokio::test]
+    async fn snapshots_come_back_with_their_names() {
+        let store = bucket(&["there"]).await;
+        let id = "there".parse().expect("an id");
+        let mut origin = Labels::default();
+        assert!(origin.insert(Labels::SNAPSHOT, "snapshot-1"));
+        for (uid, has_origin) in [([1; 16], true), ([2; 16], false), ([3; 16], true)] {
+            let uid = SnapshotUid(uid);
+            holdfast_log::snapshot_detached(&store, &id, uid, Nonce(uid.0), 0).await.expect("taken");
+            if has_origin {
+                holdfast_log::store_origin(&store, &id, uid, &origin).await.expect("stored");
+            }
+        }
+        let taken = holdfast_log::snapshots(&store, &id).await.expect("a log");
+        holdfast_log::forget(&store, &id, taken[2].seq).await.expect("forgotten");
+        let gone = holdfast_log::read_origin(&store, &id, taken[2].uid).await.expect("it answers");
+        assert_eq!(gone, None, "names go with their snapshot");
+        let (outcome, all) = printed(&store).await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+        for (name, seq) in [("snapshot-1", taken[0].seq), ("there-at-3", taken[1].seq)] {
+            let expected = format!("name: {name}\n");
+            assert!(all.contains(&expected) && all.contains(&format!("snapshotID: there@{seq}\n")), "{all}");
+        }
+        assert_eq!(all.matches("snapshotID: ").count(), 2, "{all}");
+        // A Volume that the cluster has gets those of its snapshots that it does not have.
+        let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main", "volumeID": "there" });
+        let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
+        let known = Known { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
+        let mut out = Vec::new();
+        print("main", &store, &known, false, &mut out).await.expect("printed");
+        let text = String::from_utf8(out).expect("text");
+        assert!(!text.contains("kind: Volume\n") && text.contains("volume: data\n"), "{text}");
     }
 
     /// A script applied what was printed and took the volumes for all that there were.

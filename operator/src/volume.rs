@@ -24,6 +24,7 @@ pub(crate) mod faults;
 pub(crate) mod forced_detach;
 pub(crate) mod identity;
 pub(crate) mod in_use;
+pub(crate) mod owner;
 pub(crate) mod plan;
 pub(crate) mod provisionable;
 pub(crate) mod source_snapshot;

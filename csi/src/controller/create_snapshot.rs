@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use holdfast_crds::{
-    DeletionPolicy, READY, VolumeSnapshot, VolumeSnapshotSpec, find_condition, is_final_snapshot_reason,
+    DeletionPolicy, READY, USER_SNAPSHOT, VolumeSnapshot, VolumeSnapshotSpec, find_condition,
+    is_final_snapshot_reason,
 };
 use holdfast_proto::csi::v1::{CreateSnapshotRequest, CreateSnapshotResponse, Snapshot};
 use kube::ResourceExt;
@@ -22,8 +23,6 @@ const METADATA: [&str; 3] = [
     "csi.storage.k8s.io/volumesnapshot/name",
     "csi.storage.k8s.io/volumesnapshotcontent/name",
 ];
-/// Annotation: namespace and name of the user's VolumeSnapshot.
-const CLAIM_SNAPSHOT: &str = "holdfast.dev/csi-volumesnapshot";
 
 /// A snapshot as the request wants it.
 #[derive(Debug)]
@@ -117,11 +116,12 @@ impl Wanted {
         let spec = VolumeSnapshotSpec {
             volume: self.volume.clone(),
             group: None,
+            snapshot_id: None,
             deletion_policy: DeletionPolicy::Delete,
         };
         let mut snapshot = VolumeSnapshot::new(&self.name.object, spec);
         let annotations: BTreeMap<String, String> =
-            [(CSI_NAME, self.name.csi.clone()), (CLAIM_SNAPSHOT, self.asked_by.clone())]
+            [(CSI_NAME, self.name.csi.clone()), (USER_SNAPSHOT, self.asked_by.clone())]
                 .into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                 .collect();
@@ -216,7 +216,7 @@ mod tests {
         }
         let metadata = METADATA.map(|key| (key, "x"));
         let snapshot = wanted("s", "data", &metadata).expect("a request").object();
-        assert_eq!(snapshot.annotations().get(CLAIM_SNAPSHOT).map(String::as_str), Some("x/x"));
+        assert_eq!(snapshot.annotations().get(USER_SNAPSHOT).map(String::as_str), Some("x/x"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tonic::{Request, Status};
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
-use super::parameters::{Parameters, Settings};
+use super::parameters::{Nodes, Parameters, Settings};
 use super::reason::first_unmet;
 use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
@@ -70,7 +70,7 @@ pub(super) async fn answer(
             if wanted.has_readers {
                 readers::prepare(snapshots, &volume, until).await?;
             }
-            described(&volume)
+            described(&volume, wanted.parameters.nodes)
         }
         Err(TimedOut { last }) => {
             let waiting = "the operator has not answered for the Volume yet";
@@ -246,7 +246,7 @@ pub(super) fn refused(volume: &Volume) -> Option<Status> {
     })
 }
 
-fn described(volume: &Volume) -> Result<CreateVolumeResponse, Status> {
+fn described(volume: &Volume, nodes: Nodes) -> Result<CreateVolumeResponse, Status> {
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());
     let context = [
@@ -261,7 +261,10 @@ fn described(volume: &Volume) -> Result<CreateVolumeResponse, Status> {
             volume_id: volume.name_any(),
             volume_context: context,
             content_source: content_source::described(&volume.spec.source),
-            accessible_topology: vec![topology::served()],
+            accessible_topology: match nodes {
+                Nodes::Served => vec![topology::served()],
+                Nodes::Any => Vec::new(),
+            },
         }),
     })
 }

@@ -9,6 +9,8 @@ use tonic::Status;
 
 /// The key that only a StorageClass may have, and must.
 const OBJECT_STORE: &str = "objectStore";
+/// Another one that only a StorageClass may have.
+const NODES: &str = "nodes";
 /// Keys that both may have.
 const KEYS: [&str; 3] = ["durability", "maxDirtyAge", "failoverPolicy"];
 /// Keys that the provisioner adds (`--extra-create-metadata`).
@@ -23,8 +25,20 @@ pub(super) struct Parameters {
     pub(super) object_store: String,
     /// Those that may change later.
     settings: Settings,
+    /// Nodes for which the scheduler may take the PersistentVolume.
+    pub(super) nodes: Nodes,
     /// Namespace and name of the PersistentVolumeClaim.
     pub(super) claim: Option<String>,
+}
+
+/// Nodes for which the scheduler may take a PersistentVolume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Nodes {
+    /// Those that have served volumes: the PersistentVolume has a node affinity.
+    #[default]
+    Served,
+    /// All: also those that an autoscaler has yet to make, of which nothing is known.
+    Any,
 }
 
 /// Parameters that may change during a volume's life; what is absent is not wanted in any way.
@@ -45,9 +59,13 @@ impl Settings {
     /// `INVALID_ARGUMENT`, naming the key and the valid keys or values.
     pub(super) fn read(given: HashMap<String, String>) -> Result<Self, Status> {
         const FIELD: &str = "mutable_parameters";
-        if given.contains_key(OBJECT_STORE) {
-            let why = "is immutable; leave it out, or create another volume in the other ObjectStore";
-            return Err(invalid(FIELD, OBJECT_STORE, why));
+        for (key, why) in [
+            (OBJECT_STORE, "is immutable; leave it out, or create another volume in the other ObjectStore"),
+            (NODES, "is immutable; leave it out, and write it into a StorageClass"),
+        ] {
+            if given.contains_key(key) {
+                return Err(invalid(FIELD, key, why));
+            }
         }
         Self::take(FIELD, &KEYS, given)
     }
@@ -133,12 +151,21 @@ impl Parameters {
         let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
         let object_store = given.remove(OBJECT_STORE).filter(|name| !name.is_empty());
+        let nodes = match given.remove(NODES).as_deref() {
+            None => Nodes::default(),
+            Some("served") => Nodes::Served,
+            Some("any") => Nodes::Any,
+            Some(other) => {
+                let why = format!("`{other}` is not known; write `served` or `any`");
+                return Err(invalid(FIELD, NODES, &why));
+            }
+        };
         let [durability, max_dirty_age, failover_policy] = KEYS;
-        let known = [OBJECT_STORE, durability, max_dirty_age, failover_policy];
+        let known = [OBJECT_STORE, NODES, durability, max_dirty_age, failover_policy];
         let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
         let object_store = object_store
             .ok_or_else(|| invalid(FIELD, OBJECT_STORE, "is missing; write the name of an ObjectStore"))?;
-        Ok(Self { object_store, settings, claim })
+        Ok(Self { object_store, settings, nodes, claim })
     }
 
     /// The spec of a volume of this size with these parameters; fields without one have the kind's defaults.
@@ -211,7 +238,7 @@ mod tests {
             (VOLUME_NAME, "pvc-1"),
         ];
         let parameters = read(&given).expect("parameters");
-        assert_eq!(parameters.claim.as_deref(), Some("shop/data"));
+        assert_eq!((parameters.claim.as_deref(), parameters.nodes), (Some("shop/data"), Nodes::Served));
         let spec = parameters.spec("1Gi".to_owned()).expect("a spec");
         assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), Durability::Object));
         assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
@@ -229,10 +256,11 @@ mod tests {
             (vec![("objectStore", "")], "parameters.objectStore: is missing"),
             (
                 vec![store, ("replicas", "3")],
-                "parameters.replicas: is not known; the parameters are objectStore, durability, maxDirtyAge",
+                "parameters.replicas: is not known; the parameters are objectStore, nodes, durability, maxDirtyAge",
             ),
             (vec![store, ("durability", "none")], "`none` is not known; write `local` or `object`"),
             (vec![store, ("failoverPolicy", "Never")], "`Never` is not known; write `Automatic` or `Manual`"),
+            (vec![store, ("nodes", "all")], "parameters.nodes: `all` is not known; write `served` or `any`"),
             (vec![store, ("maxDirtyAge", "2h")], "parameters.maxDirtyAge: "),
             (vec![store, ("maxDirtyAge", "soon")], "parameters.maxDirtyAge: "),
         ] {

@@ -188,8 +188,12 @@ fn reader(volume: &Volume, node: &str) -> Volume {
 /// The VolumeSnapshot that the readers of a volume begin with.
 fn snapshot(volume: &Volume) -> VolumeSnapshot {
     let name = volume.name_any();
-    let spec =
-        VolumeSnapshotSpec { volume: name.clone(), group: None, deletion_policy: DeletionPolicy::Delete };
+    let spec = VolumeSnapshotSpec {
+        volume: name.clone(),
+        group: None,
+        snapshot_id: None,
+        deletion_policy: DeletionPolicy::Delete,
+    };
     let mut snapshot = VolumeSnapshot::new(&snapshot_name(&name), spec);
     belong(&mut snapshot, volume);
     snapshot

@@ -103,7 +103,7 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
     let unlike =
         |what: &str| Status::internal(format!("{field}: the VolumeSnapshot has a {what} that is not valid"));
     let name = name.parse().ok().ok_or_else(|| unlike("status.snapshotId"))?;
-    let uid = snapshot.metadata.uid.as_deref().and_then(|uid| uid.parse().ok());
+    let uid = snapshot.uid_in_store().and_then(|uid| uid.parse().ok());
     Ok(Place { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })
 }
 

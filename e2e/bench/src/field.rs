@@ -30,6 +30,18 @@ const REFUSED_TEST: [&str; 4] =
 const CLOCKS_TEST: [&str; 4] =
     ["--bin", "holdfast-operator", "--", "clocks_a_day_off_delete_nothing_before_its_time"];
 
+/// The test of the log that plays two clusters on one bucket, and the pairs that it plays.
+const PAIRS_TEST: [&str; 4] = ["--test", "cluster_pairs", "--", "two_clusters_on_one_bucket_lose_nothing"];
+const PAIRS: usize = 25;
+
+/// Figures of [`PAIRS_TEST`].
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClusterPairs {
+    cluster_pairs_total: usize,
+    cluster_pairs_lost: usize,
+}
+
 /// Figure that [`ATTACH_TEST`] prints in one line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +68,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let AttachPeak { attach_1tib_peak_mib } = test_figure(world, ATTACH_TEST)?;
     let refused: RefusedWrites = test_figure(world, REFUSED_TEST)?;
     let clocks: ClockSkew = test_figure(world, CLOCKS_TEST)?;
+    let pairs: ClusterPairs = test_figure(world, PAIRS_TEST)?;
     let said = play(world, "store-dialects", store_dialects::play)?;
     said.wrong.iter().chain(&said.lost).for_each(report::step);
     let mut ends = Vec::new();
@@ -102,6 +115,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
             against: "all servers whose create-once is not atomic".to_owned(),
             bar: Some(Bar::Exactly(lookers as f64)),
         },
+        count("cluster_pairs_total", pairs.cluster_pairs_total, "what two clusters do at once", PAIRS),
+        count("cluster_pairs_lost", pairs.cluster_pairs_lost, "none", 0),
         count("kernels_tested", ends.len(), "kernels on which the rounds below were run", ends.len()),
     ];
     for (kernel, outcome) in [LTS_KERNEL, KERNEL].into_iter().zip(&ends) {

@@ -141,6 +141,19 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
+    /// The address of the daemon's figures on the first node; none while it has no pod.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub fn daemon(&self) -> Result<Option<SocketAddr>> {
+        let address = "{.status.podIP}:{.spec.containers[0].ports[0].containerPort}";
+        let all = format!("--output=jsonpath={{range .items[*]}}{address}{{\"\\n\"}}{{end}}");
+        let node = "--selector=app.kubernetes.io/component=node";
+        let said = self.world.kubectl(["get", "pods", "--namespace=holdfast-system", node, &all])?;
+        // One that was just made has no address yet.
+        Ok(said.lines().filter_map(|line| line.parse().ok()).next_back())
+    }
+
     /// Gives the node `name`, whose power was cut, its power again, and waits until it is Ready. What was on
     /// its disk is there: images, pods, the state of the daemon.
     ///
@@ -352,6 +365,15 @@ fn share_images(world: &World, extras: &Extras) -> Result<()> {
 /// controller on the host.
 fn start_snapshots(world: &World) -> Result<Process> {
     report::step("install the kinds of snapshots, start their controller");
+    install_snapshot_kinds(world)?;
+    controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)
+}
+
+/// Installs the kinds of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`.
+///
+/// # Errors
+/// If they cannot be fetched, or the API server refuses one.
+pub fn install_snapshot_kinds(world: &World) -> Result<()> {
     let kinds = world.toolbox().snapshot_kinds()?;
     let mut files = Vec::new();
     for entry in fs::read_dir(&kinds).with_context(|| format!("list {}", kinds.display()))? {
@@ -364,8 +386,7 @@ fn start_snapshots(world: &World) -> Result<Process> {
     }
     world.kubectl(["apply", "--server-side"].into_iter().chain(files.iter().map(String::as_str)))?;
     let established = ["wait", "--for=condition=Established", "--timeout=60s"];
-    world.kubectl(established.into_iter().chain(files.iter().map(String::as_str)))?;
-    controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)
+    world.kubectl(established.into_iter().chain(files.iter().map(String::as_str))).map(drop)
 }
 
 /// An image with a shell and its tools, at `reference`: it waits unless a pod says what it does.

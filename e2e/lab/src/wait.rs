@@ -1,26 +1,33 @@
 //! Waiting for something that reports no event: asked again at short, growing intervals, with a limit.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Builder;
 use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Waits until a person or another process asks this one to end: SIGINT, as Ctrl-C sends it, or SIGTERM.
+/// Waits until a person or another process asks this one to end: SIGINT, as Ctrl-C sends it, or SIGTERM. Does
+/// `work` meanwhile, each time that so much time has passed; it should be short, for the end waits for it.
 ///
 /// # Errors
 /// If the signals cannot be awaited.
-pub fn asked_to_end() -> Result<()> {
-    let runtime = Builder::new_current_thread().enable_io().build().context("start a runtime")?;
+pub fn asked_to_end(every: Duration, mut work: impl FnMut()) -> Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
-        tokio::select! {
-            interrupted = ctrl_c() => interrupted.context("await SIGINT"),
-            _ = terminate.recv() => Ok(()),
+        let mut interrupted = pin!(ctrl_c());
+        loop {
+            tokio::select! {
+                interrupted = &mut interrupted => return interrupted.context("await SIGINT"),
+                _ = terminate.recv() => return Ok(()),
+                () = sleep(every) => work(),
+            }
         }
     })
 }

@@ -107,9 +107,7 @@ fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
 
     report::step("the plugin shows what the pod writes");
     let old = the_daemon(world)?;
-    let path = "--output=jsonpath={.status.podIP}:{.spec.containers[0].ports[0].containerPort}";
-    let address = world.kubectl(["get", "pod", &old, NAMESPACE, path])?;
-    cluster.reach(address.parse().with_context(|| format!("the daemon's address is {address:?}"))?)?;
+    cluster.reach(cluster.daemon()?.context("the daemon's pod has no address")?)?;
     top::wait_written(world, "default/files", "default/raw")?;
 
     report::step("the daemon is rolled while a pod writes");

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use holdfast_lab::cluster::install_snapshot_kinds;
 use holdfast_lab::command::output;
 use holdfast_lab::csi::{LIMIT, NewVolume, Use, granted};
 use holdfast_lab::node::{Control, Node};
@@ -21,6 +22,9 @@ const BUCKET: &str = "volumes";
 /// Of a claim, and of a user who named their ids so that the keys of the last come before those of the other;
 /// the last stays attached when its node is lost.
 const VOLUMES: [&str; 3] = ["pvc-1", "plain", "third"];
+/// Our VolumeSnapshot of the claim's volume, and the user's.
+const SNAPSHOT: &str = "volumesnapshots.storage.holdfast.dev/snapshot-1";
+const USERS_SNAPSHOT: &str = "shop/nightly";
 const BYTES: u64 = 4 << 20;
 /// The same of each of many volumes.
 const FEW_BYTES: u64 = 1 << 20;
@@ -41,6 +45,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let other = world.another("restored")?;
     let operator = other.operator()?;
     describe_store(&other, &s3.endpoint_everywhere(), BUCKET)?;
+    install_snapshot_kinds(&other)?;
     let objects = s3.keys(BUCKET, "volumes/")?;
     restore_with_a_damaged_log(&other, &s3)?;
     restore(&other)?;
@@ -65,6 +70,8 @@ pub(super) fn run(world: &World) -> Result<()> {
         added.len() == 3 && added.iter().all(|key| key.contains("/log/")),
         "not three attaches: {added:?}"
     );
+    let device = begin_with_the_snapshot(&other, &b)?;
+    ensure!(sums[0] == sum_of(&b, &device)?, "a volume that begins with the snapshot has other bytes");
     b.terminate()?;
     operator.stop()
 }
@@ -156,6 +163,15 @@ fn write(world: &World, a: &Node) -> Result<Vec<String>> {
         withdraw(world, name)?;
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
+    apply(
+        world,
+        &format!(
+            "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\n\
+             metadata: {{name: snapshot-1, annotations: {{holdfast.dev/csi-volumesnapshot: {USERS_SNAPSHOT}}}}}\n\
+             spec: {{volume: pvc-1}}\n"
+        ),
+    )?;
+    world.wait_for(SNAPSHOT, "jsonpath={.status.originStored}=true")?;
     until("the last one to be uploaded", WAIT, || {
         let dirty = a.metric("holdfast_volume_dirty_bytes", "third-2")?;
         Ok((dirty == Some(0.0)).then_some(()))
@@ -201,6 +217,7 @@ fn restore(world: &World) -> Result<()> {
     world.kubectl(["create", "namespace", "shop"])?;
     apply(world, &documents)?;
     world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
+    world.wait_for(SNAPSHOT, "condition=Ready")?;
     let bound = "{.spec.volumeName} {.spec.storageClassName} {.spec.resources.requests.storage}";
     let claim = world.kubectl([
         "get",
@@ -215,9 +232,28 @@ fn restore(world: &World) -> Result<()> {
     let persistent =
         world.kubectl(["get", "persistentvolume", "pvc-1", &format!("--output=jsonpath={persistent}")])?;
     ensure!(persistent == "pvc-1 xfs shop/data", "the PersistentVolume is {persistent}");
+    let adopted = condition(world, SNAPSHOT, "Ready")?;
+    ensure!(adopted.starts_with("Adopted: "), "the snapshot: {adopted}");
+    let content = "{.spec.source.snapshotHandle} {.spec.deletionPolicy} {.spec.volumeSnapshotRef.namespace}/{.spec.volumeSnapshotRef.name}";
+    let content = world.kubectl([
+        "get",
+        "volumesnapshotcontents.snapshot.storage.k8s.io",
+        "snapshot-1",
+        &format!("--output=jsonpath={content}"),
+    ])?;
+    ensure!(content == format!("snapshot-1 Retain {USERS_SNAPSHOT}"), "the content is {content}");
     let again = output(&mut command)?;
     ensure!(again.is_empty(), "what the cluster has is printed again: {again}");
     Ok(())
+}
+
+/// A Volume begins with the snapshot that was adopted; returns its device.
+fn begin_with_the_snapshot(world: &World, b: &Node) -> Result<String> {
+    report::step("a volume begins with the snapshot of the lost cluster");
+    let from = "source: {snapshot: {name: snapshot-1}}, size";
+    apply(world, &volume("again", "store", "512Mi").replace("size", from))?;
+    world.wait_for("volume/again", "jsonpath={.status.phase}=Ready")?;
+    serve(world, b, "again")
 }
 
 /// A Volume that adopted is deleted with its objects, which another cluster may still write.

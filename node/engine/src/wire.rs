@@ -49,6 +49,8 @@ pub enum Kind {
     RunHead = 8,
     /// A unit of the durable map's journal.
     MapJournal = 9,
+    /// The labels of a snapshot.
+    Origin = 10,
 }
 
 /// Reason why stored bytes were refused.

@@ -157,7 +157,8 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
                 | ObjectKey::Run(..)
                 | ObjectKey::TruncationMarker(..)
                 | ObjectKey::Snapshot(..)
-                | ObjectKey::Forgotten(..),
+                | ObjectKey::Forgotten(..)
+                | ObjectKey::Origin(..),
             )
             | None => {}
         }
@@ -337,7 +338,12 @@ pub(crate) async fn seqs_under(
                     | ObjectKey::Forgotten(_, seq),
                 ) => seqs.push(seq),
                 // Not ours: a foreign object under our prefix says nothing about the volume.
-                Some(ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::TruncationMarker(..))
+                Some(
+                    ObjectKey::Segment(..)
+                    | ObjectKey::Run(..)
+                    | ObjectKey::TruncationMarker(..)
+                    | ObjectKey::Origin(..),
+                )
                 | None => {}
             }
         }

@@ -132,9 +132,11 @@ pub(crate) fn stays_of_removed(key: &ObjectKey, tombstone: Seq) -> bool {
     match key {
         ObjectKey::Log(_, seq) => *seq == Seq::FIRST || *seq == tombstone,
         ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => true,
-        ObjectKey::Checkpoint(..) | ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::Snapshot(..) => {
-            false
-        }
+        ObjectKey::Checkpoint(..)
+        | ObjectKey::Segment(..)
+        | ObjectKey::Run(..)
+        | ObjectKey::Snapshot(..)
+        | ObjectKey::Origin(..) => false,
     }
 }
 

@@ -13,6 +13,10 @@
 //!
 //! The writer of an attached volume takes its snapshots itself, in the same order.
 //!
+//! Its *origin* are labels beside it that say which objects of a cluster it was taken for, so that another
+//! cluster gives it the same names. They are stored once it is registered; a snapshot without them is one all
+//! the same.
+//!
 //! A snapshot is *forgotten* once its mark is stored, which is never deleted: a fork of it that came too late
 //! can see it. The next snapshot of the volume drops it from the list of registered ones. A mark in a place
 //! that is not registered any more says nothing to the writer; sweeps, forks and removals ask for it.
@@ -24,7 +28,7 @@ use bytes::Bytes;
 use holdfast_engine::limit::MAX_SNAPSHOTS;
 use holdfast_engine::log_length::checkpoint_every;
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_engine::safeguard::{
     Safeguard::{CheckSnapshotPlace, CompareRoots, LookForMark},
     safeguard,
@@ -235,14 +239,17 @@ pub async fn snapshots(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<V
     Ok(live(objects, &manifest).await?)
 }
 
-/// Forgets the snapshot at `seq`: one PUT. Again it changes nothing.
+/// Forgets the snapshot at `seq`: a PUT and a DELETE. Again it changes nothing.
 ///
 /// # Errors
 /// [`SnapshotError`].
 pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> Result<(), SnapshotError> {
     let manifest = existing(objects, volume).await?;
     let key = mark(volume, seq);
-    if manifest.snapshots().iter().any(|known| known.seq == seq) {
+    if let Some(known) = manifest.snapshots().iter().find(|known| known.seq == seq) {
+        // Before the mark: after it a repeated call would not come here.
+        let origin = ObjectKey::Origin(volume.clone(), known.uid).to_string();
+        objects.delete(&[&origin]).await.map_err(store("forget the origin of a snapshot", volume))?;
         return Ok(create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?);
     }
     // A mark in a place that is no snapshot's would void a snapshot to come.
@@ -251,6 +258,53 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
         return Ok(());
     }
     Err(SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq })
+}
+
+/// The snapshots that `manifest` has registered and that were not forgotten, oldest first: a LIST if there
+/// are any.
+///
+/// # Errors
+/// [`LogFailure::Store`].
+pub async fn snapshots_of(
+    objects: &dyn ObjectStore,
+    manifest: &Manifest,
+) -> Result<Vec<Snapshot>, LogFailure> {
+    live(objects, manifest).await
+}
+
+/// Stores the labels of the snapshot with this uid: one PUT. Those that are there already stay.
+///
+/// # Errors
+/// [`LogFailure::Store`]: call again.
+pub async fn store_origin(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+    labels: &Labels,
+) -> Result<(), LogFailure> {
+    let key = ObjectKey::Origin(volume.clone(), uid).to_string();
+    create(objects, volume, "store the origin of a snapshot", &key, labels.encode().into()).await
+}
+
+/// Reads the labels of the snapshot with this uid: one GET. `None` for one of the command line, or of a
+/// release that stored none.
+///
+/// # Errors
+/// [`LogFailure::Store`], [`LogFailure::Damaged`].
+pub async fn read_origin(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+) -> Result<Option<Labels>, LogFailure> {
+    let key = ObjectKey::Origin(volume.clone(), uid).to_string();
+    match objects.get(&key, Labels::MAX_ENCODED_BYTES as u64).await {
+        Ok(bytes) => match Labels::decode(&bytes) {
+            Ok(labels) => Ok(Some(labels)),
+            Err(source) => Err(LogFailure::Damaged { key, source }),
+        },
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(source) => Err(store("read the origin of a snapshot", volume)(source)),
+    }
 }
 
 /// Returns true if the mark of `snapshot` is there: one GET.

@@ -378,6 +378,8 @@ fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known) -> bool {
         ObjectKey::Log(..) | ObjectKey::Checkpoint(..) => {
             manifest.is_deleted() && !stays_of_removed(key, manifest.seq())
         }
+        // It goes with its snapshot, or with the volume.
+        ObjectKey::Origin(..) => manifest.is_deleted(),
         ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => false,
     }
 }

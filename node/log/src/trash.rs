@@ -77,6 +77,8 @@ impl Entry {
 pub struct Trash {
     /// The stays of volumes, in the order of their ids.
     pub stays: Vec<Trashed>,
+    /// True if the store did not say the time: no stay ends.
+    pub is_undated: bool,
     /// Stays that are over, of which an object is left, with its age.
     left: Vec<(TrashStay, Duration)>,
 }
@@ -484,6 +486,7 @@ async fn under(objects: &dyn ObjectStore, prefix: &str) -> Result<Trash, StoreEr
     let (mut trash, mut start_after) = (Trash::default(), None::<String>);
     loop {
         let page = objects.list(prefix, start_after.as_deref(), MAX_PAGE_ENTRIES).await?;
+        trash.is_undated |= page.now.is_none();
         for object in &page.entries {
             let (since, age) = (object.last_modified, page.age(object));
             match TrashKey::parse(&object.key) {

@@ -90,7 +90,8 @@ pub async fn drop_checkpoints(
             | ObjectKey::Run(..)
             | ObjectKey::TruncationMarker(..)
             | ObjectKey::Snapshot(..)
-            | ObjectKey::Forgotten(..),
+            | ObjectKey::Forgotten(..)
+            | ObjectKey::Origin(..),
         )
         | None => None,
     }))

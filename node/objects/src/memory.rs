@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     ops::{Bound, Range},
     sync::Arc,
+    sync::atomic::{AtomicBool, Ordering},
     time::SystemTime,
 };
 
@@ -36,6 +37,8 @@ struct Shared {
     requests: RequestMeter,
     /// One moment by tokio's clock and by that of the store.
     begun: (Instant, SystemTime),
+    /// True once its answers do not say the time any more.
+    hides_time: AtomicBool,
 }
 
 impl Default for Shared {
@@ -47,6 +50,7 @@ impl Default for Shared {
             faults: Mutex::default(),
             requests: RequestMeter::default(),
             begun,
+            hides_time: AtomicBool::new(false),
         }
     }
 }
@@ -92,6 +96,11 @@ impl MemoryStore {
     /// An empty store whose clock says `time` now.
     pub fn at(time: SystemTime) -> Self {
         Self { shared: Arc::new(Shared { begun: (Instant::now(), time), ..Shared::default() }) }
+    }
+
+    /// Has lists say no time from now on, as behind a proxy that removes the header `Date`.
+    pub fn hide_time(&self) {
+        self.shared.hides_time.store(true, Ordering::Relaxed);
     }
 
     /// Gives `fault` to the next request of `verb` that has none yet. Several are taken in order.
@@ -305,7 +314,8 @@ impl ObjectStore for MemoryStore {
             });
         let entries = rest.by_ref().take(limit.min(MAX_PAGE_ENTRIES)).collect();
         let more = rest.next().is_some();
-        Ok(Page { entries, more, now: Some(self.now()) })
+        let now = (!self.shared.hides_time.load(Ordering::Relaxed)).then(|| self.now());
+        Ok(Page { entries, more, now })
     }
 
     async fn list_folders(

@@ -8,6 +8,7 @@
 //! volumes/<volume>/truncated/<seq:020>
 //! volumes/<volume>/snapshots/<seq:020>
 //! volumes/<volume>/forgotten/<seq:020>
+//! volumes/<volume>/origins/<uid>
 //! trash/<volume>/<epoch:020>-<nonce:32>/entry
 //! trash/<volume>/<epoch:020>-<nonce:32>/end
 //! ```
@@ -16,7 +17,7 @@
 
 use std::fmt;
 
-use crate::{Epoch, Nonce, RunId, SegmentId, Seq, VolumeId};
+use crate::{Epoch, Nonce, RunId, SegmentId, Seq, SnapshotUid, VolumeId};
 
 /// The name of one object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -35,6 +36,8 @@ pub enum ObjectKey {
     Snapshot(VolumeId, Seq),
     /// Once it is there, the snapshot of this seq does not count any more.
     Forgotten(VolumeId, Seq),
+    /// The object that the snapshot of this uid was taken for.
+    Origin(VolumeId, SnapshotUid),
 }
 
 /// The prefix of everything that belongs to volumes, ending in `/`.
@@ -77,6 +80,7 @@ impl ObjectKey {
             | Self::TruncationMarker(volume, _)
             | Self::Snapshot(volume, _)
             | Self::Forgotten(volume, _)
+            | Self::Origin(volume, _)
             | Self::Segment(volume, _)
             | Self::Run(volume, _) => volume,
         }
@@ -94,6 +98,11 @@ impl ObjectKey {
             "truncated" => Some(Self::TruncationMarker(volume, Seq::parse_padded(name)?)),
             "snapshots" => Some(Self::Snapshot(volume, Seq::parse_padded(name)?)),
             "forgotten" => Some(Self::Forgotten(volume, Seq::parse_padded(name)?)),
+            "origins" => {
+                // One uid has one key.
+                let uid: SnapshotUid = name.parse().ok()?;
+                (uid.to_string() == name).then_some(Self::Origin(volume, uid))
+            }
             "runs" => Some(Self::Run(volume, RunId::parse(name)?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
@@ -109,6 +118,7 @@ impl fmt::Display for ObjectKey {
             Self::TruncationMarker(volume, seq) => write!(f, "volumes/{volume}/truncated/{:020}", seq.0),
             Self::Snapshot(volume, seq) => write!(f, "volumes/{volume}/snapshots/{:020}", seq.0),
             Self::Forgotten(volume, seq) => write!(f, "volumes/{volume}/forgotten/{:020}", seq.0),
+            Self::Origin(volume, uid) => write!(f, "volumes/{volume}/origins/{uid}"),
             Self::Run(volume, id) => write!(f, "volumes/{volume}/runs/{id}"),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }
@@ -212,6 +222,7 @@ mod tests {
             ObjectKey::TruncationMarker(volume.clone(), Seq(64)),
             ObjectKey::Snapshot(volume.clone(), Seq(65)),
             ObjectKey::Forgotten(volume.clone(), Seq(65)),
+            ObjectKey::Origin(volume.clone(), SnapshotUid([10; 16])),
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
         }
@@ -221,6 +232,7 @@ mod tests {
             "volumes/v1/log/+0000000000000000007",
             "volumes/V/log/00000000000000000007",
             "volumes/v1/segments/00000000000000000000000000",
+            "volumes/v1/origins/0A0A0A0A-0a0a-0a0a-0a0a-0a0a0a0a0a0a",
             "x/v1/log/1",
         ] {
             assert_eq!(ObjectKey::parse(foreign), None, "{foreign}");

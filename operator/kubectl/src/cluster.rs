@@ -1,11 +1,18 @@
 //! The objects of a cluster that say how its volumes are.
 
+use std::net::IpAddr;
+
 use anyhow::{Context, anyhow, bail};
 use holdfast_crds::{CLAIM, ObjectStore, StorageNode, Volume};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::ListParams;
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config, ResourceExt};
+
+/// Variables that name a proxy, and those with the hosts that are reached without it. The client library
+/// reads the first, and does not leave out the loopback.
+const PROXIES: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
+const DIRECT: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
@@ -29,7 +36,15 @@ impl Cluster {
         } else {
             Config::infer().await.map_err(anyhow::Error::from)
         };
-        let config = config.context("no cluster: set KUBECONFIG, or choose a context with --context")?;
+        let mut config = config.context("no cluster: set KUBECONFIG, or choose a context with --context")?;
+        let is_set =
+            |proxy: &str| config.proxy_url.as_ref().is_some_and(|set| is_same(&set.to_string(), proxy));
+        let get = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let is_of_environment = PROXIES.into_iter().filter_map(get).any(|proxy| is_set(&proxy));
+        let direct = DIRECT.into_iter().find_map(get).unwrap_or_default();
+        if is_of_environment && is_direct(config.cluster_url.host().unwrap_or_default(), &direct) {
+            config.proxy_url = None;
+        }
         let mut once = config.clone();
         once.default_retry = false;
         Ok(Self { client: Client::try_from(config)?, once: Client::try_from(once)? })
@@ -124,4 +139,46 @@ pub(crate) fn reason(error: kube::Error) -> anyhow::Error {
 /// Namespace and name of the claim that `volume` was made for.
 pub(crate) fn claim_of(volume: &Volume) -> Option<&String> {
     volume.annotations().get(CLAIM)
+}
+
+/// True if `set` is what the variable says; the library adds a path.
+fn is_same(set: &str, variable: &str) -> bool {
+    set.trim_end_matches('/') == variable.trim_end_matches('/')
+}
+
+/// True if a host is reached without the proxy of the environment: the loopback, as through a tunnel or of a
+/// cluster on this machine, and what `direct` lists: hosts, domains with all below them, `*`.
+fn is_direct(host: &str, direct: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    if host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback()) {
+        return true;
+    }
+    direct.split(',').map(|entry| entry.trim().to_ascii_lowercase()).any(|entry| {
+        let domain = entry.trim_start_matches('.');
+        let is_below = || host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'));
+        entry == "*" || (!domain.is_empty() && (host == domain || is_below()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With HTTPS_PROXY set, each command failed in a cluster behind a tunnel.
+    #[test]
+    fn the_loopback_is_reached_without_the_proxy() {
+        for host in ["127.0.0.1", "localhost", "[::1]", "127.8.0.1"] {
+            assert!(is_direct(host, ""), "{host}");
+        }
+        let direct = "10.0.0.7, .corp.example,api.example";
+        for host in ["10.0.0.7", "k8s.corp.example", "api.example", "b.API.example"] {
+            assert!(is_direct(host, direct), "{host}");
+        }
+        for host in ["10.0.0.70", "notcorp.example", "example", "xapi.example"] {
+            assert!(!is_direct(host, direct), "{host}");
+        }
+        assert!(is_direct("anything.example", "*"));
+        let set = "http://proxy.example:3128/";
+        assert!(is_same(set, "http://proxy.example:3128") && !is_same(set, "http://other.example:3128"));
+    }
 }

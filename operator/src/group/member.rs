@@ -20,6 +20,7 @@ pub(super) fn member(group: &VolumeGroupSnapshot, attempt: i64, place: usize) ->
     let spec = VolumeSnapshotSpec {
         volume: group.spec.volumes.get(place)?.clone(),
         group: Some(group.name_any()),
+        snapshot_id: None,
         deletion_policy: group.spec.deletion_policy,
     };
     let mut snapshot = VolumeSnapshot::new(&member_name(&group.name_any(), attempt, place), spec);

@@ -11,24 +11,26 @@ use super::Survivor;
 use crate::volume::adoption::history;
 
 /// Name of the CSI driver.
-const DRIVER: &str = "csi.holdfast.dev";
+pub(super) const DRIVER: &str = "csi.holdfast.dev";
 
-/// The documents for all of them. `names` are those of the Volumes that the cluster has.
+/// The documents for all of them, and the names of the Volumes, in the same order. `names` are those of the
+/// Volumes that the cluster has.
 ///
 /// # Errors
 /// A document cannot be written as YAML.
-pub(super) fn of(
+pub(super) fn of<'a>(
     store: &str,
-    survivors: &[Survivor],
+    survivors: &'a [Survivor],
     names: &BTreeSet<String>,
-) -> Result<String, serde_saphyr::SerializeError> {
+) -> Result<(String, Vec<&'a str>), serde_saphyr::SerializeError> {
     let wanted = Wanted::new(survivors, names);
-    let mut out = String::new();
+    let (mut out, mut objects) = (String::new(), Vec::new());
     for survivor in survivors {
-        let Survivor { id, labels, size_bytes, last } = survivor;
+        let Survivor { id, labels, size_bytes, last, snapshots: _ } = survivor;
         let name = labels.get(Labels::VOLUME);
         let unique = name.filter(|_| !wanted.by_id.contains(id.as_str()));
         let object = unique.unwrap_or(id.as_str());
+        objects.push(object);
         let said = format!("Volume {object}, {}: {}", ByteSize(*size_bytes), history(last.as_ref()));
         out.push_str(&comment(&said));
         let mut documents = vec![volume(object, store, survivor)];
@@ -47,12 +49,21 @@ pub(super) fn of(
             }
         }
         for document in documents {
-            out.push_str("---\n");
-            out.push_str(serde_saphyr::to_string(&document)?.trim_end());
-            out.push('\n');
+            append(&mut out, &document)?;
         }
     }
-    Ok(out)
+    Ok((out, objects))
+}
+
+/// Appends a document.
+///
+/// # Errors
+/// It cannot be written as YAML.
+pub(super) fn append(out: &mut String, document: &Value) -> Result<(), serde_saphyr::SerializeError> {
+    out.push_str("---\n");
+    out.push_str(serde_saphyr::to_string(document)?.trim_end());
+    out.push('\n');
+    Ok(())
 }
 
 /// A line for people: nothing in it ends the line for a reader of YAML.
@@ -104,7 +115,7 @@ fn claim_of(survivor: &Survivor) -> Option<(&str, &str)> {
 }
 
 fn volume(object: &str, store: &str, survivor: &Survivor) -> Value {
-    let Survivor { id, labels, size_bytes, last: _ } = survivor;
+    let Survivor { id, labels, size_bytes, last: _, snapshots: _ } = survivor;
     let claim = claim_of(survivor).map(|(namespace, name)| format!("{namespace}/{name}"));
     let annotations: BTreeMap<&str, &str> = [
         (CLAIM, claim.as_deref()),
@@ -205,7 +216,13 @@ mod tests {
         for (name, value) in labels {
             assert!(named.insert(name, value));
         }
-        Survivor { id: id.parse().expect("an id"), labels: named, size_bytes: 1 << 30, last: None }
+        Survivor {
+            id: id.parse().expect("an id"),
+            labels: named,
+            size_bytes: 1 << 30,
+            last: None,
+            snapshots: Vec::new(),
+        }
     }
 
     fn claimed(id: &str) -> Survivor {
@@ -224,7 +241,7 @@ mod tests {
     /// The documents as the API server reads them.
     fn read(survivors: &[Survivor], names: &[&str]) -> Vec<Value> {
         let names = names.iter().map(|&name| name.to_owned()).collect();
-        let text = of("main", survivors, &names).expect("YAML");
+        let (text, _) = of("main", survivors, &names).expect("YAML");
         let documents = text.split("---\n").skip(1);
         documents.map(|one| serde_saphyr::from_str(one).expect("YAML")).collect()
     }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    ConditionStatus, OPERATOR_FIELD_MANAGER, READY, SNAPSHOT_FINALIZER, Time, VolumeSnapshot,
+    ByteSize, ConditionStatus, OPERATOR_FIELD_MANAGER, READY, SNAPSHOT_FINALIZER, Time, VolumeSnapshot,
     VolumeSnapshotStatus,
 };
+use holdfast_engine::record::Labels;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::SnapshotError;
 use holdfast_objects::ObjectStore;
 use holdfast_s3::S3Store;
-use holdfast_types::{SECTOR_BYTES, SnapshotUid, VolumeId};
+use holdfast_types::{SECTOR_BYTES, SnapshotName, SnapshotUid, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
@@ -78,14 +79,41 @@ impl SnapshotApplier<'_> {
                 let (uid, nonce) = (self.uid(), random_nonce());
                 let taken =
                     holdfast_log::snapshot_detached(store.as_ref(), &volume, uid, nonce, unix_ms).await?;
-                let status = ready(facts, self.snapshot.status.as_ref(), &volume, taken, now);
+                let said = ("Taken", "the snapshot holds what the volume held when no node served it");
+                let status = ready(facts, self.snapshot.status.as_ref(), &volume, taken, said, now);
                 self.report(&status).await
             }
+            SnapshotStep::Adopt(name) => {
+                let place = facts.volume.as_ref().map(|volume| volume.object_store.clone());
+                let store = self.connections.open(self.client.clone(), place.as_deref().unwrap_or_default());
+                let found = find(store.await?.as_ref(), name).await?;
+                let status = VolumeSnapshotStatus {
+                    volume_id: Some(name.volume.to_string()),
+                    object_store: place,
+                    snapshot_uid: Some(found.uid.to_string()),
+                    ..self.snapshot.status.clone().unwrap_or_default()
+                };
+                let message = "the object store held the snapshot already";
+                let said = ("Adopted", message);
+                self.report(&ready(facts, Some(&status), &name.volume, found, said, now)).await
+            }
+            SnapshotStep::StoreOrigin => self.store_origin().await.map_err(|failure| match failure {
+                SnapshotFailure::Changed => SnapshotFailure::Changed,
+                other => SnapshotFailure::Origin(Box::new(other)),
+            }),
             SnapshotStep::Forget => {
                 let (store, volume) = self.place().await?;
                 Ok(forget(store.as_ref(), &volume, self.uid()).await?)
             }
         }
+    }
+
+    /// Stores the names of the objects beside the snapshot. Those that another cluster stored stay.
+    async fn store_origin(&mut self) -> Result<(), SnapshotFailure> {
+        let (store, volume) = self.place().await?;
+        holdfast_log::store_origin(store.as_ref(), &volume, self.uid(), &origin(&self.snapshot)).await?;
+        let status = self.snapshot.status.clone().unwrap_or_default();
+        self.report(&VolumeSnapshotStatus { origin_stored: Some(true), ..status }).await
     }
 
     /// The store and the volume that are recorded.
@@ -98,7 +126,7 @@ impl SnapshotApplier<'_> {
     }
 
     fn uid(&self) -> SnapshotUid {
-        let uid = self.snapshot.metadata.uid.as_deref().unwrap_or_default();
+        let uid = self.snapshot.uid_in_store().unwrap_or_default();
         uid.parse().expect("the API server gives every object a UUID")
     }
 
@@ -146,21 +174,48 @@ impl SnapshotApplier<'_> {
     }
 }
 
-/// The status of a snapshot that was taken.
+/// The labels that say which objects the snapshot is of.
+fn origin(snapshot: &VolumeSnapshot) -> Labels {
+    let (name, user) = (snapshot.name_any(), snapshot.user_snapshot());
+    let mut labels = Labels::default();
+    for (label, value) in [
+        (Labels::SNAPSHOT, Some(name.as_str())),
+        (Labels::VOLUME, Some(snapshot.spec.volume.as_str())),
+        (Labels::USER_SNAPSHOT_NAMESPACE, user.map(|(namespace, _name)| namespace)),
+        (Labels::USER_SNAPSHOT_NAME, user.map(|(_namespace, name)| name)),
+    ] {
+        if let Some(value) = value {
+            labels.insert(label, value);
+        }
+    }
+    labels
+}
+
+/// The snapshot of this name that the log has, and that was not forgotten.
+async fn find(store: &dyn ObjectStore, name: &SnapshotName) -> Result<Snapshot, SnapshotError> {
+    let SnapshotName { volume, seq } = name;
+    let there = holdfast_log::snapshots(store, volume).await?;
+    let found = there.into_iter().find(|known| known.seq == *seq);
+    found.ok_or_else(|| SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq: *seq })
+}
+
+/// The status of a snapshot that is there, with reason and message of its condition.
 fn ready(
     facts: &SnapshotFacts,
     present: Option<&VolumeSnapshotStatus>,
     volume: &VolumeId,
     taken: Snapshot,
+    (reason, message): (&str, &str),
     now: &Time,
 ) -> VolumeSnapshotStatus {
     let at = i64::try_from(taken.unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).map(Time);
-    let message = "the snapshot holds what the volume held when no node served it";
+    let bytes = taken.sectors * SECTOR_BYTES;
     VolumeSnapshotStatus {
         snapshot_id: Some(format!("{volume}@{}", taken.seq)),
         taken_time: at,
-        size_bytes: Some(taken.sectors * SECTOR_BYTES),
-        conditions: vec![facts.conditions(now).build(READY, ConditionStatus::True, "Taken", message)],
+        size_bytes: Some(bytes),
+        size: Some(ByteSize(bytes).to_string()),
+        conditions: vec![facts.conditions(now).build(READY, ConditionStatus::True, reason, message)],
         ..present.cloned().unwrap_or_default()
     }
 }

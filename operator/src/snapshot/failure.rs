@@ -26,6 +26,11 @@ pub(crate) enum SnapshotFailure {
     /// The recorded identity is none of a volume.
     #[error("status.volumeId is not valid")]
     Recorded(#[from] InvalidVolumeId),
+    /// The names of its objects were not stored beside the snapshot, which is taken all the same.
+    #[error(
+        "the names of the snapshot were not stored beside it: `restore` in another cluster cannot tell them yet"
+    )]
+    Origin(#[source] Box<Self>),
     /// The snapshot was not taken, or not forgotten.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -44,6 +49,7 @@ impl SnapshotFailure {
             Self::Changed => Requeue::Soon,
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
+            Self::Origin(failure) => failure.retry(),
             Self::Snapshot(SnapshotError::Log(failure)) => log_retry(failure),
             // The Volume is about to say so, or a person attached it.
             Self::Snapshot(SnapshotError::Attached { .. }) => Requeue::Later,
@@ -54,25 +60,28 @@ impl SnapshotFailure {
     /// Reason of the condition; `None` when there is nothing to report.
     pub(crate) fn reason(&self) -> Option<&'static str> {
         match self {
-            Self::Changed | Self::Api(_) => None,
+            Self::Changed | Self::Api(_) | Self::Origin(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
             Self::Recorded(_) => Some("InvalidStatus"),
             Self::Snapshot(SnapshotError::Log(failure)) => Some(log_reason(failure)),
             Self::Snapshot(SnapshotError::Attached { .. }) => Some("VolumeAttached"),
             Self::Snapshot(SnapshotError::TooMany(_)) => Some("TooManySnapshots"),
+            Self::Snapshot(SnapshotError::NoSuchSnapshot { .. }) => Some("SnapshotNotFound"),
             Self::Snapshot(_) => Some("VolumeNotFound"),
         }
     }
 
     /// The status that reports the failure; `None` when there is nothing to report.
     pub(crate) fn status(&self, facts: &SnapshotFacts, now: &Time) -> Option<VolumeSnapshotStatus> {
-        let store = facts.status.object_store.as_deref().unwrap_or_default();
+        let place = facts.volume.as_ref().map(|volume| volume.object_store.as_str());
+        let store = facts.status.object_store.as_deref().or(place).unwrap_or_default();
+        let field = if facts.spec.snapshot_id.is_some() { "spec.snapshotID" } else { "spec.volume" };
         let then = if facts.deleting {
             "it is retried; set spec.deletionPolicy to `Retain` to leave the snapshot there"
         } else {
             "it is retried"
         };
-        let message = format!("spec.volume: {} (ObjectStore `{store}`); {then}", brief(self));
+        let message = format!("{field}: {} (ObjectStore `{store}`); {then}", brief(self));
         Some(not_ready(facts, self.reason()?, message, now))
     }
 }

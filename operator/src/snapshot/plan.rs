@@ -9,6 +9,9 @@
 //! deletion asked --> once no node takes it: forgotten in the log, then the object goes
 //! ```
 //!
+//! One with `spec.snapshotID` is not taken but adopted: it is looked for in the log of the volume. Once a
+//! snapshot is Ready, the names of its objects are stored beside it, for `restore` in another cluster.
+//!
 //! A snapshot of a group is recorded and driven by `group`, until it is taken or to be deleted.
 
 use holdfast_crds::{
@@ -16,12 +19,16 @@ use holdfast_crds::{
     VolumeSnapshotStatus, is_true,
 };
 
+use holdfast_types::SnapshotName;
+
 use super::facts::{SnapshotFacts, SourceVolume};
 
 /// Reason: the snapshot is being taken.
 pub(crate) const TAKING: &str = "Taking";
 /// Reason: the snapshot names a group that did not create it.
 const NOT_IN_GROUP: &str = "NotInGroup";
+/// Reason: the snapshot to adopt is of another volume.
+const NOT_OF_VOLUME: &str = "NotOfVolume";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +41,10 @@ pub(crate) enum SnapshotStep {
     Report(Box<VolumeSnapshotStatus>),
     /// Take the snapshot of the recorded volume, which no node serves, and report it.
     Take,
+    /// Report the snapshot that the log of this volume has at the place of the name.
+    Adopt(SnapshotName),
+    /// Store the names of its objects beside the snapshot, and report that.
+    StoreOrigin,
     /// Forget the snapshot in the log of the recorded volume, if it is there.
     Forget,
 }
@@ -63,6 +74,9 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     }
     if facts.status.snapshot_id.is_some() {
         return plan_taken(facts);
+    }
+    if let Some(name) = &facts.spec.snapshot_id {
+        return plan_adoption(facts, name, now);
     }
     if let Some(group) = &facts.spec.group {
         return plan_member(facts, group, now);
@@ -109,6 +123,32 @@ pub(crate) fn recorded(
     }
 }
 
+/// A snapshot that is there already, by its name.
+fn plan_adoption(facts: &SnapshotFacts, name: &str, now: &Time) -> Vec<SnapshotStep> {
+    let not_ready =
+        |reason, message| vec![SnapshotStep::Report(Box::new(not_ready(facts, reason, message, now)))];
+    let id = match source(facts) {
+        Ok((_volume, id)) => id,
+        Err(obstacle) => return not_ready(obstacle.reason, obstacle.message()),
+    };
+    let volume = &facts.spec.volume;
+    match name.parse::<SnapshotName>() {
+        Ok(name) if name.volume.as_str() != id => not_ready(
+            NOT_OF_VOLUME,
+            format!(
+                "spec.snapshotID: `{name}` is of volume `{}`, Volume `{volume}` is `{id}`; delete this VolumeSnapshot and create one that names the Volume of that id",
+                name.volume
+            ),
+        ),
+        Ok(_) if !facts.finalizer => vec![SnapshotStep::AddFinalizer],
+        Ok(name) => vec![SnapshotStep::Adopt(name)],
+        Err(error) => not_ready(
+            NOT_OF_VOLUME,
+            format!("spec.snapshotID: {error}; delete this VolumeSnapshot and create another"),
+        ),
+    }
+}
+
 /// A snapshot of a group is taken with the others only, and never by itself.
 fn plan_member(facts: &SnapshotFacts, group: &str, now: &Time) -> Vec<SnapshotStep> {
     if facts.is_of_group || facts.taking().is_some() {
@@ -139,7 +179,11 @@ fn plan_taken(facts: &SnapshotFacts) -> Vec<SnapshotStep> {
     }
     let ended =
         || SnapshotStep::Report(Box::new(VolumeSnapshotStatus { node: None, ..facts.status.clone() }));
-    facts.status.node.iter().map(|_asked| ended()).collect()
+    let mut steps: Vec<SnapshotStep> = facts.status.node.iter().map(|_asked| ended()).collect();
+    if facts.status.origin_stored.is_none() {
+        steps.push(SnapshotStep::StoreOrigin);
+    }
+    steps
 }
 
 fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {

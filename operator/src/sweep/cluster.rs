@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ObjectStore, SweepStatus, Volume, VolumeSnapshot, is_true};
+use holdfast_crds::{ByteSize, ObjectStore, SweepStatus, Volume, VolumeSnapshot, is_true};
 use holdfast_objects::ObjectStore as Bucket;
 use holdfast_types::SnapshotName;
 use k8s_openapi::jiff::Timestamp;
@@ -141,7 +141,7 @@ impl Cluster for ApiServer {
             let status = snapshot.status.as_ref().filter(|status| status.object_store == store.metadata.name);
             let Some(status) = status else { continue };
             let held = status.snapshot_id.as_ref().and_then(|id| bytes.get(id));
-            if held.is_none() || status.exclusive_bytes == held.copied() {
+            if held.is_none() || (status.exclusive_bytes == held.copied() && status.exclusive.is_some()) {
                 continue;
             }
             let name = snapshot.name_any();
@@ -149,7 +149,7 @@ impl Cluster for ApiServer {
                 "apiVersion": VolumeSnapshot::api_version(&()),
                 "kind": VolumeSnapshot::kind(&()),
                 "metadata": { "name": name, "uid": snapshot.metadata.uid },
-                "status": { "exclusiveBytes": held },
+                "status": { "exclusiveBytes": held, "exclusive": held.map(|held| ByteSize(*held).rounded()) },
             });
             let params = PatchParams::apply(FIELD_MANAGER).force();
             match call(api.patch_status(&name, &params, &Patch::Apply(patch))).await {
@@ -186,7 +186,7 @@ mod tests {
         let snapshot = |name: &str, store: &str, id: &str, bytes: Option<u64>| {
             json!({
                 "metadata": { "name": name, "uid": name }, "spec": { "volume": "data" },
-                "status": { "objectStore": store, "snapshotId": id, "exclusiveBytes": bytes },
+                "status": { "objectStore": store, "snapshotId": id, "exclusiveBytes": bytes, "exclusive": bytes.map(|bytes| ByteSize(bytes).rounded()) },
             })
         };
         let listed = json!({ "metadata": {}, "items": [
@@ -223,7 +223,13 @@ mod tests {
             written.push((patch["metadata"]["uid"].clone(), patch["status"].clone()));
         }
         let expected = [("new", 4096), ("grown", 5)];
-        assert_eq!(written, expected.map(|(uid, bytes)| (json!(uid), json!({ "exclusiveBytes": bytes }))));
+        assert_eq!(
+            written,
+            expected.map(|(uid, bytes)| (
+                json!(uid),
+                json!({ "exclusiveBytes": bytes, "exclusive": ByteSize(bytes).rounded() })
+            ))
+        );
     }
 
     /// With one field manager for both, each report removed what the other had written.

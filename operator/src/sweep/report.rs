@@ -1,7 +1,7 @@
 //! The result of a sweep as others see it: status and events.
 
 use holdfast_cluster::api::ApiError;
-use holdfast_crds::{FieldError, SkippedVolume, SweepStatus, Time};
+use holdfast_crds::{FORCE_DETACH, FieldError, SkippedVolume, SweepStatus, Time};
 use holdfast_log::LogFailure;
 use holdfast_log::sweep::{ABORT_RIGHTS, Skipped, SweepReport};
 use holdfast_service::chain;
@@ -109,7 +109,8 @@ pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
 /// The event about volumes that stay in the trash longer than they should.
 pub(crate) fn stuck(trash: &TrashReport) -> Option<Event> {
     let named = trash.stuck.iter().take(NOTED_VOLUMES);
-    let named: Vec<String> = named.map(|(volume, error)| format!("{volume}: {}", chain(error))).collect();
+    let named: Vec<String> =
+        named.map(|(volume, error)| format!("{volume}: {}{}", chain(error), way_out(error))).collect();
     (!named.is_empty()).then(|| {
         let count = trash.stuck.len();
         warning(
@@ -118,6 +119,35 @@ pub(crate) fn stuck(trash: &TrashReport) -> Option<Event> {
                 "deleted volumes stay in the trash though their time is over ({count}): {}",
                 named.join("; ")
             ),
+        )
+    })
+}
+
+/// The steps that end the stay of a volume in the trash, where its failure does not say them.
+fn way_out(failure: &LogFailure) -> String {
+    if let LogFailure::StillAttached { node, .. } = failure {
+        // It came there by an older version, which did not ask for the writer.
+        format!(
+            ". It goes once the node has detached it. If that node is lost, adopt the volume (spec.volumeID, \
+             spec.source.existing), annotate that Volume with {FORCE_DETACH}={node}, then delete it"
+        )
+    } else if let LogFailure::HasSnapshots { .. } = failure {
+        ". It goes once they are deleted; `kubectl holdfast restore --deleted` prints objects for them"
+            .to_owned()
+    } else {
+        String::new()
+    }
+}
+
+/// The event about a store whose answers say no time.
+pub(crate) fn undated(trash: &TrashReport) -> Option<Event> {
+    trash.is_undated.then(|| {
+        warning(
+            "StoreSaysNoTime",
+            "the answers of the store have no header `Date` that can be read, so the age of nothing is known: no volume \
+             leaves the trash and no garbage is deleted, and all of it is paid for. Have the server, or the proxy before \
+             it, send the header"
+                .to_owned(),
         )
     })
 }
@@ -147,6 +177,20 @@ mod tests {
     use holdfast_log::sweep::Amount;
 
     use super::*;
+
+    /// An entry of an older version, whose writer is lost, stayed for ever, and nothing said what ends that.
+    #[test]
+    fn a_volume_that_waits_for_a_lost_writer_names_the_way_out() {
+        let id = || -> VolumeId { "v".parse().expect("an id") };
+        let epoch = holdfast_types::Epoch(3);
+        let attached = LogFailure::StillAttached { volume: id(), node: "a".to_owned(), epoch };
+        let trash = TrashReport { stuck: vec![(id(), attached)], ..TrashReport::default() };
+        let note = stuck(&trash).and_then(|event| event.note).expect("a note");
+        for words in ["adopt the volume", "holdfast.dev/force-detach=a", "then delete it"] {
+            assert!(note.contains(words), "{note}");
+        }
+        assert!(note.len() < 1024, "{}", note.len());
+    }
 
     #[test]
     fn skipped_volumes_are_named_shortly_and_a_clean_sweep_is_no_event() {

@@ -26,6 +26,8 @@ pub(crate) struct TrashReport {
     pub(crate) used: Vec<VolumeId>,
     /// Those in it whose time is over, and why they stay.
     pub(crate) stuck: Vec<(VolumeId, LogFailure)>,
+    /// True if the store does not say the time: nothing of the bucket comes of age.
+    pub(crate) is_undated: bool,
 }
 
 /// Empties the trash of a bucket.
@@ -39,7 +41,7 @@ pub(super) async fn empty_trash(
 ) -> Result<TrashReport, SweepFailed> {
     let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
     trash.clear_left(bucket, LEFT_FOR).await?;
-    let mut report = TrashReport::default();
+    let mut report = TrashReport { is_undated: trash.is_undated, ..TrashReport::default() };
     if trash.stays.is_empty() {
         return Ok(report);
     }
@@ -88,8 +90,9 @@ pub(super) async fn empty_trash(
 /// The store did not answer.
 pub(super) async fn count_trash(bucket: &dyn Bucket) -> Result<TrashReport, SweepFailed> {
     let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
+    let is_undated = trash.is_undated;
     let volumes = trash.stays.into_iter().map(|there| there.stay.volume).collect();
-    Ok(TrashReport { volumes, ..TrashReport::default() })
+    Ok(TrashReport { volumes, is_undated, ..TrashReport::default() })
 }
 
 /// Takes back the volumes in the trash that Volumes of this cluster have: the cluster was set back.

@@ -5,7 +5,7 @@
 //! user names that node in the annotation [`FORCE_DETACH`].
 
 use holdfast_crds::{FORCE_DETACH, Time};
-use holdfast_engine::manifest::Writer;
+use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
@@ -49,12 +49,16 @@ impl FoundInStore {
     /// # Errors
     /// The part of the log that cannot be read.
     pub(crate) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Self, LogFailure> {
-        let manifest = holdfast_log::read_manifest_to_end(objects, volume).await?;
+        Ok(Self::of(&holdfast_log::read_manifest_to_end(objects, volume).await?))
+    }
+
+    /// The content that a log says.
+    pub(crate) fn of(manifest: &Manifest) -> Self {
         if manifest.is_deleted() {
-            return Ok(Self::Tombstone);
+            return Self::Tombstone;
         }
         if !manifest.exists() {
-            return Ok(Self::Nothing);
+            return Self::Nothing;
         }
         let last = manifest.newest_writer().map(|Writer { epoch, nonce: _, node, since_unix_ms }| {
             let since = i64::try_from(since_unix_ms).ok();
@@ -65,7 +69,7 @@ impl FoundInStore {
                 is_attached: manifest.is_attached(),
             }
         });
-        Ok(Self::Volume { size_bytes: manifest.sectors() * SECTOR_BYTES, last })
+        Self::Volume { size_bytes: manifest.sectors() * SECTOR_BYTES, last }
     }
 }
 

@@ -28,6 +28,7 @@ use super::failure::VolumeFailure;
 use super::faults::Faults;
 use super::identity::{Cluster, rival_of};
 use super::in_use;
+use super::owner;
 use super::plan::{OperatorStep, PROVISIONED, plan};
 use super::source_snapshot::SnapshotFact;
 use super::source_volume::{SourceFact, is_made_for};
@@ -82,6 +83,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let volumes = controller.store();
     context.metrics.watch_volumes(volumes.clone());
     let counting = in_use::run(client.clone(), context.namespace.clone(), volumes.clone());
+    let following = owner::run(client.clone(), volumes.clone());
     let by_store = volumes.clone();
     let by_storage_node = volumes.clone();
     let by_node = volumes.clone();
@@ -126,6 +128,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     tokio::select! {
         () = work => {}
         () = counting => {}
+        () = following => {}
     }
 }
 

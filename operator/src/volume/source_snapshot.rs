@@ -69,7 +69,7 @@ impl SnapshotFact {
         }
         let status = snapshot.status.clone().unwrap_or_default();
         let name = status.snapshot_id.and_then(|name| name.parse().ok());
-        let uid = snapshot.metadata.uid.as_deref().and_then(|uid| uid.parse().ok());
+        let uid = snapshot.uid_in_store().and_then(|uid| uid.parse().ok());
         if let (Some(name), Some(uid), Some(object_store), Some(size_bytes)) =
             (name, uid, status.object_store, status.size_bytes)
         {

@@ -89,6 +89,7 @@ pub(super) fn clone_snapshot(clone: &Volume, source: &str, volume_id: &str) -> V
     let spec = VolumeSnapshotSpec {
         volume: source.to_owned(),
         group: None,
+        snapshot_id: None,
         deletion_policy: DeletionPolicy::Delete,
     };
     let mut snapshot = VolumeSnapshot::new(&clone_snapshot_name(&uid), spec);

@@ -74,7 +74,8 @@ fn a_new_volume_states_its_identity_and_purpose() {
     let id = volume.spec.volume_id.clone().expect("an id");
     let mut volume = volume;
     volume.status = Some(holdfast_crds::VolumeStatus { volume_id: Some(id.clone()), ..Default::default() });
-    let context = described(&volume).expect("an answer").volume.expect("a volume").volume_context;
+    let context =
+        described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume").volume_context;
     assert_eq!((context["volumeID"].as_str(), context["objectStore"].as_str()), (id.as_str(), "main"));
 }
 
@@ -213,10 +214,21 @@ fn a_volume_begins_with_its_source_and_no_other() {
     let first = from("backup");
     let volume = first.volume(None).expect("a volume");
     first.accept(&volume).expect("it is the one");
-    let described = described(&volume).expect("an answer").volume.expect("a volume");
+    let described = described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume");
     assert!(described.content_source.is_some());
     for other in [from("other"), wanted("pvc-1", 0)] {
         let refused = other.accept(&volume).expect_err("another content");
         assert!(refused.message().contains("another initial content"), "{}", refused.message());
+    }
+}
+
+/// A node that an autoscaler has yet to make has no label: with a node affinity a pod waited for ever.
+#[test]
+fn a_volume_for_any_node_has_no_topology() {
+    let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });
+    let volume = Volume::new("pvc-1", serde_json::from_value(spec).expect("a spec"));
+    for (nodes, topologies) in [(Nodes::Served, vec![topology::served()]), (Nodes::Any, Vec::new())] {
+        let told = described(&volume, nodes).expect("an answer").volume.expect("a volume");
+        assert_eq!(told.accessible_topology, topologies, "{nodes:?}");
     }
 }

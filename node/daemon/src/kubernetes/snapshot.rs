@@ -15,8 +15,8 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::{Recorder, event, turned};
 use holdfast_crds::{
-    ConditionBuilder, ConditionStatus, GroupProgress, NODE_FIELD_MANAGER, READY, Time, VolumeSnapshot,
-    VolumeSnapshotStatus, find_condition,
+    ByteSize, ConditionBuilder, ConditionStatus, GroupProgress, NODE_FIELD_MANAGER, READY, Time,
+    VolumeSnapshot, VolumeSnapshotStatus, find_condition,
 };
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_service::chain;
@@ -161,6 +161,7 @@ fn report(
                 snapshot_id: Some(format!("{volume}@{seq}")),
                 taken_time: at.map(Time),
                 size_bytes: Some(sectors * SECTOR_BYTES),
+                size: Some(ByteSize(sectors * SECTOR_BYTES).to_string()),
                 conditions: vec![conditions.build(READY, ConditionStatus::True, "Taken", message)],
                 group_progress,
                 ..VolumeSnapshotStatus::default()

@@ -1,10 +1,11 @@
-//! Labels of a create record: what the volume was made for, in names that a new cluster can read.
+//! Labels of a create record and of a snapshot: what they were made for, in names that a new cluster can
+//! read.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::limit::MAX_LABEL_BYTES;
-use crate::wire::{self, DecodeError, Reader};
+use crate::wire::{self, DecodeError, Kind, Reader};
 
 /// Names and values, ascending by name. With their length bytes they take [`MAX_LABEL_BYTES`] at most.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +45,16 @@ impl Labels {
     /// File system that its pods ask for; absent for a raw device.
     pub const FS_TYPE: &str = "fsType";
 
+    /// Name of the VolumeSnapshot object, which is the handle of the snapshot in CSI.
+    pub const SNAPSHOT: &str = "snapshot";
+    /// Namespace of the user's VolumeSnapshot, of `snapshot.storage.k8s.io`.
+    pub const USER_SNAPSHOT_NAMESPACE: &str = "userSnapshotNamespace";
+    /// Name of the user's VolumeSnapshot.
+    pub const USER_SNAPSHOT_NAME: &str = "userSnapshotName";
+
+    /// Bytes of the longest object that [`Labels::encode`] makes.
+    pub const MAX_ENCODED_BYTES: usize = wire::ENVELOPE_BYTES + MAX_LABEL_BYTES;
+
     /// The object that the volume was created for.
     pub fn origin(&self) -> Origin {
         let owned = |name| self.get(name).map(str::to_owned);
@@ -65,6 +76,22 @@ impl Labels {
     /// The value of the label of that name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
+    }
+
+    /// The labels as an object of their own: the origin of a snapshot.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut payload = Vec::new();
+        self.put(&mut payload);
+        wire::enclose(Kind::Origin, &payload)
+    }
+
+    /// Reads what [`Labels::encode`] made.
+    ///
+    /// # Errors
+    /// The first violation of the format.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        const WHAT: &str = "origin of a snapshot";
+        Self::take(&mut Reader::new(WHAT, wire::open(Kind::Origin, WHAT, bytes)?))
     }
 
     fn bytes(&self) -> usize {
@@ -122,6 +149,12 @@ mod tests {
         labels.put(&mut bytes);
         assert_eq!((bytes.len(), read(&bytes)), (labels.bytes(), Ok(labels)));
         assert_eq!(read(&[]), Ok(Labels::default()));
+        let mut origin = Labels::default();
+        assert!(origin.insert(Labels::SNAPSHOT, "nightly"));
+        let mut bytes = origin.encode();
+        assert_eq!(Labels::decode(&bytes), Ok(origin));
+        bytes[40] ^= 1;
+        assert!(Labels::decode(&bytes).is_err(), "one bit changed");
     }
 
     #[test]

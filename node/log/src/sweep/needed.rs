@@ -135,7 +135,8 @@ impl Needed {
                 | ObjectKey::Checkpoint(..)
                 | ObjectKey::TruncationMarker(..)
                 | ObjectKey::Snapshot(..)
-                | ObjectKey::Forgotten(..),
+                | ObjectKey::Forgotten(..)
+                | ObjectKey::Origin(..),
             )
             | None => true,
         }
@@ -183,7 +184,8 @@ impl Needed {
             ObjectKey::Log(..)
             | ObjectKey::Checkpoint(..)
             | ObjectKey::TruncationMarker(..)
-            | ObjectKey::Forgotten(..) => None,
+            | ObjectKey::Forgotten(..)
+            | ObjectKey::Origin(..) => None,
         };
         match held? {
             Holder::Snapshot(number) => Some(*number as usize),

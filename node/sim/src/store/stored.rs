@@ -44,7 +44,8 @@ impl Stored {
                 | ObjectKey::Checkpoint(..)
                 | ObjectKey::TruncationMarker(..)
                 | ObjectKey::Snapshot(..)
-                | ObjectKey::Forgotten(..),
+                | ObjectKey::Forgotten(..)
+                | ObjectKey::Origin(..),
             )
             | None => panic!("{key} is no segment"),
         }

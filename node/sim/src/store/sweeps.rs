@@ -44,7 +44,7 @@ impl Bucket {
             ObjectKey::Checkpoint(..) => !truth.is_deleted(),
             // Truncation has rules of its own.
             ObjectKey::Log(_, seq) => !truth.is_deleted() || seq == Seq::FIRST || seq == truth.seq(),
-            ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => true,
+            ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) | ObjectKey::Origin(..) => true,
         };
         is_needed.then(|| truth.volume())
     }

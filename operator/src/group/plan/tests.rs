@@ -190,7 +190,10 @@ impl World {
 
     fn change(&mut self, name: &str, step: &SnapshotStep) {
         match step {
-            SnapshotStep::AddFinalizer | SnapshotStep::Forget => {}
+            SnapshotStep::AddFinalizer
+            | SnapshotStep::Forget
+            | SnapshotStep::Adopt(_)
+            | SnapshotStep::StoreOrigin => {}
             SnapshotStep::RemoveFinalizer => {
                 self.snapshots.remove(name);
             }
@@ -339,6 +342,8 @@ fn changes(steps: &[GroupPlanStep]) -> Vec<(&str, Option<GroupStep>)> {
         SnapshotStep::AddFinalizer
         | SnapshotStep::RemoveFinalizer
         | SnapshotStep::Take
+        | SnapshotStep::Adopt(_)
+        | SnapshotStep::StoreOrigin
         | SnapshotStep::Forget => None,
     };
     match steps {

@@ -19,6 +19,7 @@ fn facts() -> SnapshotFacts {
         spec: VolumeSnapshotSpec {
             volume: "data".to_owned(),
             group: None,
+            snapshot_id: None,
             deletion_policy: DeletionPolicy::Delete,
         },
         status: VolumeSnapshotStatus::default(),
@@ -83,8 +84,32 @@ fn the_node_that_serves_the_volume_takes_it() {
     taken.status.snapshot_id = Some(format!("{ID}@7"));
     taken.status = reported(&taken);
     assert_eq!((&taken.status.node, taken.status.snapshot_id.is_some()), (&None, true), "the node is done");
+    assert_eq!(plan(&taken, &now()), [SnapshotStep::StoreOrigin], "so that another cluster can name it");
+    taken.status.origin_stored = Some(true);
     serve(&mut taken, Some("b"));
     assert_eq!(plan(&taken, &now()), [], "what is taken is taken");
+}
+
+#[test]
+fn a_snapshot_that_is_there_is_adopted_and_not_taken() {
+    let adopts = |name: &str| {
+        let mut facts = facts();
+        facts.spec.snapshot_id = Some(name.to_owned());
+        facts
+    };
+    let (own, name) = (adopts(&format!("{ID}@7")), format!("{ID}@7").parse().expect("a name"));
+    assert_eq!(plan(&own, &now()), [SnapshotStep::Adopt(name)]);
+    let mut served = own.clone();
+    serve(&mut served, Some("a"));
+    assert_eq!(plan(&served, &now()), plan(&own, &now()), "no node is asked");
+    assert_eq!(
+        plan(&SnapshotFacts { finalizer: false, ..own.clone() }, &now()),
+        [SnapshotStep::AddFinalizer]
+    );
+    assert_eq!(reason(&adopts("other@7")), "NotOfVolume");
+    assert_eq!(reason(&SnapshotFacts { volume: None, ..own.clone() }), "VolumeNotFound");
+    let deleting = SnapshotFacts { deleting: true, ..own };
+    assert_eq!(plan(&deleting, &now()), [SnapshotStep::RemoveFinalizer], "it was not adopted");
 }
 
 #[test]

@@ -355,6 +355,26 @@ async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
     assert!(told("damaged: ") && told("strange: object trash/strange/"), "{notes:?}");
 }
 
+/// A proxy before the store removed the header `Date`: nothing was removed for good, and nothing said so.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_says_no_time_is_named() {
+    for (hides, least) in [(false, 0), (true, 1)] {
+        let bucket = trash(&["gone"], DAY).await;
+        if hides {
+            bucket.hide_time();
+        }
+        let fake = Fake::new(vec![hourly("main", "24h")], bucket);
+        let _running = fake.start(&Arc::new(Metrics::new()));
+        sleep(HOUR + 10 * MINUTE).await;
+        let named: Vec<String> = std::iter::from_fn(|| fake.event())
+            .filter(|event| event.reason == "StoreSaysNoTime")
+            .filter_map(|event| event.note)
+            .collect();
+        assert!(named.len() >= least && (hides || named.is_empty()), "{named:?}");
+        assert!(named.iter().all(|note| note.contains("`Date`")), "{named:?}");
+    }
+}
+
 /// Else a leader that changes often would sweep everything each time.
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_continues_the_schedule_of_the_last_one() {

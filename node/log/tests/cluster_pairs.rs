@@ -1,0 +1,485 @@
+//! Two clusters on one bucket: each of {delete, adopt, sweep, snapshot, restore} while and after each other.
+//!
+//! The first cluster stops at each of its requests in turn; there the second does all of its work; then the
+//! first goes on. Each does what its operator and its node do, in the same order and with the same functions
+//! of the log. Afterwards both empty the trash and sweep until nothing changes. No byte that was acknowledged
+//! may be missing that something still needs, and both must have got answers that docs/operations.md names
+//! ("Two clusters and one bucket").
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod stored;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_engine::record::{Body, Labels, Record};
+use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
+use holdfast_log::trash::{self, Emptied, Terms, Trashed, empty, read_trash, take_back};
+use holdfast_log::{
+    CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, provision,
+    read_manifest_to_end, read_record, read_snapshot_of, snapshot_detached, was_truncated_after,
+};
+use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
+
+use stored::{NONCE, Stored};
+
+const SECTORS: u64 = 40_000;
+const KEEP: Duration = Duration::from_hours(24);
+/// The snapshot that is restored, which both clusters know.
+const BEFORE: SnapshotUid = SnapshotUid([9; 16]);
+const BEFORE_AT: Seq = Seq(5);
+/// Requests of a kind at which the first cluster stops; none makes more.
+const MOST: usize = 60;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    Delete,
+    Adopt,
+    Sweep,
+    Snapshot,
+    Restore,
+}
+
+impl Act {
+    const ALL: [Self; 5] = [Self::Delete, Self::Adopt, Self::Sweep, Self::Snapshot, Self::Restore];
+}
+
+/// What a cluster got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Got {
+    /// It did what it was to do.
+    Done,
+    /// The volume or the id is in use: `DeletionBlocked`, `HeldElsewhere`, `VolumeAttached`.
+    Attached,
+    /// `HasSnapshots`.
+    Snapshots,
+    /// The volume stays, since it was taken back, or used since.
+    Kept,
+    /// `IdTaken`, `VolumeNotFound`: the volume was removed, or the id has another volume.
+    Gone,
+    /// The snapshot was forgotten before.
+    Forgotten,
+    /// Others were quicker each time; it is tried again.
+    Contended,
+}
+
+/// One of the two clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cluster(u8);
+
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0 == 1 { "first" } else { "second" })
+    }
+}
+
+/// Something that was acknowledged, and the objects that hold it.
+struct Acknowledged {
+    what: String,
+    /// A volume that exists from now on, whatever is deleted.
+    volume: Option<VolumeId>,
+    /// A snapshot that is there from now on.
+    snapshot: Option<(SnapshotName, SnapshotUid)>,
+    objects: Vec<(String, Bytes)>,
+}
+
+#[derive(Clone)]
+struct World {
+    store: MemoryStore,
+    acknowledged: Arc<Mutex<Vec<Acknowledged>>>,
+    /// The objects of the volume, and of the snapshot where there is one.
+    before: Arc<Vec<(String, Bytes)>>,
+    has_snapshot: bool,
+}
+
+fn id(name: &str) -> VolumeId {
+    name.parse().unwrap()
+}
+
+async fn bytes_of(store: &MemoryStore, stored: &Stored) -> Vec<(String, Bytes)> {
+    let mut objects = Vec::new();
+    for (segment, _) in &stored.segments {
+        let key = ObjectKey::Segment(stored.volume.clone(), segment.id).to_string();
+        let body = store.get(&key, 1 << 24).await.unwrap();
+        objects.push((key, body));
+    }
+    objects
+}
+
+impl World {
+    /// Volume `a` with a commit, detached. With a snapshot that holds it, and a later commit that hides it.
+    async fn new(has_snapshot: bool) -> Self {
+        let store = MemoryStore::new();
+        let mut stored = Stored::attached(store.clone(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
+        stored.commit(3, &[(0, 0b1)]).await;
+        stored.record(4, Body::Detach { root: None }).await;
+        let before = Arc::new(bytes_of(&store, &stored).await);
+        if has_snapshot {
+            let taken = snapshot_detached(&store, &id("a"), BEFORE, NONCE, 7).await.unwrap();
+            assert_eq!(taken.seq, BEFORE_AT);
+            stored.attach(6, SECTORS).await;
+            stored.commit(7, &[(0, 0b1)]).await;
+            stored.merge(8, 0, 2).await;
+            stored.record(9, Body::Detach { root: None }).await;
+        }
+        Self { store, acknowledged: Arc::default(), before, has_snapshot }
+    }
+
+    async fn act(&self, act: Act, by: Cluster, other: Act) -> Got {
+        match act {
+            Act::Delete => self.delete(by).await,
+            Act::Adopt => self.adopt(by).await,
+            Act::Sweep => {
+                // That of the one that restores is the one to forget.
+                if other == Act::Restore {
+                    self.forget_before().await;
+                }
+                self.empty_and_sweep(by).await;
+                Got::Done
+            }
+            Act::Snapshot => self.snapshot(by).await,
+            Act::Restore => self.restore(by, other).await,
+        }
+    }
+
+    async fn forget_before(&self) {
+        match forget(&self.store, &id("a"), BEFORE_AT).await {
+            Ok(()) | Err(SnapshotError::Deleted(_) | SnapshotError::NotFound(_)) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// A Volume is deleted, with the VolumeSnapshot that its cluster has of it, and its time in the trash
+    /// passes.
+    async fn delete(&self, by: Cluster) -> Got {
+        let nonce = Nonce([by.0; 16]);
+        let (volume, own) = (id("a"), terms(by));
+        let discard = || trash::discard(&self.store, &volume, nonce, &own, None);
+        let mut begun = discard().await;
+        if self.has_snapshot && matches!(begun, Err(LogFailure::HasSnapshots { .. })) {
+            self.forget_before().await;
+            begun = discard().await;
+        }
+        match begun {
+            Ok(true) => {}
+            Ok(false) => return Got::Gone,
+            Err(failure) => return refused(&failure),
+        }
+        let stays = read_trash(&self.store).await.unwrap().stays;
+        let Some(there) = stays.into_iter().find(|there| there.stay.nonce == nonce) else { return Got::Kept };
+        let mut ended = empty(&self.store, &aged(there.clone()), &own).await;
+        // The other one has ended the stay between two requests: the next sweep looks again.
+        if matches!(ended, Err(LogFailure::Store { .. })) {
+            ended = empty(&self.store, &aged(there), &own).await;
+        }
+        match ended {
+            Ok(Emptied::Removed) => Got::Done,
+            Ok(Emptied::TakenBack | Emptied::Used) => Got::Kept,
+            Ok(Emptied::NotDue) => panic!("its time is over"),
+            Err(failure) => refused(&failure),
+        }
+    }
+
+    /// A Volume with source `existing` is created, and a node attaches it and commits.
+    async fn adopt(&self, by: Cluster) -> Got {
+        let found = match read_manifest_to_end(&self.store, &id("a")).await {
+            Ok(found) => found,
+            Err(failure) => return refused(&failure),
+        };
+        if found.is_deleted() || !found.exists() {
+            return Got::Gone;
+        }
+        let mut taken = take_back(&self.store, &id("a")).await;
+        if matches!(taken, Err(LogFailure::Store { .. })) {
+            taken = take_back(&self.store, &id("a")).await;
+        }
+        match taken {
+            Ok(_was_there) => self.attach_and_commit("a", by, 1).await,
+            Err(failure) => refused(&failure),
+        }
+    }
+
+    async fn attach_and_commit(&self, volume: &str, by: Cluster, block: u64) -> Got {
+        for _ in 0..4 {
+            let log = match read_manifest_to_end(&self.store, &id(volume)).await {
+                Ok(log) => log,
+                Err(failure) => return refused(&failure),
+            };
+            if log.is_unconfirmed() {
+                let confirmed = holdfast_log::confirm_fork(&self.store, &id(volume)).await;
+                match confirmed {
+                    Ok(_) => continue,
+                    Err(failure) => return refused(&failure),
+                }
+            }
+            if log.is_deleted() || !log.exists() {
+                return Got::Gone;
+            }
+            if log.attached().is_some() {
+                return Got::Attached;
+            }
+            let epoch = log.epoch().0 + 1;
+            let record = Record {
+                volume: id(volume),
+                seq: log.seq().next(),
+                epoch: Epoch(epoch),
+                nonce: Nonce([by.0 + 100; 16]),
+                unix_ms: 0,
+                body: Body::Attach { sectors: log.sectors(), node: by.to_string(), displaced: None },
+            };
+            let outcome = create_record(&self.store, &record).await.unwrap();
+            // A node serves once it has read its record back, in a log that was not truncated meanwhile.
+            let is_in_place = outcome == CreateOutcome::Created
+                && !was_truncated_after(&self.store, &id(volume), log.checkpointed()).await.unwrap()
+                && read_record(&self.store, &id(volume), record.seq).await.is_ok_and(|there| there == record);
+            if !is_in_place {
+                continue;
+            }
+            let mut stored =
+                Stored { store: self.store.clone(), volume: id(volume), segments: Vec::new(), epoch };
+            stored.commit(record.seq.0 + 1, &[(block, 0b1)]).await;
+            let mut objects = bytes_of(&self.store, &stored).await;
+            if !self.has_snapshot {
+                objects.extend(self.before.to_vec());
+            }
+            self.acknowledge(Acknowledged {
+                what: format!("commit of the {by} cluster to {volume}"),
+                volume: Some(id(volume)),
+                snapshot: None,
+                objects,
+            });
+            return Got::Done;
+        }
+        Got::Contended
+    }
+
+    /// A VolumeSnapshot is created, of a volume that this cluster has not attached.
+    async fn snapshot(&self, by: Cluster) -> Got {
+        let uid = SnapshotUid([by.0; 16]);
+        match snapshot_detached(&self.store, &id("a"), uid, Nonce([by.0; 16]), 7).await {
+            Ok(taken) => {
+                self.acknowledge(Acknowledged {
+                    what: format!("snapshot of the {by} cluster"),
+                    volume: None,
+                    snapshot: Some((SnapshotName { volume: id("a"), seq: taken.seq }, uid)),
+                    objects: if self.has_snapshot { Vec::new() } else { self.before.to_vec() },
+                });
+                Got::Done
+            }
+            Err(SnapshotError::Attached { .. }) => Got::Attached,
+            Err(SnapshotError::Deleted(_) | SnapshotError::NotFound(_)) => Got::Gone,
+            Err(SnapshotError::Log(failure)) => refused(&failure),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// A Volume begins with the snapshot; a node attaches it and commits. Two that restore take one id.
+    async fn restore(&self, by: Cluster, _other: Act) -> Got {
+        let mut labels = Labels::default();
+        assert!(labels.insert(Labels::CLUSTER, &by.to_string()) && labels.insert(Labels::VOLUME, "f"));
+        let creation = Creation {
+            labels,
+            source: Some(SnapshotName { volume: id("a"), seq: BEFORE_AT }),
+            source_uid: Some(BEFORE),
+            ..Creation::plain(0, Nonce([by.0; 16]), 0)
+        };
+        match provision(&self.store, &id("f"), creation).await {
+            Ok(_sectors) => {}
+            Err(LogFailure::NoSuchSource { .. }) => return Got::Forgotten,
+            // The attempt itself removed it, since the snapshot was forgotten before.
+            Err(LogFailure::WasDeleted(_)) => return Got::Forgotten,
+            Err(failure) => return refused(&failure),
+        }
+        self.acknowledge(Acknowledged {
+            what: format!("restore of the {by} cluster"),
+            volume: Some(id("f")),
+            snapshot: None,
+            objects: self.before.to_vec(),
+        });
+        self.attach_and_commit("f", by, 2).await
+    }
+
+    async fn empty_and_sweep(&self, by: Cluster) {
+        for there in read_trash(&self.store).await.unwrap().stays {
+            // Why one stays is reported.
+            let (Ok(_) | Err(_)) = empty(&self.store, &aged(there), &terms(by)).await;
+        }
+        let options = SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
+        let report = sweep(&self.store, &mut SweepMemory::default(), options).await.unwrap();
+        assert!(report.skipped.is_empty(), "{:?}", report.skipped);
+    }
+
+    fn acknowledge(&self, one: Acknowledged) {
+        self.acknowledged.lock().unwrap().push(one);
+    }
+
+    /// What is missing of all that was acknowledged, and of the volume if `is_kept`.
+    async fn lost(&self, is_kept: bool) -> Vec<String> {
+        let mut lost = Vec::new();
+        let all = std::mem::take(&mut *self.acknowledged.lock().unwrap());
+        let kept = (is_kept && !self.has_snapshot).then(|| Acknowledged {
+            what: "the volume".to_owned(),
+            volume: Some(id("a")),
+            snapshot: None,
+            objects: self.before.to_vec(),
+        });
+        for Acknowledged { what, volume, snapshot, objects } in all.into_iter().chain(kept) {
+            if let Some(volume) = volume {
+                let log = read_manifest_to_end(&self.store, &volume).await;
+                if !log.is_ok_and(|log| log.exists() && !log.is_deleted()) {
+                    lost.push(format!("{what}: volume {volume} is gone"));
+                }
+            }
+            if let Some((name, uid)) = snapshot
+                && !matches!(read_snapshot_of(&self.store, &name, uid).await, Ok(Some(_)))
+            {
+                lost.push(format!("{what}: snapshot {name} is gone"));
+            }
+            for (key, body) in objects {
+                if !self.store.get(&key, 1 << 24).await.is_ok_and(|there| there == body) {
+                    lost.push(format!("{what}: {key} is gone"));
+                }
+            }
+        }
+        lost
+    }
+}
+
+fn terms(by: Cluster) -> Terms {
+    Terms { keep: KEEP, owner: by.to_string() }
+}
+
+/// The stay when its time is over.
+fn aged(there: Trashed) -> Trashed {
+    Trashed { age: KEEP, ..there }
+}
+
+fn refused(failure: &LogFailure) -> Got {
+    match failure {
+        LogFailure::StillAttached { .. } => Got::Attached,
+        LogFailure::HasSnapshots { .. } => Got::Snapshots,
+        LogFailure::WrittenSince { .. } | LogFailure::UsedSince(_) => Got::Kept,
+        LogFailure::WasDeleted(_)
+        | LogFailure::ExistsOtherwise { .. }
+        | LogFailure::CreatedElsewhere { .. }
+        | LogFailure::NoSuchSource { .. } => Got::Gone,
+        LogFailure::Contended(_) | LogFailure::ForeignRoot(_) => Got::Contended,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A request of a kind that waits: the one after the first `passed`.
+fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
+    for _ in 0..passed {
+        let open = Gate::new();
+        open.release();
+        store.fail_next(verb, Fault::Hold(open));
+    }
+    let gate = Gate::new();
+    store.fail_next(verb, Fault::Hold(gate.clone()));
+    gate
+}
+
+/// Answers of a pair that docs/operations.md allows: those of the first and of the second.
+fn may_get(first: Act, second: Act, got: (Got, Got)) -> bool {
+    use Act::{Adopt, Delete, Restore, Snapshot, Sweep};
+    use Got::{Attached, Done, Forgotten, Gone, Kept, Snapshots};
+    let one = |act: Act, other: Act| -> &[Got] {
+        match (act, other) {
+            (Delete, Adopt) => &[Done, Attached, Kept],
+            (Delete, Snapshot) => &[Done, Snapshots],
+            // The other one has removed it.
+            (Delete, Delete | Sweep) => &[Done, Gone, Kept],
+            (Delete, Restore) => &[Done],
+            (Adopt, Delete) => &[Done, Gone],
+            (Adopt, Adopt) => &[Done, Attached],
+            (Snapshot, Delete) => &[Done, Gone],
+            (Snapshot, Adopt) => &[Done, Attached],
+            (Restore, Delete | Sweep) => &[Done, Forgotten],
+            (Restore, Restore) => &[Done, Gone],
+            (Adopt | Sweep | Snapshot, _) | (Restore, Adopt | Snapshot) => &[Done],
+        }
+    };
+    let (a, b) = got;
+    let is_known = one(first, second).contains(&a) && one(second, first).contains(&b);
+    // Of two that exclude each other one gets what it wants, and one only.
+    let is_decided = match (first, second) {
+        (Delete, Adopt) | (Adopt, Delete) | (Delete, Snapshot) | (Snapshot, Delete) => {
+            (a == Done) != (b == Done)
+        }
+        (Adopt, Adopt) | (Restore, Restore) => (a == Done) != (b == Done),
+        (Delete, Delete) => a == Done || b == Done,
+        _ => a == Done || b == Done,
+    };
+    is_known && is_decided
+}
+
+/// Each pair, with the first cluster stopped at each of its requests, and at none.
+async fn faults_of(first: Act, second: Act, seen: &mut BTreeSet<(Got, Got)>) -> Vec<String> {
+    let mut faults = Vec::new();
+    let stops = Verb::ALL.into_iter().flat_map(|verb| (0..MOST).map(move |passed| (verb, passed)));
+    let mut ended: BTreeSet<String> = BTreeSet::new();
+    for stop in std::iter::once(None).chain(stops.map(Some)) {
+        if let Some((verb, _)) = stop
+            && ended.contains(&format!("{verb:?}"))
+        {
+            continue;
+        }
+        let world = World::new([first, second].contains(&Act::Restore)).await;
+        let gate = stop.map(|(verb, passed)| hold(&world.store, verb, passed));
+        let beginning = world.clone();
+        let mut begun = tokio::spawn(async move { beginning.act(first, Cluster(1), second).await });
+        let got = match (gate, stop) {
+            (Some(gate), Some((verb, _))) => tokio::select! {
+                // It makes fewer requests of this kind.
+                _got = &mut begun => { ended.insert(format!("{verb:?}")); continue }
+                () = gate.arrival() => {
+                    let second = world.act(second, Cluster(2), first).await;
+                    gate.release();
+                    (begun.await.unwrap(), second)
+                }
+            },
+            _ => (begun.await.unwrap(), world.act(second, Cluster(2), first).await),
+        };
+        // A deletion that was refused has changed nothing; of one that was not the other may have done the
+        // rest.
+        let is_refused = |(act, got)| act != Act::Delete || [Got::Attached, Got::Snapshots].contains(&got);
+        let is_kept = is_refused((first, got.0)) && is_refused((second, got.1));
+        for _ in 0..2 {
+            for by in [Cluster(1), Cluster(2)] {
+                world.empty_and_sweep(by).await;
+            }
+        }
+        let case =
+            stop.map_or("one after the other".to_owned(), |(verb, passed)| format!("at {verb:?} {passed}"));
+        faults.extend(world.lost(is_kept).await.into_iter().map(|lost| format!("{case}, {got:?}: {lost}")));
+        if !may_get(first, second, got) {
+            faults.push(format!("{case}: {got:?} is not an outcome that the documentation names"));
+        }
+        seen.insert(got);
+    }
+    faults
+}
+
+/// Prints its figures, which `cargo e2e bench field` reads.
+#[tokio::test]
+async fn two_clusters_on_one_bucket_lose_nothing() {
+    let (mut total, mut lost) = (0, 0);
+    for (first, second) in Act::ALL.into_iter().flat_map(|first| Act::ALL.map(|second| (first, second))) {
+        let mut seen = BTreeSet::new();
+        let faults = faults_of(first, second, &mut seen).await;
+        println!("{first:?} while {second:?}: {seen:?}");
+        for fault in &faults {
+            println!("    {fault}");
+        }
+        total += 1;
+        lost += usize::from(!faults.is_empty());
+    }
+    println!("{{\"cluster_pairs_total\":{total},\"cluster_pairs_lost\":{lost}}}");
+    assert_eq!((total, lost), (25, 0), "pairs, and those with a fault");
+}

@@ -1,0 +1,149 @@
+//! The claim that a Volume holds the data of now: that of its PersistentVolume.
+//!
+//! A PersistentVolume may be bound to another claim later: it was retained, restored by a backup program, or
+//! filled by a populator. The Volume's annotation follows, so that events of losses, alerts and the guard of
+//! deletions name the claim that has the data, also before it is attached for the first time.
+//!
+//! Owns: the annotation [`CLAIM`] of Volumes whose PersistentVolume is bound. While none is, the last claim
+//! stays.
+//! On failure: it is logged; a Volume that is attached gets its claim from the CSI driver too.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::StreamExt;
+use holdfast_cluster::api::{ApiError, call};
+use holdfast_crds::{CLAIM, OPERATOR_FIELD_MANAGER, Volume};
+use holdfast_service::chain;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+/// Name of the CSI driver.
+const DRIVER: &str = "csi.holdfast.dev";
+/// Attempts to write a claim, and the time between two.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Follows the PersistentVolumes of the cluster; never ends.
+pub(super) async fn run(client: Client, volumes: Store<Volume>) {
+    let bound = watcher(Api::<PersistentVolume>::all(client.clone()), watcher::Config::default());
+    let mut bound = pin!(bound.default_backoff().applied_objects());
+    // An error means that the controller has ended.
+    if volumes.wait_until_ready().await.is_err() {
+        return;
+    }
+    loop {
+        match bound.next().await {
+            Some(Ok(bound)) => follow(&bound, &client, |name| volumes.get(&ObjectRef::new(name))).await,
+            Some(Err(error)) => tracing::warn!(%error, "PersistentVolumes not watched"),
+            None => return std::future::pending().await,
+        }
+    }
+}
+
+/// Writes the claim of a PersistentVolume to its Volume, unless it stands there.
+async fn follow<V: AsRef<Volume>>(
+    bound: &PersistentVolume,
+    client: &Client,
+    volume: impl Fn(&str) -> Option<V>,
+) {
+    let Some((name, claim)) = claim_of(bound) else { return };
+    let Some(volume) = volume(name) else { return };
+    if volume.as_ref().annotations().get(CLAIM) == Some(&claim) {
+        return;
+    }
+    let volumes: Api<Volume> = Api::all(client.clone());
+    for attempt in 1..=ATTEMPTS {
+        match write(&volumes, name, &claim).await {
+            Ok(()) => return tracing::info!(volume = name, claim, "Volume is of another claim"),
+            Err(error) if error.is_stale() => return,
+            Err(error) => {
+                tracing::warn!(volume = name, claim, attempt, error = chain(&error), "claim not written");
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn write(volumes: &Api<Volume>, name: &str, claim: &str) -> Result<(), ApiError> {
+    let params =
+        PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let patch = json!({ "metadata": { "annotations": { CLAIM: claim } } });
+    call(volumes.patch(name, &params, &Patch::Merge(patch))).await.map(drop)
+}
+
+/// The Volume of a PersistentVolume of ours that is bound, and its claim as the annotation names it. A claim
+/// that is only reserved has no uid yet.
+fn claim_of(bound: &PersistentVolume) -> Option<(&str, String)> {
+    let spec = bound.spec.as_ref()?;
+    let csi = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER)?;
+    let claim = spec.claim_ref.as_ref().filter(|claim| claim.uid.is_some())?;
+    Some((&csi.volume_handle, format!("{}/{}", claim.namespace.as_deref()?, claim.name.as_deref()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hyper::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::Value;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    fn bound(driver: &str, claim: &Value) -> PersistentVolume {
+        let csi = json!({ "driver": driver, "volumeHandle": "pvc-1" });
+        let spec = json!({ "csi": csi, "claimRef": claim });
+        serde_json::from_value(json!({ "metadata": { "name": "of-a-backup" }, "spec": spec }))
+            .expect("an object")
+    }
+
+    /// The annotation that the Volume gets, which had the claim `default/first`.
+    async fn written(bound: &PersistentVolume) -> Option<Value> {
+        let (requests, mut received) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let requests = requests.clone();
+            async move {
+                assert_eq!(request.method(), Method::PATCH);
+                assert!(request.uri().path().ends_with("/volumes/pvc-1"), "{}", request.uri());
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let patch: Value = serde_json::from_slice(&body).expect("JSON");
+                requests.send(patch["metadata"]["annotations"][CLAIM].clone()).expect("it is received");
+                let volume = json!({
+                    "metadata": { "name": "pvc-1" }, "spec": { "size": "1Gi", "objectStore": "main" }
+                });
+                let answer = Response::new(Body::from(volume.to_string().into_bytes()));
+                Ok::<_, std::convert::Infallible>(answer)
+            }
+        });
+        let client = Client::new(service, "default");
+        let spec = json!({ "size": "1Gi", "objectStore": "main" });
+        let mut volume = Volume::new("pvc-1", serde_json::from_value(spec).expect("a spec"));
+        volume.annotations_mut().insert(CLAIM.to_owned(), "default/first".to_owned());
+        let volume = Arc::new(volume);
+        follow(bound, &client, |name| (name == "pvc-1").then(|| volume.clone())).await;
+        drop(client);
+        received.recv().await
+    }
+
+    /// Between the binding and the first attach, a loss was reported to a claim that is gone.
+    #[tokio::test]
+    async fn a_volume_follows_its_persistent_volume_to_another_claim() {
+        let claim = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name, "uid": "u" });
+        let other = bound(DRIVER, &claim("shop2", "second"));
+        assert_eq!(written(&other).await, Some(json!("shop2/second")));
+        for stays in [
+            bound(DRIVER, &claim("default", "first")),
+            bound(DRIVER, &json!({ "namespace": "shop2", "name": "second" })),
+            bound(DRIVER, &json!(null)),
+            bound("other.example.com", &claim("shop2", "second")),
+        ] {
+            assert_eq!(written(&stays).await, None, "{stays:?}");
+        }
+    }
+}
