@@ -1,7 +1,7 @@
 //! Scenarios of which one write fails, and what is left after each.
 //!
 //! Owns: the choice of the write and of its failure; what must be possible while it lasts, and after it.
-//! A scenario ends with the write that fails. Nobody ends the process: it is to live with it.
+//! A scenario ends with the write that fails. The process lives on, with that failure.
 
 use std::collections::BTreeMap;
 use std::fmt;
