@@ -25,7 +25,7 @@ pub struct RefusedWrite {
     pub scenario: Scenario,
     /// Decides the rest.
     pub seed: u64,
-    /// What fails.
+    /// The write, and its failure.
     pub strike: Strike,
 }
 
