@@ -3,9 +3,8 @@
 //! Owns: the count of each kind of write in a world, and the one that fails. Does not own: faults by chance
 //! (`failures.rs`), the disk that is full by chance (`HostFault`).
 //!
-//! A [`Condition`] that lasts ends with [`World::end_strike`](crate::world::World::end_strike). Until then the
-//! disk that is full fails what needs room, the others fail every write to the disk, and the run directory
-//! fails only its own.
+//! A [`Condition`] that lasts ends with `World::end_strike`. Until then the disk that is full fails what
+//! needs room, the others fail every write to the disk, and the run directory fails only its own.
 
 use std::collections::BTreeMap;
 
@@ -140,9 +139,9 @@ impl Condition {
 pub struct Strike {
     /// Its kind.
     pub step: WriteStep,
-    /// How many of that kind succeed before it.
+    /// Number of writes of that kind that succeed before it.
     pub visit: u64,
-    /// Why it fails.
+    /// Cause of the failure.
     pub condition: Condition,
     /// The condition lasts; else the next write succeeds.
     pub lasts: bool,
@@ -213,7 +212,7 @@ impl Strikes {
         Some((strike, true))
     }
 
-    /// What lasted is over. Returns the host.
+    /// Ends what lasted. Returns the host.
     pub(crate) fn end(&mut self) -> Option<usize> {
         self.lasting.take().map(|(host, _)| host)
     }

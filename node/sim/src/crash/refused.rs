@@ -1,7 +1,7 @@
 //! Scenarios of which one write fails, and what is left after each.
 //!
 //! Owns: the choice of the write and of its failure; what must be possible while it lasts, and after it.
-//! A scenario ends with the write that fails. Nobody ends the process: it is to live with it.
+//! A scenario ends with the write that fails. The process lives on, with that failure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct RefusedWrite {
     pub scenario: Scenario,
     /// Decides the rest.
     pub seed: u64,
-    /// What fails.
+    /// The write, and its failure.
     pub strike: Strike,
 }
 
@@ -44,7 +44,7 @@ pub fn writes(scenario: Scenario, seed: u64) -> BTreeMap<WriteStep, u64> {
 }
 
 impl RefusedWrite {
-    /// Plays up to the failure, goes on as long as it lasts and after it, and compares with the model: on the
+    /// Plays up to the failure, continues until it is over and after it, and compares with the model: on the
     /// same host, from the store alone, on another host.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ fn commits_meanwhile(world: &mut World, host: usize) {
     Invariant::ComesToRest.broken(&format!("a full disk keeps dirty data: {:?}", world.status(host)));
 }
 
-/// Which one it was, to find it again in [`refuse_each`].
+/// Names it, to find it again in [`refuse_each`].
 impl fmt::Display for RefusedWrite {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scenario, seed, strike: Strike { step, visit, condition, lasts } } = self;

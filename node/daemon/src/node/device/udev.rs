@@ -193,8 +193,8 @@ mod tests {
         assert!(written(2 * READ_WITHIN) < Duration::from_millis(100));
     }
 
-    /// Each recovery emptied the mark and wrote it again: in a full `/run` it stayed empty, and the host looked
-    /// into the volume.
+    /// Each recovery emptied the mark and wrote it again: in a full `/run` it stayed empty, and the host
+    /// looked into the volume.
     #[test]
     fn a_recovery_leaves_the_mark_that_is_there() {
         let dir = tempfile::tempdir().unwrap();
