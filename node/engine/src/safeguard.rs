@@ -320,7 +320,7 @@ impl Safeguard {
             | Self::JournalAfterFullRound
             | Self::CommitAfterFailedSync => 1,
             Self::ReadsBeforePunch | Self::ReleaseStillChunks | Self::PrepareReleased => 2,
-            Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce => 3,
+            Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce | Self::MoveVisible => 3,
             Self::CleanOnlyIfClosed
             | Self::ActiveSideIsNewest
             | Self::NewestSegmentFirst
@@ -356,7 +356,7 @@ impl Safeguard {
             }
             Self::MergeWhenDue => 21,
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
-            Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros | Self::MoveVisible => 28,
+            Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
             Self::SnapshotAfterSeal
             | Self::RootBeforeRecord
             | Self::CheckSnapshotPlace

@@ -106,13 +106,8 @@ impl Profile {
             .contains(&safeguard)
         {
             Some(Self::OtherDisks)
-        } else if [
-            Safeguard::CheckMergePlace,
-            Safeguard::MoveVisible,
-            Safeguard::PrepareReleased,
-            Safeguard::FetchTheRest,
-        ]
-        .contains(&safeguard)
+        } else if [Safeguard::CheckMergePlace, Safeguard::PrepareReleased, Safeguard::FetchTheRest]
+            .contains(&safeguard)
         {
             Some(Self::BadStore)
         } else {
