@@ -79,6 +79,7 @@ impl InterruptedFormats {
             fs::rename(&new, &file)?;
             File::open(&self.0)?.sync_all()
         });
+        let written = written.inspect_err(|_error| drop(fs::remove_file(&new)));
         written.map_err(|error| Status::internal(format!("{} cannot be written: {error}", file.display())))
     }
 

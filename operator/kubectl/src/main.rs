@@ -14,7 +14,7 @@ mod status;
 mod top;
 mod why;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ async fn main() -> ExitCode {
     match run(Settings::parse()).await {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("kubectl holdfast: {error:#}");
+            drop(writeln!(io::stderr(), "kubectl holdfast: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -61,13 +61,13 @@ impl Udev {
     /// # Errors
     /// [`ControlError::File`].
     pub(in crate::node) fn mark(&self, id: u32, tag: u64) -> Result<(), ControlError> {
-        self.install()?;
-        if !self.is_there() {
-            return Ok(());
-        }
         let path = self.mark_of(id);
         if fs::read_to_string(&path).is_ok_and(|found| found == mark(tag)) {
             // A recovery: a write into a full file system could only empty it.
+            return Ok(());
+        }
+        self.install()?;
+        if !self.is_there() {
             return Ok(());
         }
         let written = fs::create_dir_all(self.marks()).and_then(|()| fs::write(&path, mark(tag)));

@@ -50,9 +50,10 @@ impl Blocks {
         fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
     ) -> Result<Slot, NoSlot<Arc<HeapBuffer>, E>> {
         let write = |slot: Slot, block: Arc<HeapBuffer>| {
-            let (file, offset) = (Arc::clone(&self.file), offset_bytes(&slot));
+            let file = Arc::clone(&self.file);
             run_blocking(move || {
-                let written = std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset);
+                // The slot is this content's until the write has ended, also where its reader is dropped.
+                let written = std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset_bytes(&slot));
                 (block, written)
             })
         };
@@ -139,20 +140,25 @@ impl BlockSlab {
         self.unkept.load(Ordering::Relaxed)
     }
 
-    /// The slot of this content; `fetch` makes the block's bytes when it is in none. Fetches of one content
-    /// coalesce.
-    pub(crate) async fn slot<E>(
+    /// The slot of this content; what `fetch` begins at once makes the block's bytes when it is in none.
+    /// Fetches of one content coalesce.
+    pub(crate) async fn slot<E, F>(
         &self,
         key: &ContentKey,
         among: Among,
-        fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
+        fetch: impl FnOnce() -> F,
     ) -> Result<SlabSlot, E>
     where
         E: From<io::Error>,
+        F: Future<Output = Result<Arc<HeapBuffer>, E>>,
     {
         if let Some(slot) = self.memory.table.get(key) {
             return Ok(SlabSlot { slot, is_in_memory: true });
         }
+        if let (Among::Both, Some(slot)) = (among, self.disk.table.get(key)) {
+            return Ok(SlabSlot { slot, is_in_memory: false });
+        }
+        let fetch = fetch();
         let kept = match among {
             Among::Both => match self.disk.slot(key, fetch).await {
                 Ok(slot) => return Ok(SlabSlot { slot, is_in_memory: false }),
@@ -226,10 +232,12 @@ mod tests {
     async fn a_held_slot_keeps_its_bytes_while_others_change() {
         let dir = tempfile::tempdir().unwrap();
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
-        let held = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
+        let held = slab.slot::<io::Error, _>(&key(1), Among::Both, || async { Ok(block(1)) }).await.unwrap();
         for fill in 2..=255u8 {
             for _ in 0..2 {
-                slab.slot::<io::Error>(&key(fill), Among::Both, async { Ok(block(fill)) }).await.unwrap();
+                slab.slot::<io::Error, _>(&key(fill), Among::Both, || async { Ok(block(fill)) })
+                    .await
+                    .unwrap();
             }
         }
         let mut found = HeapBuffer::zeroed(BLOCK_BYTES as usize);
@@ -241,25 +249,25 @@ mod tests {
     async fn an_unreadable_slot_is_filled_again_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
-        let bad = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
+        let bad = slab.slot::<io::Error, _>(&key(1), Among::Both, || async { Ok(block(1)) }).await.unwrap();
         slab.forget(&bad);
-        let fresh = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
+        let fresh = slab.slot::<io::Error, _>(&key(1), Among::Both, || async { Ok(block(1)) }).await.unwrap();
         assert_ne!(fresh.offset_bytes(), bad.offset_bytes());
         // Invalidated again, late: the fresh one stays.
         slab.forget(&bad);
         let bad_offset = bad.offset_bytes();
         drop(bad);
         let again = slab
-            .slot::<io::Error>(&key(1), Among::Both, async { unreachable!("it is there") })
+            .slot::<io::Error, _>(&key(1), Among::Both, || async { unreachable!("it is there") })
             .await
             .unwrap();
         assert_eq!(again.offset_bytes(), fresh.offset_bytes());
-        let other = slab.slot::<io::Error>(&key(2), Among::Both, async { Ok(block(2)) }).await.unwrap();
+        let other = slab.slot::<io::Error, _>(&key(2), Among::Both, || async { Ok(block(2)) }).await.unwrap();
         assert_ne!(other.offset_bytes(), bad_offset, "it is the last to be used again");
     }
 
     async fn fetched(slab: &BlockSlab, fill: u8) -> SlabSlot {
-        slab.slot::<io::Error>(&key(fill), Among::Both, async { Ok(block(fill)) }).await.unwrap()
+        slab.slot::<io::Error, _>(&key(fill), Among::Both, || async { Ok(block(fill)) }).await.unwrap()
     }
 
     /// The bytes of a block, as a ring reads them.
@@ -302,7 +310,8 @@ mod tests {
         }
         assert!(slab.unkept() >= 255);
         let last = key(255);
-        let held = slab.slot::<io::Error>(&last, Among::Both, async { unreachable!("it is in memory") });
+        let held =
+            slab.slot::<io::Error, _>(&last, Among::Both, || async { unreachable!("it is in memory") });
         assert!(held.await.unwrap().is_in_memory());
     }
 
@@ -310,11 +319,11 @@ mod tests {
     async fn a_hit_fetches_nothing_and_failures_are_not_cached() {
         let dir = tempfile::tempdir().unwrap();
         let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
-        let failed = slab.slot(&key(1), Among::Both, async { Err(io::Error::other("away")) }).await;
+        let failed = slab.slot(&key(1), Among::Both, || async { Err(io::Error::other("away")) }).await;
         assert!(failed.is_err());
-        let first = slab.slot::<io::Error>(&key(1), Among::Both, async { Ok(block(1)) }).await.unwrap();
+        let first = slab.slot::<io::Error, _>(&key(1), Among::Both, || async { Ok(block(1)) }).await.unwrap();
         let again = slab
-            .slot::<io::Error>(&key(1), Among::Both, async { unreachable!("it is there") })
+            .slot::<io::Error, _>(&key(1), Among::Both, || async { unreachable!("it is there") })
             .await
             .unwrap();
         assert_eq!(first.offset_bytes(), again.offset_bytes());

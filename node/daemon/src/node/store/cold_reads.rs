@@ -50,7 +50,7 @@ impl ColdReads {
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
             let block = self.indexes.compose(objects, range.start.block(), wanted, runs).await?;
             let plan = block.for_range(Mask::of(range));
-            let whole = reader.block(objects, runs.lineage(), &plan);
+            let whole = || reader.block(objects, runs.lineage(), &plan);
             self.slab.slot(&plan.key, among, whole).await
         })
         .await
