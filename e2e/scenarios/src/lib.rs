@@ -534,18 +534,18 @@ pub const BY_NAME: &[Scenario] = &[
 /// Lanes that take turns in a run that names none, one each day: together they would take too long.
 /// docs/testing.md says when each of them last passed.
 pub const IN_TURN: &[&str] = &[
-    "cluster",
     "ublk-many@6.12",
     "device-identity@6.12",
+    "host-shutdown@6.12",
+    "cluster",
+    "standalone-user-copy@6.12",
     "kill-rounds-user-copy",
     "host-daemons@6.12",
-    "kill-rounds-zero-copy@7.2",
     "failover",
-    "standalone-user-copy@6.12",
-    "ublk-zero-copy@7.2",
     "held-requests-user-copy@6.12",
-    "host-shutdown@6.12",
+    "kill-rounds-zero-copy@7.2",
     "story-user-copy@6.12",
+    "ublk-zero-copy@7.2",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.
