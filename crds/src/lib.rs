@@ -17,6 +17,7 @@ mod condition;
 mod field_error;
 mod generated;
 mod object_store;
+mod persistent_volume;
 mod quantity;
 mod storage_node;
 mod volume;
@@ -31,6 +32,7 @@ pub use object_store::{
     Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
     SecretRef, SkippedVolume, Sweep, SweepStatus, WebIdentity,
 };
+pub use persistent_volume::bound_claim;
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{
     FencedData, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus,
@@ -39,7 +41,7 @@ pub use storage_node::{
 pub use volume::{
     ACKNOWLEDGE_LOSS, ATTACHED, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause,
     Durability, Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach,
-    ImageSource, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, OlderLosses, READ_ONLY_MANY, READERS_OF,
+    ImageSource, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF,
     SERVING_CONDITIONS, STORAGE_CLASS, STORE_REACHABLE, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
     VolumeSource, VolumeSpec, VolumeStatus, WRITABLE,
 };
@@ -47,7 +49,7 @@ pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
 };
 pub use volume_snapshot::{
-    GroupProgress, GroupStep, USER_SNAPSHOT, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot,
+    GroupProgress, GroupStep, NAMES_STORED, USER_SNAPSHOT, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot,
     VolumeSnapshotSpec, VolumeSnapshotStatus, is_final_snapshot_reason,
 };
 

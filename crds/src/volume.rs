@@ -53,6 +53,9 @@ pub const STORAGE_CLASS: &str = "holdfast.dev/storageclass";
 /// Annotation: the file system that its pods ask for; absent for a raw device.
 pub const FS_TYPE: &str = "holdfast.dev/fstype";
 
+/// Annotation: nodes for which the scheduler may take its PersistentVolume, where that is not the default: `any`.
+pub const NODES: &str = "holdfast.dev/nodes";
+
 /// Label of a Volume that many nodes read and none attaches; its value is `true`. Each of them attaches a
 /// Volume of its own ([`READERS_OF`]).
 pub const READ_ONLY_MANY: &str = "holdfast.dev/read-only-many";

@@ -92,9 +92,12 @@ pub struct VolumeSnapshotStatus {
     /// UUID that the snapshot is registered with in the object store, where it is another one than that of this
     /// object: of one that was adopted.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$')")
+        .message("status.snapshotUid must be a UUID in lower case, as in `holdfast-node snapshot list`: correct it"))]
     pub snapshot_uid: Option<String>,
     /// True once the names of this object and of the user's VolumeSnapshot are in the object store too: `restore` in
-    /// another cluster gives them to it again.
+    /// another cluster gives them to it again. False where they never will be, as the condition `NamesStored` says:
+    /// the object store has other names, of the cluster that took the snapshot, or no such snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin_stored: Option<bool>,
     /// The point in time whose content the snapshot holds.
@@ -115,7 +118,8 @@ pub struct VolumeSnapshotStatus {
     /// The same for people, rounded to a tenth, such as `1.2Gi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclusive: Option<String>,
-    /// `Ready`: the snapshot is taken, and what it holds can be read.
+    /// `Ready`: the snapshot is taken, and what it holds can be read. `NamesStored`, only while it is False: why the
+    /// names of this object are not in the object store.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -151,6 +155,9 @@ pub enum GroupProgress {
     Lapsed,
 }
 
+/// Condition of a VolumeSnapshot whose names are not in the object store; absent once they are.
+pub const NAMES_STORED: &str = "NamesStored";
+
 /// Annotation of a VolumeSnapshot: namespace and name of the user's VolumeSnapshot, of `snapshot.storage.k8s.io`.
 pub const USER_SNAPSHOT: &str = "holdfast.dev/csi-volumesnapshot";
 
@@ -159,6 +166,16 @@ impl VolumeSnapshot {
     pub fn uid_in_store(&self) -> Option<&str> {
         let adopted = self.status.as_ref().and_then(|status| status.snapshot_uid.as_deref());
         adopted.or(self.metadata.uid.as_deref())
+    }
+
+    /// True unless `spec.snapshotID` names a snapshot and the status is not the one of its adoption: an operator of a
+    /// release without that field took another one, or dropped the uid.
+    pub fn is_what_it_adopts(&self) -> bool {
+        let Some(wanted) = &self.spec.snapshot_id else { return true };
+        let status = self.status.as_ref();
+        status.is_some_and(|status| {
+            status.snapshot_id.as_ref() == Some(wanted) && status.snapshot_uid.is_some()
+        })
     }
 
     /// Namespace and name of the user's VolumeSnapshot.

@@ -5,14 +5,17 @@
 //! Does not own: the adoption, which the operator does when the documents are applied.
 //! Costs: for each volume a LIST, a GET of its first record, and the reading of its log; for each snapshot a
 //! GET, and a LIST for those of a volume. Nothing is written.
-//! On failure: a volume that cannot be read is named in a comment and in the error; the others are printed.
+//! On failure: a volume that cannot be read is named in a comment and, unless the cluster has it, in the error;
+//! the others are printed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use anyhow::Context;
+use futures::{StreamExt, stream};
 use holdfast_crds::{Time, Volume, VolumeSnapshot};
 use holdfast_engine::record::Labels;
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::LogFailure;
 use holdfast_log::trash::read_trash;
 use holdfast_objects::ObjectStore;
@@ -32,6 +35,9 @@ mod snapshots;
 
 /// API group of the snapshots of users.
 const USER_KINDS: &str = "snapshot.storage.k8s.io";
+/// Volumes that are read at a time, and origins of the snapshots of one of them.
+const VOLUMES_AT_A_TIME: usize = 16;
+const ORIGINS_AT_A_TIME: usize = 8;
 
 /// A volume of the bucket that was not deleted.
 #[derive(Debug, Clone)]
@@ -99,20 +105,29 @@ async fn print(
     let trash = read_trash(store).await.context("the trash of the bucket cannot be listed")?;
     let in_trash: BTreeSet<VolumeId> = trash.stays.into_iter().map(|there| there.stay.volume).collect();
     let Known { volumes, snapshots } = known;
-    let here: BTreeMap<String, String> = volumes.iter().map(|one| (id_of(one), one.name_any())).collect();
+    let here: BTreeMap<String, &Volume> = volumes.iter().map(|one| (id_of(one), one)).collect();
+    // A Volume of the id in another ObjectStore is another copy: its snapshots are not those of this bucket.
+    let is_elsewhere = |id: &VolumeId| {
+        let store = here.get(id.as_str()).and_then(|volume| volume.spec.object_store.as_deref());
+        store.is_some_and(|store| store != name)
+    };
+    let wanted = ids.into_iter().filter(|id| in_trash.contains(id) == deleted && !is_elsewhere(id));
+    let mut read = stream::iter(wanted)
+        .map(|id| async move { (survivor(store, &id).await, id) })
+        .buffered(VOLUMES_AT_A_TIME);
     let (mut survivors, mut present, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
     let mut text = String::new();
-    for id in ids {
-        if in_trash.contains(&id) != deleted {
-            continue;
-        }
-        match survivor(store, &id).await {
-            Ok(Some(survivor)) => match here.get(id.as_str()) {
-                Some(object) => present.push((object.as_str(), survivor)),
-                None => survivors.push(survivor),
-            },
-            Ok(None) => {}
-            Err(failure) => {
+    while let Some((found, id)) = read.next().await {
+        match (found, here.get(id.as_str())) {
+            (Ok(Some(survivor)), Some(volume)) => present.push((volume.name_any(), survivor)),
+            (Ok(Some(survivor)), None) => survivors.push(survivor),
+            (Ok(None), _) => {}
+            (Err(failure), Some(volume)) => text.push_str(&documents::comment(&format!(
+                "volume {id}, which is Volume {} here: its snapshots have no documents: {}",
+                volume.name_any(),
+                chain(&failure)
+            ))),
+            (Err(failure), None) => {
                 text.push_str(&documents::comment(&format!("volume {id}: {}", chain(&failure))));
                 unreadable.push(id.to_string());
             }
@@ -127,7 +142,7 @@ async fn print(
     let names = volumes.iter().map(ResourceExt::name_any).collect();
     let (of_volumes, objects) = documents::of(name, &survivors, &names)?;
     text.push_str(&of_volumes);
-    let there = present.iter().map(|(object, survivor)| (*object, survivor));
+    let there = present.iter().map(|(object, survivor)| (object.as_str(), survivor));
     let of_snapshots: Vec<OfVolume<'_>> = there
         .chain(objects.into_iter().zip(&survivors))
         .flat_map(|(object, Survivor { labels, snapshots, .. })| {
@@ -146,9 +161,13 @@ async fn survivor(store: &dyn ObjectStore, id: &VolumeId) -> Result<Option<Survi
         return Ok(None);
     };
     let labels = holdfast_log::read_creation(store, id).await?.labels;
+    let taken = holdfast_log::snapshots_of(store, &manifest).await?;
+    let origin =
+        |taken: Snapshot| async move { (holdfast_log::read_origin(store, id, taken.uid).await, taken) };
+    let mut origins = stream::iter(taken).map(origin).buffered(ORIGINS_AT_A_TIME);
     let mut snapshots = Vec::new();
-    for taken in holdfast_log::snapshots_of(store, &manifest).await? {
-        let origin = match holdfast_log::read_origin(store, id, taken.uid).await {
+    while let Some((origin, taken)) = origins.next().await {
+        let origin = match origin {
             Ok(origin) => origin.unwrap_or_default(),
             // The snapshot is whole; only its names are lost.
             Err(LogFailure::Damaged { .. }) => Labels::default(),
@@ -168,8 +187,8 @@ async fn survivor(store: &dyn ObjectStore, id: &VolumeId) -> Result<Option<Survi
 
 #[cfg(test)]
 mod tests {
-    use holdfast_log::Creation;
-    use holdfast_objects::MemoryStore;
+    use holdfast_log::{Creation, OriginPlace};
+    use holdfast_objects::{Fault, MemoryStore, Verb};
     use holdfast_types::{Nonce, SnapshotUid};
 
     use std::time::Duration;
@@ -224,9 +243,12 @@ mod tests {
         assert!(origin.insert(Labels::SNAPSHOT, "snapshot-1"));
         for (uid, has_origin) in [([1; 16], true), ([2; 16], false), ([3; 16], true)] {
             let uid = SnapshotUid(uid);
-            holdfast_log::snapshot_detached(&store, &id, uid, Nonce(uid.0), 0).await.expect("taken");
+            let taken = holdfast_log::snapshot_detached(&store, &id, uid, Nonce(uid.0), 0).await;
+            let taken = taken.expect("taken");
             if has_origin {
-                holdfast_log::store_origin(&store, &id, uid, &origin).await.expect("stored");
+                let name = SnapshotName { volume: id.clone(), seq: taken.seq };
+                let stored = holdfast_log::store_origin(&store, &name, uid, &origin).await;
+                assert_eq!(stored.expect("it answers"), OriginPlace::Stored);
             }
         }
         let taken = holdfast_log::snapshots(&store, &id).await.expect("a log");
@@ -248,6 +270,56 @@ mod tests {
         print("main", &store, &known, false, &mut out).await.expect("printed");
         let text = String::from_utf8(out).expect("text");
         assert!(!text.contains("kind: Volume\n") && text.contains("volume: data\n"), "{text}");
+    }
+
+    async fn printed_beside(store: &MemoryStore, object_store: &str) -> (anyhow::Result<()>, String) {
+        let spec = serde_json::json!({ "size": "1Gi", "objectStore": object_store, "volumeID": "there" });
+        let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
+        let known = Known { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
+        let mut out = Vec::new();
+        let outcome = print("main", store, &known, false, &mut out).await;
+        (outcome, String::from_utf8(out).expect("text"))
+    }
+
+    /// One damaged volume of a cluster ended each `restore` with exit code 1.
+    #[tokio::test]
+    async fn a_volume_that_is_here_and_cannot_be_read_fails_nothing() {
+        let store = bucket(&["other", "there"]).await;
+        let key = store.keys().into_iter().find(|key| key.starts_with("volumes/there/log/")).expect("a log");
+        store.corrupt(&key, |bytes| bytes.iter_mut().for_each(|byte| *byte = !*byte));
+        let (outcome, text) = printed_beside(&store, "main").await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+        assert!(
+            text.starts_with("# volume there, which is Volume data here: ") && text.contains(&key),
+            "{text}"
+        );
+        assert!(text.contains("volumeID: other"), "{text}");
+    }
+
+    /// Of a bucket that was copied, the snapshots were printed as those of the Volume in the first one.
+    #[tokio::test]
+    async fn a_volume_in_another_object_store_gets_no_snapshots_of_this_one() {
+        let store = bucket(&["there"]).await;
+        let id = "there".parse().expect("an id");
+        let taken =
+            holdfast_log::snapshot_detached(&store, &id, SnapshotUid([1; 16]), Nonce([1; 16]), 0).await;
+        taken.expect("taken");
+        let (_, text) = printed_beside(&store, "main").await;
+        assert!(text.contains("snapshotID: there@"), "{text}");
+        let (outcome, text) = printed_beside(&store, "first").await;
+        assert!(outcome.is_ok() && text.is_empty(), "{text}");
+    }
+
+    /// They were read one after the other.
+    #[tokio::test(start_paused = true)]
+    async fn volumes_are_read_several_at_a_time() {
+        let names: Vec<String> = (0..32).map(|number| format!("v-{number}")).collect();
+        let store = bucket(&names.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        store.fail_always(Verb::Get, Fault::Delay(Duration::from_secs(1)));
+        let began = tokio::time::Instant::now();
+        let (outcome, all) = printed(&store).await;
+        assert!(outcome.is_ok() && all.matches("volumeID: ").count() == 32, "{all}");
+        assert!(began.elapsed() < Duration::from_secs(16), "{:?}", began.elapsed());
     }
 
     /// A script applied what was printed and took the volumes for all that there were.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use holdfast_crds::{
-    CLAIM, FS_TYPE, STORAGE_CLASS, TRACEPARENT, Volume, VolumePhase, VolumeSnapshot, VolumeSource, is_true,
+    CLAIM, FS_TYPE, NODES, STORAGE_CLASS, TRACEPARENT, Volume, VolumePhase, VolumeSnapshot, VolumeSource,
+    is_true,
 };
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use holdfast_service::trace;
@@ -13,7 +14,7 @@ use tonic::{Request, Status};
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
-use super::parameters::{Nodes, Parameters, Settings};
+use super::parameters::{ANY_NODE, Nodes, Parameters, Settings};
 use super::reason::first_unmet;
 use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
@@ -156,6 +157,7 @@ impl Wanted {
             (STORAGE_CLASS, storage_class),
             (FS_TYPE, self.file_system.map(|named| named.name().to_owned())),
             (TRACEPARENT, trace::current()),
+            (NODES, (self.parameters.nodes == Nodes::Any).then(|| ANY_NODE.to_owned())),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))

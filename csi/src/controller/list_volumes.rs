@@ -1,7 +1,7 @@
 //! `ListVolumes`: all ClusterVolumes, with the nodes that serve each. A reader counts for the volume that it
 //! reads.
 
-use holdfast_crds::{READERS_OF, Volume};
+use holdfast_crds::{NODES, READERS_OF, Volume};
 use holdfast_proto::csi::v1::list_volumes_response::{Entry, VolumeStatus};
 use holdfast_proto::csi::v1::{self, ListVolumesRequest, ListVolumesResponse};
 use kube::ResourceExt;
@@ -9,6 +9,7 @@ use tonic::{Request, Status};
 
 use super::capacity::signed;
 use super::objects::ApiFailure;
+use super::parameters::ANY_NODE;
 use super::readers::{has_readers, is_made_for, not_for_readers};
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
@@ -40,13 +41,14 @@ pub(super) async fn answer(
 
 fn entry(volume: &Volume, readers: &[Volume]) -> Entry {
     let name = volume.name_any();
+    let is_for_any = volume.annotations().get(NODES).is_some_and(|nodes| nodes == ANY_NODE);
     let own = readers.iter().filter(|reader| is_made_for(*reader, &name));
     let serving = own.chain([volume]).filter_map(serving_node).map(str::to_owned);
     Entry {
         volume: Some(v1::Volume {
             capacity_bytes: signed(volume.spec.size_bytes().unwrap_or_default()),
             volume_id: name.clone(),
-            accessible_topology: vec![topology::served()],
+            accessible_topology: if is_for_any { Vec::new() } else { vec![topology::served()] },
             ..v1::Volume::default()
         }),
         status: Some(VolumeStatus { published_node_ids: serving.collect() }),
@@ -69,6 +71,16 @@ mod tests {
         assert_eq!(again.published_node_ids, ["a"], "it was cut off, and attached again");
         let listed = entry(&volume(None, None), &[]).volume.expect("a volume");
         assert_eq!((listed.volume_id.as_str(), listed.capacity_bytes), ("data", 1 << 30));
+    }
+
+    #[test]
+    fn a_volume_for_any_node_is_listed_without_topology() {
+        let topologies =
+            |volume: &Volume| entry(volume, &[]).volume.map(|found| found.accessible_topology.len());
+        let mut listed = volume(None, None);
+        assert_eq!(topologies(&listed), Some(1));
+        listed.annotations_mut().insert(NODES.to_owned(), ANY_NODE.to_owned());
+        assert_eq!(topologies(&listed), Some(0));
     }
 
     #[test]

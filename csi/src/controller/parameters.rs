@@ -11,6 +11,8 @@ use tonic::Status;
 const OBJECT_STORE: &str = "objectStore";
 /// Another one that only a StorageClass may have.
 const NODES: &str = "nodes";
+/// Its value for volumes without a node affinity.
+pub(super) const ANY_NODE: &str = "any";
 /// Keys that both may have.
 const KEYS: [&str; 3] = ["durability", "maxDirtyAge", "failoverPolicy"];
 /// Keys that the provisioner adds (`--extra-create-metadata`).
@@ -154,7 +156,7 @@ impl Parameters {
         let nodes = match given.remove(NODES).as_deref() {
             None => Nodes::default(),
             Some("served") => Nodes::Served,
-            Some("any") => Nodes::Any,
+            Some(ANY_NODE) => Nodes::Any,
             Some(other) => {
                 let why = format!("`{other}` is not known; write `served` or `any`");
                 return Err(invalid(FIELD, NODES, &why));

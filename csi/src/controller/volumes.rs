@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use holdfast_crds::{CLAIM, StorageNode, Volume};
+use holdfast_crds::{CLAIM, StorageNode, Volume, bound_claim};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Api, Client, ResourceExt};
@@ -56,8 +56,8 @@ impl ClusterVolumes {
     }
 
     /// The claim that a Volume holds the data of now, where that is another one than its annotation says: its
-    /// PersistentVolume, which has its name, was retained and bound to another claim. Costs a GET for the
-    /// Volume of a claim.
+    /// PersistentVolume was retained and bound to another claim. One that has another name than the Volume is
+    /// followed by the operator alone. Costs a GET for the Volume of a claim.
     pub(super) async fn later_claim(&self, volume: &Volume) -> Option<String> {
         volume.annotations().get(CLAIM)?;
         let (name, bound) = (volume.name_any(), Api::<PersistentVolume>::all(self.client.clone()));
@@ -72,10 +72,9 @@ impl ClusterVolumes {
     }
 }
 
-/// The claim of a PersistentVolume, as the annotation of a Volume names it, unless that says so already.
+/// The claim that a PersistentVolume is bound to, as the annotation of a Volume names it, unless that says so already.
 fn other_claim(volume: &Volume, bound: &PersistentVolume) -> Option<String> {
-    let claim = bound.spec.as_ref()?.claim_ref.as_ref()?;
-    let claim = format!("{}/{}", claim.namespace.as_deref()?, claim.name.as_deref()?);
+    let claim = bound_claim(bound)?;
     (volume.annotations().get(CLAIM) != Some(&claim)).then_some(claim)
 }
 
@@ -99,14 +98,18 @@ mod tests {
         );
         volume.annotations_mut().insert(CLAIM.to_owned(), "default/first".to_owned());
         let bound = |claim| {
-            let spec = json!({ "claimRef": claim });
-            serde_json::from_value(json!({ "metadata": { "name": "pvc-1" }, "spec": spec }))
-                .expect("an object")
+            let (metadata, spec) = (json!({ "name": "pvc-1" }), json!({ "claimRef": claim }));
+            let of = json!({ "metadata": metadata, "spec": spec, "status": { "phase": "Bound" } });
+            serde_json::from_value::<PersistentVolume>(of).expect("an object")
         };
-        let second = bound(json!({ "namespace": "shop2", "name": "second" }));
+        let mut second = bound(json!({ "namespace": "shop2", "name": "second", "uid": "u" }));
         assert_eq!(other_claim(&volume, &second).as_deref(), Some("shop2/second"));
-        for same in [json!({ "namespace": "default", "name": "first" }), json!(null)] {
+        for same in [json!({ "namespace": "default", "name": "first", "uid": "u" }), json!(null)] {
             assert_eq!(other_claim(&volume, &bound(same)), None, "it is of that claim, or free");
         }
+        let reserved = bound(json!({ "namespace": "shop2", "name": "second" }));
+        assert_eq!(other_claim(&volume, &reserved), None, "it is not bound yet");
+        second.status.as_mut().expect("a status").phase = Some("Released".to_owned());
+        assert_eq!(other_claim(&volume, &second), None, "the claim that it names is gone");
     }
 }

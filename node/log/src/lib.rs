@@ -31,7 +31,7 @@ pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use snapshot::{
-    RootPlace, SnapshotError, forget, forgotten_from, forgotten_of, read_origin, read_snapshot,
+    OriginPlace, RootPlace, SnapshotError, forget, forgotten_from, forgotten_of, read_origin, read_snapshot,
     read_snapshot_of, snapshot_detached, snapshots, snapshots_of, store_origin, store_root,
 };
 pub use truncate::{drop_checkpoints, tidy, truncate, was_truncated_after};

@@ -239,7 +239,8 @@ pub async fn snapshots(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<V
     Ok(live(objects, &manifest).await?)
 }
 
-/// Forgets the snapshot at `seq`: a PUT and a DELETE. Again it changes nothing.
+/// Forgets the snapshot at `seq`: a PUT, and a DELETE of its origin. Where that fails, a sweep deletes it.
+/// Again it changes nothing.
 ///
 /// # Errors
 /// [`SnapshotError`].
@@ -247,10 +248,11 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
     let manifest = existing(objects, volume).await?;
     let key = mark(volume, seq);
     if let Some(known) = manifest.snapshots().iter().find(|known| known.seq == seq) {
-        // Before the mark: after it a repeated call would not come here.
+        create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?;
         let origin = ObjectKey::Origin(volume.clone(), known.uid).to_string();
-        objects.delete(&[&origin]).await.map_err(store("forget the origin of a snapshot", volume))?;
-        return Ok(create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?);
+        // Credentials may lack the right to delete; the mark alone forgets.
+        let (Ok(()) | Err(_)) = objects.delete(&[&origin]).await;
+        return Ok(());
     }
     // A mark in a place that is no snapshot's would void a snapshot to come.
     let snapshot = SnapshotName { volume: volume.clone(), seq };
@@ -272,18 +274,48 @@ pub async fn snapshots_of(
     live(objects, manifest).await
 }
 
-/// Stores the labels of the snapshot with this uid: one PUT. Those that are there already stay.
+/// Origin that is beside a snapshot after a request to store one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum OriginPlace {
+    /// The labels of the request.
+    Stored,
+    /// Those of an earlier request, which stay: of the cluster that took the snapshot.
+    Others,
+    /// None: the log does not register the snapshot under this uid, or it is forgotten.
+    NoSnapshot,
+}
+
+/// Stores the labels of a snapshot that is registered under `uid` and not forgotten: the GETs that tell it,
+/// and a PUT. Labels that are there already stay, and cost a GET more. Nothing is stored for any other
+/// snapshot: an origin alone would look like a volume without a log.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: call again.
+/// [`LogFailure`]: call again.
 pub async fn store_origin(
     objects: &dyn ObjectStore,
-    volume: &VolumeId,
+    snapshot: &SnapshotName,
     uid: SnapshotUid,
     labels: &Labels,
-) -> Result<(), LogFailure> {
+) -> Result<OriginPlace, LogFailure> {
+    const WHAT: &str = "store the origin of a snapshot";
+    let volume = &snapshot.volume;
+    if registered(objects, snapshot).await? != Some(uid) || is_forgotten(objects, snapshot).await? {
+        return Ok(OriginPlace::NoSnapshot);
+    }
     let key = ObjectKey::Origin(volume.clone(), uid).to_string();
-    create(objects, volume, "store the origin of a snapshot", &key, labels.encode().into()).await
+    match objects.create(&key, labels.encode().into()).await {
+        Ok(_) => return Ok(OriginPlace::Stored),
+        Err(CreateError::Exists { .. }) => {}
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            return Err(store(WHAT, volume)(source));
+        }
+    }
+    match read_origin(objects, volume, uid).await {
+        Ok(Some(there)) if there == *labels => Ok(OriginPlace::Stored),
+        Ok(_) | Err(LogFailure::Damaged { .. }) => Ok(OriginPlace::Others),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Reads the labels of the snapshot with this uid: one GET. `None` for one of the command line, or of a

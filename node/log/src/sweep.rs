@@ -16,7 +16,9 @@
 //!   named later ([`holdfast_types::PlacedId`]), nor by a snapshot that is taken later;
 //! - a fork of a forgotten snapshot was there before the mark, else it is void ([`crate::provision`]). So it
 //!   is in the list of step 3. Later states of a fork name no object of others that its earlier ones did not;
-//! - no record follows a tombstone.
+//! - no record follows a tombstone;
+//! - an origin is stored after its snapshot was registered, and a log that was read after the LIST that showed
+//!   the origin does not have it, or its mark is old.
 //!
 //! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
 //! was stored before it, as S3 does. `grace` is a second guard. An age is the difference of two times of one
@@ -24,7 +26,7 @@
 //!
 //! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000
 //! volumes; for each volume those of its objects and snapshots, and the requests that read its log; once, a
-//! GET for each merged run and each snapshot. A removed volume of which nothing is left but what bars its id
+//! GET for each merged run and each snapshot. A log is read again where an origin is of no snapshot in it. A removed volume of which nothing is left but what bars its id
 //! costs one GET, of its tombstone. On failure: what cannot be read keeps its own objects and those of every
 //! volume that it may read, and is named in the report. A store that does not answer ends the sweep.
 
@@ -41,9 +43,10 @@ use holdfast_engine::safeguard::{
     Safeguard::{SweepListsAgain, SweepPassedPlaces},
     safeguard,
 };
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
-use holdfast_types::{Place, Seq, SnapshotName, VolumeId};
+use holdfast_types::{Place, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::fork::confirm_fork;
 use crate::limit::PARALLEL_READS;
@@ -324,6 +327,8 @@ async fn sweep_volume(
             .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
             .await
             .map_err(store("list the objects", volume))?;
+        let uids = origins_of(&page.entries);
+        let origins = needed_origins(objects, known, uids).await?;
         let mut unneeded = Vec::new();
         for entry in &page.entries {
             let key = ObjectKey::parse(&entry.key);
@@ -332,7 +337,7 @@ async fn sweep_volume(
             if let Some(left) = &mut left {
                 left.add(entry);
             }
-            if key.as_ref().is_none_or(|key| !is_garbage(key, needed, known)) {
+            if key.as_ref().is_none_or(|key| !is_garbage(key, needed, known, &origins)) {
                 report.kept.add(entry);
                 if let Some(number) = key.and_then(|key| needed.only_snapshot(&key)) {
                     report.snapshots[number].1 += entry.size_bytes;
@@ -364,8 +369,51 @@ async fn sweep_volume(
     }
 }
 
-/// Returns true if nothing needs the object, and nothing can come to need it.
-fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known) -> bool {
+/// The snapshots whose origins are among these objects.
+fn origins_of(entries: &[Entry]) -> BTreeSet<SnapshotUid> {
+    let uid = |entry: &Entry| match ObjectKey::parse(&entry.key) {
+        Some(ObjectKey::Origin(_, uid)) => Some(uid),
+        Some(
+            ObjectKey::Log(..)
+            | ObjectKey::Checkpoint(..)
+            | ObjectKey::Segment(..)
+            | ObjectKey::Run(..)
+            | ObjectKey::TruncationMarker(..)
+            | ObjectKey::Snapshot(..)
+            | ObjectKey::Forgotten(..),
+        )
+        | None => None,
+    };
+    entries.iter().filter_map(uid).collect()
+}
+
+/// Those of `uids`, whose origins a LIST showed, that are snapshots which count. A uid has no place, and an
+/// origin is stored after its snapshot is registered: so the log is read again, after the LIST, before a
+/// uid is taken for none: it may be registered since, also again after its snapshot was forgotten.
+async fn needed_origins(
+    objects: &dyn ObjectStore,
+    known: &Known,
+    mut uids: BTreeSet<SnapshotUid>,
+) -> Result<BTreeSet<SnapshotUid>, LogFailure> {
+    let Known { manifest, forgotten, .. } = known;
+    if manifest.is_deleted() {
+        return Ok(BTreeSet::new());
+    }
+    let counts = |it: &Snapshot| !forgotten.contains(&it.seq);
+    let is_known = |uid: &SnapshotUid| manifest.snapshots().iter().any(|it| it.uid == *uid && counts(it));
+    let later = if uids.iter().all(is_known) {
+        None
+    } else {
+        Some(read_manifest_to_end(objects, manifest.volume()).await?)
+    };
+    let registered = later.as_ref().map_or(manifest, |later| later).snapshots();
+    uids.retain(|uid| registered.iter().any(|it| it.uid == *uid && counts(it)));
+    Ok(uids)
+}
+
+/// Returns true if nothing needs the object, and nothing can come to need it. `origins` are the snapshots
+/// whose origins stay.
+fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known, origins: &BTreeSet<SnapshotUid>) -> bool {
     let Known { manifest, forgotten, held } = known;
     let is_passed = |place| manifest.is_passed(place) || !safeguard(SweepPassedPlaces);
     match key {
@@ -378,8 +426,7 @@ fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known) -> bool {
         ObjectKey::Log(..) | ObjectKey::Checkpoint(..) => {
             manifest.is_deleted() && !stays_of_removed(key, manifest.seq())
         }
-        // It goes with its snapshot, or with the volume.
-        ObjectKey::Origin(..) => manifest.is_deleted(),
+        ObjectKey::Origin(_, uid) => !origins.contains(uid),
         ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => false,
     }
 }

@@ -4,20 +4,21 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_log::{
-    CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, forgotten_of, provision,
-    read_manifest_to_end, read_snapshot, read_snapshot_of, remove, snapshot_detached, snapshots,
-    write_checkpoint,
+    CreateOutcome, Creation, LogFailure, OriginPlace, SnapshotError, create_record, forget, forgotten_of,
+    provision, read_manifest_to_end, read_snapshot, read_snapshot_of, remove, snapshot_detached, snapshots,
+    store_origin, write_checkpoint,
 };
-use holdfast_objects::{Created, Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_objects::{Created, ErrorKind, Fault, Gate, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
 const SECTORS: u64 = 1000;
+const AT_ONCE: SweepOptions = SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
 
 fn volume() -> VolumeId {
     "v".parse().unwrap()
@@ -332,4 +333,97 @@ async fn a_volume_that_does_not_exist_has_no_snapshots() {
     assert!(matches!(snapshots(&store, &volume()).await, Err(SnapshotError::NotFound(_))));
     assert!(matches!(forget(&store, &volume(), Seq(1)).await, Err(SnapshotError::NotFound(_))));
     assert_eq!(store.counts().put, 0);
+}
+
+fn origin(name: &str) -> Labels {
+    let mut labels = Labels::default();
+    assert!(labels.insert(Labels::SNAPSHOT, name));
+    labels
+}
+
+/// A bucket that lacks the volume, or has another history of it, was given an origin: a volume without a log,
+/// which kept every sweep from its work.
+#[tokio::test]
+async fn an_origin_is_stored_for_a_registered_snapshot_only() {
+    let name = |seq| SnapshotName { volume: volume(), seq };
+    let empty = MemoryStore::new();
+    let refused = store_origin(&empty, &name(Seq(2)), uid(1), &origin("a")).await;
+    assert_eq!((refused.unwrap(), empty.keys().len()), (OriginPlace::NoSnapshot, 0));
+
+    let store = created().await;
+    let (first, second) = (take(&store, 1).await.unwrap().seq, take(&store, 2).await.unwrap().seq);
+    forget(&store, &volume(), second).await.unwrap();
+    for (seq, name_of) in [(first, 3), (second, 2), (Seq(9), 1)] {
+        let stored = store_origin(&store, &name(seq), uid(name_of), &origin("a")).await;
+        assert_eq!(stored.unwrap(), OriginPlace::NoSnapshot, "{seq} under {name_of}");
+    }
+    assert_eq!(keys(&store, "origins").await, 0);
+    for (label, expected) in
+        [("a", OriginPlace::Stored), ("a", OriginPlace::Stored), ("b", OriginPlace::Others)]
+    {
+        assert_eq!(store_origin(&store, &name(first), uid(1), &origin(label)).await.unwrap(), expected);
+    }
+}
+
+/// Credentials that may not delete are enough for volumes; the VolumeSnapshot stayed Terminating for good.
+#[tokio::test]
+async fn a_snapshot_is_forgotten_without_the_right_to_delete() {
+    let store = created().await;
+    let taken = take(&store, 1).await.unwrap();
+    let name = SnapshotName { volume: volume(), seq: taken.seq };
+    assert_eq!(store_origin(&store, &name, uid(1), &origin("a")).await.unwrap(), OriginPlace::Stored);
+    store.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
+    forget(&store, &volume(), taken.seq).await.unwrap();
+    assert_eq!((list(&store).await, keys(&store, "origins").await), (vec![], 1));
+    store.heal();
+    sweep(&store, &mut SweepMemory::default(), AT_ONCE).await.unwrap();
+    assert_eq!(keys(&store, "origins").await, 0, "a sweep deletes what the request left");
+}
+
+/// Older versions forget the snapshot and leave its origin; so does one that stored it under another uid.
+#[tokio::test]
+async fn sweeps_delete_origins_of_no_snapshot_and_leave_the_others() {
+    let store = created().await;
+    let (first, second) = (take(&store, 1).await.unwrap().seq, take(&store, 2).await.unwrap().seq);
+    for (seq, name) in [(first, 1), (second, 2)] {
+        let place = SnapshotName { volume: volume(), seq };
+        assert_eq!(store_origin(&store, &place, uid(name), &origin("a")).await.unwrap(), OriginPlace::Stored);
+    }
+    let foreign = ObjectKey::Origin(volume(), uid(9)).to_string();
+    let Created = store.create(&foreign, origin("b").encode().into()).await.unwrap();
+    let mark = ObjectKey::Forgotten(volume(), first).to_string();
+    let Created = store.create(&mark, Bytes::new()).await.unwrap();
+    let grace = Duration::from_hours(1);
+    sweep(&store, &mut SweepMemory::default(), SweepOptions { grace, ..AT_ONCE }).await.unwrap();
+    assert_eq!(keys(&store, "origins").await, 3, "all are young");
+    sweep(&store, &mut SweepMemory::default(), AT_ONCE).await.unwrap();
+    let left = ObjectKey::Origin(volume(), uid(2)).to_string();
+    assert!(store.keys().contains(&left) && keys(&store, "origins").await == 1, "{:?}", store.keys());
+    forget(&store, &volume(), second).await.unwrap();
+    remove(&store, &volume(), NONCE, 0, None).await.unwrap();
+    sweep(&store, &mut SweepMemory::default(), AT_ONCE).await.unwrap();
+    assert_eq!(keys(&store, "origins").await, 0);
+}
+
+/// An origin has no place that the log passes: a snapshot may be taken after a sweep read the log.
+#[tokio::test]
+async fn a_sweep_reads_the_log_again_before_it_deletes_an_origin() {
+    let store = created().await;
+    take(&store, 1).await.unwrap();
+    // The LISTs of volumes, roots and marks pass; the log was read before the volumes are listed again.
+    for _ in 0..3 {
+        store.fail_next(Verb::List, Fault::Delay(Duration::ZERO));
+    }
+    let lists_again = Gate::new();
+    store.fail_next(Verb::List, Fault::Hold(lists_again.clone()));
+    let sweeping = tokio::spawn({
+        let store = store.clone();
+        async move { sweep(&store, &mut SweepMemory::default(), AT_ONCE).await }
+    });
+    lists_again.arrival().await;
+    let place = SnapshotName { volume: volume(), seq: take(&store, 2).await.unwrap().seq };
+    assert_eq!(store_origin(&store, &place, uid(2), &origin("a")).await.unwrap(), OriginPlace::Stored);
+    lists_again.release();
+    assert_eq!(sweeping.await.unwrap().unwrap().deleted.objects, 0);
+    assert_eq!(keys(&store, "origins").await, 1);
 }

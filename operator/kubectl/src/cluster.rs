@@ -41,8 +41,9 @@ impl Cluster {
             |proxy: &str| config.proxy_url.as_ref().is_some_and(|set| is_same(&set.to_string(), proxy));
         let get = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let is_of_environment = PROXIES.into_iter().filter_map(get).any(|proxy| is_set(&proxy));
+        let port = config.cluster_url.port_u16().unwrap_or(443);
         let direct = DIRECT.into_iter().find_map(get).unwrap_or_default();
-        if is_of_environment && is_direct(config.cluster_url.host().unwrap_or_default(), &direct) {
+        if is_of_environment && is_direct(config.cluster_url.host().unwrap_or_default(), port, &direct) {
             config.proxy_url = None;
         }
         let mut once = config.clone();
@@ -147,17 +148,46 @@ fn is_same(set: &str, variable: &str) -> bool {
 }
 
 /// True if a host is reached without the proxy of the environment: the loopback, as through a tunnel or of a
-/// cluster on this machine, and what `direct` lists: hosts, domains with all below them, `*`.
-fn is_direct(host: &str, direct: &str) -> bool {
+/// cluster on this machine, and what `direct` lists as for kubectl: hosts and domains with all below them
+/// (`.domain` and `*.domain`: only those below), each with or without a port, addresses and networks
+/// (`10.0.0.0/8`), `*`.
+fn is_direct(host: &str, port: u16, direct: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
-    if host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback()) {
+    let address = host.parse::<IpAddr>().ok();
+    if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
         return true;
     }
+    let is_in = |network: &str| address.is_some_and(|address| is_in_network(address, network));
     direct.split(',').map(|entry| entry.trim().to_ascii_lowercase()).any(|entry| {
-        let domain = entry.trim_start_matches('.');
+        let entry = entry.as_str();
+        if entry == "*" || is_in(entry) {
+            return true;
+        }
+        let (name, wanted) = match entry.rsplit_once(':') {
+            // Else it is an address of version 6 without a port.
+            Some((name, wanted)) if !name.contains(':') || name.ends_with(']') => (name, Some(wanted)),
+            Some(_) | None => (entry, None),
+        };
+        let name = name.trim_start_matches('[').trim_end_matches(']');
+        let below = name.strip_prefix('*').unwrap_or(name).strip_prefix('.');
+        let domain = below.unwrap_or(name);
         let is_below = || host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'));
-        entry == "*" || (!domain.is_empty() && (host == domain || is_below()))
+        let is_named = !domain.is_empty() && ((below.is_none() && host == domain) || is_below());
+        is_named && wanted.is_none_or(|wanted| wanted.parse() == Ok(port))
     })
+}
+
+/// True if the address is in a network, written as address, `/` and the bits of its prefix.
+fn is_in_network(address: IpAddr, network: &str) -> bool {
+    let Some((first, bits)) = network.split_once('/') else { return false };
+    let (Ok(first), Ok(bits)) = (first.parse::<IpAddr>(), bits.parse::<u32>()) else { return false };
+    let (address, first, all) = match (address, first) {
+        (IpAddr::V4(address), IpAddr::V4(first)) => (address.to_bits().into(), first.to_bits().into(), 32),
+        (IpAddr::V6(address), IpAddr::V6(first)) => (address.to_bits(), first.to_bits(), 128),
+        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
+    };
+    let differs: u128 = address ^ first;
+    bits <= all && differs.checked_shr(all - bits).unwrap_or_default() == 0
 }
 
 #[cfg(test)]
@@ -168,16 +198,48 @@ mod tests {
     #[test]
     fn the_loopback_is_reached_without_the_proxy() {
         for host in ["127.0.0.1", "localhost", "[::1]", "127.8.0.1"] {
-            assert!(is_direct(host, ""), "{host}");
+            assert!(is_direct(host, 6443, ""), "{host}");
         }
         let direct = "10.0.0.7, .corp.example,api.example";
         for host in ["10.0.0.7", "k8s.corp.example", "api.example", "b.API.example"] {
-            assert!(is_direct(host, direct), "{host}");
+            assert!(is_direct(host, 6443, direct), "{host}");
         }
-        for host in ["10.0.0.70", "notcorp.example", "example", "xapi.example"] {
-            assert!(!is_direct(host, direct), "{host}");
+        for host in ["10.0.0.70", "notcorp.example", "corp.example", "example", "xapi.example"] {
+            assert!(!is_direct(host, 6443, direct), "{host}");
         }
-        assert!(is_direct("anything.example", "*"));
+        assert!(is_direct("anything.example", 6443, "*"));
+    }
+
+    /// With such an entry kubectl reached the cluster and the plugin did not.
+    #[test]
+    fn networks_ports_and_wildcards_are_reached_without_the_proxy() {
+        for (host, entry) in [
+            ("10.7.0.1", "10.0.0.0/8"),
+            ("10.7.0.1", "0.0.0.0/0"),
+            ("[fd00::7]", "fd00::/8"),
+            ("[fd00::7]", "fd00::7"),
+            ("[fd00::7]", "[fd00::7]:6443"),
+            ("k8s.corp.example", "*.corp.example"),
+            ("api.example", "api.example:6443"),
+            ("10.7.0.1", "10.7.0.1:6443"),
+        ] {
+            assert!(is_direct(host, 6443, &format!("other.example, {entry}")), "{host} {entry}");
+        }
+        for (host, entry) in [
+            ("11.7.0.1", "10.0.0.0/8"),
+            ("10.7.0.1", "10.7.0.2/32"),
+            ("10.7.0.1", "10.0.0.0/33"),
+            ("10.7.0.1", "fd00::/8"),
+            ("corp.example", "*.corp.example"),
+            ("api.example", "api.example:443"),
+            ("k8s.example", "10.0.0.0/8"),
+        ] {
+            assert!(!is_direct(host, 6443, entry), "{host} {entry}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_of_the_kubeconfig_is_told_from_that_of_the_environment() {
         let set = "http://proxy.example:3128/";
         assert!(is_same(set, "http://proxy.example:3128") && !is_same(set, "http://other.example:3128"));
     }

@@ -2,7 +2,8 @@
 //! and VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All of them retain.
 //!
 //! Invariants: the handle of a snapshot in CSI is the name of its VolumeSnapshot of `storage.holdfast.dev`.
-//! So it gets the name that it had, unless that is taken here, and the handle means what it meant.
+//! So it gets the name that it had, and the handle means what it meant, unless that is taken here. A name that
+//! several snapshots of the bucket had means none of them: no snapshot gets it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,14 +72,31 @@ pub(super) fn of(all: &[OfVolume<'_>], here: &Here<'_>) -> Result<String, serde_
     let wanted: Vec<&OfVolume<'_>> = all.iter().filter(|it| !here.has(it.found)).collect();
     let users = users(&wanted, here);
     let mut taken: BTreeSet<String> = here.snapshots.iter().map(ResourceExt::name_any).collect();
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in all.iter().filter_map(|it| it.found.origin.get(Labels::SNAPSHOT)) {
+        *names.entry(name).or_default() += 1;
+    }
     let (mut out, mut not_printed) = (String::new(), 0);
     for snapshot in wanted {
         let OfVolume { object, labels: _, found } = snapshot;
-        let name = free_name(snapshot, &taken);
+        let name = free_name(snapshot, &names, &taken);
         taken.insert(name.clone());
         let at = found.taken.as_ref().map_or_else(String::new, |at| format!(", taken at {}", at.0));
         let said = format!("VolumeSnapshot {name} of Volume {object}, {}{at}", ByteSize(found.size_bytes));
         out.push_str(&comment(&said));
+        if let Some(had) = found.origin.get(Labels::SNAPSHOT).filter(|had| *had != name) {
+            let why = if taken.contains(had) { "is taken here" } else { "was that of several snapshots" };
+            out.push_str(&comment(&format!("Its name {had} {why}: as a handle in CSI that is not this one")));
+        }
+        match found.origin.get(Labels::MADE_FOR) {
+            Some(Labels::FOR_CLONE) => out.push_str(&comment(
+                "It was made for a clone of the volume, not by a user: leave it out, or delete it with deletionPolicy Delete",
+            )),
+            Some(Labels::FOR_READERS) => out.push_str(&comment(
+                "It was made for the nodes that read the volume, not by a user: leave it out, or delete it with deletionPolicy Delete",
+            )),
+            Some(_) | None => {}
+        }
         append(&mut out, &adopting(&name, snapshot))?;
         let Some(user) = user_of(found) else { continue };
         if users.get(&user) != Some(&1) {
@@ -116,13 +134,15 @@ fn user_of(found: &FoundSnapshot) -> Option<(&str, &str)> {
     found.origin.get(Labels::USER_SNAPSHOT_NAMESPACE).zip(found.origin.get(Labels::USER_SNAPSHOT_NAME))
 }
 
-/// The name that the snapshot had; else one that says of what it is; else its uid.
-fn free_name(snapshot: &OfVolume<'_>, taken: &BTreeSet<String>) -> String {
+/// The name that the snapshot had, and no other one of `names`; else one that says of what it is, and that no
+/// snapshot had; else its uid.
+fn free_name(snapshot: &OfVolume<'_>, names: &BTreeMap<&str, usize>, taken: &BTreeSet<String>) -> String {
     let OfVolume { object, labels: _, found } = snapshot;
-    let had = found.origin.get(Labels::SNAPSHOT).map(str::to_owned);
+    let had = found.origin.get(Labels::SNAPSHOT).filter(|had| names.get(had) == Some(&1)).map(str::to_owned);
     let place = format!("{object}-at-{}", found.name.seq);
-    let names = [had, Some(place).filter(|name| name.len() <= MAX_NAME_BYTES)];
-    let free = names.into_iter().flatten().find(|name| !taken.contains(name));
+    let is_free = |name: &String| name.len() <= MAX_NAME_BYTES && !names.contains_key(name.as_str());
+    let candidates = [had, Some(place).filter(is_free)];
+    let free = candidates.into_iter().flatten().find(|name| !taken.contains(name));
     free.unwrap_or_else(|| format!("snapshot-{}", found.uid))
 }
 
@@ -259,6 +279,29 @@ mod tests {
         let (text, documents) = read(&two, &[], true);
         assert_eq!(documents.len(), 2, "{text}");
         assert!(text.contains("# Several snapshots were taken for VolumeSnapshot shop/nightly"), "{text}");
+    }
+
+    /// The oldest of them got the name, and a content that was kept named its data.
+    #[test]
+    fn a_name_that_two_snapshots_had_is_given_to_neither() {
+        let of_name = |seq, name| found(seq, &[(Labels::SNAPSHOT, name)]);
+        let found = [of_name(7, "nightly"), of_name(9, "nightly"), of_name(11, "pvc-1-at-7")];
+        let (text, documents) = read(&found, &[], true);
+        let names: Vec<&Value> = documents.iter().map(|one| &one["metadata"]["name"]).collect();
+        let of_7 = "snapshot-07070707-0707-0707-0707-070707070707";
+        assert_eq!(names, [of_7, "pvc-1-at-9", "pvc-1-at-7"], "a later one has the name of the place");
+        assert_eq!(text.matches("# Its name nightly was that of several snapshots").count(), 2, "{text}");
+        let adopted = snapshot(of_7, &json!({ "volume": "pvc-1", "snapshotID": "a-1@7" }));
+        let (_, documents) = read(&found[..2], &[adopted], true);
+        assert_eq!(documents[0]["metadata"]["name"], "pvc-1-at-9", "nor once the other is here");
+    }
+
+    #[test]
+    fn a_snapshot_that_no_user_asked_for_says_so() {
+        for (purpose, said) in [(Labels::FOR_CLONE, "for a clone"), (Labels::FOR_READERS, "for the nodes")] {
+            let (text, documents) = read(&[found(7, &[(Labels::MADE_FOR, purpose)])], &[], true);
+            assert!(documents.len() == 1 && text.contains(&format!("# It was made {said}")), "{text}");
+        }
     }
 
     #[test]

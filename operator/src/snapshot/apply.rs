@@ -4,25 +4,27 @@ use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    ByteSize, ConditionStatus, OPERATOR_FIELD_MANAGER, READY, SNAPSHOT_FINALIZER, Time, VolumeSnapshot,
-    VolumeSnapshotStatus,
+    ByteSize, ConditionStatus, NAMES_STORED, OPERATOR_FIELD_MANAGER, READERS_OF, READY, SNAPSHOT_FINALIZER,
+    Time, Volume, VolumeSnapshot, VolumeSnapshotStatus, find_condition,
 };
 use holdfast_engine::record::Labels;
 use holdfast_engine::snapshot::Snapshot;
-use holdfast_log::SnapshotError;
+use holdfast_log::{OriginPlace, SnapshotError};
 use holdfast_objects::ObjectStore;
 use holdfast_s3::S3Store;
-use holdfast_types::{SECTOR_BYTES, SnapshotName, SnapshotUid, VolumeId};
+use holdfast_types::{SECTOR_BYTES, Seq, SnapshotName, SnapshotUid, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
+use super::controller::RESYNC;
 use super::facts::SnapshotFacts;
 use super::failure::SnapshotFailure;
 use super::plan::SnapshotStep;
 use crate::object_store::connect::Connections;
 use crate::volume::apply::random_nonce;
+use crate::volume::failure::brief;
 
 /// Applies steps to one snapshot.
 pub(crate) struct SnapshotApplier<'a> {
@@ -76,7 +78,7 @@ impl SnapshotApplier<'_> {
             SnapshotStep::Take => {
                 let (store, volume) = self.place().await?;
                 let unix_ms = u64::try_from(now.0.as_millisecond()).unwrap_or_default();
-                let (uid, nonce) = (self.uid(), random_nonce());
+                let (uid, nonce) = (self.uid()?, random_nonce());
                 let taken =
                     holdfast_log::snapshot_detached(store.as_ref(), &volume, uid, nonce, unix_ms).await?;
                 let said = ("Taken", "the snapshot holds what the volume held when no node served it");
@@ -84,7 +86,9 @@ impl SnapshotApplier<'_> {
                 self.report(&status).await
             }
             SnapshotStep::Adopt(name) => {
+                // Where an older operator dropped the uid, the rest is recorded.
                 let place = facts.volume.as_ref().map(|volume| volume.object_store.clone());
+                let place = place.or_else(|| facts.status.object_store.clone());
                 let store = self.connections.open(self.client.clone(), place.as_deref().unwrap_or_default());
                 let found = find(store.await?.as_ref(), name).await?;
                 let status = VolumeSnapshotStatus {
@@ -97,23 +101,26 @@ impl SnapshotApplier<'_> {
                 let said = ("Adopted", message);
                 self.report(&ready(facts, Some(&status), &name.volume, found, said, now)).await
             }
-            SnapshotStep::StoreOrigin => self.store_origin().await.map_err(|failure| match failure {
-                SnapshotFailure::Changed => SnapshotFailure::Changed,
-                other => SnapshotFailure::Origin(Box::new(other)),
-            }),
+            SnapshotStep::StoreOrigin => {
+                let status = with_names(facts, self.snapshot.status.as_ref(), self.store_origin().await, now);
+                self.report(&status).await
+            }
             SnapshotStep::Forget => {
                 let (store, volume) = self.place().await?;
-                Ok(forget(store.as_ref(), &volume, self.uid()).await?)
+                let (name, uid) = (self.name()?, self.uid()?);
+                // An older operator may have dropped the uid of one that was adopted.
+                let is_dropped = facts.is_of_spec() && facts.status.snapshot_uid.is_none();
+                let known_by = name.filter(|_| is_dropped).map_or(Key::Uid(uid), |name| Key::Seq(name.seq));
+                Ok(forget(store.as_ref(), &volume, known_by).await?)
             }
         }
     }
 
     /// Stores the names of the objects beside the snapshot. Those that another cluster stored stay.
-    async fn store_origin(&mut self) -> Result<(), SnapshotFailure> {
-        let (store, volume) = self.place().await?;
-        holdfast_log::store_origin(store.as_ref(), &volume, self.uid(), &origin(&self.snapshot)).await?;
-        let status = self.snapshot.status.clone().unwrap_or_default();
-        self.report(&VolumeSnapshotStatus { origin_stored: Some(true), ..status }).await
+    async fn store_origin(&self) -> Result<OriginPlace, SnapshotFailure> {
+        let ((store, _volume), uid) = (self.place().await?, self.uid()?);
+        let Some(name) = self.name()? else { return Ok(OriginPlace::NoSnapshot) };
+        Ok(holdfast_log::store_origin(store.as_ref(), &name, uid, &origin(&self.snapshot)).await?)
     }
 
     /// The store and the volume that are recorded.
@@ -125,9 +132,14 @@ impl SnapshotApplier<'_> {
         Ok((self.connections.open(self.client.clone(), store).await?, volume))
     }
 
-    fn uid(&self) -> SnapshotUid {
-        let uid = self.snapshot.uid_in_store().unwrap_or_default();
-        uid.parse().expect("the API server gives every object a UUID")
+    fn uid(&self) -> Result<SnapshotUid, SnapshotFailure> {
+        Ok(self.snapshot.uid_in_store().unwrap_or_default().parse()?)
+    }
+
+    /// The recorded name of the snapshot in the object store.
+    fn name(&self) -> Result<Option<SnapshotName>, SnapshotFailure> {
+        let name = self.snapshot.status.as_ref().and_then(|status| status.snapshot_id.as_ref());
+        Ok(name.map(|name| name.parse()).transpose()?)
     }
 
     /// The object's finalizers with or without ours.
@@ -177,12 +189,19 @@ impl SnapshotApplier<'_> {
 /// The labels that say which objects the snapshot is of.
 fn origin(snapshot: &VolumeSnapshot) -> Labels {
     let (name, user) = (snapshot.name_any(), snapshot.user_snapshot());
+    let is_for_clone = snapshot.owner_references().iter().any(|owner| owner.kind == Volume::kind(&()));
+    let made_for = if snapshot.labels().contains_key(READERS_OF) {
+        Some(Labels::FOR_READERS)
+    } else {
+        is_for_clone.then_some(Labels::FOR_CLONE)
+    };
     let mut labels = Labels::default();
     for (label, value) in [
         (Labels::SNAPSHOT, Some(name.as_str())),
         (Labels::VOLUME, Some(snapshot.spec.volume.as_str())),
         (Labels::USER_SNAPSHOT_NAMESPACE, user.map(|(namespace, _name)| namespace)),
         (Labels::USER_SNAPSHOT_NAME, user.map(|(_namespace, name)| name)),
+        (Labels::MADE_FOR, made_for),
     ] {
         if let Some(value) = value {
             labels.insert(label, value);
@@ -220,13 +239,73 @@ fn ready(
     }
 }
 
-/// Forgets the snapshot with this uid, if the log has it. A volume that is gone has none.
-async fn forget(store: &dyn ObjectStore, volume: &VolumeId, uid: SnapshotUid) -> Result<(), SnapshotError> {
+/// The status once it was tried to store the names of the objects: they are stored, never will be, or a failure
+/// is said in the condition [`NAMES_STORED`]. Its words stay while its reason does: each report of a new one
+/// would begin the next attempt at once.
+fn with_names(
+    facts: &SnapshotFacts,
+    present: Option<&VolumeSnapshotStatus>,
+    tried: Result<OriginPlace, SnapshotFailure>,
+    now: &Time,
+) -> VolumeSnapshotStatus {
+    let mut status = present.cloned().unwrap_or_default();
+    let store = status.object_store.as_deref().unwrap_or_default();
+    let (reason, message) = match &tried {
+        Ok(OriginPlace::Stored) => {
+            status.conditions.retain(|one| one.type_ != NAMES_STORED);
+            status.origin_stored = Some(true);
+            return status;
+        }
+        Ok(OriginPlace::Others) => (
+            "OtherNames",
+            format!(
+                "ObjectStore `{store}` keeps the names that the snapshot had in the cluster that took it: `restore` in another cluster prints those, not the names of this object"
+            ),
+        ),
+        Ok(OriginPlace::NoSnapshot) => (
+            "SnapshotNotFound",
+            format!(
+                "ObjectStore `{store}` has no such snapshot: it names another bucket or prefix than the one that the snapshot was taken in; correct the ObjectStore"
+            ),
+        ),
+        Err(failure) => (
+            failure.reason().unwrap_or("ObjectStoreUnusable"),
+            format!(
+                "the names of this object are not in ObjectStore `{store}`, and `restore` in another cluster cannot tell them: {}; it is tried again every {} minutes",
+                brief(failure),
+                RESYNC.as_secs() / 60
+            ),
+        ),
+    };
+    status.origin_stored = tried.is_ok().then_some(false);
+    if find_condition(&status.conditions, NAMES_STORED).is_some_and(|said| said.reason == reason) {
+        return status;
+    }
+    tracing::warn!(volume = facts.spec.volume, reason, message, "names of the snapshot not stored");
+    status.conditions.retain(|one| one.type_ != NAMES_STORED);
+    let said = facts.conditions(now).build(NAMES_STORED, ConditionStatus::False, reason, &message);
+    status.conditions.push(said);
+    status
+}
+
+/// What a snapshot is known by in the log of its volume.
+#[derive(Clone, Copy)]
+enum Key {
+    Uid(SnapshotUid),
+    Seq(Seq),
+}
+
+/// Forgets the snapshot of this key, if the log has it. A volume that is gone has none.
+async fn forget(store: &dyn ObjectStore, volume: &VolumeId, key: Key) -> Result<(), SnapshotError> {
     let there = match holdfast_log::snapshots(store, volume).await {
         Err(SnapshotError::NotFound(_) | SnapshotError::Deleted(_)) => return Ok(()),
         known => known?,
     };
-    match there.iter().find(|known| known.uid == uid) {
+    let is_it = |known: &&Snapshot| match key {
+        Key::Uid(uid) => known.uid == uid,
+        Key::Seq(seq) => known.seq == seq,
+    };
+    match there.iter().find(is_it) {
         Some(known) => holdfast_log::forget(store, volume, known.seq).await,
         None => Ok(()),
     }
@@ -251,18 +330,106 @@ mod tests {
     #[tokio::test]
     async fn taking_and_deleting_a_snapshot_twice_changes_nothing_more() {
         let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
-        assert!(forget(&store, &volume, UID).await.is_ok(), "a volume that is not there has none");
+        assert!(forget(&store, &volume, Key::Uid(UID)).await.is_ok(), "a volume that is not there has none");
         let creation = Creation::plain(64, Nonce([1; 16]), 0);
         holdfast_log::provision(&store, &volume, creation).await.expect("created");
         let take = || holdfast_log::snapshot_detached(&store, &volume, UID, random_nonce(), 0);
         assert_eq!(take().await.expect("taken"), take().await.expect("taken"));
         let live = || async { holdfast_log::snapshots(&store, &volume).await.expect("a log").len() };
         assert_eq!(live().await, 1);
-        forget(&store, &volume, SnapshotUid([8; 16])).await.expect("another is not there");
+        forget(&store, &volume, Key::Uid(SnapshotUid([8; 16]))).await.expect("another is not there");
         assert_eq!(live().await, 1);
         for _ in 0..2 {
-            forget(&store, &volume, UID).await.expect("forgotten");
+            forget(&store, &volume, Key::Uid(UID)).await.expect("forgotten");
             assert_eq!(live().await, 0);
         }
+    }
+
+    fn taken() -> (SnapshotFacts, VolumeSnapshotStatus) {
+        let spec = json!({ "volume": "data" });
+        let mut snapshot = VolumeSnapshot::new("s", serde_json::from_value(spec).expect("a spec"));
+        let status = json!({ "objectStore": "main", "volumeId": "v", "snapshotId": "v@2" });
+        snapshot.status = Some(serde_json::from_value(status).expect("a status"));
+        (SnapshotFacts::new(&snapshot, None), snapshot.status.unwrap_or_default())
+    }
+
+    /// The ObjectStore was gone, and the snapshot Ready: each half minute an attempt, and no condition said it.
+    #[test]
+    fn names_that_cannot_be_stored_are_said_once() {
+        let (facts, status) = taken();
+        let later = Time(Timestamp::from_second(60).expect("a time"));
+        let invalid = || {
+            let error = "x".parse::<SnapshotUid>().expect_err("no uid");
+            Err(SnapshotFailure::RecordedUid(error))
+        };
+        let failed = with_names(&facts, Some(&status), invalid(), &later);
+        let said = find_condition(&failed.conditions, NAMES_STORED).expect("a condition");
+        assert_eq!((said.status.as_str(), said.reason.as_str()), ("False", "InvalidStatus"));
+        assert!(said.message.contains("every 10 minutes"), "{}", said.message);
+        assert_eq!(failed.origin_stored, None, "it is tried again");
+        let facts = SnapshotFacts { status: failed.clone(), ..facts };
+        let much_later = Time(Timestamp::from_second(660).expect("a time"));
+        assert_eq!(with_names(&facts, Some(&failed), invalid(), &much_later), failed, "nothing is written");
+        let stored = with_names(&facts, Some(&failed), Ok(OriginPlace::Stored), &later);
+        assert_eq!((stored.origin_stored, stored.conditions.len()), (Some(true), 0));
+    }
+
+    /// `restore` printed them as if a user had taken them.
+    #[test]
+    fn a_snapshot_that_no_user_asked_for_says_its_purpose() {
+        let spec = json!({ "volume": "data" });
+        let mut snapshot = VolumeSnapshot::new("s", serde_json::from_value(spec).expect("a spec"));
+        assert_eq!(origin(&snapshot).get(Labels::MADE_FOR), None);
+        let owner = json!([{ "apiVersion": "v1", "kind": "Volume", "name": "clone", "uid": "u" }]);
+        snapshot.metadata.owner_references = Some(serde_json::from_value(owner).expect("owners"));
+        assert_eq!(origin(&snapshot).get(Labels::MADE_FOR), Some(Labels::FOR_CLONE));
+        snapshot.labels_mut().insert(READERS_OF.to_owned(), "data".to_owned());
+        assert_eq!(origin(&snapshot).get(Labels::MADE_FOR), Some(Labels::FOR_READERS));
+    }
+
+    /// Each of them said that the names are there.
+    #[test]
+    fn names_that_are_not_those_of_the_object_count_as_not_stored() {
+        let (facts, status) = taken();
+        let later = Time(Timestamp::from_second(60).expect("a time"));
+        for (place, reason) in
+            [(OriginPlace::Others, "OtherNames"), (OriginPlace::NoSnapshot, "SnapshotNotFound")]
+        {
+            let told = with_names(&facts, Some(&status), Ok(place), &later);
+            assert_eq!(told.origin_stored, Some(false));
+            assert_eq!(find_condition(&told.conditions, NAMES_STORED).expect("said").reason, reason);
+        }
+    }
+
+    /// The status is a free string to whoever may write it: the operator panicked at each reconciliation.
+    #[test]
+    fn a_uid_that_is_none_is_an_error() {
+        let (_, mut status) = taken();
+        status.snapshot_uid = Some("none".to_owned());
+        let spec = json!({ "volume": "data" });
+        let mut snapshot = VolumeSnapshot::new("s", serde_json::from_value(spec).expect("a spec"));
+        snapshot.status = Some(status);
+        let service = tower::service_fn(|_: hyper::Request<kube::client::Body>| async {
+            Ok::<_, std::convert::Infallible>(hyper::Response::new(kube::client::Body::empty()))
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let _inside = runtime.enter();
+        let connections = Connections::default();
+        let applier =
+            SnapshotApplier { client: Client::new(service, "default"), connections: &connections, snapshot };
+        let failure = applier.uid().expect_err("no uid");
+        assert_eq!(failure.reason(), Some("InvalidStatus"));
+        assert!(brief(&failure).starts_with("status.snapshotUid is not valid: "), "{}", brief(&failure));
+    }
+
+    /// An older operator drops the field that says under which uid the snapshot is registered.
+    #[tokio::test]
+    async fn a_snapshot_without_its_uid_is_forgotten_by_its_place() {
+        let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
+        let creation = Creation::plain(64, Nonce([1; 16]), 0);
+        holdfast_log::provision(&store, &volume, creation).await.expect("created");
+        let taken = holdfast_log::snapshot_detached(&store, &volume, UID, random_nonce(), 0).await;
+        forget(&store, &volume, Key::Seq(taken.expect("taken").seq)).await.expect("forgotten");
+        assert_eq!(holdfast_log::snapshots(&store, &volume).await.expect("a log").len(), 0);
     }
 }

@@ -10,12 +10,12 @@ use holdfast_crds::{Time, Volume, VolumeSnapshot};
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use super::apply::SnapshotApplier;
-use super::facts::SnapshotFacts;
+use super::facts::{SnapshotFacts, rival_of};
 use super::failure::SnapshotFailure;
 use super::plan::plan;
 use crate::event::changes;
@@ -25,7 +25,7 @@ use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
 
 /// Time between two reconciliations of a snapshot when nothing about it changes.
-const RESYNC: Duration = Duration::from_secs(600);
+pub(super) const RESYNC: Duration = Duration::from_secs(600);
 
 /// Dependencies of every reconciliation.
 pub(crate) struct Context {
@@ -40,7 +40,7 @@ pub(crate) struct Context {
 pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
     let client = context.client.clone();
     let controller = Controller::new(Api::<VolumeSnapshot>::all(client.clone()), watcher::Config::default());
-    let snapshots = controller.store();
+    let (snapshots, all) = (controller.store(), controller.store());
     controller
         .watches(Api::<Volume>::all(client), watcher::Config::default(), move |volume| {
             let name = volume.name_any();
@@ -53,7 +53,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         })
         .with_config(Config::default().concurrency(MAX_AT_A_TIME))
         .graceful_shutdown_on(stop)
-        .run(reconcile, retry, context)
+        .run(move |snapshot, context| reconcile(snapshot, context, all.clone()), retry, context)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
                 tracing::debug!(%error, "snapshot controller");
@@ -71,9 +71,13 @@ fn needs_volume(snapshot: &VolumeSnapshot) -> bool {
 }
 
 #[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
-async fn reconcile(snapshot: Arc<VolumeSnapshot>, context: Arc<Context>) -> Result<Action, SnapshotFailure> {
+async fn reconcile(
+    snapshot: Arc<VolumeSnapshot>,
+    context: Arc<Context>,
+    all: Store<VolumeSnapshot>,
+) -> Result<Action, SnapshotFailure> {
     let timer = context.metrics.start(ObjectKind::VolumeSnapshot);
-    let outcome = reconcile_once(snapshot.as_ref().clone(), &context).await;
+    let outcome = reconcile_once(snapshot.as_ref().clone(), &context, &all).await;
     timer.finish(outcome.as_ref().err().map(SnapshotFailure::retry));
     if outcome.is_ok() {
         context.failures.end(&snapshot.name_any());
@@ -82,14 +86,19 @@ async fn reconcile(snapshot: Arc<VolumeSnapshot>, context: Arc<Context>) -> Resu
 }
 
 /// Plans and applies once.
-async fn reconcile_once(snapshot: VolumeSnapshot, context: &Context) -> Result<(), SnapshotFailure> {
+async fn reconcile_once(
+    snapshot: VolumeSnapshot,
+    context: &Context,
+    all: &Store<VolumeSnapshot>,
+) -> Result<(), SnapshotFailure> {
     let volumes: Api<Volume> = Api::all(context.client.clone());
     let volume = if needs_volume(&snapshot) {
         call(volumes.get_opt(&snapshot.spec.volume)).await.map_err(SnapshotFailure::Api)?
     } else {
         None
     };
-    let facts = SnapshotFacts::new(&snapshot, volume.as_ref());
+    let mut facts = SnapshotFacts::new(&snapshot, volume.as_ref());
+    facts.rival = rival_of(&snapshot, all.state().iter().map(AsRef::as_ref));
     let (now, reference) = (Time(Timestamp::now()), snapshot.object_ref(&()));
     let mut work =
         SnapshotApplier { client: context.client.clone(), connections: &context.connections, snapshot };

@@ -34,6 +34,8 @@ pub(crate) struct SnapshotFacts {
     pub(crate) of_volume_id: Option<String>,
     /// True if the VolumeGroupSnapshot that the spec names created it.
     pub(crate) is_of_group: bool,
+    /// Name of the VolumeSnapshot that stands for the snapshot that this one is to adopt.
+    pub(crate) rival: Option<String>,
 }
 
 /// The Volume of a snapshot.
@@ -63,6 +65,32 @@ impl SourceVolume {
     }
 }
 
+/// Name of the first other VolumeSnapshot among `all` that stands for the snapshot which `snapshot` is to adopt:
+/// each could delete it under the other. One that took or adopted it comes first, then the one that was created
+/// first.
+pub(crate) fn rival_of<'a>(
+    snapshot: &VolumeSnapshot,
+    all: impl IntoIterator<Item = &'a VolumeSnapshot>,
+) -> Option<String> {
+    let wanted = snapshot.spec.snapshot_id.as_ref()?;
+    let recorded = |one: &VolumeSnapshot| one.status.as_ref().and_then(|status| status.snapshot_id.clone());
+    let place = |one: &VolumeSnapshot| {
+        (recorded(one).is_none(), one.metadata.creation_timestamp.clone(), one.name_any())
+    };
+    let is_of_it = |one: &VolumeSnapshot| {
+        let recorded = recorded(one);
+        let means = recorded.as_ref().or(one.spec.snapshot_id.as_ref());
+        means == Some(wanted) && one.spec.volume == snapshot.spec.volume
+    };
+    let own = place(snapshot);
+    all.into_iter()
+        .filter(|other| other.metadata.uid != snapshot.metadata.uid && is_of_it(other))
+        .map(place)
+        .filter(|other| *other < own)
+        .min()
+        .map(|(_, _, name)| name)
+}
+
 impl SnapshotFacts {
     /// The facts of a snapshot and of its Volume.
     pub(crate) fn new(snapshot: &VolumeSnapshot, volume: Option<&Volume>) -> Self {
@@ -75,7 +103,13 @@ impl SnapshotFacts {
             volume: volume.map(SourceVolume::of),
             of_volume_id: snapshot.annotations().get(OF_VOLUME_ID).cloned(),
             is_of_group: is_member(snapshot),
+            rival: None,
         }
+    }
+
+    /// True if the recorded snapshot is the one that the spec names.
+    pub(crate) fn is_of_spec(&self) -> bool {
+        self.spec.snapshot_id.is_some() && self.spec.snapshot_id == self.status.snapshot_id
     }
 
     /// The node that was asked for the snapshot, has not taken it, and still serves its volume. One that only

@@ -3,7 +3,7 @@
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumeSnapshotStatus};
 use holdfast_log::{LogFailure, SnapshotError};
-use holdfast_types::InvalidVolumeId;
+use holdfast_types::{InvalidSnapshotName, InvalidSnapshotUid, InvalidVolumeId};
 
 use super::facts::SnapshotFacts;
 use super::plan::not_ready;
@@ -26,11 +26,12 @@ pub(crate) enum SnapshotFailure {
     /// The recorded identity is none of a volume.
     #[error("status.volumeId is not valid")]
     Recorded(#[from] InvalidVolumeId),
-    /// The names of its objects were not stored beside the snapshot, which is taken all the same.
-    #[error(
-        "the names of the snapshot were not stored beside it: `restore` in another cluster cannot tell them yet"
-    )]
-    Origin(#[source] Box<Self>),
+    /// The recorded name is none of a snapshot.
+    #[error("status.snapshotId is not valid")]
+    RecordedName(#[from] InvalidSnapshotName),
+    /// The recorded uid is none.
+    #[error("status.snapshotUid is not valid")]
+    RecordedUid(#[from] InvalidSnapshotUid),
     /// The snapshot was not taken, or not forgotten.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -49,20 +50,21 @@ impl SnapshotFailure {
             Self::Changed => Requeue::Soon,
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
-            Self::Origin(failure) => failure.retry(),
             Self::Snapshot(SnapshotError::Log(failure)) => log_retry(failure),
             // The Volume is about to say so, or a person attached it.
             Self::Snapshot(SnapshotError::Attached { .. }) => Requeue::Later,
-            Self::Snapshot(_) | Self::Recorded(_) => Requeue::Rarely,
+            Self::Snapshot(_) | Self::Recorded(_) | Self::RecordedName(_) | Self::RecordedUid(_) => {
+                Requeue::Rarely
+            }
         }
     }
 
     /// Reason of the condition; `None` when there is nothing to report.
     pub(crate) fn reason(&self) -> Option<&'static str> {
         match self {
-            Self::Changed | Self::Api(_) | Self::Origin(_) => None,
+            Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
-            Self::Recorded(_) => Some("InvalidStatus"),
+            Self::Recorded(_) | Self::RecordedName(_) | Self::RecordedUid(_) => Some("InvalidStatus"),
             Self::Snapshot(SnapshotError::Log(failure)) => Some(log_reason(failure)),
             Self::Snapshot(SnapshotError::Attached { .. }) => Some("VolumeAttached"),
             Self::Snapshot(SnapshotError::TooMany(_)) => Some("TooManySnapshots"),

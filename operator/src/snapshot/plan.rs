@@ -15,8 +15,8 @@
 //! A snapshot of a group is recorded and driven by `group`, until it is taken or to be deleted.
 
 use holdfast_crds::{
-    ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED, VOLUME_REPLACED,
-    VolumeSnapshotStatus, is_true,
+    ByteSize, ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED,
+    VOLUME_REPLACED, VolumeSnapshotStatus, is_true,
 };
 
 use holdfast_types::SnapshotName;
@@ -29,6 +29,10 @@ pub(crate) const TAKING: &str = "Taking";
 const NOT_IN_GROUP: &str = "NotInGroup";
 /// Reason: the snapshot to adopt is of another volume.
 const NOT_OF_VOLUME: &str = "NotOfVolume";
+/// Reason: another VolumeSnapshot stands for the snapshot to adopt.
+const ID_TAKEN: &str = "IdTaken";
+/// Reason: an operator that does not know `spec.snapshotID` took another snapshot.
+const OTHER_SNAPSHOT: &str = "OtherSnapshot";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +77,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return plan_deletion(facts, now);
     }
     if facts.status.snapshot_id.is_some() {
-        return plan_taken(facts);
+        return plan_taken(facts, now);
     }
     if let Some(name) = &facts.spec.snapshot_id {
         return plan_adoption(facts, name, now);
@@ -140,6 +144,13 @@ fn plan_adoption(facts: &SnapshotFacts, name: &str, now: &Time) -> Vec<SnapshotS
                 name.volume
             ),
         ),
+        Ok(_) if facts.rival.is_some() => not_ready(
+            ID_TAKEN,
+            format!(
+                "spec.snapshotID: VolumeSnapshot `{}` stands for `{name}` already, and the deletion of one would delete it under the other; delete one of the two",
+                facts.rival.as_deref().unwrap_or_default()
+            ),
+        ),
         Ok(_) if !facts.finalizer => vec![SnapshotStep::AddFinalizer],
         Ok(name) => vec![SnapshotStep::Adopt(name)],
         Err(error) => not_ready(
@@ -164,9 +175,22 @@ fn plan_member(facts: &SnapshotFacts, group: &str, now: &Time) -> Vec<SnapshotSt
 }
 
 /// No node has to do with a snapshot that is taken, nor with the group of one.
-fn plan_taken(facts: &SnapshotFacts) -> Vec<SnapshotStep> {
+fn plan_taken(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if !facts.finalizer {
         return vec![SnapshotStep::AddFinalizer];
+    }
+    if let Some(wanted) = &facts.spec.snapshot_id {
+        if !facts.is_of_spec() {
+            let taken = facts.status.snapshot_id.as_deref().unwrap_or_default();
+            let message = format!(
+                "spec.snapshotID: `{wanted}` is to be adopted, and status.snapshotId is `{taken}`, which an operator of an older release took instead; delete this VolumeSnapshot, and create it again"
+            );
+            return vec![SnapshotStep::Report(Box::new(not_ready(facts, OTHER_SNAPSHOT, message, now)))];
+        }
+        // An operator of an older release dropped it.
+        if let (None, Ok(name)) = (&facts.status.snapshot_uid, wanted.parse()) {
+            return vec![SnapshotStep::Adopt(name)];
+        }
     }
     // The node still has to let writes continue, or to say that it did.
     if facts.status.group_step.is_some() {
@@ -177,9 +201,14 @@ fn plan_taken(facts: &SnapshotFacts) -> Vec<SnapshotStep> {
             Some(GroupProgress::Released | GroupProgress::Lapsed) => {}
         }
     }
-    let ended =
-        || SnapshotStep::Report(Box::new(VolumeSnapshotStatus { node: None, ..facts.status.clone() }));
-    let mut steps: Vec<SnapshotStep> = facts.status.node.iter().map(|_asked| ended()).collect();
+    // Daemons and operators of older releases report no size for people.
+    let size = facts.status.size_bytes.map(|bytes| ByteSize(bytes).to_string());
+    let size = facts.status.size.clone().or(size);
+    let ended = VolumeSnapshotStatus { node: None, size, ..facts.status.clone() };
+    let mut steps = Vec::new();
+    if ended != facts.status {
+        steps.push(SnapshotStep::Report(Box::new(ended)));
+    }
     if facts.status.origin_stored.is_none() {
         steps.push(SnapshotStep::StoreOrigin);
     }

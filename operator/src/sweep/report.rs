@@ -107,10 +107,10 @@ pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
 }
 
 /// The event about volumes that stay in the trash longer than they should.
-pub(crate) fn stuck(trash: &TrashReport) -> Option<Event> {
+pub(crate) fn stuck(store: &str, trash: &TrashReport) -> Option<Event> {
     let named = trash.stuck.iter().take(NOTED_VOLUMES);
     let named: Vec<String> =
-        named.map(|(volume, error)| format!("{volume}: {}{}", chain(error), way_out(error))).collect();
+        named.map(|(volume, error)| format!("{volume}: {}{}", chain(error), way_out(store, error))).collect();
     (!named.is_empty()).then(|| {
         let count = trash.stuck.len();
         warning(
@@ -124,7 +124,7 @@ pub(crate) fn stuck(trash: &TrashReport) -> Option<Event> {
 }
 
 /// The steps that end the stay of a volume in the trash, where its failure does not say them.
-fn way_out(failure: &LogFailure) -> String {
+fn way_out(store: &str, failure: &LogFailure) -> String {
     if let LogFailure::StillAttached { node, .. } = failure {
         // It came there by an older version, which did not ask for the writer.
         format!(
@@ -132,8 +132,11 @@ fn way_out(failure: &LogFailure) -> String {
              spec.source.existing), annotate that Volume with {FORCE_DETACH}={node}, then delete it"
         )
     } else if let LogFailure::HasSnapshots { .. } = failure {
-        ". It goes once they are deleted; `kubectl holdfast restore --deleted` prints objects for them"
-            .to_owned()
+        format!(
+            ". It goes once they are deleted: apply what `kubectl holdfast restore {store} --deleted` prints of it, \
+             which takes it from the trash, set deletionPolicy Delete on its VolumeSnapshots and the Volume, then \
+             delete them"
+        )
     } else {
         String::new()
     }
@@ -185,8 +188,23 @@ mod tests {
         let epoch = holdfast_types::Epoch(3);
         let attached = LogFailure::StillAttached { volume: id(), node: "a".to_owned(), epoch };
         let trash = TrashReport { stuck: vec![(id(), attached)], ..TrashReport::default() };
-        let note = stuck(&trash).and_then(|event| event.note).expect("a note");
+        let note = stuck("main", &trash).and_then(|event| event.note).expect("a note");
         for words in ["adopt the volume", "holdfast.dev/force-detach=a", "then delete it"] {
+            assert!(note.contains(words), "{note}");
+        }
+        assert!(note.len() < 1024, "{}", note.len());
+    }
+
+    /// The command that was named does not run without the store, and what it prints retains.
+    #[test]
+    fn a_volume_that_waits_for_its_snapshots_names_the_way_out() {
+        let id: VolumeId = "v".parse().expect("an id");
+        let failure = LogFailure::HasSnapshots { volume: id.clone(), seqs: vec![holdfast_types::Seq(7)] };
+        let trash = TrashReport { stuck: vec![(id, failure)], ..TrashReport::default() };
+        let note = stuck("main", &trash).and_then(|event| event.note).expect("a note");
+        for words in
+            ["`kubectl holdfast restore main --deleted`", "apply", "set deletionPolicy Delete", "delete them"]
+        {
             assert!(note.contains(words), "{note}");
         }
         assert!(note.len() < 1024, "{}", note.len());

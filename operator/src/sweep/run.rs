@@ -211,8 +211,12 @@ impl<C: Cluster> Sweeps<C> {
         if let Err(error) = self.cluster.report_snapshots(store, &swept.snapshots).await {
             tracing::warn!(object_store = %name, error = chain(&error), "space of snapshots not written");
         }
-        let events =
-            [report::skipped(swept), report::used(trash), report::stuck(trash), report::undated(trash)];
+        let events = [
+            report::skipped(swept),
+            report::used(trash),
+            report::stuck(&name, trash),
+            report::undated(trash),
+        ];
         for event in events.into_iter().flatten() {
             self.cluster.publish(store, event).await;
         }

@@ -4,13 +4,15 @@
 //! On failure: it is logged, and the work on the Volume continues. There is no event where the claim is gone,
 //! or another one has its name.
 
-use holdfast_cluster::api::call;
+use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::Volume;
 use holdfast_service::chain;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::events::Event;
 use kube::{Api, Client, Resource, ResourceExt};
+
+use super::owner::volume_of;
 
 /// Publishes these events of `volume` about its claim, if it has one. The claim is read for its uid:
 /// `kubectl describe` shows no event without it.
@@ -25,15 +27,20 @@ pub(super) async fn publish(events: Vec<Event>, volume: &Volume, client: &Client
         return;
     };
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
-    let claim = match call(claims.get_opt(name)).await {
-        Ok(claim) => claim.filter(|claim| is_of(claim, volume)),
+    let found = match call(claims.get_opt(name)).await {
+        Ok(Some(claim)) => is_of(&claim, volume, client).await.map(|is_of| is_of.then_some(claim)),
+        Ok(None) => return,
+        Err(error) => Err(error),
+    };
+    let claim = match found {
+        Ok(Some(claim)) => claim,
+        Ok(None) => return,
         Err(error) => {
             let volume = volume.name_any();
             tracing::warn!(volume, namespace, claim = name, error = chain(&error), "claim not read");
             return;
         }
     };
-    let Some(claim) = claim else { return };
     let related = volume.object_ref(&());
     let events = events.into_iter().map(|event| Event { secondary: Some(related.clone()), ..event });
     recorder.publish(events, &claim.object_ref(&())).await;
@@ -46,10 +53,15 @@ fn is_name(text: &str) -> bool {
 }
 
 /// True if the claim has the volume. A claim that was deleted and made again under its name has another one,
-/// and the Volume may be retained. A PersistentVolume has the name of its Volume.
-fn is_of(claim: &PersistentVolumeClaim, volume: &Volume) -> bool {
-    let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    bound == volume.metadata.name.as_deref()
+/// and the Volume may be retained. The PersistentVolume is read where it has another name than the Volume.
+async fn is_of(claim: &PersistentVolumeClaim, volume: &Volume, client: &Client) -> Result<bool, ApiError> {
+    let (bound, name) = (claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()), volume.name_any());
+    let Some(bound) = bound.filter(|bound| is_name(bound)) else { return Ok(false) };
+    if bound == name {
+        return Ok(true);
+    }
+    let bound = call(Api::<PersistentVolume>::all(client.clone()).get_opt(bound)).await?;
+    Ok(bound.is_some_and(|bound| volume_of(&bound) == Some(&name)))
 }
 
 #[cfg(test)]
@@ -98,7 +110,12 @@ mod tests {
                 let refused = |code: u16| {
                     (code, json!({ "status": "Failure", "reason": "", "message": "", "code": code }))
                 };
-                let (code, answer) = if method == Method::GET {
+                let handle = path.strip_prefix("/api/v1/persistentvolumes/");
+                let (code, answer) = if let Some(handle) = handle {
+                    let csi = json!({ "driver": "csi.holdfast.dev", "volumeHandle": handle.strip_prefix("of-a-backup-") });
+                    requests.send((path.clone(), None)).expect("it is received");
+                    (200, json!({ "metadata": { "name": handle }, "spec": { "csi": csi } }))
+                } else if method == Method::GET {
                     requests.send((path, None)).expect("it is received");
                     claim.map_or_else(|| refused(404), |claim| (200, claim))
                 } else {
@@ -157,11 +174,19 @@ mod tests {
     #[tokio::test]
     async fn a_claim_that_is_gone_or_has_another_volume_gets_no_event() {
         let volume = volume(Some("shop/data"));
-        for claim in [None, bound_to("pvc-2"), bound_to("")] {
+        for (claim, count) in [(None, 1), (bound_to("of-a-backup-pvc-2"), 2), (bound_to(""), 1)] {
             let asked = requests(lost(), &volume, claim, false).await;
-            assert_eq!(asked.len(), 1, "{asked:?}");
+            assert_eq!(asked.len(), count, "{asked:?}");
             assert_eq!(asked[0].0, CLAIM_PATH);
         }
+    }
+
+    /// A backup program names the PersistentVolume as it likes: no event came to its claim.
+    #[tokio::test]
+    async fn an_event_comes_to_the_claim_of_a_persistent_volume_of_another_name() {
+        let asked = requests(lost(), &volume(Some("shop/data")), bound_to("of-a-backup-pvc-1"), false).await;
+        assert_eq!(asked.len(), 3, "{asked:?}");
+        assert!(asked[2].1.is_some(), "{asked:?}");
     }
 
     #[tokio::test]

@@ -4,8 +4,9 @@
 //! filled by a populator. The Volume's annotation follows, so that events of losses, alerts and the guard of
 //! deletions name the claim that has the data, also before it is attached for the first time.
 //!
-//! Owns: the annotation [`CLAIM`] of Volumes whose PersistentVolume is bound. While none is, the last claim
-//! stays.
+//! Owns: the annotation [`CLAIM`] of Volumes that were made for a claim and whose PersistentVolume is bound.
+//! While none is, the last claim stays. A Volume without the annotation is left alone: a person made it, or
+//! removed the annotation to delete it.
 //! On failure: it is logged; a Volume that is attached gets its claim from the CSI driver too.
 
 use std::pin::pin;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
-use holdfast_crds::{CLAIM, OPERATOR_FIELD_MANAGER, Volume};
+use holdfast_crds::{CLAIM, OPERATOR_FIELD_MANAGER, Volume, bound_claim};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::{Patch, PatchParams};
@@ -53,7 +54,7 @@ async fn follow<V: AsRef<Volume>>(
 ) {
     let Some((name, claim)) = claim_of(bound) else { return };
     let Some(volume) = volume(name) else { return };
-    if volume.as_ref().annotations().get(CLAIM) == Some(&claim) {
+    if volume.as_ref().annotations().get(CLAIM).is_none_or(|there| *there == claim) {
         return;
     }
     let volumes: Api<Volume> = Api::all(client.clone());
@@ -76,13 +77,15 @@ async fn write(volumes: &Api<Volume>, name: &str, claim: &str) -> Result<(), Api
     call(volumes.patch(name, &params, &Patch::Merge(patch))).await.map(drop)
 }
 
-/// The Volume of a PersistentVolume of ours that is bound, and its claim as the annotation names it. A claim
-/// that is only reserved has no uid yet.
+/// The Volume of a PersistentVolume of ours that is bound, and its claim as the annotation names it.
 fn claim_of(bound: &PersistentVolume) -> Option<(&str, String)> {
-    let spec = bound.spec.as_ref()?;
-    let csi = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER)?;
-    let claim = spec.claim_ref.as_ref().filter(|claim| claim.uid.is_some())?;
-    Some((&csi.volume_handle, format!("{}/{}", claim.namespace.as_deref()?, claim.name.as_deref()?)))
+    Some((volume_of(bound)?, bound_claim(bound)?))
+}
+
+/// Name of the Volume of a PersistentVolume, if it is one of ours.
+pub(super) fn volume_of(bound: &PersistentVolume) -> Option<&str> {
+    let csi = bound.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER)?;
+    Some(&csi.volume_handle)
 }
 
 #[cfg(test)]
@@ -99,12 +102,18 @@ mod tests {
     fn bound(driver: &str, claim: &Value) -> PersistentVolume {
         let csi = json!({ "driver": driver, "volumeHandle": "pvc-1" });
         let spec = json!({ "csi": csi, "claimRef": claim });
-        serde_json::from_value(json!({ "metadata": { "name": "of-a-backup" }, "spec": spec }))
+        let metadata = json!({ "name": "of-a-backup" });
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": { "phase": "Bound" } }))
             .expect("an object")
     }
 
     /// The annotation that the Volume gets, which had the claim `default/first`.
     async fn written(bound: &PersistentVolume) -> Option<Value> {
+        written_over(bound, Some("default/first")).await
+    }
+
+    /// The annotation that the Volume gets, which had this one.
+    async fn written_over(bound: &PersistentVolume, had: Option<&str>) -> Option<Value> {
         let (requests, mut received) = mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: Request<Body>| {
             let requests = requests.clone();
@@ -124,7 +133,7 @@ mod tests {
         let client = Client::new(service, "default");
         let spec = json!({ "size": "1Gi", "objectStore": "main" });
         let mut volume = Volume::new("pvc-1", serde_json::from_value(spec).expect("a spec"));
-        volume.annotations_mut().insert(CLAIM.to_owned(), "default/first".to_owned());
+        volume.annotations_mut().extend(had.map(|had| (CLAIM.to_owned(), had.to_owned())));
         let volume = Arc::new(volume);
         follow(bound, &client, |name| (name == "pvc-1").then(|| volume.clone())).await;
         drop(client);
@@ -145,5 +154,28 @@ mod tests {
         ] {
             assert_eq!(written(&stays).await, None, "{stays:?}");
         }
+    }
+
+    /// A PersistentVolume that is released keeps the claim that it had: with two of one Volume, each list and
+    /// each change of the released one named the claim that is gone.
+    #[tokio::test]
+    async fn a_persistent_volume_that_is_released_or_deleted_names_no_claim() {
+        let first = json!({ "namespace": "shop", "name": "first", "uid": "u" });
+        let mut released = bound(DRIVER, &first);
+        assert_eq!(written_over(&released, Some("shop2/second")).await, Some(json!("shop/first")));
+        released.status.as_mut().expect("a status").phase = Some("Released".to_owned());
+        assert_eq!(written_over(&released, Some("shop2/second")).await, None);
+        let mut deleted = bound(DRIVER, &first);
+        let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+        deleted.metadata.deletion_timestamp = Some(holdfast_crds::Time(now));
+        assert_eq!(written_over(&deleted, Some("shop2/second")).await, None);
+    }
+
+    /// From the first binding on it was refused to delete a Volume that a person had made, and one whose
+    /// annotation was removed as the refusal asks for.
+    #[tokio::test]
+    async fn a_volume_that_names_no_claim_is_left_alone() {
+        let claim = json!({ "namespace": "shop", "name": "data", "uid": "u" });
+        assert_eq!(written_over(&bound(DRIVER, &claim), None).await, None);
     }
 }

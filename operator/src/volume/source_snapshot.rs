@@ -67,11 +67,13 @@ impl SnapshotFact {
         if snapshot.metadata.deletion_timestamp.is_some() {
             return Self::Deleting;
         }
+        let is_right = snapshot.is_what_it_adopts();
         let status = snapshot.status.clone().unwrap_or_default();
         let name = status.snapshot_id.and_then(|name| name.parse().ok());
         let uid = snapshot.uid_in_store().and_then(|uid| uid.parse().ok());
         if let (Some(name), Some(uid), Some(object_store), Some(size_bytes)) =
             (name, uid, status.object_store, status.size_bytes)
+            && is_right
         {
             return Self::Ready(TakenSnapshot { name, uid, object_store, size_bytes });
         }

@@ -52,6 +52,13 @@ impl Labels {
     /// Name of the user's VolumeSnapshot.
     pub const USER_SNAPSHOT_NAME: &str = "userSnapshotName";
 
+    /// Purpose of a snapshot that no user asked for: [`Labels::FOR_CLONE`] or [`Labels::FOR_READERS`].
+    pub const MADE_FOR: &str = "madeFor";
+    /// It was taken for a clone of the volume.
+    pub const FOR_CLONE: &str = "clone";
+    /// It was taken for the nodes that read the volume.
+    pub const FOR_READERS: &str = "readers";
+
     /// Bytes of the longest object that [`Labels::encode`] makes.
     pub const MAX_ENCODED_BYTES: usize = wire::ENVELOPE_BYTES + MAX_LABEL_BYTES;
 

@@ -52,7 +52,8 @@ impl Bucket {
             Some(ObjectKey::Snapshot(_, seq)) => self.stored.check_root(seq, key, body),
             Some(ObjectKey::Forgotten(volume, seq)) => self.ledgers[&volume].check_mark(seq),
             Some(ObjectKey::TruncationMarker(..)) => {}
-            Some(ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::Origin(..)) | None => {
+            Some(ObjectKey::Origin(volume, uid)) => self.ledgers[&volume].check_origin(uid),
+            Some(ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => {
                 panic!("{key} is created")
             }
         }

@@ -7,7 +7,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::Record;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Sector, Seq};
+use holdfast_types::{Sector, Seq, SnapshotUid};
 
 use super::Store;
 use super::ledger::Ledger;
@@ -34,6 +34,14 @@ impl Ledger {
         Invariant::SnapshotIsItsCut.check(self.snapshots.contains_key(&seq), || {
             format!("{} is forgotten and was no snapshot", seq.0)
         });
+    }
+
+    /// An origin is stored: of a snapshot that was registered. It may come late, after that was forgotten.
+    pub(super) fn check_origin(&self, uid: SnapshotUid) {
+        let mut records = self.history.values().filter_map(|body| Record::decode(body).ok());
+        let was_registered = records.any(|record| record.body.snapshot_taken() == Some(uid));
+        Invariant::SnapshotIsItsCut
+            .check(was_registered, || format!("{uid} gets an origin and was no snapshot"));
     }
 
     /// `record` is in the log. If it registers a snapshot, the root is stored and says what the log says, and

@@ -44,7 +44,12 @@ impl Bucket {
             ObjectKey::Checkpoint(..) => !truth.is_deleted(),
             // Truncation has rules of its own.
             ObjectKey::Log(_, seq) => !truth.is_deleted() || seq == Seq::FIRST || seq == truth.seq(),
-            ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) | ObjectKey::Origin(..) => true,
+            ObjectKey::Origin(_, uid) => {
+                let live = owner.live(&self.stored.objects);
+                let registered = truth.snapshots().iter();
+                !truth.is_deleted() && registered.filter(|it| live.contains(&it.seq)).any(|it| it.uid == uid)
+            }
+            ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..) => true,
         };
         is_needed.then(|| truth.volume())
     }
@@ -117,6 +122,7 @@ impl Store {
                         | ObjectKey::Run(..)
                         | ObjectKey::Snapshot(..)
                         | ObjectKey::Checkpoint(..)
+                        | ObjectKey::Origin(..)
                 )
             )
         };

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_engine::event::Event;
+use holdfast_engine::record::Labels;
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
-use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
+use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached, store_origin};
 use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use super::World;
 use super::kin::Settled;
@@ -121,7 +122,14 @@ impl World {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         let unix_ms = self.clock.now();
         self.control.tasks.start(async move {
-            Done::Taken(snapshot_detached(&objects, &volume, uid, nonce, unix_ms).await)
+            let taken = snapshot_detached(&objects, &volume, uid, nonce, unix_ms).await;
+            if let Ok(taken) = &taken {
+                let name = SnapshotName { volume, seq: taken.seq };
+                if let Err(failure) = store_origin(&objects, &name, uid, &Labels::default()).await {
+                    return Done::Taken(Err(failure.into()));
+                }
+            }
+            Done::Taken(taken)
         });
         self.trace.host_event(CONTROL, 84, "the control plane begins a snapshot");
         self.run_control();

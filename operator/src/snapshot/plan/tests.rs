@@ -1,9 +1,10 @@
 //! The plan for a snapshot, over the states of its volume.
 
-use holdfast_crds::VolumeSnapshotSpec;
+use holdfast_crds::{VolumeSnapshot, VolumeSnapshotSpec};
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
+use crate::snapshot::facts::rival_of;
 use crate::snapshot::failure::SnapshotFailure;
 
 const ID: &str = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4";
@@ -33,6 +34,7 @@ fn facts() -> SnapshotFacts {
         }),
         of_volume_id: None,
         is_of_group: false,
+        rival: None,
     }
 }
 
@@ -285,4 +287,54 @@ fn a_snapshot_of_a_group_is_not_taken_by_itself() {
     orphan.spec.group = Some("g".to_owned());
     orphan.status.group_step = Some(GroupStep::Prepare);
     assert_eq!(reported(&orphan).node, None, "the node is not asked any more");
+}
+
+/// The column of sizes stayed empty for all snapshots that were there before.
+#[test]
+fn a_snapshot_of_an_older_release_gets_its_size() {
+    let mut taken = recorded(None);
+    taken.status.snapshot_id = Some(format!("{ID}@7"));
+    taken.status.size_bytes = Some(10 << 30);
+    assert_eq!(reported(&taken).size.as_deref(), Some("10Gi"));
+    taken.status = reported(&taken);
+    assert_eq!(plan(&taken, &now()), [SnapshotStep::StoreOrigin]);
+}
+
+/// An operator that does not know the field takes a new snapshot, of later data, under the handle of another.
+#[test]
+fn what_an_older_operator_took_in_its_place_is_not_ready() {
+    let mut taken = recorded(None);
+    taken.spec.snapshot_id = Some(format!("{ID}@7"));
+    taken.status.snapshot_id = Some(format!("{ID}@9"));
+    taken.status.size_bytes = Some(1);
+    let status = reported(&taken);
+    assert!(!is_true(&status.conditions, READY) && status.conditions[0].reason == "OtherSnapshot");
+    assert_eq!(plan(&taken, &now()).len(), 1, "its names are not stored either");
+    taken.status.snapshot_id.clone_from(&taken.spec.snapshot_id);
+    let name = format!("{ID}@7").parse().expect("a name");
+    assert_eq!(plan(&taken, &now()), [SnapshotStep::Adopt(name)], "the uid was dropped");
+}
+
+/// Deleting one of the two left the other Ready over data that a sweep had deleted.
+#[test]
+fn one_snapshot_is_adopted_by_one_object() {
+    let one = |name: &str, volume: &str, created: i64, recorded: Option<&str>| {
+        let spec = serde_json::json!({ "volume": volume, "snapshotID": "a@7" });
+        let mut one = VolumeSnapshot::new(name, serde_json::from_value(spec).expect("a spec"));
+        one.metadata.uid = Some(name.to_owned());
+        one.metadata.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
+        let status = VolumeSnapshotStatus { snapshot_id: recorded.map(str::to_owned), ..Default::default() };
+        one.status = Some(status);
+        one
+    };
+    let (first, second) = (one("b", "data", 1, None), one("a", "data", 2, None));
+    assert_eq!(rival_of(&second, [&first, &second]).as_deref(), Some("b"));
+    assert_eq!(rival_of(&first, [&first, &second]), None);
+    let has_it = one("a", "data", 2, Some("a@7"));
+    assert_eq!(rival_of(&first, [&first, &has_it]).as_deref(), Some("a"), "it was adopted already");
+    assert_eq!(rival_of(&second, [&one("b", "other", 1, None)]), None, "of another ObjectStore perhaps");
+    let mut refused = facts();
+    refused.spec.snapshot_id = Some(format!("{ID}@7"));
+    refused.rival = Some("b".to_owned());
+    assert_eq!(reason(&refused), "IdTaken");
 }
