@@ -360,16 +360,25 @@ fn aged(there: Trashed) -> Trashed {
 }
 
 fn refused(failure: &LogFailure) -> Got {
-    match failure {
-        LogFailure::StillAttached { .. } => Got::Attached,
-        LogFailure::HasSnapshots { .. } => Got::Snapshots,
-        LogFailure::WrittenSince { .. } | LogFailure::UsedSince(_) => Got::Kept,
-        LogFailure::WasDeleted(_)
-        | LogFailure::ExistsOtherwise { .. }
-        | LogFailure::CreatedElsewhere { .. }
-        | LogFailure::NoSuchSource { .. } => Got::Gone,
-        LogFailure::Contended(_) | LogFailure::ForeignRoot(_) => Got::Contended,
-        other => panic!("{other:?}"),
+    use LogFailure::{
+        Contended, CreatedElsewhere, ExistsOtherwise, ForeignRoot, HasSnapshots, NoSuchSource, StillAttached,
+        UsedSince, WasDeleted, WrittenSince,
+    };
+    if matches!(failure, StillAttached { .. }) {
+        Got::Attached
+    } else if matches!(failure, HasSnapshots { .. }) {
+        Got::Snapshots
+    } else if matches!(failure, WrittenSince { .. } | UsedSince(_)) {
+        Got::Kept
+    } else if matches!(
+        failure,
+        WasDeleted(_) | ExistsOtherwise { .. } | CreatedElsewhere { .. } | NoSuchSource { .. }
+    ) {
+        Got::Gone
+    } else if matches!(failure, Contended(_) | ForeignRoot(_)) {
+        Got::Contended
+    } else {
+        panic!("{failure:?}")
     }
 }
 
