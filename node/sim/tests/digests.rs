@@ -19,7 +19,7 @@ const DIGESTS: [&str; 26] = [
     "78927de005234d631174b45f57b89ea8",
     "7bd1431adda0f527253fb2ffd15e5f19",
     "2e6d079df97d8a1bde3d597269a104f0",
-    "673c1e94945ad21b850390638e3f392f",
+    "bdad41c5bcbfb57cbf170134702269f5",
     "978dccca4bb564a4000c2c2fcb2e760f",
     "a0bc2e42475ebbb4424bb7de096d1806",
     "e4da2bf937235e9737c3818f7b78a26c",
