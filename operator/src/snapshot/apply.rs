@@ -239,9 +239,9 @@ fn ready(
     }
 }
 
-/// The status once it was tried to store the names of the objects: they are stored, never will be, or a failure
-/// is said in the condition [`NAMES_STORED`]. Its words stay while its reason does: each report of a new one
-/// would begin the next attempt at once.
+/// The status once it was tried to store the names of the objects: they are stored, never will be, or a
+/// failure is said in the condition [`NAMES_STORED`]. Its words stay while its reason does: each report of a
+/// new one would begin the next attempt at once.
 fn with_names(
     facts: &SnapshotFacts,
     present: Option<&VolumeSnapshotStatus>,
@@ -353,7 +353,8 @@ mod tests {
         (SnapshotFacts::new(&snapshot, None), snapshot.status.unwrap_or_default())
     }
 
-    /// The ObjectStore was gone, and the snapshot Ready: each half minute an attempt, and no condition said it.
+    /// The ObjectStore was gone, and the snapshot Ready: each half minute an attempt, and no condition said
+    /// it.
     #[test]
     fn names_that_cannot_be_stored_are_said_once() {
         let (facts, status) = taken();
