@@ -5,8 +5,8 @@
 //! Does not own: the adoption, which the operator does when the documents are applied.
 //! Costs: for each volume a LIST, a GET of its first record, and the reading of its log; for each snapshot a
 //! GET, and a LIST for those of a volume. Nothing is written.
-//! On failure: a volume that cannot be read is named in a comment and, unless the cluster has it, in the error;
-//! the others are printed.
+//! On failure: a volume that cannot be read is named in a comment and, unless the cluster has it, in the
+//! error; the others are printed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

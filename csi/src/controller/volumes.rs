@@ -72,7 +72,8 @@ impl ClusterVolumes {
     }
 }
 
-/// The claim that a PersistentVolume is bound to, as the annotation of a Volume names it, unless that says so already.
+/// The claim that a PersistentVolume is bound to, as the annotation of a Volume names it, unless that says so
+/// already.
 fn other_claim(volume: &Volume, bound: &PersistentVolume) -> Option<String> {
     let claim = bound_claim(bound)?;
     (volume.annotations().get(CLAIM) != Some(&claim)).then_some(claim)

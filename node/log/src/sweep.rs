@@ -17,8 +17,8 @@
 //! - a fork of a forgotten snapshot was there before the mark, else it is void ([`crate::provision`]). So it
 //!   is in the list of step 3. Later states of a fork name no object of others that its earlier ones did not;
 //! - no record follows a tombstone;
-//! - an origin is stored after its snapshot was registered, and a log that was read after the LIST that showed
-//!   the origin does not have it, or its mark is old.
+//! - an origin is stored after its snapshot was registered, and a log that was read after the LIST that
+//!   showed the origin does not have it, or its mark is old.
 //!
 //! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
 //! was stored before it, as S3 does. `grace` is a second guard. An age is the difference of two times of one
@@ -26,9 +26,10 @@
 //!
 //! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000
 //! volumes; for each volume those of its objects and snapshots, and the requests that read its log; once, a
-//! GET for each merged run and each snapshot. A log is read again where an origin is of no snapshot in it. A removed volume of which nothing is left but what bars its id
-//! costs one GET, of its tombstone. On failure: what cannot be read keeps its own objects and those of every
-//! volume that it may read, and is named in the report. A store that does not answer ends the sweep.
+//! GET for each merged run and each snapshot. A log is read again where an origin is of no snapshot in it. A
+//! removed volume of which nothing is left but what bars its id costs one GET, of its tombstone. On failure:
+//! what cannot be read keeps its own objects and those of every volume that it may read, and is named in the
+//! report. A store that does not answer ends the sweep.
 
 mod needed;
 mod unfinished;

@@ -239,9 +239,9 @@ fn ready(
     }
 }
 
-/// The status once it was tried to store the names of the objects: they are stored, never will be, or a failure
-/// is said in the condition [`NAMES_STORED`]. Its words stay while its reason does: each report of a new one
-/// would begin the next attempt at once.
+/// The status once it was tried to store the names of the objects: they are stored, never will be, or a
+/// failure is said in the condition [`NAMES_STORED`]. Its words stay while its reason does: each report of a
+/// new one would begin the next attempt at once.
 fn with_names(
     facts: &SnapshotFacts,
     present: Option<&VolumeSnapshotStatus>,
@@ -353,23 +353,28 @@ mod tests {
         (SnapshotFacts::new(&snapshot, None), snapshot.status.unwrap_or_default())
     }
 
-    /// The ObjectStore was gone, and the snapshot Ready: each half minute an attempt, and no condition said it.
+    /// The ObjectStore was gone, and the snapshot Ready: each half minute an attempt, and no condition said
+    /// it.
     #[test]
     fn names_that_cannot_be_stored_are_said_once() {
         let (facts, status) = taken();
         let later = Time(Timestamp::from_second(60).expect("a time"));
-        let invalid = || {
-            let error = "x".parse::<SnapshotUid>().expect_err("no uid");
+        let invalid = |uid: &str| {
+            let error = uid.parse::<SnapshotUid>().expect_err("no uid");
             Err(SnapshotFailure::RecordedUid(error))
         };
-        let failed = with_names(&facts, Some(&status), invalid(), &later);
+        let failed = with_names(&facts, Some(&status), invalid("x"), &later);
         let said = find_condition(&failed.conditions, NAMES_STORED).expect("a condition");
         assert_eq!((said.status.as_str(), said.reason.as_str()), ("False", "InvalidStatus"));
         assert!(said.message.contains("every 10 minutes"), "{}", said.message);
         assert_eq!(failed.origin_stored, None, "it is tried again");
         let facts = SnapshotFacts { status: failed.clone(), ..facts };
         let much_later = Time(Timestamp::from_second(660).expect("a time"));
-        assert_eq!(with_names(&facts, Some(&failed), invalid(), &much_later), failed, "nothing is written");
+        assert_eq!(
+            with_names(&facts, Some(&failed), invalid("y"), &much_later),
+            failed,
+            "nothing is written"
+        );
         let stored = with_names(&facts, Some(&failed), Ok(OriginPlace::Stored), &later);
         assert_eq!((stored.origin_stored, stored.conditions.len()), (Some(true), 0));
     }

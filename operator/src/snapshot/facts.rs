@@ -65,9 +65,9 @@ impl SourceVolume {
     }
 }
 
-/// Name of the first other VolumeSnapshot among `all` that stands for the snapshot which `snapshot` is to adopt:
-/// each could delete it under the other. One that took or adopted it comes first, then the one that was created
-/// first.
+/// Name of the first other VolumeSnapshot among `all` that stands for the snapshot which `snapshot` is to
+/// adopt: each could delete it under the other. One that took or adopted it comes first, then the one that
+/// was created first.
 pub(crate) fn rival_of<'a>(
     snapshot: &VolumeSnapshot,
     all: impl IntoIterator<Item = &'a VolumeSnapshot>,
