@@ -1,4 +1,4 @@
-//! When what no run as a whole contains last passed: a table in docs/testing.md.
+//! Runs by name, or in turn, and the day and commit with which each last passed: a table in docs/testing.md.
 
 /// The page that has the table.
 const PAGE: &str = include_str!("../../docs/testing.md");

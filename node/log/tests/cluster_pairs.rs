@@ -1,10 +1,10 @@
 //! Two clusters on one bucket: each of {delete, adopt, sweep, snapshot, restore} while and after each other.
 //!
 //! The first cluster stops at each of its requests in turn; there the second does all of its work; then the
-//! first goes on. Each does what its operator and its node do, in the same order and with the same functions
-//! of the log. Afterwards both empty the trash and sweep until nothing changes. No byte that was acknowledged
-//! may be missing that something still needs, and both must have got answers that docs/operations.md names
-//! ("Two clusters and one bucket").
+//! first continues. Each does what its operator and its node do, in the same order and with the same
+//! functions of the log. Afterwards both empty the trash and sweep until nothing changes. No byte that was
+//! acknowledged may be missing that something still needs, and both must have got answers that
+//! docs/operations.md names ("Two clusters and one bucket").
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -49,7 +49,7 @@ impl Act {
     const ALL: [Self; 5] = [Self::Delete, Self::Adopt, Self::Sweep, Self::Snapshot, Self::Restore];
 }
 
-/// What a cluster got.
+/// The answer that a cluster got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Got {
     /// It did what it was to do.
@@ -318,7 +318,7 @@ impl World {
         self.acknowledged.lock().unwrap().push(one);
     }
 
-    /// What is missing of all that was acknowledged, and of the volume if `is_kept`.
+    /// All that is missing of all that was acknowledged, and of the volume if `is_kept`.
     async fn lost(&self, is_kept: bool) -> Vec<String> {
         let mut lost = Vec::new();
         let all = std::mem::take(&mut *self.acknowledged.lock().unwrap());

@@ -38,7 +38,7 @@ pub(super) struct FoundSnapshot {
 pub(super) struct OfVolume<'a> {
     /// Name of the Volume.
     pub(super) object: &'a str,
-    /// What the volume was made for.
+    /// The purpose for which the volume was made.
     pub(super) labels: &'a Labels,
     /// The snapshot.
     pub(super) found: &'a FoundSnapshot,
@@ -213,7 +213,7 @@ mod tests {
         found(seq, &[(Labels::SNAPSHOT, name), user[0], user[1]])
     }
 
-    /// What is printed, and its documents as the API server reads them.
+    /// The text that is printed, and its documents as the API server reads them.
     fn read(found: &[FoundSnapshot], snapshots: &[VolumeSnapshot], kinds: bool) -> (String, Vec<Value>) {
         let mut labels = Labels::default();
         assert!(labels.insert(Labels::CLAIM_NAME, "data") && labels.insert(Labels::FS_TYPE, "xfs"));

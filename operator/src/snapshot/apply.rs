@@ -288,7 +288,7 @@ fn with_names(
     status
 }
 
-/// What a snapshot is known by in the log of its volume.
+/// The names that a snapshot has in the log of its volume.
 #[derive(Clone, Copy)]
 enum Key {
     Uid(SnapshotUid),
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    /// The status is a free string to whoever may write it: the operator panicked at each reconciliation.
+    /// The status is a free string to all that may write it: the operator panicked at each reconciliation.
     #[test]
     fn a_uid_that_is_none_is_an_error() {
         let (_, mut status) = taken();

@@ -181,7 +181,8 @@ mod tests {
 
     use super::*;
 
-    /// An entry of an older version, whose writer is lost, stayed for ever, and nothing said what ends that.
+    /// An entry of an older version, whose writer is lost, never left the trash, and nothing said what ends
+    /// that.
     #[test]
     fn a_volume_that_waits_for_a_lost_writer_names_the_way_out() {
         let id = || -> VolumeId { "v".parse().expect("an id") };

@@ -222,7 +222,7 @@ fn a_volume_begins_with_its_source_and_no_other() {
     }
 }
 
-/// A node that an autoscaler has yet to make has no label: with a node affinity a pod waited for ever.
+/// A node that an autoscaler has yet to make has no label: with a node affinity a pod was never scheduled.
 #[test]
 fn a_volume_for_any_node_has_no_topology() {
     let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });

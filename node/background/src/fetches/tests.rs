@@ -144,7 +144,7 @@ async fn a_dropped_reader_leaves_what_has_arrived() {
         read.now_or_never()
     };
     volume.store.fail_next(Verb::Get, Fault::Hold(late));
-    assert!(block(&first).is_none(), "a frame is on its way when it is dropped");
+    assert!(block(&first).is_none(), "a frame is requested when it is dropped");
     let waits = second.block(&volume.store, volume.runs.lineage(), &plan);
     drop(first);
     assert_whole(&waits.await.unwrap());
