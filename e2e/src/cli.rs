@@ -131,8 +131,10 @@ fn list() {
 
 fn with_last_run(name: &str, about: &str) -> String {
     match last_runs::all().find(|run| run.name == name) {
-        Some(run) => format!("{about} (last passed on {} with {})", run.day, run.commit),
-        None => about.to_owned(),
+        Some(run) if run.day != "never" => {
+            format!("{about} (last passed on {} with {})", run.day, run.commit)
+        }
+        _ => format!("{about} (never passed as a whole)"),
     }
 }
 

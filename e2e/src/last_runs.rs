@@ -10,7 +10,7 @@ const HEAD: &str = "| run | last passed | with commit |";
 pub struct LastRun {
     /// Name on the command line.
     pub name: &'static str,
-    /// Day of the commit, as in 2026-11-27.
+    /// Day of the commit, as in 2026-11-27; `never` if it has not passed as a whole.
     pub day: &'static str,
     /// The commit that was run, abbreviated.
     pub commit: &'static str,
@@ -51,7 +51,7 @@ mod tests {
         let git = Command::new("git").args(["log", "-1", "--format=%cs"]).output();
         let Some(newest) = git.ok().filter(|git| git.status.success()) else { return };
         let newest = String::from_utf8(newest.stdout).unwrap();
-        for row in rows {
+        for row in rows.iter().filter(|row| row.day != "never") {
             assert!(
                 month(newest.trim()) <= month(row.day) + 2,
                 "{}: last passed on {}: run it again, and write its day and commit into docs/testing.md",
