@@ -102,9 +102,7 @@ impl Profile {
             Some(Self::Sleepers)
         } else if safeguard == Safeguard::SealByAge {
             Some(Self::Timely)
-        } else if [Safeguard::RejectOlderState, Safeguard::RejectLostRecords, Safeguard::RejectOtherStore]
-            .contains(&safeguard)
-        {
+        } else if [Safeguard::RejectOlderState, Safeguard::RejectOtherStore].contains(&safeguard) {
             Some(Self::OtherDisks)
         } else if [Safeguard::CheckMergePlace, Safeguard::PrepareReleased, Safeguard::FetchTheRest]
             .contains(&safeguard)

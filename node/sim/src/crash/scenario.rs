@@ -116,7 +116,7 @@ impl Scenario {
         match bug {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
-            Bug::Missing(Safeguard::PagesNameRecords) => Some(Self::SetBack),
+            Bug::Missing(Safeguard::PagesNameRecords | Safeguard::RejectLostRecords) => Some(Self::SetBack),
             Bug::Missing(Safeguard::PlanMergedReads) => Some(Self::SweptRead),
             Bug::Missing(
                 Safeguard::ReplayOnlyNewer | Safeguard::KeepJournal | Safeguard::JournalAfterFullRound,
