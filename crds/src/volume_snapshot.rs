@@ -96,8 +96,8 @@ pub struct VolumeSnapshotStatus {
         .message("status.snapshotUid must be a UUID in lower case, as in `holdfast-node snapshot list`: correct it"))]
     pub snapshot_uid: Option<String>,
     /// True once the names of this object and of the user's VolumeSnapshot are in the object store too: `restore` in
-    /// another cluster gives them to it again. False where they never will be, as the condition `NamesStored` says:
-    /// the object store has other names, of the cluster that took the snapshot, or no such snapshot.
+    /// another cluster gives them to it again. False where they never will be: the object store keeps the names that the
+    /// cluster which took the snapshot gave it (condition `NamesStored`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin_stored: Option<bool>,
     /// The point in time whose content the snapshot holds.

@@ -23,7 +23,7 @@ const ENDS: usize = 30;
 const MAX_ATTACH_MIB: f64 = 32.0;
 /// The test of the daemon that prints it.
 const ATTACH_TEST: [&str; 4] = ["--bin", "holdfast-node", "--", "an_attach_of_a_touched_tebibyte"];
-/// The least number of writes that it fails: 7,740 when it was made.
+/// The least number of writes that [`REFUSED_TEST`] fails: 7,740 when it was made.
 const REFUSED_WRITES: f64 = 7_500.0;
 /// The test of the simulation that fails each local write in each way.
 const REFUSED_TEST: [&str; 4] =

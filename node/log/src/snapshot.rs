@@ -13,8 +13,8 @@
 //!
 //! The writer of an attached volume takes its snapshots itself, in the same order.
 //!
-//! Its *origin* are labels beside it that say which objects of a cluster it was taken for, so that another
-//! cluster gives it the same names. They are stored once it is registered; a snapshot without them is one all
+//! Its *origin* is an object with labels: the names of the cluster's objects that it was taken for, so that
+//! another cluster gives it the same names. They are stored once it is registered; a snapshot without them is one all
 //! the same.
 //!
 //! A snapshot is *forgotten* once its mark is stored, which is never deleted: a fork of it that came too late
@@ -274,7 +274,7 @@ pub async fn snapshots_of(
     live(objects, manifest).await
 }
 
-/// Origin that is beside a snapshot after a request to store one.
+/// Result of a request to store an origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum OriginPlace {

@@ -416,7 +416,7 @@ fn may_get(first: Act, second: Act, got: (Got, Got)) -> bool {
     };
     let (a, b) = got;
     let is_known = one(first, second).contains(&a) && one(second, first).contains(&b);
-    // Of two that exclude each other one gets what it wants, and one only.
+    // Of two acts that exclude each other exactly one succeeds.
     let is_decided = match (first, second) {
         (Delete, Adopt) | (Adopt, Delete) | (Delete, Snapshot) | (Snapshot, Delete) => {
             (a == Done) != (b == Done)

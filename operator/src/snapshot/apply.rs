@@ -116,7 +116,7 @@ impl SnapshotApplier<'_> {
         }
     }
 
-    /// Stores the names of the objects beside the snapshot. Those that another cluster stored stay.
+    /// Stores the names of the objects in the object store. Those that another cluster stored stay.
     async fn store_origin(&self) -> Result<OriginPlace, SnapshotFailure> {
         let ((store, _volume), uid) = (self.place().await?, self.uid()?);
         let Some(name) = self.name()? else { return Ok(OriginPlace::NoSnapshot) };
@@ -239,8 +239,8 @@ fn ready(
     }
 }
 
-/// The status once it was tried to store the names of the objects: they are stored, never will be, or a
-/// failure is said in the condition [`NAMES_STORED`]. Its words stay while its reason does: each report of a
+/// The status after an attempt to store the names of the objects: they are stored, others are and stay, or
+/// the condition [`NAMES_STORED`] gives the cause, and the next resync tries again. Its words stay while its reason does: each report of a
 /// new one would begin the next attempt at once.
 fn with_names(
     facts: &SnapshotFacts,
@@ -265,7 +265,8 @@ fn with_names(
         Ok(OriginPlace::NoSnapshot) => (
             "SnapshotNotFound",
             format!(
-                "ObjectStore `{store}` has no such snapshot: it names another bucket or prefix than the one that the snapshot was taken in; correct the ObjectStore"
+                "ObjectStore `{store}` has no such snapshot: it names another bucket or prefix than the one that the snapshot was taken in; correct the ObjectStore. It is looked for again every {} minutes",
+                RESYNC.as_secs() / 60
             ),
         ),
         Err(failure) => (
@@ -277,7 +278,7 @@ fn with_names(
             ),
         ),
     };
-    status.origin_stored = tried.is_ok().then_some(false);
+    status.origin_stored = matches!(tried, Ok(OriginPlace::Others)).then_some(false);
     if find_condition(&status.conditions, NAMES_STORED).is_some_and(|said| said.reason == reason) {
         return status;
     }
@@ -397,11 +398,13 @@ mod tests {
     fn names_that_are_not_those_of_the_object_count_as_not_stored() {
         let (facts, status) = taken();
         let later = Time(Timestamp::from_second(60).expect("a time"));
-        for (place, reason) in
-            [(OriginPlace::Others, "OtherNames"), (OriginPlace::NoSnapshot, "SnapshotNotFound")]
-        {
+        for (place, reason, stored) in [
+            (OriginPlace::Others, "OtherNames", Some(false)),
+            // An ObjectStore that is corrected later has it.
+            (OriginPlace::NoSnapshot, "SnapshotNotFound", None),
+        ] {
             let told = with_names(&facts, Some(&status), Ok(place), &later);
-            assert_eq!(told.origin_stored, Some(false));
+            assert_eq!(told.origin_stored, stored);
             assert_eq!(find_condition(&told.conditions, NAMES_STORED).expect("said").reason, reason);
         }
     }

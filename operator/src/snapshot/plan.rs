@@ -10,7 +10,7 @@
 //! ```
 //!
 //! One with `spec.snapshotID` is not taken but adopted: it is looked for in the log of the volume. Once a
-//! snapshot is Ready, the names of its objects are stored beside it, for `restore` in another cluster.
+//! snapshot is Ready, the names of its objects are stored in the object store, for `restore` in another cluster.
 //!
 //! A snapshot of a group is recorded and driven by `group`, until it is taken or to be deleted.
 
@@ -47,7 +47,7 @@ pub(crate) enum SnapshotStep {
     Take,
     /// Report the snapshot that the log of this volume has at the place of the name.
     Adopt(SnapshotName),
-    /// Store the names of its objects beside the snapshot, and report that.
+    /// Store the names of its objects in the object store, and report that.
     StoreOrigin,
     /// Forget the snapshot in the log of the recorded volume, if it is there.
     Forget,

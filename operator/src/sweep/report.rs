@@ -196,7 +196,7 @@ mod tests {
         assert!(note.len() < 1024, "{}", note.len());
     }
 
-    /// The command that was named does not run without the store, and what it prints retains.
+    /// The message named a command that lacked the store, and whose documents retain their snapshots.
     #[test]
     fn a_volume_that_waits_for_its_snapshots_names_the_way_out() {
         let id: VolumeId = "v".parse().expect("an id");

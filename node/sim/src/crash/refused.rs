@@ -1,4 +1,4 @@
-//! Scenarios of which one write fails, and what is left after each.
+//! Scenarios in which one write fails, and the checks after each.
 //!
 //! Owns: the choice of the write and of its failure; what must be possible while it lasts, and after it.
 //! A scenario ends with the write that fails. The process lives on, with that failure.

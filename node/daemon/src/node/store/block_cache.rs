@@ -228,6 +228,11 @@ mod tests {
         HeapBuffer::from_slice(&vec![fill; BLOCK_BYTES as usize]).into()
     }
 
+    /// The fetch of a block that is there: not even begun.
+    fn none() -> std::future::Ready<io::Result<Arc<HeapBuffer>>> {
+        unreachable!("it is there")
+    }
+
     #[tokio::test]
     async fn a_held_slot_keeps_its_bytes_while_others_change() {
         let dir = tempfile::tempdir().unwrap();
@@ -257,10 +262,7 @@ mod tests {
         slab.forget(&bad);
         let bad_offset = bad.offset_bytes();
         drop(bad);
-        let again = slab
-            .slot::<io::Error, _>(&key(1), Among::Both, || async { unreachable!("it is there") })
-            .await
-            .unwrap();
+        let again = slab.slot::<io::Error, _>(&key(1), Among::Both, none).await.unwrap();
         assert_eq!(again.offset_bytes(), fresh.offset_bytes());
         let other = slab.slot::<io::Error, _>(&key(2), Among::Both, || async { Ok(block(2)) }).await.unwrap();
         assert_ne!(other.offset_bytes(), bad_offset, "it is the last to be used again");
@@ -310,8 +312,7 @@ mod tests {
         }
         assert!(slab.unkept() >= 255);
         let last = key(255);
-        let held =
-            slab.slot::<io::Error, _>(&last, Among::Both, || async { unreachable!("it is in memory") });
+        let held = slab.slot::<io::Error, _>(&last, Among::Both, none);
         assert!(held.await.unwrap().is_in_memory());
     }
 
@@ -322,10 +323,7 @@ mod tests {
         let failed = slab.slot(&key(1), Among::Both, || async { Err(io::Error::other("away")) }).await;
         assert!(failed.is_err());
         let first = slab.slot::<io::Error, _>(&key(1), Among::Both, || async { Ok(block(1)) }).await.unwrap();
-        let again = slab
-            .slot::<io::Error, _>(&key(1), Among::Both, || async { unreachable!("it is there") })
-            .await
-            .unwrap();
+        let again = slab.slot::<io::Error, _>(&key(1), Among::Both, none).await.unwrap();
         assert_eq!(first.offset_bytes(), again.offset_bytes());
     }
 }
