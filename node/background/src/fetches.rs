@@ -11,8 +11,8 @@
 //! its own index and where a merge relocates frames to it, so no two of them are neighbours in an object.
 //!
 //! *Memory.* A block for each content of which a frame has arrived, however many readers it has; frames are
-//! unpacked as they arrive, and their stored bytes dropped. An unreachable store, of which nothing arrives, takes
-//! none.
+//! unpacked as they arrive, and their stored bytes dropped. An unreachable store, of which nothing arrives,
+//! takes none.
 
 use std::collections::HashMap;
 use std::ops::DerefMut;

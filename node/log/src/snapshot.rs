@@ -14,8 +14,8 @@
 //! The writer of an attached volume takes its snapshots itself, in the same order.
 //!
 //! Its *origin* is an object with labels: the names of the cluster's objects that it was taken for, so that
-//! another cluster gives it the same names. They are stored once it is registered; a snapshot without them is one all
-//! the same.
+//! another cluster gives it the same names. They are stored once it is registered; a snapshot without them is
+//! one all the same.
 //!
 //! A snapshot is *forgotten* once its mark is stored, which is never deleted: a fork of it that came too late
 //! can see it. The next snapshot of the volume drops it from the list of registered ones. A mark in a place

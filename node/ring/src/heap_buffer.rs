@@ -18,8 +18,8 @@ pub struct HeapBuffer {
 
 // SAFETY: the memory is owned by this value alone and has no tie to a thread.
 unsafe impl Send for HeapBuffer {}
-// SAFETY: a shared reference gives shared slices alone. Only an operation writes through `as_raw`, and it owns
-// the buffer meanwhile.
+// SAFETY: a shared reference gives shared slices alone. Only an operation writes through `as_raw`, and it
+// owns the buffer meanwhile.
 unsafe impl Sync for HeapBuffer {}
 
 impl HeapBuffer {

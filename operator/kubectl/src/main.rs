@@ -62,8 +62,8 @@ enum Command {
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
     },
-    /// Prints documents for the volumes and snapshots in the bucket of an ObjectStore that the cluster does not
-    /// have. Runs `holdfast-operator restore` in a pod of the operator, and ends as that command does.
+    /// Prints documents for the volumes and snapshots in the bucket of an ObjectStore that the cluster does
+    /// not have. Runs `holdfast-operator restore` in a pod of the operator, and ends as that command does.
     Restore {
         /// Name of an ObjectStore.
         object_store: String,

@@ -2,8 +2,8 @@
 //! and VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All of them retain.
 //!
 //! Invariants: the handle of a snapshot in CSI is the name of its VolumeSnapshot of `storage.holdfast.dev`.
-//! So a snapshot gets its old name, and the handle keeps its meaning, unless an object here has that name. A name
-//! that several snapshots of the bucket had means none of them: no snapshot gets it.
+//! So a snapshot gets its old name, and the handle keeps its meaning, unless an object here has that name. A
+//! name that several snapshots of the bucket had means none of them: no snapshot gets it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -240,8 +240,8 @@ fn ready(
 }
 
 /// The status after an attempt to store the names of the objects: they are stored, others are and stay, or
-/// the condition [`NAMES_STORED`] gives the cause, and the next resync tries again. Its words stay while its reason does: each report of a
-/// new one would begin the next attempt at once.
+/// the condition [`NAMES_STORED`] gives the cause, and the next resync tries again. Its words stay while its
+/// reason does: each report of a new one would begin the next attempt at once.
 fn with_names(
     facts: &SnapshotFacts,
     present: Option<&VolumeSnapshotStatus>,

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! One with `spec.snapshotID` is not taken but adopted: it is looked for in the log of the volume. Once a
-//! snapshot is Ready, the names of its objects are stored in the object store, for `restore` in another cluster.
+//! snapshot is Ready, the names of its objects are stored in the object store, for `restore` in another
+//! cluster.
 //!
 //! A snapshot of a group is recorded and driven by `group`, until it is taken or to be deleted.
 

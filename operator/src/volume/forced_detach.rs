@@ -18,8 +18,8 @@ use super::facts::{AttachedWriter, ClusterFacts};
 /// Condition: a node was force-detached, and what it had not uploaded is missing.
 pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
 
-/// Losses that a status names one by one, besides the newest. Older ones are summed up: a volume that moves on
-/// from node to node for months, while no person reads of it, keeps a status of one size.
+/// Losses that a status names one by one, besides the newest. Older ones are summed up: a volume that moves
+/// on from node to node for months, while no person reads of it, keeps a status of one size.
 pub(super) const MAX_EARLIER: usize = 8;
 
 impl ClusterFacts {
