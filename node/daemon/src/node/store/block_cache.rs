@@ -326,4 +326,38 @@ mod tests {
         let again = slab.slot::<io::Error, _>(&key(1), Among::Both, none).await.unwrap();
         assert_eq!(first.offset_bytes(), again.offset_bytes());
     }
+
+    /// Offset of the block that is fetched after another reader, whose write is in progress, was dropped; or
+    /// without that reader.
+    async fn offset_after(has_dropped: bool) -> u64 {
+        let dir = tempfile::tempdir().unwrap();
+        let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
+        // Some are evicted: their slots are free and were written.
+        for fill in 3..=255 {
+            fetched(&slab, fill).await;
+        }
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        // Writes wait for the one thread.
+        let busy = tokio::spawn(run_blocking(move || ends.recv().is_err()));
+        tokio::task::yield_now().await;
+        if has_dropped {
+            let dropped = std::pin::pin!(fetched(&slab, 1));
+            assert!(futures::poll!(dropped).is_pending(), "its write waits");
+        }
+        let mut next = Box::pin(fetched(&slab, 2));
+        assert!(futures::poll!(next.as_mut()).is_pending());
+        drop(end);
+        assert!(busy.await.unwrap());
+        let next = next.await;
+        assert_eq!(read(&slab, &next), 2);
+        next.offset_bytes()
+    }
+
+    /// Found by a reader: the number of the slot was free again while the write was in progress, and the next
+    /// content could be in it when that write ended.
+    #[test]
+    fn a_reader_that_is_dropped_keeps_its_slot_until_its_write_has_ended() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async { assert_ne!(offset_after(true).await, offset_after(false).await) });
+    }
 }
