@@ -28,9 +28,17 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-cluster", &["holdfast-operator", "holdfast-node", "holdfast-csi"]),
     ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-lab"]),
     (
-        "holdfast-engine",
-        &["holdfast-background", "holdfast-log", "holdfast-node", "holdfast-operator", "holdfast-sim"],
+        "holdfast-format",
+        &[
+            "holdfast-engine",
+            "holdfast-background",
+            "holdfast-log",
+            "holdfast-node",
+            "holdfast-operator",
+            "holdfast-sim",
+        ],
     ),
+    ("holdfast-engine", &["holdfast-background", "holdfast-node", "holdfast-sim"]),
     ("holdfast-background", &["holdfast-node", "holdfast-sim", "holdfast-csi"]),
     ("holdfast-ring", &["holdfast-ublk", "holdfast-fuse", "holdfast-memory", "holdfast-node"]),
     ("holdfast-ublk", &["holdfast-node"]),
@@ -58,6 +66,7 @@ const BELOW_ENGINE: &[&str] = &[
     "constant_time_eq",
     "cpufeatures",
     "holdfast-engine",
+    "holdfast-format",
     "holdfast-types",
     // Macros, which are not in the program.
     "proc-macro2",
@@ -79,7 +88,7 @@ struct Package {
     name: String,
     licence: String,
     local: bool,
-    /// True if a dependency, or a feature of its own, asks for the engine's feature `simulation`.
+    /// True if a dependency, or a feature of its own, asks for the feature `simulation`.
     simulates: bool,
     /// Direct dependencies that are built into it or run when it is built, by name.
     named: BTreeSet<String>,

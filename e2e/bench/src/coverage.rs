@@ -13,7 +13,7 @@ use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
 /// The crates that count, below `node/`.
-const CRATES: [&str; 4] = ["background", "engine", "log", "objects"];
+const CRATES: [&str; 5] = ["background", "engine", "format", "log", "objects"];
 /// Parts of these that only tests use: the reference store, its faults, the suite that every store passes.
 const FOR_TESTS: [&str; 3] =
     ["node/objects/src/conformance", "node/objects/src/memory.rs", "node/objects/src/fault.rs"];

@@ -24,15 +24,15 @@ use std::time::Duration;
 
 use futures::future::join;
 use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalData, plan_attach, worth};
-use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundMap, Header, PageSummary};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::Displaced;
-use holdfast_engine::safeguard::{
+use holdfast_engine::sector_map::Restore;
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::Displaced;
+use holdfast_format::safeguard::{
     Safeguard::{CheckTruncation, PreserveFenced},
     safeguard,
 };
-use holdfast_engine::sector_map::Restore;
 use holdfast_log::{
     CreateOutcome, LogFailure, confirm_fork, create_record, is_in_place, read_manifest, read_manifest_to_end,
     was_truncated_after,

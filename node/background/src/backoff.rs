@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_engine::safeguard::{Safeguard::RetryFailed, safeguard};
+use holdfast_format::safeguard::{Safeguard::RetryFailed, safeguard};
 use holdfast_types::Jitter;
 
 use crate::Environment;

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use holdfast_engine::compose::Composition;
-use holdfast_engine::index::Run;
-use holdfast_engine::manifest::Manifest;
+use holdfast_format::compose::Composition;
+use holdfast_format::index::Run;
+use holdfast_format::manifest::Manifest;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_BLOCKS, Chunk, Mask, PlacedId, Sector, SectorRange};
 

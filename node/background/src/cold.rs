@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast_engine::DecodeError;
-use holdfast_engine::compose::{Composition, Layer, compose};
-use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, Runs, SegmentObject};
-use holdfast_engine::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
-use holdfast_engine::segment::{FrameError, FrameIndex, SegmentRef};
+use holdfast_format::DecodeError;
+use holdfast_format::compose::{Composition, Layer, compose};
+use holdfast_format::index::{Run, RunHead, RunPage, RunRef, Runs, SegmentObject};
+use holdfast_format::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
+use holdfast_format::segment::{FrameError, FrameIndex, SegmentRef};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Block, Lineage, Mask, RunId, SectorRange, SegmentId};
 use quick_cache::sync::{Cache, DefaultLifecycle};

@@ -18,9 +18,9 @@ use std::collections::HashMap;
 use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 
-use holdfast_engine::compose::{Composition, ContentKey, Piece, place};
-use holdfast_engine::safeguard::{Safeguard::FetchTheRest, safeguard};
-use holdfast_engine::segment::unpack;
+use holdfast_format::compose::{Composition, ContentKey, Piece, place};
+use holdfast_format::safeguard::{Safeguard::FetchTheRest, safeguard};
+use holdfast_format::segment::unpack;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Lineage, Mask};
 use parking_lot::Mutex;

@@ -1,7 +1,7 @@
 //! The manifest of a volume that was taken over while it was served.
 
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::safeguard::{Safeguard::ProbeBeyondList, safeguard};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::safeguard::{Safeguard::ProbeBeyondList, safeguard};
 use holdfast_log::{read_manifest, read_manifest_to_end};
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;

@@ -18,12 +18,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use holdfast_engine::index::merge::{Input, Merge, MergeStep};
-use holdfast_engine::index::policy::MergeKind;
-use holdfast_engine::index::relocate::{Fingerprint, groups};
-use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
-use holdfast_engine::safeguard::{Safeguard::AddOnlyOwn, safeguard};
-use holdfast_engine::segment::SegmentRef;
+use holdfast_format::index::merge::{Input, Merge, MergeStep};
+use holdfast_format::index::policy::MergeKind;
+use holdfast_format::index::relocate::{Fingerprint, groups};
+use holdfast_format::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
+use holdfast_format::safeguard::{Safeguard::AddOnlyOwn, safeguard};
+use holdfast_format::segment::SegmentRef;
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError, part_length};
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
 

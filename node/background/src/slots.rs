@@ -12,8 +12,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_engine::compose::ContentKey;
-use holdfast_engine::safeguard::{
+use holdfast_format::compose::ContentKey;
+use holdfast_format::safeguard::{
     Safeguard::{FreeSlotOnce, SpareSlots},
     safeguard,
 };
@@ -296,8 +296,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use futures::FutureExt;
-    use holdfast_engine::compose::{Layer, compose};
-    use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
+    use holdfast_format::compose::{Layer, compose};
+    use holdfast_format::segment::{FrameIndex, SegmentBuilder};
     use holdfast_types::{Block, Mask, Place, SegmentId, Seq};
 
     use super::*;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use holdfast_engine::action::DirtyBlock;
-use holdfast_engine::safeguard::{
+use holdfast_format::safeguard::{
     Safeguard::{CommitOnlyAllRead, PackByMask},
     safeguard,
 };
-use holdfast_engine::sector_map::Side;
-use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
+use holdfast_format::segment::{FrameIndex, SegmentBuilder, SegmentRef};
+use holdfast_format::side::Side;
 use holdfast_objects::Part;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange, SegmentId};
 

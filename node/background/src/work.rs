@@ -9,17 +9,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::lock::Mutex;
 use holdfast_engine::action::DirtyBlock;
-use holdfast_engine::begins_as_ours;
-use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
-use holdfast_engine::index::MergePlan;
-use holdfast_engine::record::Record;
-use holdfast_engine::safeguard::{
+use holdfast_engine::volume::Pending;
+use holdfast_format::begins_as_ours;
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::index::MergePlan;
+use holdfast_format::record::Record;
+use holdfast_format::safeguard::{
     Safeguard::{CheckpointBeforeDeletes, FreeMemoryInBackoff, QueueByStore, SegmentBeforeCommit},
     safeguard,
 };
-use holdfast_engine::segment::FRAME_MEMORY_BYTES;
-use holdfast_engine::volume::Pending;
+use holdfast_format::segment::FRAME_MEMORY_BYTES;
 use holdfast_log::RootPlace;
 use holdfast_objects::{
     CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError, part_length,

@@ -3,8 +3,8 @@
 
 use std::future::Future;
 
-use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::Settings;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
 use holdfast_s3::S3Config;

@@ -1,12 +1,13 @@
 //! Actions that a volume asks its caller for. Each but `Complete` and `Report` is answered by exactly one
 //! event.
 
+use holdfast_format::index::{MergePlan, Runs};
+use holdfast_format::side::Side;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_types::{Block, Chunk, Mask, Place, SectorRange, Seq, SnapshotUid};
 
 use crate::event::{Errno, RequestId};
-use crate::index::{MergePlan, Runs};
-use crate::sector_map::Side;
-use crate::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
+use crate::snapshot::{CutAnswer, SnapshotRefused};
 
 /// A local file that request bytes come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -19,20 +19,20 @@
 
 use std::fmt;
 
-use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
-
-use crate::durable_map::{FoundMap, Header};
-use crate::limit::MAX_SECTORS;
-use crate::manifest::{Manifest, Writer};
-use crate::record::{Body, Displaced, Record};
-use crate::safeguard::{
+use holdfast_format::limit::MAX_SECTORS;
+use holdfast_format::manifest::{Manifest, Writer};
+use holdfast_format::record::{Body, Displaced, Record};
+use holdfast_format::safeguard::{
     Safeguard::{
         CheckExpectedEpoch, CleanOnlyIfClosed, RefuseAbsentState, RejectLostRecords, RejectOlderState,
         RejectOtherStore,
     },
     safeguard,
 };
-use crate::sector_map::{Side, SideSet};
+use holdfast_format::side::{Side, SideSet};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+
+use crate::durable_map::{FoundMap, Header};
 
 /// A node's request to attach the volume, and what that attach may change.
 #[derive(Debug, Clone)]
@@ -330,10 +330,10 @@ mod tests {
     use holdfast_types::{Place, SnapshotUid};
 
     use super::*;
-    use crate::chunk_set::ChunkSet;
     use crate::durable_map::{FoundPage, FoundPart, PageSummary};
-    use crate::fence::Fence;
-    use crate::snapshot::SnapshotChange;
+    use holdfast_format::chunk_set::ChunkSet;
+    use holdfast_format::fence::Fence;
+    use holdfast_format::snapshot::SnapshotChange;
 
     const MINE: Nonce = Nonce([1; 16]);
     const THEIRS: Nonce = Nonce([2; 16]);
@@ -386,7 +386,7 @@ mod tests {
 
     fn commit(epoch: u64, nonce: Nonce, generation: u64) -> (u64, Nonce, Body) {
         let id = holdfast_types::SegmentId::new(Place::until(Seq(100)), 1, [2; 10]);
-        let segment = crate::segment::SegmentRef {
+        let segment = holdfast_format::segment::SegmentRef {
             id,
             bytes: 1,
             index_offset: 0,

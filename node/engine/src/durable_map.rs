@@ -36,14 +36,14 @@ mod journal;
 mod read;
 mod summary;
 
+use holdfast_format::limit::MAX_SECTORS;
+use holdfast_format::safeguard::{Safeguard::PagesNameRecords, safeguard};
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
-use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
-use crate::safeguard::{Safeguard::PagesNameRecords, safeguard};
-use crate::sector_map::{
-    LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, Side, SideSet, chunk_pages, map_bytes,
-};
-use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
+use crate::limit::REMEMBERED_NONCES;
+use crate::sector_map::{LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, chunk_pages, map_bytes};
 
 pub(crate) use journal::{Entry, encode_fill, encode_record, journal_offset, journal_slots, record_slots};
 pub use journal::{JOURNAL_OFFSET, journal_extent};

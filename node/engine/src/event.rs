@@ -1,12 +1,12 @@
 //! Events that a volume handles.
 
+use holdfast_format::index::RunRef;
+use holdfast_format::index::policy::MergeKind;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::Side;
 use holdfast_types::{Chunk, PlacedId, SectorRange, Seq, SnapshotUid};
 
-use crate::index::RunRef;
-use crate::index::policy::MergeKind;
-use crate::manifest::Manifest;
-use crate::sector_map::Side;
-use crate::segment::SegmentRef;
 use crate::volume::Settings;
 
 /// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
@@ -229,7 +229,7 @@ pub enum Event {
     /// Answer: [`crate::action::Report::Grown`] once the log says so; none where the volume is fenced or
     /// released before.
     Grow {
-        /// Logical size, [`crate::limit::MAX_SECTORS`] at most.
+        /// Logical size, [`holdfast_format::limit::MAX_SECTORS`] at most.
         sectors: u64,
     },
     /// The volume has these settings from here on. Flushes that are not answered yet keep what the new ones

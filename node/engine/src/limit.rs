@@ -1,12 +1,5 @@
-//! Every bound of the engine in one place; those of the log's length are in `log_length.rs`.
+//! Every bound of the engine in one place; those of the stored formats are in `holdfast_format::limit`.
 
-/// Runs of chunks in a reference: what it takes in a record and in memory does not grow with the volume. Part
-/// of the formats: a fence of fewer runs is exact.
-pub const MAX_FENCE_RUNS: usize = 64;
-/// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
-pub const REMEMBERED_ATTACHES: usize = 256;
-/// Snapshots that a volume can have registered: 160 KiB of each checkpoint.
-pub const MAX_SNAPSHOTS: usize = 4096;
 /// Snapshots that wait for a writer at a time.
 pub const WAITING_SNAPSHOTS: usize = 64;
 /// Milliseconds for which a volume that is prepared for a cut defers seals: several answers of a slow API
@@ -19,13 +12,6 @@ pub const PREPARED_AT_MOST_MS: u64 = 120_000;
 pub const HOLD_MS: u64 = 5000;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.
 pub const REMEMBERED_NONCES: usize = 21;
-/// Largest volume: the block number of a frame has 32 bits (512 TiB).
-pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
-/// Bytes of the labels of a create record: so that no record of a volume is large because of names.
-pub const MAX_LABEL_BYTES: usize = 1 << 10;
-/// Bytes of the largest root that a detach record carries: readers that need the record alone read it with
-/// the root, once for each detach since the newest checkpoint.
-pub const MAX_DETACH_ROOT_BYTES: usize = 64 << 10;
 /// Largest request in bytes that moves data.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// Milliseconds that background work waits after a failed round before it asks for another.

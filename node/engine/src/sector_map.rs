@@ -31,23 +31,24 @@ mod side;
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use holdfast_types::{
-    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, Sector, SectorRange, Seq, VolumeId,
-};
-
-use crate::safeguard::{
+use holdfast_format::safeguard::{
     Safeguard::{ActiveSideIsNewest, ResumeAsGrown, WriteEndsZeros},
     safeguard,
 };
-use crate::wire;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::wire;
+use holdfast_types::{
+    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, Sector, SectorRange, Seq, VolumeId,
+};
 
 pub(crate) use block_set::{BlockSet, Blocks, PAGE_BLOCKS};
 pub(crate) use nibble::Nibble;
 use nibble::Nibbles;
 pub(crate) use page_set::PageSet;
 pub use restored::{Restore, RestoredMap};
+pub use side::Newest;
 pub(crate) use side::PerSide;
-pub use side::{Newest, Side, SideSet};
+use side::{dirty_bit, newest_bits};
 
 /// Sectors of one map page, the unit in which the map is made durable (16 MiB of volume).
 pub const PAGE_SECTORS: u64 = 4096;
@@ -512,7 +513,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// one.
     fn mark(&mut self, sector: u64, side: Side, zeros: bool) -> bool {
         let old = self.nibble(sector);
-        let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
+        let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
         let active = self.active();
         let hidden = side != active && old.is_dirty(active) && safeguard(ActiveSideIsNewest);
         let new = if hidden {
@@ -541,7 +542,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         for sector in range.start.0..range.end() {
             let old = self.nibble(sector);
             if old.newest() == Some(side) {
-                let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
+                let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
                 changed |= self.set_nibble(sector, Nibble::on(side, dirty, false));
             }
         }
@@ -567,7 +568,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         blocks: Blocks,
         side: Side,
     ) -> impl Iterator<Item = (Block, Mask)> + '_ {
-        let dirty = in_each(side.dirty_bit());
+        let dirty = in_each(dirty_bit(side));
         blocks.iter().filter_map(move |number| {
             let block = Block(page * PAGE_BLOCKS + u64::from(number));
             let start = block.first_sector().0;
@@ -590,8 +591,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> (u64, Blocks) {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
-        let (newest, dirty) = (in_each(side.newest_bits()), in_each(side.dirty_bit()));
-        let elsewhere = in_each(side.other().newest_bits());
+        let (newest, dirty) = (in_each(newest_bits(side)), in_each(dirty_bit(side)));
+        let elsewhere = in_each(newest_bits(side.other()));
         let (mut released, mut changed) = (0, Blocks::default());
         for (number, block) in
             (0..).zip(SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS))

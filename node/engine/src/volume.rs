@@ -54,16 +54,12 @@ mod turn;
 mod unflushed;
 mod unreadable;
 
-use holdfast_types::{Millis, SectorRange, Seq};
-
-use crate::action::{Action, Report};
-use crate::chunk_set::ChunkSet;
-use crate::crash_point::{CrashPoint, reach};
-use crate::event::{Errno, Event, Op, RequestId};
-use crate::limit::MAX_SECTORS;
-use crate::manifest::Manifest;
-use crate::record::Body;
-use crate::safeguard::{
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::limit::MAX_SECTORS;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::Body;
+use holdfast_format::safeguard::{
     Safeguard::{
         CommitAfterFailedSync, FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits,
         FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease, LastRoundOfFenced,
@@ -71,9 +67,15 @@ use crate::safeguard::{
     },
     safeguard,
 };
-use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
-use crate::segment::SegmentRef;
-use crate::snapshot::{CutAnswer, Snapshot, SnapshotChange, SnapshotRefused};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::snapshot::{Snapshot, SnapshotChange};
+use holdfast_types::{Millis, SectorRange, Seq};
+
+use crate::action::{Action, Report};
+use crate::event::{Errno, Event, Op, RequestId};
+use crate::sector_map::{CommitScope, LiveMapError, SectorMap};
+use crate::snapshot::{CutAnswer, SnapshotRefused};
 
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};

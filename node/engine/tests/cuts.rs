@@ -4,13 +4,15 @@
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
-use holdfast_engine::limit::MAX_SNAPSHOTS;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentBuilder;
-use holdfast_engine::snapshot::{CutAnswer, SnapshotChange};
+use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_format::limit::MAX_SNAPSHOTS;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentBuilder;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SectorRange, SegmentId, SnapshotUid};
 
 const NONCE: Nonce = Nonce([7; 16]);

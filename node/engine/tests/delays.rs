@@ -4,13 +4,14 @@
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId, Unprepared};
-use holdfast_engine::fence::Fence;
-use holdfast_engine::limit::MAX_SECTORS;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentRef;
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::{AttachState, Delay, DirtyLimits, Durability, Setup, Volume};
+use holdfast_format::fence::Fence;
+use holdfast_format::limit::MAX_SECTORS;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq, VolumeId};
 
 const SECTORS: u64 = 8192;

@@ -4,12 +4,13 @@
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
-use holdfast_engine::fence::Fence;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentRef;
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Settings, Setup, Volume};
+use holdfast_format::fence::Fence;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 10_000;

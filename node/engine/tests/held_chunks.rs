@@ -5,11 +5,12 @@
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentBuilder;
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentBuilder;
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);

@@ -2,17 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::Action;
-use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
-use holdfast_engine::fence::Fence;
-use holdfast_engine::index::RunRef;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::fence::Fence;
+use holdfast_format::index::RunRef;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_types::{Epoch, Nonce, Place, RunId, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);

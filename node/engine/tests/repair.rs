@@ -7,17 +7,19 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
-use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
-use holdfast_engine::fence::Fence;
-use holdfast_engine::index::RunRef;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Merge, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::snapshot::{SnapshotChange, SnapshotRefused};
+use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::snapshot::SnapshotRefused;
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Pending, Setup, Volume};
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::fence::Fence;
+use holdfast_format::index::RunRef;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Merge, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_types::{Block, Epoch, Mask, Nonce, Place, RunId, SectorRange, SegmentId, Seq, SnapshotUid};
 
 const SECTORS: u64 = 1000;

@@ -14,13 +14,14 @@ use holdfast_engine::durable_map::{
     page_offset,
 };
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
-use holdfast_engine::fence::Fence;
 use holdfast_engine::limit::{MAP_WRITE_PAGES, MAX_DIRTY_BLOCKS, ROUND_BLOCKS, ROUND_PAGES, SEAL_BLOCKS};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, Side, SideSet, map_bytes};
-use holdfast_engine::segment::SegmentRef;
+use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, map_bytes};
 use holdfast_engine::volume::{AttachState, Delay, DirtyLimits, Durability, Setup, Volume};
+use holdfast_format::fence::Fence;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{
     BLOCK_SECTORS, CHUNK_BLOCKS, CHUNK_SECTORS, Epoch, Nonce, Place, SectorRange, SegmentId, Seq,
 };

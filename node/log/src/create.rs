@@ -1,9 +1,9 @@
 //! Extending a log.
 
 use bytes::Bytes;
-use holdfast_engine::fork::Fork;
-use holdfast_engine::manifest::LogError;
-use holdfast_engine::record::{Body, Labels, Record};
+use holdfast_format::fork::Fork;
+use holdfast_format::manifest::LogError;
+use holdfast_format::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};

@@ -8,13 +8,13 @@
 use std::collections::BTreeSet;
 
 use futures::future::try_join_all;
-use holdfast_engine::fork::Fork;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::safeguard::{
+use holdfast_format::fork::Fork;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::safeguard::{
     Safeguard::{AskIfForgotten, ForksKeepObjects, ForksOfForksCount, StoreVerdict},
     safeguard,
 };
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};

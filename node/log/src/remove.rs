@@ -13,8 +13,8 @@
 //! Costs, for a volume without snapshots that is detached: a LIST and a GET of its last record, two PUTs, and
 //! a LIST and a DELETE for each 1,000 objects; of one in the trash a GET of the tombstone more.
 
-use holdfast_engine::manifest::{Manifest, Writer};
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::{Manifest, Writer};
+use holdfast_format::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};

@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt, stream};
-use holdfast_engine::DecodeError;
-use holdfast_engine::index::{Run, RunHead, SegmentObject};
-use holdfast_engine::manifest::{LogError, Manifest};
-use holdfast_engine::segment::FrameError;
+use holdfast_format::DecodeError;
+use holdfast_format::index::{Run, RunHead, SegmentObject};
+use holdfast_format::manifest::{LogError, Manifest};
+use holdfast_format::segment::FrameError;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{SectorRange, Seq, VolumeId};
 

@@ -25,15 +25,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_engine::limit::MAX_SNAPSHOTS;
-use holdfast_engine::log_length::checkpoint_every;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Labels, Record};
-use holdfast_engine::safeguard::{
+use holdfast_format::limit::MAX_SNAPSHOTS;
+use holdfast_format::log_length::checkpoint_every;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Labels, Record};
+use holdfast_format::safeguard::{
     Safeguard::{CheckSnapshotPlace, CompareRoots, LookForMark},
     safeguard,
 };
-use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
+use holdfast_format::snapshot::{Snapshot, SnapshotChange};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};

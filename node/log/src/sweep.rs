@@ -38,13 +38,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use futures::future::try_join_all;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::Body;
-use holdfast_engine::safeguard::{
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::Body;
+use holdfast_format::safeguard::{
     Safeguard::{SweepListsAgain, SweepPassedPlaces},
     safeguard,
 };
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Place, Seq, SnapshotName, SnapshotUid, VolumeId};

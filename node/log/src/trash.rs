@@ -26,7 +26,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use holdfast_engine::manifest::Manifest;
+use holdfast_format::manifest::Manifest;
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{TRASH_PREFIX, TrashKey, TrashStay, trash_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};

@@ -22,9 +22,9 @@
 //!   the same, so a page that a proxy sends in its place is an error too.
 
 use bytes::Bytes;
-use holdfast_engine::crash_point::{CrashPoint, reach};
-use holdfast_engine::log_length::{mark_after, mark_upto};
-use holdfast_engine::manifest::Manifest;
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::log_length::{mark_after, mark_upto};
+use holdfast_format::manifest::Manifest;
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_engine::record::{Body, Labels, Record};
+use holdfast_format::record::{Body, Labels, Record};
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_log::trash::{self, Emptied, Terms, Trashed, empty, read_trash, take_back};
 use holdfast_log::{

@@ -3,8 +3,8 @@
 
 mod stored;
 
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
 use holdfast_log::scrub::scrub;
 use holdfast_log::{
     Creation, LogFailure, read_manifest, read_manifest_to_end, remove, snapshot_detached, snapshots,

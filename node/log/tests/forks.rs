@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, confirm_fork, create_record, forget, provision, read_creation,
     read_manifest_to_end, remove, snapshot_detached,
@@ -389,7 +389,7 @@ struct BeforeGet<F> {
 async fn create_only(inner: &MemoryStore, volume: &str, source: &str) {
     let SnapshotName { volume: of, seq } = named(source);
     let root = holdfast_log::read_snapshot(inner, &of, seq).await.unwrap();
-    let source = holdfast_engine::fork::Fork::of(&root).map(Box::new);
+    let source = holdfast_format::fork::Fork::of(&root).map(Box::new);
     let body = Body::Create { sectors: SECTORS, source, labels: Default::default() };
     let record = Record { volume: id(volume), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
     assert_eq!(create_record(inner, &record).await.unwrap(), CreateOutcome::Created);

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_engine::chunk_set::ChunkSet;
-use holdfast_engine::fence::Fence;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::SideSet;
-use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::fence::Fence;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::SideSet;
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, drop_checkpoints, list_volumes, provision,
     read_manifest, read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,

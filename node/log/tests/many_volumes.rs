@@ -12,9 +12,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_engine::fork::Fork;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_format::fork::Fork;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest_to_end,

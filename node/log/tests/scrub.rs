@@ -6,8 +6,8 @@ mod stored;
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
 use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{
     Creation, drop_checkpoints, read_manifest, read_manifest_to_end, truncate, write_checkpoint,

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_engine::record::{Body, Labels, Record};
-use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
+use holdfast_format::record::{Body, Labels, Record};
+use holdfast_format::snapshot::{Snapshot, SnapshotChange};
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, OriginPlace, SnapshotError, create_record, forget, forgotten_of,

@@ -6,7 +6,7 @@ mod stored;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_engine::record::Body;
+use holdfast_format::record::Body;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{Creation, LogFailure, forget, provision, remove, snapshot_detached};
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, ObjectStore, ReadyParts, Verb};

@@ -6,7 +6,7 @@ mod stored;
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_engine::record::Body;
+use holdfast_format::record::Body;
 use holdfast_log::trash::{self, Emptied, Terms, Trashed, bar, empty, read_trash, replaced, take_back};
 use holdfast_log::{
     Creation, LogFailure, forget, provision, read_manifest_to_end, remove, snapshot_detached,

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 
-use holdfast_engine::safeguard::{self, Safeguard};
+use holdfast_format::safeguard::{self, Safeguard};
 
 /// A bug to plant, one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

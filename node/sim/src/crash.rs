@@ -2,7 +2,7 @@
 //!
 //! Owns: the choice of the scenario, of the point and the visit at which the process ends, and of the host's
 //! fate; the comparison with the model.
-//! Does not own: the points (`holdfast_engine::crash_point`).
+//! Does not own: the points (`holdfast_format::crash_point`).
 //! Invariant: a scenario with the same seed is the same up to its death.
 
 mod refused;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use holdfast_engine::crash_point::CrashPoint;
+use holdfast_format::crash_point::CrashPoint;
 
 pub use refused::{Refused, RefusedWrite, refuse_each, writes};
 pub use scenario::Scenario;

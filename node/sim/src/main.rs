@@ -11,7 +11,7 @@ use std::{iter, thread};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use holdfast_engine::crash_point::CrashPoint;
+use holdfast_format::crash_point::CrashPoint;
 use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::case::{Case, CaseOutcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};

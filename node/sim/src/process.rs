@@ -13,11 +13,11 @@ use holdfast_background::{
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
 use holdfast_engine::event::{Event, Op, RequestId};
-use holdfast_engine::index::Runs;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::sector_map::Side;
-use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Pending, Volume};
+use holdfast_format::index::Runs;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::side::Side;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
 //! Faults of a run, and their frequency.
 
-use holdfast_engine::safeguard::Safeguard;
+use holdfast_format::safeguard::Safeguard;
 
 use crate::bug::{Bug, Mutation};
 use crate::failures::Faults;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use holdfast_background::{
     BlockReader, ColdError, ColdLines, Indexes, NoSlot, Slot, SlotTable, Unkept, retry_while_unavailable,
 };
-use holdfast_engine::compose::ContentKey;
-use holdfast_engine::index::Runs;
+use holdfast_format::compose::ContentKey;
+use holdfast_format::index::Runs;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Mask, SectorRange};
 use parking_lot::Mutex;

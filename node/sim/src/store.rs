@@ -17,8 +17,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use holdfast_engine::manifest::{Manifest, Writer};
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::{Manifest, Writer};
+use holdfast_format::record::{Body, Record};
 use holdfast_objects::{CreateError, Created, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Nonce, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId};

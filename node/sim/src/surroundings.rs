@@ -10,8 +10,9 @@ use futures::future::try_join_all;
 use holdfast_background::{Environment, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundMap, FoundPart, Header, header_offset};
-use holdfast_engine::sector_map::{Restore, Side};
+use holdfast_engine::sector_map::Restore;
 use holdfast_engine::volume::Pending;
+use holdfast_format::side::Side;
 use holdfast_objects::{
     CreateError, Created, ObjectStore, Page, Part, Parts, SegmentError, StoreError, Suffix, collect,
 };

@@ -5,8 +5,8 @@
 //! is expected to have; of runs in sequence, the sum. A merge that is chosen at a commit is carried by the
 //! next one, as in a writer whose merges are faster than its commits.
 
-use holdfast_engine::index::policy::{Choice, Shape, next_merge};
-use holdfast_engine::limit::{MAX_FENCE_RUNS, REMEMBERED_ATTACHES};
+use holdfast_format::index::policy::{Choice, Shape, next_merge};
+use holdfast_format::limit::{MAX_FENCE_RUNS, REMEMBERED_ATTACHES};
 use holdfast_types::{CHUNK_SECTORS, SECTOR_BYTES};
 
 const KIB: u64 = 1 << 10;

@@ -27,11 +27,11 @@ mod whole;
 
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Event};
-use holdfast_engine::fence;
-use holdfast_engine::index::policy;
-use holdfast_engine::log_length;
 use holdfast_engine::round_size::{self, RoundSize};
 use holdfast_engine::volume::DirtyLimits;
+use holdfast_format::fence;
+use holdfast_format::index::policy;
+use holdfast_format::log_length;
 use holdfast_types::{Millis, Nonce, Sector, VolumeId};
 
 use crate::calls::{Ask, Call};

@@ -3,10 +3,10 @@
 
 use std::process::Command;
 
-use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::event::Op;
-use holdfast_engine::safeguard::Safeguard;
 use holdfast_engine::volume::DirtyLimits;
+use holdfast_format::crash_point::CrashPoint;
+use holdfast_format::safeguard::Safeguard;
 use holdfast_types::SectorRange;
 
 use holdfast_sim::bug::{Bug, plant};

@@ -21,7 +21,7 @@ pub(super) async fn is_untouched(
 
 #[cfg(test)]
 mod tests {
-    use holdfast_engine::record::{Body, Record};
+    use holdfast_format::record::{Body, Record};
     use holdfast_log::Creation;
     use holdfast_objects::MemoryStore;
     use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};

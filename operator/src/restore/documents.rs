@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_crds::{ByteSize, CLAIM, FS_TYPE, STORAGE_CLASS};
-use holdfast_engine::record::Labels;
+use holdfast_format::record::Labels;
 use serde_json::{Value, json};
 
 use super::Survivor;

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_crds::{ByteSize, Time, USER_SNAPSHOT, VolumeSnapshot};
-use holdfast_engine::record::Labels;
+use holdfast_format::record::Labels;
 use holdfast_types::{SnapshotName, SnapshotUid};
 use kube::ResourceExt;
 use serde_json::{Value, json};

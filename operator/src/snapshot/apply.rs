@@ -7,8 +7,8 @@ use holdfast_crds::{
     ByteSize, ConditionStatus, NAMES_STORED, OPERATOR_FIELD_MANAGER, READERS_OF, READY, SNAPSHOT_FINALIZER,
     Time, Volume, VolumeSnapshot, VolumeSnapshotStatus, find_condition,
 };
-use holdfast_engine::record::Labels;
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::record::Labels;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_log::{OriginPlace, SnapshotError};
 use holdfast_objects::ObjectStore;
 use holdfast_s3::S3Store;

@@ -5,7 +5,7 @@
 //! user names that node in the annotation [`FORCE_DETACH`].
 
 use holdfast_crds::{FORCE_DETACH, Time};
-use holdfast_engine::manifest::{Manifest, Writer};
+use holdfast_format::manifest::{Manifest, Writer};
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
@@ -106,7 +106,7 @@ pub(crate) fn history(last: Option<&LastWriter>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_engine::record::{Body, Record};
+    use holdfast_format::record::{Body, Record};
     use holdfast_log::{CreateOutcome, Creation};
     use holdfast_objects::MemoryStore;
     use holdfast_types::{Epoch, Nonce, Seq};

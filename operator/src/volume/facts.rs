@@ -5,7 +5,7 @@ use holdfast_crds::{
     ObjectStore as ObjectStoreResource, ObjectStoreStatus, READY, Time, VOLUME_FINALIZER, Volume,
     VolumeSource, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
-use holdfast_engine::manifest::Manifest;
+use holdfast_format::manifest::Manifest;
 use holdfast_log::LogFailure;
 use holdfast_log::trash::Terms;
 use holdfast_objects::ObjectStore;

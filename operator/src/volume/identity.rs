@@ -5,7 +5,7 @@
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{FS_TYPE, STORAGE_CLASS, Volume};
-use holdfast_engine::record::Labels;
+use holdfast_format::record::Labels;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::OnceCell;

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_engine::segment::SegmentBuilder;
+use holdfast_format::segment::SegmentBuilder;
 use holdfast_objects::{MemoryStore, ReadyParts};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{CHUNK_SECTORS, Place, SegmentId};

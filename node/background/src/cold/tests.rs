@@ -1,6 +1,6 @@
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_engine::segment::SegmentBuilder;
+use holdfast_format::segment::SegmentBuilder;
 use holdfast_objects::{MemoryStore, ReadyParts};
 use holdfast_types::{Place, Sector, Seq};
 use parking_lot::Mutex;

@@ -1,8 +1,8 @@
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{join, join_all};
-use holdfast_engine::index::{Run, Runs};
-use holdfast_engine::segment::SegmentBuilder;
+use holdfast_format::index::{Run, Runs};
+use holdfast_format::segment::SegmentBuilder;
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, ReadyParts, StoreError, Verb};
 use holdfast_types::{BLOCK_BYTES, Block, Place, SectorRange, SegmentId, Seq};
 

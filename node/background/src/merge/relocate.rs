@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
-use holdfast_engine::compose::copy_sectors;
-use holdfast_engine::index::MergePlan;
-use holdfast_engine::index::relocate::{Fingerprint, MovedFrames, MovedPart, is_as_stored, mask_of};
-use holdfast_engine::safeguard::{Safeguard::MoveVisible, safeguard};
-use holdfast_engine::segment::{FrameError, FrameIndex, SegmentBuilder, SegmentRef, unpack};
+use holdfast_format::compose::copy_sectors;
+use holdfast_format::index::MergePlan;
+use holdfast_format::index::relocate::{Fingerprint, MovedFrames, MovedPart, is_as_stored, mask_of};
+use holdfast_format::safeguard::{Safeguard::MoveVisible, safeguard};
+use holdfast_format::segment::{FrameError, FrameIndex, SegmentBuilder, SegmentRef, unpack};
 use holdfast_objects::{ObjectStore, ReadyParts, SegmentError};
 use holdfast_types::{Block, SECTOR_BYTES, SegmentId};
 

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_engine::chunk_set::ChunkSet;
-use holdfast_engine::compose::Composition;
-use holdfast_engine::index::{Runs, policy};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Merge as IndexMerge, Record};
-use holdfast_engine::sector_map::SideSet;
-use holdfast_engine::segment::{SegmentBuilder, SegmentRef};
-use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_engine::volume::Pending;
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::compose::Composition;
+use holdfast_format::index::{Runs, policy};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Merge as IndexMerge, Record};
+use holdfast_format::segment::{SegmentBuilder, SegmentRef};
+use holdfast_format::side::SideSet;
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
 use holdfast_objects::{ErrorKind, Fault, MAX_PARTS, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
@@ -229,7 +229,7 @@ fn parts_grow_with_the_output() {
     let run = |bytes| {
         let id = RunId::new(Place::until(Seq(1)), 1, [1; 10]);
         let (head_offset, head_bytes) = (0, 1);
-        let chunks = holdfast_engine::fence::Fence::default();
+        let chunks = holdfast_format::fence::Fence::default();
         Run::Merged(Arc::new(RunRef { id, level: 2, bytes, head_offset, head_bytes, sectors: 5, chunks }))
     };
     let usual = 16 << 20;

@@ -1,7 +1,7 @@
 mod uploads;
 
 use futures::FutureExt;
-use holdfast_engine::record::Body;
+use holdfast_format::record::Body;
 use holdfast_objects::{Fault, MemoryStore, Verb};
 use holdfast_types::{Epoch, Nonce};
 use parking_lot::Mutex;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_proto::node::v1 as wire;
 use holdfast_types::{SECTOR_BYTES, SnapshotUid, VolumeId};
 use tonic::Status;

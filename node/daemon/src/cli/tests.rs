@@ -358,7 +358,7 @@ async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
 
     let damaged = |volume: holdfast_types::VolumeId| LogFailure::Damaged {
         key: format!("volumes/{volume}/log/3"),
-        source: holdfast_engine::DecodeError::Short { what: "a record", have: 1, need: 2 },
+        source: holdfast_format::DecodeError::Short { what: "a record", have: 1, need: 2 },
     };
     let skipped = || vec![changing(), skip("bad", damaged), skip("bare", LogFailure::NoLog)];
     world.fake.report(SweepReport { skipped: skipped(), ..SweepReport::default() });

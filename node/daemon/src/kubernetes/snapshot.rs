@@ -18,7 +18,7 @@ use holdfast_crds::{
     ByteSize, ConditionBuilder, ConditionStatus, GroupProgress, NODE_FIELD_MANAGER, READY, Time,
     VolumeSnapshot, VolumeSnapshotStatus, find_condition,
 };
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_service::chain;
 use holdfast_types::{Backoff, SECTOR_BYTES, SnapshotUid, VolumeId};
 use k8s_openapi::jiff::Timestamp;

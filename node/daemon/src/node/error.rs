@@ -4,11 +4,11 @@ use std::io;
 use std::path::PathBuf;
 
 use holdfast_background::AttachError;
-use holdfast_engine::DecodeError;
 use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::durable_map::DamagedMap;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
+use holdfast_format::DecodeError;
 use holdfast_log::{LogFailure, SnapshotError};
 use holdfast_ring::{Errno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};

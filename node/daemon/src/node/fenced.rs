@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use holdfast_engine::durable_map::{FoundPart, dirty_runs_of, live_parts};
-use holdfast_engine::sector_map::Side;
+use holdfast_format::side::Side;
 use holdfast_types::{Block, Epoch, SectorRange, VolumeId};
 
 pub(crate) use export::export;

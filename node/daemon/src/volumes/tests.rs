@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use holdfast_engine::record::Displaced;
-use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Durability, IndexStatus, Settings};
+use holdfast_format::record::Displaced;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
 use holdfast_objects::RequestCounts;

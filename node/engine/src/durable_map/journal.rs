@@ -23,12 +23,13 @@
 //! a unit that cannot be read, where a record begins or in a record of which no other unit is older, is
 //! corrupted.
 
+use holdfast_format::limit::MAX_SECTORS;
+use holdfast_format::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 use holdfast_types::{Block, Seq};
 
 use super::{SLOT_BYTES, UNIT_BYTES, UNITS, page_offset};
-use crate::limit::{JOURNAL_PAGES_PER_SLOT, JOURNAL_SLOTS, MAX_SECTORS};
+use crate::limit::{JOURNAL_PAGES_PER_SLOT, JOURNAL_SLOTS};
 use crate::sector_map::{BLOCK_MAP_BYTES, PAGE_SECTORS};
-use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Byte offset of the journal in the file: behind the pages of the largest volume, so that growth moves
 /// nothing.

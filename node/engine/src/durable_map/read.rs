@@ -7,12 +7,13 @@
 //! ``` Owns: the generations by which the newest part is known: 16 bytes a page. Does not own: the file, nor
 //! what is made of the parts. A part that comes later replaces what came before of the same sectors.
 
+use holdfast_format::safeguard::{Safeguard::ReplayOnlyNewer, safeguard};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Block, SectorRange, Seq};
 
 use super::journal::{Replay, Unit};
 use super::{DamagedMap, FoundPage, Header, PAGE, halves, newest_of};
-use crate::safeguard::{Safeguard::ReplayOnlyNewer, safeguard};
-use crate::sector_map::{BLOCK_MAP_BYTES, Nibble, PAGE_BLOCKS, PAGE_BYTES, Side, SideSet};
+use crate::sector_map::{BLOCK_MAP_BYTES, Nibble, PAGE_BLOCKS, PAGE_BYTES};
 
 /// Part of a durable map.
 #[derive(Debug, Clone, PartialEq, Eq)]

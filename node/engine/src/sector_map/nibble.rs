@@ -1,6 +1,9 @@
 //! Four bits of the map: where a sector's newest bytes are, and what is dirty of it.
 
-use super::{Newest, Side, SideSet};
+use holdfast_format::side::{Side, SideSet};
+
+use super::Newest;
+use super::side::{dirty_bit, newest_bits};
 
 /// The map's entry of one sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +18,7 @@ impl Nibble {
     pub(super) fn on(side: Side, dirty: u8, zeros: bool) -> Self {
         let both = dirty & Self::DIRTY == Self::DIRTY;
         match side {
-            _ if !zeros || dirty & side.dirty_bit() == 0 => Self(side.newest_bits() | dirty & Self::DIRTY),
+            _ if !zeros || dirty & dirty_bit(side) == 0 => Self(newest_bits(side) | dirty & Self::DIRTY),
             Side::A => Self(if both { 15 } else { 7 }),
             Side::B => Self(if both { 12 } else { 11 }),
         }
@@ -35,7 +38,7 @@ impl Nibble {
     }
 
     pub(crate) fn is_dirty(self, side: Side) -> bool {
-        self.0 & side.dirty_bit() != 0
+        self.0 & dirty_bit(side) != 0
     }
 
     /// With what `invalidated` sides hold forgotten.
@@ -52,7 +55,7 @@ impl Nibble {
 
     /// Without the dirty mark of `side`.
     pub(super) fn clean(self, side: Side) -> Self {
-        let dirty = self.0 & Self::DIRTY & !side.dirty_bit();
+        let dirty = self.0 & Self::DIRTY & !dirty_bit(side);
         self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
     }
 
@@ -60,7 +63,7 @@ impl Nibble {
     /// trusted. What were zeros counts as data: a write of later than the map's last round may be there.
     pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
         match self.newest() {
-            Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), false),
+            Some(side) if self.is_dirty(side) => Self::on(side, dirty_bit(side), false),
             Some(side) if trust_clean => Self::on(side, 0, false),
             Some(_) | None => Self::REMOTE,
         }
@@ -81,7 +84,7 @@ impl Nibbles {
     }
 
     pub(super) fn any_dirty(self, side: Side) -> bool {
-        self.0 & (Self::ONES * u64::from(side.dirty_bit())) != 0
+        self.0 & (Self::ONES * u64::from(dirty_bit(side))) != 0
     }
 
     /// Number of them that count for `side`, as [`Nibble::counts`] says.

@@ -3,9 +3,10 @@
 //! Owns: what is taken over of each part after the loss of the host. Does not own: the allocation of the
 //! memory. Runs on: a thread that may block, since it takes as long as the map is large.
 
+use holdfast_format::side::SideSet;
 use holdfast_types::{CHUNK_SECTORS, Chunk};
 
-use super::{Nibble, PAGE_SECTORS, SectorMap, SideSet};
+use super::{Nibble, PAGE_SECTORS, SectorMap};
 use crate::durable_map::{FoundPart, Header};
 
 /// Way in which the pages of a durable map are taken over.

@@ -1,100 +1,22 @@
-//! The two local files of a volume, sets of them, and values for each of them.
+//! Bits of the sector map for each side, and values kept for each of them.
 
 use std::ops::{Index, IndexMut};
 
-/// One of a volume's two local files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Side {
-    /// `a.data`
-    A = 0,
-    /// `b.data`
-    B = 1,
-}
+use holdfast_format::side::Side;
 
-impl Side {
-    /// Both sides.
-    pub const BOTH: [Self; 2] = [Self::A, Self::B];
-
-    /// The other side.
-    pub const fn other(self) -> Self {
-        match self {
-            Self::A => Self::B,
-            Self::B => Self::A,
-        }
-    }
-
-    pub(super) const fn newest_bits(self) -> u8 {
-        match self {
-            Self::A => 1,
-            Self::B => 2,
-        }
-    }
-
-    pub(super) const fn dirty_bit(self) -> u8 {
-        match self {
-            Self::A => 4,
-            Self::B => 8,
-        }
+/// The bits of a nibble that say that a sector's newest bytes are on `side`.
+pub(super) const fn newest_bits(side: Side) -> u8 {
+    match side {
+        Side::A => 1,
+        Side::B => 2,
     }
 }
 
-/// Some of a volume's sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct SideSet(u8);
-
-impl SideSet {
-    /// None of them.
-    pub const NONE: Self = Self(0);
-    /// Both.
-    pub const BOTH: Self = Self(3);
-
-    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
-        if bits > 3 { None } else { Some(Self(bits)) }
-    }
-
-    /// Bit 0 is side A, bit 1 side B.
-    pub(crate) const fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// `side` alone.
-    pub const fn only(side: Side) -> Self {
-        Self::NONE.with(side)
-    }
-
-    /// Each of them, A first.
-    pub fn iter(self) -> impl Iterator<Item = Side> {
-        Side::BOTH.into_iter().filter(move |side| self.contains(*side))
-    }
-
-    /// Returns true if `side` is one of them.
-    pub const fn contains(self, side: Side) -> bool {
-        self.0 & (1 << side as u8) != 0
-    }
-
-    /// These and `side`.
-    #[must_use]
-    pub const fn with(self, side: Side) -> Self {
-        Self(self.0 | (1 << side as u8))
-    }
-
-    /// These without `side`.
-    #[must_use]
-    pub const fn without(self, side: Side) -> Self {
-        Self(self.0 & !(1 << side as u8))
-    }
-
-    /// These and `others`.
-    #[must_use]
-    pub const fn or(self, others: Self) -> Self {
-        Self(self.0 | others.0)
-    }
-
-    /// The other ones.
-    #[must_use]
-    pub const fn others(self) -> Self {
-        Self(!self.0 & 3)
+/// The bit of a nibble that says that a sector is dirty on `side`.
+pub(super) const fn dirty_bit(side: Side) -> u8 {
+    match side {
+        Side::A => 4,
+        Side::B => 8,
     }
 }
 

@@ -17,20 +17,20 @@
 //! (`CheckpointMade`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11
 //! and 12 (`docs/invariants.md`).
 
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::log_length::{checkpoint_every, max_records_after_checkpoint};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::safeguard::{
+    Safeguard::{NoticeOtherWriters, ReadBackAmbiguous, RootBeforeRecord, StoreRecordFirst},
+    safeguard,
+};
 use holdfast_types::{Millis, Nonce, Seq, SnapshotUid};
 
 use super::core::{Core, Memory};
 use super::setup::Pending;
 use crate::action::{Action, Report};
-use crate::crash_point::{CrashPoint, reach};
 use crate::event::{CreateAnswer, Errno};
-use crate::log_length::{checkpoint_every, max_records_after_checkpoint};
-use crate::manifest::Manifest;
-use crate::record::{Body, Record};
-use crate::safeguard::{
-    Safeguard::{NoticeOtherWriters, ReadBackAmbiguous, RootBeforeRecord, StoreRecordFirst},
-    safeguard,
-};
 
 /// State of the record in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]

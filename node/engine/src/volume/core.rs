@@ -7,22 +7,24 @@
 //! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1,
 //! 16).
 
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::Record;
+use holdfast_format::safeguard::{
+    Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
+    safeguard,
+};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{CHUNK_SECTORS, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
 use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
-use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::Header;
 use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES, MAX_DIRTY_BLOCKS, SEAL_BLOCKS};
-use crate::manifest::Manifest;
-use crate::record::Record;
-use crate::safeguard::{
-    Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
-    safeguard,
-};
-use crate::sector_map::{PerSide, SectorMap, Side, SideSet};
+use crate::sector_map::PerSide;
+use crate::sector_map::SectorMap;
 
 /// Memory of a live map.
 pub(super) trait Memory: AsRef<[u8]> + AsMut<[u8]> {}
@@ -301,8 +303,8 @@ pub(super) mod tests {
 
     use super::super::Durability;
     use super::*;
-    use crate::record::Body;
     use crate::sector_map::{PAGE_SECTORS, map_bytes};
+    use holdfast_format::record::Body;
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);
 

@@ -7,6 +7,9 @@
 //! Invariants: only the active side takes writes, nothing is read for them, and nothing is asked of the
 //! object store (2, 10); what may have been stored and is not known to be counts as dirty (4).
 
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::safeguard::{Safeguard::PlanMergedReads, safeguard};
+use holdfast_format::side::Side;
 use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
 
 use super::core::{Core, Memory};
@@ -16,10 +19,7 @@ use super::read::tile;
 use super::requests::{Request, RequestTable};
 use super::unreadable::UnreadableDirty;
 use crate::action::{Action, Report};
-use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Op, RequestId, Unprepared};
-use crate::safeguard::{Safeguard::PlanMergedReads, safeguard};
-use crate::sector_map::Side;
 
 /// Plans of a read that may fail because runs were merged since.
 const MAX_STALE_PLANS: u8 = 3;
@@ -356,7 +356,8 @@ mod tests {
 
     use super::super::core::tests::{core, sector_of};
     use super::*;
-    use crate::sector_map::{PAGE_SECTORS, SectorMap, SideSet, map_bytes};
+    use crate::sector_map::{PAGE_SECTORS, SectorMap, map_bytes};
+    use holdfast_format::side::SideSet;
 
     const OPEN: Gate = Gate { is_open: true, holds_active: false, is_held: false };
     const ID: RequestId = RequestId(0);

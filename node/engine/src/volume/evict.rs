@@ -12,20 +12,22 @@
 //! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next
 //! measurement says so.
 
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::safeguard::{
+    Safeguard::{ReadsBeforePunch, RoundBeforePunch},
+    safeguard,
+};
+use holdfast_format::side::Side;
 use holdfast_types::{Chunk, Millis, SECTOR_BYTES, Sector, SectorRange};
 
 use super::core::{Core, Memory};
 use super::flush::RoundProgress;
 use super::lifecycle::Lifecycle;
 use crate::action::Action;
-use crate::crash_point::{CrashPoint, reach};
 use crate::event::Errno;
 use crate::limit::{DISK_FULL_EVICT_BYTES, EARLY_SEAL_EVERY_MS, EVICT_PAGES};
-use crate::safeguard::{
-    Safeguard::{ReadsBeforePunch, RoundBeforePunch},
-    safeguard,
-};
-use crate::sector_map::{PAGE_SECTORS, PerSide, Side, append, chunk_pages};
+use crate::sector_map::PerSide;
+use crate::sector_map::{PAGE_SECTORS, append, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictStep {

@@ -42,18 +42,19 @@ mod journal;
 use super::core::{Core, Memory};
 use super::receipt::{MapSynced, PagesSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
-use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{
     Entry, Header, encode_fill, encode_page, encode_record, header_offset, journal_offset, page_offset,
 };
 use crate::event::{Errno, RequestId};
 use crate::limit::{JOURNAL_BLOCKS, RETRY_ROUND_AFTER_MS};
 use crate::round_size::round_size;
-use crate::safeguard::{
+use crate::sector_map::{BlockSet, Blocks, PAGE_BLOCKS, PAGE_BYTES, SectorMap};
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::safeguard::{
     Safeguard::{RewriteTornSlot, SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
     safeguard,
 };
-use crate::sector_map::{BlockSet, Blocks, PAGE_BLOCKS, PAGE_BYTES, SectorMap, Side, SideSet};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Block, Millis};
 use journal::Journal;
 

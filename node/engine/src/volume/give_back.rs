@@ -11,6 +11,8 @@
 //! process, and what lies in the side is punched without a look at it (1 in `docs/invariants.md`). Without
 //! the wait for writes and for step 3, marks would be lost (2).
 
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::safeguard::{Safeguard::ReleaseStillChunks, safeguard};
 use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
 
 use super::core::{Core, Memory};
@@ -18,8 +20,6 @@ use super::data_path::DataPath;
 use super::flush::FlushRounds;
 use super::lifecycle::Lifecycle;
 use crate::action::Action;
-use crate::crash_point::{CrashPoint, reach};
-use crate::safeguard::{Safeguard::ReleaseStillChunks, safeguard};
 use crate::sector_map::chunk_pages;
 
 impl DataPath {

@@ -10,8 +10,9 @@
 //! Owns: the size that was asked for. Does not own: files, the device. The name is a crash point. Upholds
 //! invariant 31 (`docs/invariants.md`).
 
+use holdfast_format::manifest::Manifest;
+
 use super::core::{Core, Memory};
-use crate::manifest::Manifest;
 
 /// The growth that was asked for.
 #[derive(Debug, Default)]

@@ -16,22 +16,22 @@
 //! in no merge of this process again; those above and below it do. A merge that its process did not carry is
 //! dropped, and its object is garbage: nothing waits for one at the detach.
 
-use holdfast_types::{Place, PlacedId};
-
-use super::core::{Core, Memory};
-use super::lifecycle::Lifecycle;
-use crate::action::Action;
-use crate::crash_point::{CrashPoint, reach};
-use crate::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
-use crate::index::{MergePlan, Run, RunRef, Runs};
-use crate::manifest::{LogError, Manifest};
-use crate::record::{Body, Merge, Record};
-use crate::safeguard::{
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
+use holdfast_format::index::{MergePlan, Run, RunRef, Runs};
+use holdfast_format::manifest::{LogError, Manifest};
+use holdfast_format::record::{Body, Merge, Record};
+use holdfast_format::safeguard::{
     Safeguard::{
         CarryFreshMerge, CheckMergePlace, MergeInOrder, MergeKeepsZeros, MergeNeighbours, MergeWhenDue,
     },
     safeguard,
 };
+use holdfast_types::{Place, PlacedId};
+
+use super::core::{Core, Memory};
+use super::lifecycle::Lifecycle;
+use crate::action::Action;
 
 /// State of the merge of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]

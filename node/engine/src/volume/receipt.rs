@@ -7,7 +7,7 @@
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`).
 
-use crate::sector_map::{Side, SideSet};
+use holdfast_format::side::{Side, SideSet};
 
 /// Side syncs that are not answered yet.
 #[derive(Debug)]

@@ -5,11 +5,11 @@
 //! what the last one did and nothing that is newer on the other side: still a prefix of the writes (invariant
 //! 4 in `docs/invariants.md`). A checkpoint replaces every record before it.
 
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::SectorRange;
 
 use super::core::{Core, Memory};
-use crate::crash_point::{CrashPoint, reach};
-use crate::sector_map::{Side, SideSet};
 
 /// The repair that is in progress, if there is one.
 #[derive(Default)]

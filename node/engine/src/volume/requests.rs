@@ -9,13 +9,14 @@
 
 use std::collections::VecDeque;
 
+use holdfast_format::safeguard::{Safeguard::PrepareReleased, safeguard};
+use holdfast_format::side::Side;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SectorRange};
 
 use super::evict::ReadGeneration;
 use crate::action::Action;
 use crate::event::{Errno, Op, RequestId, Unprepared};
-use crate::safeguard::{Safeguard::PrepareReleased, safeguard};
-use crate::sector_map::{SectorMap, Side};
+use crate::sector_map::SectorMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {

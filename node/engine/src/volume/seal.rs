@@ -18,16 +18,16 @@
 //! is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the segment is stored before
 //! the commit that names it (`docs/invariants.md`).
 
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::safeguard::{Safeguard::ClearOlderFirst, safeguard};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Block, Mask};
 
 use super::core::{Core, Memory};
 use super::durability::Seals;
 use crate::action::{Action, DirtyBlock};
-use crate::chunk_set::ChunkSet;
-use crate::crash_point::{CrashPoint, reach};
 use crate::round_size::round_size;
-use crate::safeguard::{Safeguard::ClearOlderFirst, safeguard};
-use crate::sector_map::{Side, SideSet};
 
 /// State of the seal. It covers one side, or both (after the loss of the host, or when one could not be
 /// read).

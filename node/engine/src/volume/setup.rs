@@ -1,9 +1,9 @@
 //! Settings and state that a volume is started with.
 
+use holdfast_format::manifest::Manifest;
 use holdfast_types::{Millis, Seq};
 
 use crate::durable_map::Header;
-use crate::manifest::Manifest;
 
 /// Limits at which dirty data is sealed and writes are delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,13 +18,15 @@
 
 use std::collections::VecDeque;
 
+use holdfast_format::limit::MAX_SNAPSHOTS;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::safeguard::{Safeguard::ExactCut, safeguard};
+use holdfast_format::snapshot::{Snapshot, SnapshotChange};
 use holdfast_types::{Seq, SnapshotUid};
 
 use crate::action::{Action, Report};
-use crate::limit::{MAX_SNAPSHOTS, WAITING_SNAPSHOTS};
-use crate::manifest::Manifest;
-use crate::safeguard::{Safeguard::ExactCut, safeguard};
-use crate::snapshot::{Snapshot, SnapshotChange, SnapshotRefused};
+use crate::limit::WAITING_SNAPSHOTS;
+use crate::snapshot::SnapshotRefused;
 
 /// A snapshot that waits for its record.
 #[derive(Debug, Clone, PartialEq, Eq)]

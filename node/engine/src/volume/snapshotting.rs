@@ -3,6 +3,11 @@
 //! Owns: nothing; each step asks the owners, and says beside each other what it changes of theirs.
 //! Does not own: what waits (`volume/snapshot.rs`), the state of a cut (`volume/cut.rs`).
 
+use holdfast_format::safeguard::{
+    Safeguard::{CutIsStill, SnapshotAfterSeal},
+    safeguard,
+};
+use holdfast_format::side::SideSet;
 use holdfast_types::{Seq, SnapshotUid};
 
 use super::Volume;
@@ -10,11 +15,6 @@ use super::cut::{self, CutStep, SealCounts};
 use super::lifecycle::Lifecycle;
 use super::snapshot::{self, Snapshotter};
 use crate::action::Action;
-use crate::safeguard::{
-    Safeguard::{CutIsStill, SnapshotAfterSeal},
-    safeguard,
-};
-use crate::sector_map::SideSet;
 use crate::snapshot::{CutAnswer, SnapshotRefused};
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {

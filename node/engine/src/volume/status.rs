@@ -1,5 +1,7 @@
 //! Status that a volume reports.
 
+use holdfast_format::manifest::Manifest;
+use holdfast_format::side::Side;
 use holdfast_types::{Millis, Seq};
 
 use super::core::Memory;
@@ -7,8 +9,7 @@ use super::lifecycle::Lifecycle;
 use super::seal::Seal;
 use super::{Settings, Unreadable, Volume};
 use crate::event::Errno;
-use crate::manifest::Manifest;
-use crate::sector_map::{CommitScope, Side};
+use crate::sector_map::CommitScope;
 
 /// Figures for status and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,9 +1,10 @@
 //! Changes since the last flush round began: the next one covers them.
 
+use holdfast_format::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::SectorRange;
 
-use crate::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
-use crate::sector_map::{BlockSet, Blocks, SectorMap, Side, SideSet};
+use crate::sector_map::{BlockSet, Blocks, SectorMap};
 
 pub(super) struct Unflushed {
     blocks: BlockSet,

@@ -12,12 +12,13 @@
 //!
 //! The names are crash points.
 
+use holdfast_format::side::SideSet;
 use holdfast_types::{Millis, SECTOR_BYTES, SectorRange};
 
 use super::core::{Core, Memory};
 use crate::action::{Action, Report};
 use crate::limit::{READ_AGAIN_AFTER_MS, REMEMBERED_UNREADABLE};
-use crate::sector_map::{SideSet, append};
+use crate::sector_map::append;
 
 /// Dirty sectors that the local disk cannot read: nothing is committed meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

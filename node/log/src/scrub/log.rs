@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use holdfast_engine::manifest::{LogError, Manifest};
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::{LogError, Manifest};
+use holdfast_format::record::{Body, Record};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};

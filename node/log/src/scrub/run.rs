@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_engine::DecodeError;
-use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, Runs, TRAILER_BYTES, trailer};
-use holdfast_engine::segment::{Codec, Frame};
+use holdfast_format::DecodeError;
+use holdfast_format::index::{Run, RunHead, RunPage, RunRef, Runs, TRAILER_BYTES, trailer};
+use holdfast_format::segment::{Codec, Frame};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Block, Lineage, VolumeId};
 

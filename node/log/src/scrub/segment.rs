@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_engine::index::SegmentObject;
-use holdfast_engine::segment::{
+use holdfast_format::index::SegmentObject;
+use holdfast_format::segment::{
     Codec, Frame, FrameError, FrameIndex, SegmentRef, TRAILER_BYTES, trailer, unpack,
 };
 use holdfast_objects::{ObjectStore, StoreError};

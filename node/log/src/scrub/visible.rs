@@ -7,10 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use holdfast_engine::fence::Fence;
-use holdfast_engine::index::{Run, RunPage, SegmentObject};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::segment::{Frame, FrameIndex, SegmentRef};
+use holdfast_format::fence::Fence;
+use holdfast_format::index::{Run, RunPage, SegmentObject};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
 

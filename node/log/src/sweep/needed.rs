@@ -10,14 +10,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
 
-use holdfast_engine::index::{Run, RunHead, RunRef};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::safeguard::{
+use holdfast_format::index::{Run, RunHead, RunRef};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::safeguard::{
     Safeguard::{ForksKeepObjects, SweepKeepsSnapshots},
     safeguard,
 };
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, SnapshotName, VolumeId};

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_engine::safeguard::{Safeguard::SweepPassedPlaces, safeguard};
+use holdfast_format::safeguard::{Safeguard::SweepPassedPlaces, safeguard};
 use holdfast_objects::{ObjectStore, StoreError, UnfinishedUpload};
 use holdfast_types::VolumeId;
 use holdfast_types::key::{ObjectKey, VOLUMES_PREFIX};

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use holdfast_engine::chunk_set::ChunkSet;
-use holdfast_engine::index::merge::{Input, MergeStep};
-use holdfast_engine::index::{self, Run, RunRef, SegmentObject};
-use holdfast_engine::record::{Body, Merge, Record};
-use holdfast_engine::sector_map::SideSet;
-use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::index::merge::{Input, MergeStep};
+use holdfast_format::index::{self, Run, RunRef, SegmentObject};
+use holdfast_format::record::{Body, Merge, Record};
+use holdfast_format::segment::{FrameIndex, SegmentBuilder, SegmentRef};
+use holdfast_format::side::SideSet;
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest};
 use holdfast_objects::{MemoryStore, ObjectStore, ReadyParts};
 use holdfast_types::key::ObjectKey;

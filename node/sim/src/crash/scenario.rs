@@ -2,10 +2,10 @@
 //! that every outcome of a power cut can be tried.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::record::{Body, Record};
 use holdfast_engine::round_size::RoundSize;
-use holdfast_engine::safeguard::Safeguard;
 use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_format::record::{Body, Record};
+use holdfast_format::safeguard::Safeguard;
 use holdfast_types::{CHUNK_SECTORS, SectorRange};
 
 use super::watch::struck;

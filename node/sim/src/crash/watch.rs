@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use holdfast_engine::crash_point::{CrashPoint, watch};
+use holdfast_format::crash_point::{CrashPoint, watch};
 
 use crate::memory::Killed;
 

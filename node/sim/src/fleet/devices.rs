@@ -11,7 +11,7 @@
 //! two steps.
 //! Invariant: a record with a number is written after the device was added and cleared before it is deleted.
 
-use holdfast_engine::safeguard::{
+use holdfast_format::safeguard::{
     Safeguard::{CheckDeviceTag, ClearRecordFirst, SweepOnlyOwn},
     safeguard,
 };

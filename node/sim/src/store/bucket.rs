@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use holdfast_engine::fork::Fork;
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::fork::Fork;
+use holdfast_format::record::{Body, Record};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 

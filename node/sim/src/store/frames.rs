@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use holdfast_engine::compose::{Piece, place};
-use holdfast_engine::segment::unpack;
+use holdfast_format::compose::{Piece, place};
+use holdfast_format::segment::unpack;
 use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, Block, SegmentId};
 
 use super::stamps;

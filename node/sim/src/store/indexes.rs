@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use holdfast_engine::compose::{Composition, Layer, Piece, compose};
-use holdfast_engine::index::policy::{Shape, next_merge};
-use holdfast_engine::index::{Run, RunHead, RunPage, Runs};
-use holdfast_engine::record::{Body, Merge};
-use holdfast_engine::segment::{Frame, FrameIndex, SegmentRef};
+use holdfast_format::compose::{Composition, Layer, Piece, compose};
+use holdfast_format::index::policy::{Shape, next_merge};
+use holdfast_format::index::{Run, RunHead, RunPage, Runs};
+use holdfast_format::record::{Body, Merge};
+use holdfast_format::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_types::{Block, Mask, PlacedId, RunId, SegmentId, VolumeId};
 
 use super::frames::BlockStamps;

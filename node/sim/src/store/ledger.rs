@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use holdfast_engine::compose::Composition;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::compose::Composition;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
 use holdfast_types::{Epoch, Place, Seq, VolumeId};
 
 use super::Landed;

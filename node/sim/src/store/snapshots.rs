@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::Record;
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::Record;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Sector, Seq, SnapshotUid};
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use holdfast_engine::compose::Composition;
-use holdfast_engine::index::RunHead;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::segment::FrameIndex;
+use holdfast_format::compose::Composition;
+use holdfast_format::index::RunHead;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::segment::FrameIndex;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, Lineage, RunId, SegmentId};
 

@@ -1,8 +1,8 @@
 //! Deletions in the store: nothing that is needed goes, and sweeps let all else go.
 
 use holdfast_background::ColdError;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
 use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Place, PlacedId, Seq, VolumeId};

@@ -5,9 +5,10 @@ use holdfast_engine::action::MapWrite;
 use holdfast_engine::attach::{AttachRefused, Claim, Foreign, Missing};
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{RestoredMap, Side, SideSet, map_bytes};
+use holdfast_engine::sector_map::{RestoredMap, map_bytes};
 use holdfast_engine::volume::{AttachState, Volume};
+use holdfast_format::record::{Body, Record};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
 

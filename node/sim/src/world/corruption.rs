@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use holdfast_background::Indexes;
-use holdfast_engine::manifest::Manifest;
+use holdfast_format::manifest::Manifest;
 use holdfast_log::scrub::{Effect, Report, repair_checkpoints, scrub};
 use holdfast_log::{LogFailure, read_manifest};
 use holdfast_types::key::ObjectKey;

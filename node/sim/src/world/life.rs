@@ -5,9 +5,10 @@ use std::rc::Rc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::event::Event;
-use holdfast_engine::safeguard::{Safeguard::DetachAfterDevice, safeguard};
-use holdfast_engine::sector_map::{Side, chunk_extent};
+use holdfast_engine::sector_map::chunk_extent;
 use holdfast_engine::volume::Volume;
+use holdfast_format::safeguard::{Safeguard::DetachAfterDevice, safeguard};
+use holdfast_format::side::Side;
 
 use super::{Death, World};
 use crate::attempt::Attach;

@@ -1,8 +1,8 @@
 //! Access of tests to a world.
 
 use holdfast_engine::action::Action;
-use holdfast_engine::index::Run;
 use holdfast_engine::volume::{Durability, Status, Volume};
+use holdfast_format::index::Run;
 use holdfast_types::key::ObjectKey;
 
 use super::{Faults, World};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_engine::event::Event;
-use holdfast_engine::record::Labels;
-use holdfast_engine::snapshot::Snapshot;
+use holdfast_format::record::Labels;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached, store_origin};
 use holdfast_objects::StoreError;

@@ -1,6 +1,6 @@
 //! The whole volume in the store, at the end of a run: what a scrub says of it, and what its removal leaves.
 
-use holdfast_engine::log_length::mark_after;
+use holdfast_format::log_length::mark_after;
 use holdfast_log::{LogFailure, remove, scrub};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Seq};

@@ -3,9 +3,9 @@
 use std::io;
 
 use futures::FutureExt;
-use holdfast_engine::compose::Composition;
-use holdfast_engine::index::{Run, Runs};
-use holdfast_engine::sector_map::Side;
+use holdfast_format::compose::Composition;
+use holdfast_format::index::{Run, Runs};
+use holdfast_format::side::Side;
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
 use holdfast_types::{Block, Lineage, Mask, Place, SectorRange};
 

@@ -5,12 +5,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use holdfast_engine::durable_map::{Header, header_offset, page_offset};
 use holdfast_engine::event::{Event, Op, RequestId};
-use holdfast_engine::fence::Fence;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
-use holdfast_engine::{action::Action, event::CreateAnswer, segment::SegmentRef};
+use holdfast_engine::{action::Action, event::CreateAnswer};
+use holdfast_format::fence::Fence;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Nonce, SegmentId, Seq};
 use tempfile::TempDir;
 

@@ -1,9 +1,9 @@
 //! The record of an attached volume in the tmpfs directory, from which a restarted daemon recovers its
 //! device.
 
-use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::Durability;
-use holdfast_engine::wire::{self, Kind};
+use holdfast_format::record::Displaced;
+use holdfast_format::wire::{self, Kind};
 use holdfast_types::Epoch;
 use serde::{Deserialize, Serialize};
 

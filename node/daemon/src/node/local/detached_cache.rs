@@ -171,7 +171,7 @@ mod tests {
 
     use holdfast_background::LocalState;
     use holdfast_engine::durable_map::Header;
-    use holdfast_engine::sector_map::{Side, SideSet};
+    use holdfast_format::side::{Side, SideSet};
     use holdfast_types::{Epoch, Nonce, Seq};
 
     use super::*;

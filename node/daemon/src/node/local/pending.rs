@@ -16,9 +16,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use holdfast_engine::record::Record;
 use holdfast_engine::volume::Pending;
-use holdfast_engine::wire::ENVELOPE_BYTES;
+use holdfast_format::record::Record;
+use holdfast_format::wire::ENVELOPE_BYTES;
 use holdfast_types::Seq;
 
 use crate::node::error::{NodeError, file};
@@ -62,8 +62,8 @@ pub(super) fn read(path: &Path) -> Result<Option<Pending>, NodeError> {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use holdfast_engine::record::Body;
-    use holdfast_engine::snapshot::SnapshotChange;
+    use holdfast_format::record::Body;
+    use holdfast_format::snapshot::SnapshotChange;
     use holdfast_types::{Epoch, Nonce};
 
     use super::*;

@@ -31,7 +31,7 @@ use holdfast_engine::durable_map::{
 };
 use holdfast_engine::sector_map::{PAGE_SECTORS, Restore, RestoredMap};
 use holdfast_engine::volume::Pending;
-use holdfast_engine::wire::{self, Kind};
+use holdfast_format::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{Epoch, SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, SeekFrom};

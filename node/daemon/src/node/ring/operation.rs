@@ -4,7 +4,7 @@
 //! of a device's queue, or something done to a file for a volume.
 
 use holdfast_engine::event::RequestId;
-use holdfast_engine::sector_map::Side;
+use holdfast_format::side::Side;
 use holdfast_types::Chunk;
 use holdfast_ublk::QueueCommand;
 

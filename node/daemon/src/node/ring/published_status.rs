@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use holdfast_engine::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
+use holdfast_engine::snapshot::{CutAnswer, SnapshotRefused};
 use holdfast_engine::volume::Status;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_ring::Errno;
 use holdfast_types::{Seq, SnapshotUid};
 use parking_lot::Mutex;

@@ -1,7 +1,7 @@
 //! Work that a volume on a ring thread asks of the runtime.
 
 use holdfast_engine::event::RequestId;
-use holdfast_engine::index::Runs;
+use holdfast_format::index::Runs;
 use holdfast_types::SectorRange;
 
 use crate::node::store::block_cache::SlabSlot;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_background::{LineLimit, NoSlot, Slot, SlotTable, Unkept};
-use holdfast_engine::compose::ContentKey;
+use holdfast_format::compose::ContentKey;
 use holdfast_ring::HeapBuffer;
 use holdfast_types::BLOCK_BYTES;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -208,19 +208,19 @@ mod tests {
     use std::io;
     use std::os::unix::fs::FileExt;
 
-    use holdfast_engine::compose::{Layer, compose};
+    use holdfast_format::compose::{Layer, compose};
     use holdfast_types::{Block, Mask, Place, SegmentId, Seq};
 
     use super::*;
     use crate::node::tests::host::SmallTmpfs;
 
     fn key(fill: u8) -> ContentKey {
-        let mut builder = holdfast_engine::segment::SegmentBuilder::default();
+        let mut builder = holdfast_format::segment::SegmentBuilder::default();
         builder.push(Block(0), Mask(1), &[fill; 4096]);
         let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [fill; 10]));
         let at = segment.index_offset as usize;
         let index = &object[at..at + segment.index_bytes as usize];
-        let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();
+        let index = holdfast_format::segment::FrameIndex::decode(index).unwrap();
         compose(Block(0), Mask::FULL, [Layer::Segment(segment.id, &index)]).key
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use holdfast_background::{ColdError, ColdLines, Fetches, Indexes, retry_while_unavailable};
-use holdfast_engine::index::Runs;
+use holdfast_format::index::Runs;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
@@ -64,8 +64,8 @@ mod tests {
     use bytes::Bytes;
     use futures::FutureExt;
     use futures::future::{join, join_all};
-    use holdfast_engine::index::Run;
-    use holdfast_engine::segment::SegmentBuilder;
+    use holdfast_format::index::Run;
+    use holdfast_format::segment::SegmentBuilder;
     use holdfast_objects::{Fault, Gate, MemoryStore, ReadyParts, Verb};
     use holdfast_types::{Block, Lineage, Place, SegmentId, Seq};
 

@@ -15,7 +15,7 @@ use super::*;
 use crate::node::local::owner::HeldOwner;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::device::LOOK_EVERY;
-use holdfast_engine::limit::MAX_SECTORS;
+use holdfast_format::limit::MAX_SECTORS;
 
 /// Time that a start waits for devices of the previous process.
 const WITHIN: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 //! Snapshots of a volume that the node serves.
 
 use bytes::Bytes;
-use holdfast_engine::snapshot::SnapshotChange;
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::{
     CreateOutcome, create_record, forget, read_manifest, read_manifest_to_end, write_checkpoint,
 };

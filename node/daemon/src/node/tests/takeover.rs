@@ -14,11 +14,11 @@ use holdfast_background::{
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::FoundMap;
-use holdfast_engine::fork::Fork;
-use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::Restore;
-use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{AttachState, Pending};
+use holdfast_format::fork::Fork;
+use holdfast_format::record::Displaced;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest, read_snapshot,
     remove, snapshot_detached, write_checkpoint,

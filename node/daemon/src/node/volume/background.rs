@@ -15,8 +15,8 @@ use holdfast_background::{
     Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors, Work,
 };
 use holdfast_engine::event::Errno;
-use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
+use holdfast_format::side::Side;
 use holdfast_objects::Part;
 use holdfast_service::trace;
 use holdfast_types::SectorRange;

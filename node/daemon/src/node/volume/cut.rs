@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use holdfast_engine::event::Event;
-use holdfast_engine::snapshot::{CutAnswer, Snapshot, SnapshotRefused};
+use holdfast_engine::snapshot::{CutAnswer, SnapshotRefused};
+use holdfast_format::snapshot::Snapshot;
 use holdfast_types::{SnapshotUid, VolumeId};
 
 use super::snapshot::{Snapshots, ask, forgotten, refused};

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use holdfast_engine::attach::AttachRefused;
-use holdfast_engine::limit::MAX_SECTORS;
+use holdfast_format::limit::MAX_SECTORS;
 use holdfast_types::VolumeId;
 
 use crate::node::error::NodeError;

@@ -6,8 +6,8 @@
 //! Owns: what proves that a log is the same one. Does not own: when that is asked (`store/change.rs`).
 
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::record::Record;
 use holdfast_engine::volume::Pending;
+use holdfast_format::record::Record;
 use holdfast_log::{LogFailure, read_manifest_to_end, read_record};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use holdfast_engine::event::Event;
-use holdfast_engine::snapshot::{Snapshot, SnapshotRefused};
+use holdfast_engine::snapshot::SnapshotRefused;
+use holdfast_format::snapshot::Snapshot;
 use holdfast_log::{SnapshotError, forget, forgotten_from, forgotten_of, snapshot_detached, snapshots};
 use holdfast_s3::S3Config;
 use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};

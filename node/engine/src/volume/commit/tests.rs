@@ -1,10 +1,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_types::{Epoch, SnapshotUid};
 
 use super::super::core::tests::{NONCE, core};
 use super::*;
-use crate::snapshot::SnapshotChange;
 
 const STATES: [&str; 7] = ["idle", "storing", "creating", "reading", "probing", "left", "rooting"];
 

@@ -8,12 +8,13 @@
 
 use std::ops::Range;
 
-use crate::durable_map::{Entry, journal_slots, record_slots};
-use crate::round_size::round_size;
-use crate::safeguard::{
+use holdfast_format::safeguard::{
     Safeguard::{JournalAfterFullRound, KeepJournal},
     safeguard,
 };
+
+use crate::durable_map::{Entry, journal_slots, record_slots};
+use crate::round_size::round_size;
 use crate::sector_map::PageSet;
 
 pub(super) struct Journal {

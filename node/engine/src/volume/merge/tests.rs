@@ -1,17 +1,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::fence::Fence;
+use holdfast_format::segment::SegmentRef;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_types::{Epoch, Place, RunId, SectorRange, SegmentId, Seq};
 
 use super::super::core::tests::{NONCE, core};
 use super::super::data_path::{DataPath, Gate};
 use super::*;
 use crate::action::Action;
-use crate::chunk_set::ChunkSet;
 use crate::event::{Errno, Op, RequestId};
-use crate::fence::Fence;
-use crate::sector_map::{Side, SideSet};
-use crate::segment::SegmentRef;
-use crate::snapshot::SnapshotChange;
 
 fn id(name: u8) -> SegmentId {
     SegmentId::new(Place::until(Seq(100)), 1, [name; 10])

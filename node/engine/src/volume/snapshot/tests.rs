@@ -1,8 +1,8 @@
+use holdfast_format::record::{Body, Record};
 use holdfast_types::Epoch;
 
 use super::super::core::tests::{NONCE, core};
 use super::*;
-use crate::record::{Body, Record};
 
 fn uid(name: u8) -> SnapshotUid {
     SnapshotUid([name; 16])

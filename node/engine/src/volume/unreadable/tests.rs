@@ -1,6 +1,7 @@
+use holdfast_format::side::Side;
+
 use super::super::core::tests::core;
 use super::*;
-use crate::sector_map::Side;
 
 const ONE: SideSet = SideSet::only(Side::B);
 

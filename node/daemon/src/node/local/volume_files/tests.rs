@@ -5,10 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use futures::FutureExt;
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Event, Op, RequestId};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::side::{Side, SideSet};
 use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::{BLOCK_SECTORS, Epoch, Nonce, SectorRange, Seq};
 
@@ -153,7 +153,7 @@ fn a_refused_oversized_volume_changes_nothing() {
         ["a.data", "b.data", "map"].iter().map(length).collect::<Vec<_>>()
     };
     let before = lengths();
-    let refused = match local.open_files(holdfast_engine::limit::MAX_SECTORS) {
+    let refused = match local.open_files(holdfast_format::limit::MAX_SECTORS) {
         Err(refused) => refused,
         // ext4 has the limit, of 16 TiB; XFS has none that matters.
         Ok(_) => return,

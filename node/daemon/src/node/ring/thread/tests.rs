@@ -1,8 +1,8 @@
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, Transport};
 use tokio::sync::oneshot;

@@ -27,8 +27,8 @@ use crate::fork::Fork;
 use crate::index::RunRef;
 use crate::limit::{MAX_DETACH_ROOT_BYTES, MAX_SECTORS, MAX_SNAPSHOTS};
 use crate::manifest::Manifest;
-use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
+use crate::side::SideSet;
 use crate::snapshot::SnapshotChange;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -141,7 +141,7 @@ impl Body {
     }
 
     /// The record's place is no snapshot.
-    pub(crate) fn take_no_snapshot(&mut self) {
+    pub fn take_no_snapshot(&mut self) {
         match self {
             Self::Change { snapshots, .. } => snapshots.taken = None,
             Self::Create { .. } | Self::Attach { .. } | Self::Detach { .. } | Self::Delete => {}
@@ -149,7 +149,7 @@ impl Body {
     }
 
     /// Returns true if both say the same, but that one of them may register a snapshot.
-    pub(crate) fn is_same_but_snapshot(&self, other: &Self) -> bool {
+    pub fn is_same_but_snapshot(&self, other: &Self) -> bool {
         let [mut one, mut other] = [self.clone(), other.clone()];
         one.take_no_snapshot();
         other.take_no_snapshot();
@@ -157,7 +157,7 @@ impl Body {
     }
 
     /// Returns true if runs are merged with it.
-    pub(crate) fn has_merges(&self) -> bool {
+    pub fn has_merges(&self) -> bool {
         match self {
             Self::Change { merges, .. } => !merges.is_empty(),
             Self::Create { .. } | Self::Attach { .. } | Self::Detach { .. } | Self::Delete => false,

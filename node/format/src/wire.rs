@@ -102,7 +102,7 @@ pub enum DecodeError {
 }
 
 /// The first 128 bits of BLAKE3.
-pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
+pub fn checksum(bytes: &[u8]) -> [u8; 16] {
     let mut short = [0; 16];
     short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
     short
@@ -132,7 +132,7 @@ pub fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
 ///
 /// # Panics
 /// If `length` is 4 GiB or more, or not what `fill` appends.
-pub(crate) fn enclose_at_end(out: &mut Vec<u8>, kind: Kind, length: usize, fill: impl FnOnce(&mut Vec<u8>)) {
+pub fn enclose_at_end(out: &mut Vec<u8>, kind: Kind, length: usize, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.reserve_exact(ENVELOPE_BYTES + length);
     let head = enclose_head(kind, length);
@@ -158,7 +158,7 @@ fn enclose_head(kind: Kind, length: usize) -> [u8; SUM_AT] {
 
 /// Length of the envelope that `bytes` begin with, with its payload. Nothing where none begins, or it is cut
 /// short.
-pub(crate) fn enclosed_bytes(bytes: &[u8]) -> Option<usize> {
+pub fn enclosed_bytes(bytes: &[u8]) -> Option<usize> {
     let head = bytes.first_chunk::<SUM_AT>().filter(|head| begins_as_ours(*head))?;
     let (payload, _zero) = head[8..].split_first_chunk::<4>()?;
     let length = ENVELOPE_BYTES + u32::from_le_bytes(*payload) as usize;
@@ -195,18 +195,22 @@ pub fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [
     Ok(payload)
 }
 
-/// Reads fields from the front of a slice.
-pub(crate) struct Reader<'a> {
+/// Reads fields from the front of a slice, little-endian. Each read fails with [`DecodeError::Short`] where
+/// fewer bytes are left than it takes.
+pub struct Reader<'a> {
     what: &'static str,
     rest: &'a [u8],
 }
 
+#[allow(clippy::missing_errors_doc)] // said of the type
 impl<'a> Reader<'a> {
-    pub(crate) fn new(what: &'static str, bytes: &'a [u8]) -> Self {
+    /// Begins at the front of `bytes`, which errors call a `what`.
+    pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { what, rest: bytes }
     }
 
-    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+    /// The next `count` bytes.
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
         let (front, rest) = self.rest.split_at_checked(count).ok_or(DecodeError::Short {
             what: self.what,
             have: self.rest.len(),
@@ -216,39 +220,45 @@ impl<'a> Reader<'a> {
         Ok(front)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+    /// The next `N` bytes.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N)?);
         Ok(out)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
+    /// One byte.
+    pub fn u8(&mut self) -> Result<u8, DecodeError> {
         Ok(self.array::<1>()?[0])
     }
 
-    pub(crate) fn u16(&mut self) -> Result<u16, DecodeError> {
+    /// A number of 2 bytes.
+    pub fn u16(&mut self) -> Result<u16, DecodeError> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, DecodeError> {
+    /// A number of 4 bytes.
+    pub fn u32(&mut self) -> Result<u32, DecodeError> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+    /// A number of 8 bytes.
+    pub fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn u128(&mut self) -> Result<u128, DecodeError> {
+    /// A number of 16 bytes.
+    pub fn u128(&mut self) -> Result<u128, DecodeError> {
         Ok(u128::from_le_bytes(self.array()?))
     }
 
     /// An id as [`put_id`] wrote it.
-    pub(crate) fn id(&mut self) -> Result<PlacedId, DecodeError> {
+    pub fn id(&mut self) -> Result<PlacedId, DecodeError> {
         Ok(PlacedId { owner: self.u8()?, place: Place::from_stored(self.u64()?), ulid: Ulid(self.u128()?) })
     }
 
     /// A count of items of at least `item_bytes` each: refused when the rest cannot hold them.
-    pub(crate) fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
+    pub fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         let need = count.saturating_mul(item_bytes);
         if need > self.rest.len() {
@@ -258,7 +268,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Text of at most 255 bytes behind a length byte.
-    pub(crate) fn text(&mut self) -> Result<String, DecodeError> {
+    pub fn text(&mut self) -> Result<String, DecodeError> {
         let length = usize::from(self.u8()?);
         let bytes = self.take(length)?.to_vec();
         String::from_utf8(bytes).map_err(|error| DecodeError::Field {
@@ -269,15 +279,17 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes not read yet.
-    pub(crate) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    pub(crate) fn bad(&self, field: &'static str, value: u64) -> DecodeError {
+    /// The error for a `field` whose value is not allowed.
+    pub fn bad(&self, field: &'static str, value: u64) -> DecodeError {
         DecodeError::Field { what: self.what, field, value }
     }
 
-    pub(crate) fn end(self) -> Result<(), DecodeError> {
+    /// Ends reading: bytes that are left are an error.
+    pub fn end(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() {
             Ok(())
         } else {
@@ -291,17 +303,17 @@ impl<'a> Reader<'a> {
 }
 
 /// Bytes of an id.
-pub(crate) const ID_BYTES: usize = 25;
+pub const ID_BYTES: usize = 25;
 
 /// Appends an id: u8 owner, u64 place, u128 ulid.
-pub(crate) fn put_id(id: PlacedId, out: &mut Vec<u8>) {
+pub fn put_id(id: PlacedId, out: &mut Vec<u8>) {
     out.push(id.owner);
     out.extend_from_slice(&id.place.stored().to_le_bytes());
     out.extend_from_slice(&id.ulid.0.to_le_bytes());
 }
 
 /// Appends `text` behind a length byte; longer text is cut at 255 bytes.
-pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
+pub fn put_text(out: &mut Vec<u8>, text: &str) {
     let end = (0..=text.len().min(255)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     out.push(u8::try_from(end).expect("cut to 255"));
     out.extend_from_slice(&text.as_bytes()[..end]);

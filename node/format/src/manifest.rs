@@ -35,8 +35,8 @@ use crate::safeguard::{
     Safeguard::{AddOnlyOwn, ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst, RootNamesAllRuns},
     safeguard,
 };
-use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
+use crate::side::SideSet;
 use crate::snapshot::{Snapshot, SnapshotChange};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -346,7 +346,7 @@ impl Manifest {
     }
 
     /// Those of `chunks` in which the volume holds no data yet.
-    pub(crate) fn not_held(&self, chunks: ChunkSet) -> ChunkSet {
+    pub fn not_held(&self, chunks: ChunkSet) -> ChunkSet {
         chunks.minus(&self.holds)
     }
 
@@ -372,7 +372,7 @@ impl Manifest {
 
     /// The place of the first merge of a process: beyond all that an earlier one may have begun, as that
     /// began fewer since its last record.
-    pub(crate) fn first_place_of_process(&self) -> Place {
+    pub fn first_place_of_process(&self) -> Place {
         const BEGUN_AT_MOST: u64 = 1024;
         let known = self.closed.max(self.newest_merge.next());
         Place::from_stored(known.stored().saturating_add(BEGUN_AT_MOST))
@@ -571,7 +571,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`LogError`] when it cannot.
-    pub(crate) fn check_merges(&self, merges: &[Merge]) -> Result<(), LogError> {
+    pub fn check_merges(&self, merges: &[Merge]) -> Result<(), LogError> {
         self.with_merges(self.seq.next(), merges).map(drop)
     }
 

@@ -51,7 +51,7 @@ impl ChunkSet {
     }
 
     /// Its chunks that are not in `other`.
-    pub(crate) fn minus(mut self, other: &Self) -> Self {
+    pub fn minus(mut self, other: &Self) -> Self {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
         let used = self.words.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         self.words.truncate(used);

@@ -1,0 +1,26 @@
+//! The stored formats: how the bytes of each object and record look, and what they mean together.
+//!
+//! Owns: encoding, decoding and checking of everything that a volume stores in its bucket, and how records
+//! change a volume's state ([`manifest`]). Does not own: reading or storing any of it (`node/log`,
+//! `node/background`), nor a volume's local files, which are the engine's. Byte layouts are drawn at the head
+//! of [`record`], [`manifest`], [`segment`], [`index`] and [`snapshot`], and in `docs/formats/`.
+//!
+//! [`safeguard`] and [`crash_point`] are here because all crates above name them.
+
+pub mod chunk_set;
+pub mod compose;
+pub mod crash_point;
+pub mod fence;
+pub mod fork;
+pub mod index;
+pub mod limit;
+pub mod log_length;
+pub mod manifest;
+pub mod record;
+pub mod safeguard;
+pub mod segment;
+pub mod side;
+pub mod snapshot;
+pub mod wire;
+
+pub use wire::{DecodeError, begins_as_ours};
