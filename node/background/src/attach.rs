@@ -27,8 +27,8 @@ use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalDa
 use holdfast_engine::durable_map::{FoundMap, Header, PageSummary};
 use holdfast_engine::sector_map::Restore;
 use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::displaced::Displaced;
 use holdfast_format::manifest::Manifest;
-use holdfast_format::record::Displaced;
 use holdfast_format::safeguard::{
     Safeguard::{CheckTruncation, PreserveFenced},
     safeguard,

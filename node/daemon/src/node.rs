@@ -29,7 +29,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use holdfast_background::{Indexes, Pools, UploadMemory};
 use holdfast_engine::volume::{DirtyLimits, Durability};
-use holdfast_format::record::Displaced;
+use holdfast_format::displaced::Displaced;
 use holdfast_log::Creation;
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;

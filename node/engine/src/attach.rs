@@ -19,9 +19,10 @@
 
 use std::fmt;
 
+use holdfast_format::displaced::Displaced;
 use holdfast_format::limit::MAX_SECTORS;
 use holdfast_format::manifest::{Manifest, Writer};
-use holdfast_format::record::{Body, Displaced, Record};
+use holdfast_format::record::{Body, Record};
 use holdfast_format::safeguard::{
     Safeguard::{
         CheckExpectedEpoch, CleanOnlyIfClosed, RefuseAbsentState, RejectLostRecords, RejectOlderState,

@@ -21,7 +21,6 @@ use holdfast_types::{CHUNK_SECTORS, Lineage, Seq, SnapshotName, VolumeId};
 use crate::chunk_set::ChunkSet;
 use crate::index::{Run, RunRef};
 use crate::limit::MAX_SECTORS;
-use crate::manifest::Manifest;
 use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Reader};
 
@@ -41,15 +40,19 @@ pub struct Fork {
 }
 
 impl Fork {
-    /// A fork of the snapshot whose root is `root`; `None` if too many volumes are behind it.
-    pub fn of(root: &Manifest) -> Option<Self> {
-        let snapshot = SnapshotName { volume: root.volume().clone(), seq: root.seq() };
-        let ancestors = root.lineage().ancestors().to_vec();
+    /// A fork of a snapshot with these contents; `None` if too many volumes are its ancestors.
+    pub(crate) fn of(
+        snapshot: SnapshotName,
+        lineage: &Lineage,
+        sectors: u64,
+        runs: &[Run],
+        holds: ChunkSet,
+    ) -> Option<Self> {
+        let ancestors = lineage.ancestors().to_vec();
         if ancestors.len() >= Lineage::MAX_ANCESTORS {
             return None;
         }
-        let runs = root.runs().iter().map(inherited).collect::<Option<Vec<Run>>>()?;
-        let (sectors, holds) = (root.sectors(), root.holds().clone());
+        let runs = runs.iter().map(inherited).collect::<Option<Vec<Run>>>()?;
         Some(Self { snapshot, ancestors, sectors, runs: runs.into(), holds })
     }
 

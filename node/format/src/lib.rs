@@ -10,6 +10,7 @@
 pub mod chunk_set;
 pub mod compose;
 pub mod crash_point;
+pub mod displaced;
 pub mod fence;
 pub mod fork;
 pub mod index;

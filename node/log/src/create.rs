@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use holdfast_format::fork::Fork;
-use holdfast_format::manifest::LogError;
+use holdfast_format::manifest::apply::LogError;
 use holdfast_format::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;

@@ -49,7 +49,7 @@ pub(crate) async fn read_fork(
         }
         Err(error) => return Err(error),
     };
-    Fork::of(&root).ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })
+    root.fork().ok_or_else(|| LogFailure::TooManyForks { snapshot: snapshot.clone() })
 }
 
 pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogFailure {

@@ -37,7 +37,7 @@ pub use snapshot::{
 pub use truncate::{drop_checkpoints, tidy, truncate, was_truncated_after};
 
 use holdfast_format::DecodeError;
-use holdfast_format::manifest::LogError as Order;
+use holdfast_format::manifest::apply::LogError as Order;
 use holdfast_format::record::Origin;
 use holdfast_objects::StoreError;
 use holdfast_types::{Epoch, Lineage, Seq, SnapshotName, SnapshotUid, VolumeId};

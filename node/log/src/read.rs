@@ -14,7 +14,8 @@
 //! ([`was_truncated_after`]). A root is what its writer had read or made of the same log.
 
 use futures::future::{join, try_join_all};
-use holdfast_format::manifest::{LogError, Manifest};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::manifest::apply::LogError;
 use holdfast_format::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix, volume_prefix};

@@ -389,7 +389,7 @@ struct BeforeGet<F> {
 async fn create_only(inner: &MemoryStore, volume: &str, source: &str) {
     let SnapshotName { volume: of, seq } = named(source);
     let root = holdfast_log::read_snapshot(inner, &of, seq).await.unwrap();
-    let source = holdfast_format::fork::Fork::of(&root).map(Box::new);
+    let source = root.fork().map(Box::new);
     let body = Body::Create { sectors: SECTORS, source, labels: Default::default() };
     let record = Record { volume: id(volume), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
     assert_eq!(create_record(inner, &record).await.unwrap(), CreateOutcome::Created);

@@ -12,7 +12,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_format::fork::Fork;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
@@ -305,7 +304,7 @@ async fn with_void_fork(is_swept: bool) -> MemoryStore {
     a.record(6, Body::Detach { root: None }).await;
     let seq = snapshot(&store, "a").await;
     let root = read_snapshot(&store, &id("a"), seq).await.unwrap();
-    let source = Fork::of(&root).map(Box::new);
+    let source = root.fork().map(Box::new);
     forget(&store, &id("a"), seq).await.unwrap();
     if is_swept {
         remove(&store, &id("a"), NONCE, 0, None).await.unwrap();

@@ -18,11 +18,11 @@ use holdfast_engine::durable_map::{DamagedMap, FoundPage, Header, newest_pages, 
 use holdfast_engine::event::{Event, Op};
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
-use holdfast_format::fork::Fork;
+use holdfast_format::displaced::Displaced;
 use holdfast_format::index::merge::{Input, Merge, MergeStep};
 use holdfast_format::index::{RunHead, RunRef, SegmentObject};
 use holdfast_format::manifest::Manifest;
-use holdfast_format::record::{Body, Displaced, Labels, Record};
+use holdfast_format::record::{Body, Labels, Record};
 use holdfast_format::segment::{Frame, FrameIndex, unpack};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
@@ -216,7 +216,7 @@ fn records() {
     let create = Record { seq: Seq::FIRST, body: Body::Create { sectors, source: None, labels }, ..takeover };
     renew("log-record/create-labels", &create.encode());
     let root = Manifest::decode_checkpoint(life().checkpoints().last().unwrap()).unwrap();
-    let source = Fork::of(&root).map(Box::new);
+    let source = root.fork().map(Box::new);
     let body = Body::Create { sectors: root.sectors(), source, labels: Labels::default() };
     let fork = Record { volume: "fork".parse().unwrap(), body, ..create };
     renew("log-record/fork", &fork.encode());

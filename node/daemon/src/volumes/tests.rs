@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_engine::volume::{Durability, IndexStatus, Settings};
-use holdfast_format::record::Displaced;
+use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;

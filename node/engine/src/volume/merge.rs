@@ -19,7 +19,8 @@
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
 use holdfast_format::index::{MergePlan, Run, RunRef, Runs};
-use holdfast_format::manifest::{LogError, Manifest};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::manifest::apply::LogError;
 use holdfast_format::record::{Body, Merge, Record};
 use holdfast_format::safeguard::{
     Safeguard::{

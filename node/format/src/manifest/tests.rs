@@ -1,9 +1,13 @@
-use holdfast_types::{Place, RunId, SegmentId};
+use holdfast_types::{PlacedId, RunId, SegmentId, SnapshotUid};
 
+use super::apply::LogError;
 use super::*;
 use crate::fence::Fence;
-use crate::index::RunRef;
+use crate::index::{Run, RunRef};
 use crate::limit::REMEMBERED_ATTACHES;
+use crate::record::{Body, Merge, Record};
+use crate::segment::SegmentRef;
+use crate::snapshot::SnapshotChange;
 
 fn volume() -> VolumeId {
     "v".parse().unwrap()

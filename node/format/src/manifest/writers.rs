@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use holdfast_types::{Epoch, Nonce, Seq};
 
+use crate::displaced::Displaced;
 use crate::limit::REMEMBERED_ATTACHES;
-use crate::record::{Displaced, Record};
 use crate::wire::{self, DecodeError, Reader};
 
 /// An attach record of the log.
@@ -39,15 +39,14 @@ impl Writers {
         self.attaches.back()
     }
 
-    /// The writer of `record` is attached from here on.
-    pub(super) fn attach(&mut self, record: &Record, node: &str, displaced: Option<&Displaced>) {
-        let Record { epoch, nonce, seq, unix_ms, .. } = *record;
+    /// The writer of `attach`, made at `unix_ms` (milliseconds since 1970), is attached from here on.
+    pub(super) fn attach(&mut self, attach: Attach, unix_ms: u64, node: &str, displaced: Option<&Displaced>) {
         self.attached = true;
         node.clone_into(&mut self.node);
         self.since_unix_ms = unix_ms;
         self.displaced = displaced.cloned();
         self.replaced |= displaced.is_some();
-        self.attaches.push_back(Attach { epoch, nonce, seq });
+        self.attaches.push_back(attach);
         while self.attaches.len() > REMEMBERED_ATTACHES {
             self.attaches.pop_front();
         }

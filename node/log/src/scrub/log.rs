@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use holdfast_format::manifest::{LogError, Manifest};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::manifest::apply::LogError;
 use holdfast_format::record::{Body, Record};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};

@@ -4,8 +4,8 @@
 //! The model does not look at what the engine keeps on such a disk. It counts the commits that came into the
 //! log since the disk was as it is, and knows whose it was.
 
+use holdfast_format::displaced::Displaced;
 use holdfast_format::manifest::Writer;
-use holdfast_format::record::Displaced;
 use holdfast_types::Nonce;
 
 use super::World;

@@ -2,7 +2,7 @@
 //! device.
 
 use holdfast_engine::volume::Durability;
-use holdfast_format::record::Displaced;
+use holdfast_format::displaced::Displaced;
 use holdfast_format::wire::{self, Kind};
 use holdfast_types::Epoch;
 use serde::{Deserialize, Serialize};

@@ -16,8 +16,7 @@ use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth}
 use holdfast_engine::durable_map::FoundMap;
 use holdfast_engine::sector_map::Restore;
 use holdfast_engine::volume::{AttachState, Pending};
-use holdfast_format::fork::Fork;
-use holdfast_format::record::Displaced;
+use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest, read_snapshot,
@@ -756,7 +755,7 @@ fn an_attach_confirms_a_fork_or_refuses_it() {
             let uid = holdfast_types::SnapshotUid([5; 16]);
             let taken = snapshot_detached(&*store, &source, uid, Nonce([2; 16]), 0).await.unwrap();
             let root = read_snapshot(&*store, &source, taken.seq).await.unwrap();
-            let fork = Fork::of(&root).map(Box::new);
+            let fork = root.fork().map(Box::new);
             let body = Body::Create { sectors: SECTORS, source: fork, labels: Default::default() };
             let (nonce, seq) = (Nonce([3; 16]), Seq::FIRST);
             let record = Record { volume: volume(), seq, epoch: Epoch(0), nonce, unix_ms: 0, body };

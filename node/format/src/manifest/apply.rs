@@ -1,0 +1,362 @@
+//! Applying the records of a log to a volume's state, in order.
+//!
+//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; no
+//! object is added by a record that its place does not allow; a deleted volume takes no more records.
+//! On failure: nothing is applied.
+
+use std::sync::Arc;
+
+use holdfast_types::{CHUNK_SECTORS, Epoch, Place, PlacedId, Seq, SnapshotUid, VolumeId};
+
+use super::Manifest;
+use super::writers::Attach;
+use crate::chunk_set::ChunkSet;
+use crate::fork::Fork;
+use crate::index::{Run, Runs};
+use crate::limit::MAX_SECTORS;
+use crate::record::{Body, Merge, Record};
+use crate::safeguard::{
+    Safeguard::{AddOnlyOwn, NewestSegmentFirst},
+    safeguard,
+};
+use crate::segment::SegmentRef;
+use crate::side::SideSet;
+use crate::snapshot::{Snapshot, SnapshotChange};
+
+/// Reason why a record cannot follow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The record is of another volume.
+    #[error("log record {seq} belongs to volume {found}, not {expected}")]
+    Volume {
+        /// The record's place.
+        seq: Seq,
+        /// The record's volume.
+        found: VolumeId,
+        /// The volume whose log it stands in.
+        expected: VolumeId,
+    },
+    /// A record is missing or stands under another's key.
+    #[error("log record {expected} is missing: found {found} in its place")]
+    Gap {
+        /// The seq that must follow.
+        expected: Seq,
+        /// The seq found.
+        found: Seq,
+    },
+    /// The log does not begin with the volume's creation.
+    #[error("log record {0} comes before the volume was created")]
+    NotCreated(Seq),
+    /// The volume is created twice.
+    #[error("log record {0} creates the volume a second time")]
+    CreatedTwice(Seq),
+    /// A record of a writer that does not hold the volume.
+    #[error("log record {seq} of epoch {found} comes while epoch {current} holds the volume")]
+    Epoch {
+        /// The record's place.
+        seq: Seq,
+        /// The record's epoch.
+        found: Epoch,
+        /// The epoch that holds the volume.
+        current: Epoch,
+    },
+    /// The volume was deleted.
+    #[error("the volume was deleted; log record {0} comes after its tombstone")]
+    Deleted(Seq),
+    /// The size fell.
+    #[error("log record {seq} shrinks the volume from {from} to {to} sectors")]
+    Shrunk {
+        /// The record's place.
+        seq: Seq,
+        /// Sectors before.
+        from: u64,
+        /// Sectors after.
+        to: u64,
+    },
+    /// Larger than the formats can hold.
+    #[error("log record {seq} gives the volume {sectors} sectors, more than the {MAX_SECTORS} it can have")]
+    TooLarge {
+        /// The record's place.
+        seq: Seq,
+        /// Its sectors.
+        sectors: u64,
+    },
+    /// An object is added after its place.
+    #[error("log record {seq} adds {object}, whose place the log has passed")]
+    Place {
+        /// The record's place.
+        seq: Seq,
+        /// The object's id.
+        object: Box<PlacedId>,
+    },
+    /// An object of another volume is added.
+    #[error("log record {seq} adds {object} of another volume")]
+    Foreign {
+        /// The record's place.
+        seq: Seq,
+        /// The object's id.
+        object: Box<PlacedId>,
+    },
+    /// A fork that is smaller than its snapshot, has too many volumes behind it, or objects of its own.
+    #[error("log record {0} makes a fork that cannot be")]
+    Fork(Seq),
+    /// A record of the control plane changes more than the list of snapshots.
+    #[error("log record {0} has no writer and changes more than the list of snapshots")]
+    Control(Seq),
+    /// A snapshot that is registered, one too many, or the end of one that is not registered.
+    #[error("log record {0} changes the list of snapshots as it cannot be changed")]
+    Snapshots(Seq),
+    /// A merge of runs that are not in the list, or not in this order.
+    #[error("log record {seq} merges runs into {output} that are not neighbours of the list")]
+    Merge {
+        /// The record's place.
+        seq: Seq,
+        /// The id of the merge's output.
+        output: Box<PlacedId>,
+    },
+    /// A segment or run of chunks that the volume does not have.
+    #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
+    BeyondEnd {
+        /// The record's place.
+        seq: Seq,
+        /// The first chunk of the run.
+        first: u32,
+        /// Chunks of the volume.
+        chunks: u64,
+    },
+}
+
+impl Manifest {
+    /// Applies the next record (invariant 11).
+    ///
+    /// # Errors
+    /// [`LogError`] when the record cannot stand here; the manifest is unchanged.
+    pub fn apply(&mut self, record: &Record) -> Result<(), LogError> {
+        let seq = record.seq;
+        if record.volume != *self.volume() {
+            return Err(LogError::Volume {
+                seq,
+                found: record.volume.clone(),
+                expected: self.volume().clone(),
+            });
+        }
+        if seq != self.seq.next() {
+            return Err(LogError::Gap { expected: self.seq.next(), found: seq });
+        }
+        if self.deleted {
+            return Err(LogError::Deleted(seq));
+        }
+        let is_create = matches!(record.body, Body::Create { .. });
+        if (seq == Seq::FIRST) != is_create {
+            return Err(if is_create { LogError::CreatedTwice(seq) } else { LogError::NotCreated(seq) });
+        }
+        let current = self.epoch();
+        let wrong_epoch = LogError::Epoch { seq, found: record.epoch, current };
+        match &record.body {
+            Body::Create { sectors, .. }
+            | Body::Attach { sectors, .. }
+            | Body::Change { sectors: Some(sectors), .. }
+                if *sectors > MAX_SECTORS =>
+            {
+                return Err(LogError::TooLarge { seq, sectors: *sectors });
+            }
+            Body::Create { sectors, source, labels: _ } => {
+                if let Some(fork) = source {
+                    self.inherit(fork, *sectors)?;
+                }
+                self.sectors = *sectors;
+                self.identity = record.nonce;
+                self.data_seq = seq;
+            }
+            Body::Attach { sectors, node, displaced } => {
+                if record.epoch <= current {
+                    return Err(wrong_epoch);
+                }
+                self.check_size(seq, *sectors)?;
+                self.sectors = *sectors;
+                // An attach has moved away what was invalidated.
+                self.invalidated = SideSet::NONE;
+                let attach = Attach { epoch: record.epoch, nonce: record.nonce, seq };
+                self.writers.attach(attach, record.unix_ms, node, displaced.as_ref());
+                self.closed = self.closed.max(Place::first_merge(record.epoch));
+            }
+            Body::Change { snapshots, .. } if record.epoch == Epoch(0) && self.takes_control_records() => {
+                if record.body != Body::of_snapshots(snapshots.clone()) {
+                    return Err(LogError::Control(seq));
+                }
+                self.snapshots = self.with_snapshots(record, self.sectors, snapshots)?;
+                self.had_snapshots |= snapshots.taken.is_some();
+            }
+            Body::Change { .. } | Body::Detach { .. }
+                if record.epoch != current || !self.writers.attached =>
+            {
+                return Err(wrong_epoch);
+            }
+            Body::Change {
+                segments,
+                chunks,
+                invalidated,
+                generation,
+                merges,
+                closed,
+                snapshots,
+                sectors,
+            } => {
+                let sectors = sectors.unwrap_or(self.sectors);
+                self.check_size(seq, sectors)?;
+                self.check_segments(seq, sectors, segments, chunks)?;
+                let listed = self.with_snapshots(record, sectors, snapshots)?;
+                self.runs = self.with_merges(seq, merges)?;
+                self.sectors = sectors;
+                self.closed = self.closed.max(*closed);
+                let carried = merges.iter().map(|merge| merge.output.id.place());
+                self.newest_merge = carried.fold(self.newest_merge, Place::max);
+                self.snapshots = listed;
+                self.had_snapshots |= snapshots.taken.is_some();
+                self.holds.add_all(chunks);
+                for segment in segments {
+                    self.add_segment(Arc::new(segment.clone()));
+                    self.data_seq = seq;
+                }
+                self.invalidated = self.invalidated.or(*invalidated);
+                // A record with merges alone holds nothing that a map could lack.
+                if !segments.is_empty() {
+                    self.covered = self.covered.after(record.nonce, *generation);
+                }
+            }
+            Body::Detach { .. } => {
+                self.writers.attached = false;
+                self.closed = self.closed.max(Place::first_merge(current.next()));
+            }
+            Body::Delete => {
+                self.deleted = true;
+                self.writers.attached = false;
+            }
+        }
+        self.seq = seq;
+        Ok(())
+    }
+
+    /// The volume begins with what a snapshot of another one holds.
+    fn inherit(&mut self, fork: &Fork, sectors: u64) -> Result<(), LogError> {
+        let volume = self.volume().clone();
+        let lineage = fork.lineage(volume).filter(|_| sectors >= fork.sectors);
+        let lineage = lineage.ok_or(LogError::Fork(Seq::FIRST))?;
+        self.runs = Runs::new(Arc::new(lineage), Arc::clone(&fork.runs));
+        self.holds = fork.holds.clone();
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`LogError::Shrunk`] when the volume is larger than the record at `seq` says.
+    fn check_size(&self, seq: Seq, sectors: u64) -> Result<(), LogError> {
+        if sectors < self.sectors {
+            return Err(LogError::Shrunk { seq, from: self.sectors, to: sectors });
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`LogError`] when the record at `seq`, with which the volume has `sectors`, cannot add one of
+    /// `segments`, or the chunks `held`.
+    fn check_segments(
+        &self,
+        seq: Seq,
+        sectors: u64,
+        segments: &[SegmentRef],
+        held: &ChunkSet,
+    ) -> Result<(), LogError> {
+        let chunks = sectors.div_ceil(CHUNK_SECTORS);
+        if held.end() > chunks {
+            let first = u32::try_from(held.end() - 1).expect("a set has at most 2^22 chunks");
+            return Err(LogError::BeyondEnd { seq, first, chunks });
+        }
+        for segment in segments {
+            check_added(seq, segment.id.0, |place| place.seq().is_some_and(|last| last >= seq))?;
+            if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
+                return Err(LogError::BeyondEnd { seq, first, chunks });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the next record can carry `merges`.
+    ///
+    /// # Errors
+    /// [`LogError`] when it cannot.
+    pub fn check_merges(&self, merges: &[Merge]) -> Result<(), LogError> {
+        self.with_merges(self.seq.next(), merges).map(drop)
+    }
+
+    /// The list of snapshots after `record`, with which the volume has `sectors` and which changes it so.
+    fn with_snapshots(
+        &self,
+        record: &Record,
+        sectors: u64,
+        change: &SnapshotChange,
+    ) -> Result<Vec<Snapshot>, LogError> {
+        let Record { seq, unix_ms, .. } = *record;
+        let own = Snapshot { seq, uid: SnapshotUid([0; 16]), unix_ms, sectors };
+        change.applied(&self.snapshots, own).ok_or(LogError::Snapshots(seq))
+    }
+
+    /// The list with the output of each merge in the place of its inputs.
+    ///
+    /// # Errors
+    /// [`LogError`] when the record at `seq` cannot carry one of `merges`.
+    fn with_merges(&self, seq: Seq, merges: &[Merge]) -> Result<Runs, LogError> {
+        let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
+        let mut runs = Runs::clone(&self.runs);
+        for Merge { newest, oldest, output } in merges {
+            check_added(seq, output.id.0, |place| place.seq().is_none() && place >= self.closed)?;
+            if let Some((first, _)) = output.chunks.run_beyond(chunks) {
+                return Err(LogError::BeyondEnd { seq, first, chunks });
+            }
+            let place_of = |id: &PlacedId| runs.iter().position(|run| run.id() == *id);
+            let inputs = place_of(newest).zip(place_of(oldest)).filter(|(newest, oldest)| newest < oldest);
+            let Some((newest, oldest)) = inputs else {
+                return Err(LogError::Merge { seq, output: Box::new(output.id.0) });
+            };
+            let (newer, older) = (&runs[..newest], &runs[oldest + 1..]);
+            let merged = [Run::Merged(Arc::new(output.clone()))];
+            runs = runs.with(newer.iter().chain(&merged).chain(older).cloned().collect::<Vec<_>>());
+        }
+        Ok(runs)
+    }
+
+    fn add_segment(&mut self, segment: Arc<SegmentRef>) {
+        if segment.chunks.is_exact() {
+            self.holds.insert(&segment.chunks);
+        }
+        let newest = [Run::Segment(segment)];
+        let list: Vec<Run> = if safeguard(NewestSegmentFirst) {
+            newest.iter().chain(&*self.runs).cloned().collect()
+        } else {
+            self.runs.iter().chain(&newest).cloned().collect()
+        };
+        self.runs = self.runs.with(list);
+    }
+
+    /// The state after the detach record `record`, whose root this is. `checkpointed` is the newest
+    /// checkpoint that is known: records are counted from there, as after any other reading of the log.
+    ///
+    /// # Errors
+    /// As of [`Manifest::apply`].
+    pub fn detached_by(mut self, record: &Record, checkpointed: Seq) -> Result<Self, LogError> {
+        self.checkpointed = checkpointed;
+        self.apply(record)?;
+        Ok(self)
+    }
+}
+
+/// Checks that the record at `seq` can add `object`.
+fn check_added(seq: Seq, object: PlacedId, is_open: impl Fn(Place) -> bool) -> Result<(), LogError> {
+    if !is_open(object.place) {
+        return Err(LogError::Place { seq, object: Box::new(object) });
+    }
+    if object.owner > 0 && safeguard(AddOnlyOwn) {
+        return Err(LogError::Foreign { seq, object: Box::new(object) });
+    }
+    Ok(())
+}
