@@ -1,67 +1,17 @@
-//! Extending a log.
+//! Creating volumes.
 
-use bytes::Bytes;
 use holdfast_format::fork::Fork;
 use holdfast_format::manifest::apply::LogError;
 use holdfast_format::record::{Body, Labels, Record};
-use holdfast_objects::{CreateError, ObjectStore, StoreError};
-use holdfast_types::key::ObjectKey;
+use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
+use crate::append::{CreateOutcome, create_record};
+use crate::error::LogFailure;
 use crate::fork::{confirm, confirm_fork, no_such_source, read_fork};
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::is_forgotten;
 use crate::trash::take_back;
-use crate::{LogFailure, MAX_METADATA_BYTES, store};
-
-/// Outcomes of a create-once, after every doubt was resolved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub enum CreateOutcome {
-    /// The record is in the log.
-    Created,
-    /// Another record is in its place.
-    Lost,
-}
-
-/// Creates `log/<seq>` once.
-///
-/// # Errors
-/// [`LogFailure::Store`]: the record is not there, or that is unknown; the same record may be retried.
-pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
-    let volume = &record.volume;
-    let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
-    let bytes = Bytes::from(record.encode());
-    let doubt = match objects.create(&key, bytes.clone()).await {
-        Ok(_created) => return Ok(CreateOutcome::Created),
-        Err(CreateError::Failed(source)) => return Err(store("create a log record", volume)(source)),
-        Err(CreateError::Exists { .. }) => None,
-        Err(CreateError::Ambiguous(source)) => Some(source),
-    };
-    match (objects.get(&key, MAX_METADATA_BYTES).await, doubt) {
-        (Ok(there), _) if there == bytes => Ok(CreateOutcome::Created),
-        (Ok(_), _) => Ok(CreateOutcome::Lost),
-        (Err(StoreError::NotFound { .. }), Some(doubt)) => Err(store("create a log record", volume)(doubt)),
-        (Err(source), _) => Err(store("read a log record back", volume)(source)),
-    }
-}
-
-/// Returns true if the record that was created is the one in its place: one GET.
-///
-/// A store that looks whether a key is free and stores the object some time later tells several writers
-/// that they created it, and has the object of the last of them. So before a writer does what cannot be
-/// undone it reads its record back. That finds every other create which was stored before this call.
-///
-/// # Errors
-/// [`LogFailure::Store`]: that is unknown.
-pub async fn is_in_place(objects: &dyn ObjectStore, record: &Record) -> Result<bool, LogFailure> {
-    let key = ObjectKey::Log(record.volume.clone(), record.seq).to_string();
-    match objects.get(&key, MAX_METADATA_BYTES).await {
-        Ok(there) => Ok(there == record.encode()),
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(source) => Err(store("read a log record back", &record.volume)(source)),
-    }
-}
 
 /// The creation of a volume.
 #[derive(Debug, Clone)]
@@ -201,27 +151,6 @@ pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
         }
         Body::Attach { .. } | Body::Change { .. } | Body::Detach { .. } | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
-        }
-    }
-}
-
-/// Stores a checkpoint. That it is stored does not depend on what may be deleted for it
-/// ([`crate::tidy`]).
-///
-/// # Errors
-/// [`LogFailure::Store`]: try again at the next occasion.
-pub async fn write_checkpoint(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    seq: Seq,
-    bytes: Bytes,
-) -> Result<(), LogFailure> {
-    let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
-    match objects.create(&key, bytes).await {
-        // A checkpoint of this seq is the same, whichever writer made it.
-        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            Err(store("write a checkpoint", volume)(source))
         }
     }
 }

@@ -19,13 +19,12 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::LogFailure;
-use crate::create::{CreateOutcome, create_record};
+use crate::append::{CreateOutcome, create_record};
+use crate::error::{LogFailure, or_damage};
 use crate::limit::PARALLEL_READS;
-use crate::list::list_volumes;
+use crate::objects::list_volumes;
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::{is_forgotten, read_snapshot, registered};
-use crate::sweep::or_damage;
 use crate::truncate::was_truncated_after;
 
 /// The beginning of a fork of `snapshot`: three GETs, and more where its record was truncated.

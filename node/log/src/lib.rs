@@ -2,7 +2,7 @@
 //!
 //! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, takes
 //! and forgets snapshots of a volume that no node has attached, and sweeps a store. What the records mean is
-//! the engine's; what the requests mean is the store's. Costs: finding the volumes of a store is one LIST for
+//! `node/format`'s; what the requests mean is the store's. Costs: finding the volumes of a store is one LIST for
 //! each 1,000; reading is one LIST (two where the log, or what comes before it, has hundreds of objects), and
 //! a GET of the last record if that is a detach with its root, else a GET of the newest checkpoint and of
 //! each record after it; to be sure that there is none after them, and that none of them was truncated, a GET
@@ -11,302 +11,31 @@
 //! and DELETEs.
 //! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
+mod append;
 mod create;
+mod error;
 mod fork;
 mod limit;
-mod list;
+mod objects;
 mod read;
 mod remove;
 pub mod scrub;
 mod snapshot;
 pub mod sweep;
+mod take_snapshot;
 pub mod trash;
 mod truncate;
 
-pub use create::{
-    CreateOutcome, Creation, create_record, is_in_place, provision, read_creation, write_checkpoint,
-};
+pub use append::{CreateOutcome, create_record, is_in_place, write_checkpoint};
+pub use create::{Creation, provision, read_creation};
+pub use error::LogFailure;
 pub use fork::confirm_fork;
-pub use list::list_volumes;
+pub use objects::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use snapshot::{
     OriginPlace, RootPlace, SnapshotError, forget, forgotten_from, forgotten_of, read_origin, read_snapshot,
-    read_snapshot_of, snapshot_detached, snapshots, snapshots_of, store_origin, store_root,
+    read_snapshot_of, snapshots, snapshots_of, store_origin, store_root,
 };
+pub use take_snapshot::snapshot_detached;
 pub use truncate::{drop_checkpoints, tidy, truncate, was_truncated_after};
-
-use holdfast_format::DecodeError;
-use holdfast_format::manifest::apply::LogError as Order;
-use holdfast_format::record::Origin;
-use holdfast_objects::StoreError;
-use holdfast_types::{Epoch, Lineage, Seq, SnapshotName, SnapshotUid, VolumeId};
-
-/// Largest record or checkpoint read, in bytes.
-const MAX_METADATA_BYTES: u64 = 256 << 20;
-
-/// Reasons for which a log could not be read or extended.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LogFailure {
-    /// A request to the store failed.
-    #[error("{what} of volume {volume}")]
-    Store {
-        /// The operation.
-        what: &'static str,
-        /// The volume.
-        volume: VolumeId,
-        /// The store's error.
-        #[source]
-        source: StoreError,
-    },
-    /// An object's bytes are damaged.
-    #[error("object {key} is damaged")]
-    Damaged {
-        /// Its key.
-        key: String,
-        /// The first violation found.
-        #[source]
-        source: DecodeError,
-    },
-    /// An object is the one of another place.
-    #[error(
-        "object {key} holds what belongs at seq {seq} of volume {volume}: it was overwritten, or copied there"
-    )]
-    Misplaced {
-        /// Its key.
-        key: String,
-        /// The volume that its bytes are of.
-        volume: VolumeId,
-        /// The seq that they are of.
-        seq: Seq,
-    },
-    /// An object that is written empty is not.
-    #[error(
-        "object {key} has {bytes} bytes, and is written empty: another server answered, or it was overwritten"
-    )]
-    NotEmpty {
-        /// Its key.
-        key: String,
-        /// Its bytes.
-        bytes: usize,
-    },
-    /// An object of the trash does not say what it should.
-    #[error(
-        "object {key} does not say how long the volume stays in the trash, or how it leaves it: a newer version wrote it, \
-         or it was overwritten"
-    )]
-    NotOfTrash {
-        /// Its key.
-        key: String,
-    },
-    /// The records do not follow each other.
-    #[error("the log of volume {volume} is broken")]
-    Broken {
-        /// The volume.
-        volume: VolumeId,
-        /// The first violation found.
-        #[source]
-        source: Order,
-    },
-    /// A volume of this id exists already, and is another one.
-    #[error("volume {volume} exists already with {sectors} sectors: choose another id")]
-    ExistsOtherwise {
-        /// The volume.
-        volume: VolumeId,
-        /// Its size.
-        sectors: u64,
-    },
-    /// A volume of this id exists already, and was created for something else.
-    #[error("volume {volume} exists already, created by {origin}: choose another id")]
-    CreatedElsewhere {
-        /// The volume.
-        volume: VolumeId,
-        /// The object that it was created for.
-        origin: Origin,
-    },
-    /// The id was used before.
-    #[error("volume {0} was deleted and its id cannot be used again: choose another id")]
-    WasDeleted(VolumeId),
-    /// A volume with snapshots is not removed.
-    #[error(
-        "volume {volume} has {} that would be lost with it ({}): delete them first",
-        count_of(.seqs),
-        names_of(.volume, .seqs)
-    )]
-    HasSnapshots {
-        /// The volume.
-        volume: VolumeId,
-        /// Its snapshots that were not forgotten.
-        seqs: Vec<Seq>,
-    },
-    /// A volume is not removed below its writer.
-    #[error(
-        "volume {volume} is not removed: node {node} has it attached, with epoch {epoch}, maybe in another cluster"
-    )]
-    StillAttached {
-        /// The volume.
-        volume: VolumeId,
-        /// The node of its writer.
-        node: String,
-        /// The writer's epoch.
-        epoch: Epoch,
-    },
-    /// A volume in the trash is not removed: it is used.
-    #[error("volume {0} is not removed: a node has attached it, or written to it, since it was deleted")]
-    UsedSince(VolumeId),
-    /// A volume in the trash is not removed: what was written since would be lost.
-    #[error(
-        "volume {volume} is not removed: {} has written to it since it was deleted. To have its data, adopt it with \
-         `spec.source.existing`; to remove it, delete that Volume",
-        node.as_ref().map_or_else(|| "a node".to_owned(), |node| format!("node {node}"))
-    )]
-    WrittenSince {
-        /// The volume.
-        volume: VolumeId,
-        /// The node of its last writer, where the log can be read.
-        node: Option<String>,
-    },
-    /// The id is taken by a volume that began with something else.
-    #[error("volume {volume} exists already, {}: choose another id", made_from(.snapshot.as_ref()))]
-    OtherSource {
-        /// The volume.
-        volume: VolumeId,
-        /// The snapshot that it was restored from, if any.
-        snapshot: Option<SnapshotName>,
-    },
-    /// The snapshot to restore is not there.
-    #[error("volume {volume} cannot be restored: snapshot {snapshot} does not exist or was deleted")]
-    NoSuchSource {
-        /// The volume to be.
-        volume: VolumeId,
-        /// The snapshot that was named.
-        snapshot: SnapshotName,
-    },
-    /// The snapshot of this name is another one.
-    #[error(
-        "volume {volume} cannot be restored: snapshot {snapshot} of this object store has the UUID {found}, and {wanted} \
-         was asked for: the bucket was set back, or is another one"
-    )]
-    OtherSnapshot {
-        /// The volume to be.
-        volume: VolumeId,
-        /// The snapshot that was named.
-        snapshot: SnapshotName,
-        /// The uid that it has.
-        found: SnapshotUid,
-        /// The uid that was asked for.
-        wanted: SnapshotUid,
-    },
-    /// A volume is not smaller than what it begins with.
-    #[error(
-        "volume {volume} would have {sectors} sectors, and snapshot {snapshot} has {snapshot_sectors}: choose at least its size"
-    )]
-    SmallerThanSource {
-        /// The volume to be.
-        volume: VolumeId,
-        /// The size that was asked for.
-        sectors: u64,
-        /// The snapshot.
-        snapshot: SnapshotName,
-        /// Its size.
-        snapshot_sectors: u64,
-    },
-    /// A chain of forks that is too long.
-    #[error(
-        "snapshot {snapshot} cannot be restored as a volume of its own: {} volumes are behind it, the most there can be; copy the content of volume {} to a new volume that is no fork, and take snapshots of that",
-        Lineage::MAX_ANCESTORS,
-        .snapshot.volume
-    )]
-    TooManyForks {
-        /// The snapshot.
-        snapshot: SnapshotName,
-    },
-    /// A LIST of the store's volumes failed.
-    #[error("list the volumes of the store")]
-    Volumes {
-        /// The store's error.
-        #[source]
-        source: StoreError,
-    },
-    /// Objects without a log.
-    #[error("objects are stored under the name of volume {0}, which has no log")]
-    NoLog(VolumeId),
-    /// Places of a volume's log that are taken by roots which its log did not make.
-    #[error(
-        "snapshot {0} was not taken: the roots of other snapshots are in its place and those before it, left there when \
-         the bucket was set back; nothing was registered: ask again, and a later place is tried"
-    )]
-    ForeignRoot(SnapshotName),
-    /// The log changed during each read of it, or LIST shows an older part of it.
-    #[error(
-        "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
-         try again; if the volume was deleted, choose another id",
-        tries = limit::TRIES
-    )]
-    Contended(VolumeId),
-}
-
-impl LogFailure {
-    /// True if bytes of the log are wrong; not if a newer version wrote them.
-    pub fn is_damage(&self) -> bool {
-        let is_newer = matches!(self, Self::Damaged { source: DecodeError::Version { .. }, .. });
-        !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })
-    }
-
-    /// True if a later attempt may succeed.
-    pub fn is_transient(&self) -> bool {
-        use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
-        match self {
-            Self::Store { source, .. } | Self::Volumes { source } => {
-                matches!(source.kind(), Throttled | Unavailable | Conflict)
-            }
-            Self::Contended(_) | Self::ForeignRoot(_) | Self::NotEmpty { .. } => true,
-            Self::Damaged { .. }
-            | Self::Misplaced { .. }
-            | Self::Broken { .. }
-            | Self::ExistsOtherwise { .. }
-            | Self::CreatedElsewhere { .. }
-            | Self::WasDeleted(_)
-            | Self::NotOfTrash { .. }
-            | Self::StillAttached { .. }
-            | Self::UsedSince(_)
-            | Self::WrittenSince { .. }
-            | Self::OtherSource { .. }
-            | Self::NoSuchSource { .. }
-            | Self::OtherSnapshot { .. }
-            | Self::SmallerThanSource { .. }
-            | Self::TooManyForks { .. }
-            | Self::NoLog(_)
-            | Self::HasSnapshots { .. } => false,
-        }
-    }
-}
-
-fn count_of(seqs: &[Seq]) -> String {
-    if seqs.len() == 1 { "a snapshot".to_owned() } else { format!("{} snapshots", seqs.len()) }
-}
-
-/// The names of the first ones.
-fn names_of(volume: &VolumeId, seqs: &[Seq]) -> String {
-    first_of(seqs.iter().map(|seq| format!("{volume}@{seq}")))
-}
-
-fn first_of(names: impl ExactSizeIterator<Item = String>) -> String {
-    const NAMED: usize = 5;
-    let has_more = names.len() > NAMED;
-    let mut named: Vec<String> = names.take(NAMED).collect();
-    if has_more {
-        named.push("...".to_owned());
-    }
-    named.join(", ")
-}
-
-fn made_from(snapshot: Option<&SnapshotName>) -> String {
-    snapshot.map_or_else(|| "created empty".to_owned(), |snapshot| format!("restored from {snapshot}"))
-}
-
-fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {
-    let volume = volume.clone();
-    move |source| LogFailure::Store { what, volume, source }
-}

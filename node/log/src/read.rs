@@ -17,19 +17,18 @@ use futures::future::{join, try_join_all};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::manifest::apply::LogError;
 use holdfast_format::record::{Body, Record};
-use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix, volume_prefix};
 use holdfast_types::{Seq, VolumeId};
 
-use crate::limit::TRIES;
+use crate::error::{LogFailure, store};
+use crate::limit::{MAX_METADATA_BYTES, TRIES};
+use crate::objects::{records_after, seqs_under};
 use crate::truncate::was_truncated_after;
-use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Objects of a volume that are listed at once to find its log: a log that is truncated has about 160 records
 /// beside its attaches.
 const FIRST_PAGE: usize = 256;
-/// Bytes that are read of an object that is written empty.
-const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
 /// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
 ///
@@ -285,74 +284,6 @@ pub(crate) fn decode_manifest(
         return Err(LogFailure::Misplaced { key, volume: manifest.volume().clone(), seq: manifest.seq() });
     }
     Ok(manifest)
-}
-
-/// Returns true if an object is there that is written empty, since only its presence counts: one GET. A page
-/// that a proxy sends in its place is an error.
-pub(crate) async fn is_present(
-    objects: &dyn ObjectStore,
-    what: &'static str,
-    key: &ObjectKey,
-) -> Result<bool, LogFailure> {
-    let name = key.to_string();
-    match objects.get(&name, MAX_EMPTY_BYTES).await {
-        Ok(body) if body.is_empty() => Ok(true),
-        Ok(body) => Err(LogFailure::NotEmpty { key: name, bytes: body.len() }),
-        Err(StoreError::TooLarge { size_bytes, .. }) => {
-            let bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
-            Err(LogFailure::NotEmpty { key: name, bytes })
-        }
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(store(what, key.volume())(error)),
-    }
-}
-
-/// The seqs of the records after `after`, ascending.
-pub(crate) async fn records_after(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    after: Seq,
-) -> Result<Vec<Seq>, LogFailure> {
-    let start = (after > Seq(0)).then(|| ObjectKey::Log(volume.clone(), after).to_string());
-    seqs_under(objects, volume, &log_prefix(volume), start).await
-}
-
-/// The seqs of the objects under a prefix.
-pub(crate) async fn seqs_under(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    prefix: &str,
-    mut start_after: Option<String>,
-) -> Result<Vec<Seq>, LogFailure> {
-    let mut seqs = Vec::new();
-    loop {
-        let page = objects
-            .list(prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
-            .await
-            .map_err(store("list the log", volume))?;
-        for entry in &page.entries {
-            match ObjectKey::parse(&entry.key) {
-                Some(
-                    ObjectKey::Log(_, seq)
-                    | ObjectKey::Checkpoint(_, seq)
-                    | ObjectKey::Snapshot(_, seq)
-                    | ObjectKey::Forgotten(_, seq),
-                ) => seqs.push(seq),
-                // Not ours: a foreign object under our prefix says nothing about the volume.
-                Some(
-                    ObjectKey::Segment(..)
-                    | ObjectKey::Run(..)
-                    | ObjectKey::TruncationMarker(..)
-                    | ObjectKey::Origin(..),
-                )
-                | None => {}
-            }
-        }
-        match page.entries.last() {
-            Some(last) if page.more => start_after = Some(last.key.clone()),
-            Some(_) | None => return Ok(seqs),
-        }
-    }
 }
 
 /// The record at `seq`.

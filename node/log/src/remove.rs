@@ -19,13 +19,14 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::create::{CreateOutcome, create_record, is_in_place};
+use crate::append::{CreateOutcome, create_record, is_in_place};
+use crate::error::{LogFailure, store};
 use crate::fork::forks_of;
 use crate::limit::TRIES;
-use crate::read::{read_manifest, read_manifest_to_end, read_record, records_after, seqs_under};
+use crate::objects::{records_after, seqs_under};
+use crate::read::{read_manifest, read_manifest_to_end, read_record};
 use crate::snapshot::{forgotten_of, has_marks, live};
 use crate::truncate::store_markers;
-use crate::{LogFailure, store};
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
 /// that bar its places and the marks of forgotten snapshots. Returns the volumes that read objects of it:

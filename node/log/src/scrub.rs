@@ -32,9 +32,9 @@ use holdfast_format::segment::FrameError;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{SectorRange, Seq, VolumeId};
 
-use crate::LogFailure;
+use crate::error::{LogFailure, or_damage};
 use crate::read::read_manifest_to_end;
-use crate::sweep::{Needed, or_damage};
+use crate::sweep::Needed;
 
 pub use repair::repair_checkpoints;
 use segment::Named;

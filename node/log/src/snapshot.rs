@@ -1,17 +1,5 @@
-//! Snapshots of a volume: taken while no writer is attached, listed, forgotten.
-//!
-//! A snapshot that is taken here:
-//! 1. the log is read to its end; its writer has detached. Where it is long a checkpoint is stored, and the
-//!    records that are not needed any more are deleted;
-//! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
-//!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
-//!    was set back may have kept, the log passes the place, and everything begins again at a later one;
-//! 3. the record is created once. If another one is in its place, everything begins again;
-//! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]), and the record is
-//!    what stands in its place ([`crate::is_in_place`]): else it is no part of the log, and everything begins
-//!    again.
-//!
-//! The writer of an attached volume takes its snapshots itself, in the same order.
+//! Snapshots of a volume: their roots, origins and marks, and the list of those that were not forgotten.
+//! Taking one of a detached volume is `take_snapshot`; that of an attached one is its writer's work.
 //!
 //! Its *origin* is an object with labels: the names of the cluster's objects that it was taken for, so that
 //! another cluster gives it the same names. They are stored once it is registered; a snapshot without them is
@@ -26,24 +14,23 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_format::limit::MAX_SNAPSHOTS;
-use holdfast_format::log_length::checkpoint_every;
 use holdfast_format::manifest::Manifest;
-use holdfast_format::record::{Body, Labels, Record};
+use holdfast_format::record::Labels;
 use holdfast_format::safeguard::{
-    Safeguard::{CheckSnapshotPlace, CompareRoots, LookForMark},
+    Safeguard::{CompareRoots, LookForMark},
     safeguard,
 };
-use holdfast_format::snapshot::{Snapshot, SnapshotChange};
-use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_format::snapshot::Snapshot;
+use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
-use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::create::{CreateOutcome, create_record, is_in_place, write_checkpoint};
-use crate::fork::confirm_fork;
-use crate::limit::TRIES;
-use crate::read::{decode_manifest, is_present, read_manifest_to_end, read_record, seqs_under};
-use crate::truncate::{tidy, was_truncated_after};
-use crate::{LogFailure, MAX_METADATA_BYTES, store};
+use crate::append::{Created, create_once};
+use crate::error::{LogFailure, store};
+use crate::limit::MAX_METADATA_BYTES;
+use crate::objects::{is_present, seqs_under};
+use crate::read::{decode_manifest, read_manifest_to_end, read_record};
+use crate::truncate::was_truncated_after;
 
 /// Reasons for which a snapshot was not taken, listed or forgotten.
 #[derive(Debug, thiserror::Error)]
@@ -85,109 +72,6 @@ pub enum SnapshotError {
     },
 }
 
-/// Takes a snapshot of a volume that no node has attached: root and record, two PUTs. Asked for again with
-/// the same uid, it answers the snapshot that it took.
-///
-/// # Errors
-/// [`SnapshotError`]: nothing was registered, unless the store did not answer; then ask again.
-pub async fn snapshot_detached(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    uid: SnapshotUid,
-    nonce: Nonce,
-    unix_ms: u64,
-) -> Result<Snapshot, SnapshotError> {
-    let mut foreign = None;
-    for _ in 0..TRIES {
-        let manifest = existing(objects, volume).await?;
-        if manifest.is_unconfirmed() {
-            confirm_fork(objects, volume).await?;
-            continue;
-        }
-        let dropped = forgotten(objects, &manifest).await?;
-        let live = || manifest.snapshots().iter().filter(|known| !dropped.contains(&known.seq));
-        if let Some(there) = live().find(|known| known.uid == uid) {
-            return Ok(*there);
-        }
-        if live().count() >= MAX_SNAPSHOTS {
-            return Err(SnapshotError::TooMany(volume.clone()));
-        }
-        if let Some(writer) = manifest.attached().filter(|_| !manifest.takes_control_records()) {
-            let (node, epoch) = (writer.node, writer.epoch);
-            return Err(SnapshotError::Attached { volume: volume.clone(), node, epoch });
-        }
-        keep_short(objects, &manifest).await?;
-        let change = SnapshotChange { taken: Some(uid), dropped: dropped.into_iter().collect() };
-        let record = Record {
-            volume: volume.clone(),
-            seq: manifest.seq().next(),
-            epoch: Epoch(0),
-            nonce,
-            unix_ms,
-            body: Body::of_snapshots(change),
-        };
-        match register(objects, manifest, &record).await? {
-            Registered::Taken(taken) => return Ok(taken),
-            Registered::Overtaken => foreign = None,
-            Registered::OverForeign => foreign = Some(record.seq),
-        }
-    }
-    let volume = volume.clone();
-    Err(match foreign {
-        Some(seq) => LogFailure::ForeignRoot(SnapshotName { volume, seq }),
-        None => LogFailure::Contended(volume),
-    }
-    .into())
-}
-
-/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes what that replaces: each
-/// reader reads all records after the newest checkpoint, and each sweep lists those before it.
-async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
-    let (volume, seq) = (manifest.volume(), manifest.seq());
-    if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
-        return Ok(());
-    }
-    let checkpoint = Bytes::from(manifest.encode_checkpoint());
-    write_checkpoint(objects, volume, seq, checkpoint.clone()).await?;
-    tidy(objects, volume, seq, &checkpoint).await
-}
-
-/// Outcomes of a try to register a snapshot.
-enum Registered {
-    /// It is in the log.
-    Taken(Snapshot),
-    /// Its record is no part of the log.
-    Overtaken,
-    /// The root of another history was in its place, which the log has passed now.
-    OverForeign,
-}
-
-/// Stores the root and creates the record. Over another root it creates one that registers nothing.
-async fn register(
-    objects: &dyn ObjectStore,
-    mut manifest: Manifest,
-    record: &Record,
-) -> Result<Registered, LogFailure> {
-    let volume = &record.volume;
-    let begun_at = manifest.checkpointed();
-    manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
-    let root = manifest.encode_root().into();
-    if store_root(objects, volume, record.seq, root).await? == RootPlace::Foreign {
-        let passing = Record { body: Body::of_snapshots(SnapshotChange::default()), ..record.clone() };
-        // Another record there passes the place, too.
-        let (CreateOutcome::Created | CreateOutcome::Lost) = create_record(objects, &passing).await?;
-        return Ok(Registered::OverForeign);
-    }
-    let is_lost = create_record(objects, record).await? == CreateOutcome::Lost;
-    if is_lost
-        || (was_truncated_after(objects, volume, begun_at).await? && safeguard(CheckSnapshotPlace))
-        || !is_in_place(objects, record).await?
-    {
-        return Ok(Registered::Overtaken);
-    }
-    Ok(manifest.snapshots().last().map_or(Registered::Overtaken, |taken| Registered::Taken(*taken)))
-}
-
 /// The object in the place of a snapshot's root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -216,12 +100,8 @@ pub async fn store_root(
         return Ok(RootPlace::Foreign);
     }
     let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
-    match objects.create(&key, root.clone()).await {
-        Ok(_) => return Ok(RootPlace::Stored),
-        Err(CreateError::Exists { .. }) => {}
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            return Err(store(WHAT, volume)(source));
-        }
+    if create_once(objects, WHAT, volume, &key, root.clone()).await? == Created::Now {
+        return Ok(RootPlace::Stored);
     }
     match objects.get(&key, root.len() as u64).await {
         Ok(there) if there == root || !safeguard(CompareRoots) => Ok(RootPlace::Stored),
@@ -248,7 +128,8 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
     let manifest = existing(objects, volume).await?;
     let key = mark(volume, seq);
     if let Some(known) = manifest.snapshots().iter().find(|known| known.seq == seq) {
-        create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?;
+        let (Created::Now | Created::Before) =
+            create_once(objects, "forget a snapshot", volume, &key, Bytes::new()).await?;
         let origin = ObjectKey::Origin(volume.clone(), known.uid).to_string();
         // Credentials may lack the right to delete; the mark alone forgets.
         let (Ok(()) | Err(_)) = objects.delete(&[&origin]).await;
@@ -304,12 +185,8 @@ pub async fn store_origin(
         return Ok(OriginPlace::NoSnapshot);
     }
     let key = ObjectKey::Origin(volume.clone(), uid).to_string();
-    match objects.create(&key, labels.encode().into()).await {
-        Ok(_) => return Ok(OriginPlace::Stored),
-        Err(CreateError::Exists { .. }) => {}
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            return Err(store(WHAT, volume)(source));
-        }
+    if create_once(objects, WHAT, volume, &key, labels.encode().into()).await? == Created::Now {
+        return Ok(OriginPlace::Stored);
     }
     match read_origin(objects, volume, uid).await {
         Ok(Some(there)) if there == *labels => Ok(OriginPlace::Stored),
@@ -486,13 +363,20 @@ pub(crate) async fn live(
     Ok(manifest.snapshots().iter().filter(|known| !forgotten.contains(&known.seq)).copied().collect())
 }
 
-/// Those that were.
-async fn forgotten(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<BTreeSet<Seq>, LogFailure> {
+/// The places of the snapshots that `manifest` has registered and that were forgotten.
+pub(crate) async fn forgotten(
+    objects: &dyn ObjectStore,
+    manifest: &Manifest,
+) -> Result<BTreeSet<Seq>, LogFailure> {
     let registered: Vec<Seq> = manifest.snapshots().iter().map(|known| known.seq).collect();
     forgotten_of(objects, manifest.volume(), &registered).await
 }
 
-async fn existing(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, SnapshotError> {
+/// The state of a volume that exists, at the end of its log.
+pub(crate) async fn existing(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+) -> Result<Manifest, SnapshotError> {
     let manifest = read_manifest_to_end(objects, volume).await?;
     if manifest.is_deleted() {
         return Err(SnapshotError::Deleted(volume.clone()));
@@ -501,18 +385,4 @@ async fn existing(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manife
         return Err(SnapshotError::NotFound(volume.clone()));
     }
     Ok(manifest)
-}
-
-/// Creates an object that is the same each time that it is made.
-async fn create(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    what: &'static str,
-    key: &str,
-    body: Bytes,
-) -> Result<(), LogFailure> {
-    match objects.create(key, body).await {
-        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => Err(store(what, volume)(source)),
-    }
 }

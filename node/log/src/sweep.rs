@@ -45,18 +45,18 @@ use holdfast_format::safeguard::{
     safeguard,
 };
 use holdfast_format::snapshot::Snapshot;
-use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Place, Seq, SnapshotName, SnapshotUid, VolumeId};
 
+use crate::error::{LogFailure, or_damage, store};
 use crate::fork::confirm_fork;
 use crate::limit::PARALLEL_READS;
-use crate::list::list_volumes;
-use crate::read::{read_manifest_to_end, read_record, seqs_under};
+use crate::objects::{list_volumes, seqs_under};
+use crate::read::{read_manifest_to_end, read_record};
 use crate::remove::stays_of_removed;
 use crate::snapshot::marks_of;
 use crate::truncate::store_markers;
-use crate::{LogFailure, store};
 
 use needed::Heads;
 pub(crate) use needed::Needed;
@@ -288,25 +288,6 @@ async fn read_marks(
         }
     }
     Ok((forgotten, held))
-}
-
-/// Tells what is wrong with a volume, which the next sweep may find as well, from a store that does not
-/// answer. An object that is larger than any of its kind is damage of its volume.
-pub(crate) async fn or_damage<T>(
-    read: impl Future<Output = Result<T, LogFailure>>,
-) -> Result<Result<T, LogFailure>, LogFailure> {
-    match read.await {
-        Ok(read) => Ok(Ok(read)),
-        Err(LogFailure::Store { what, volume, source })
-            if !matches!(
-                source,
-                StoreError::NotFound { .. } | StoreError::OutOfRange { .. } | StoreError::TooLarge { .. }
-            ) =>
-        {
-            Err(LogFailure::Store { what, volume, source })
-        }
-        Err(error) => Ok(Err(error)),
-    }
 }
 
 /// Deletes what is not needed of one volume's objects. Returns what is left of a removed one, if all of that

@@ -27,14 +27,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use holdfast_format::manifest::Manifest;
-use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{TRASH_PREFIX, TrashKey, TrashStay, trash_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
+use crate::append::{Created, create_once};
+use crate::error::{LogFailure, store};
 use crate::fork::confirm_fork;
-use crate::read::{read_manifest_to_end, records_after};
+use crate::objects::records_after;
+use crate::read::read_manifest_to_end;
 use crate::remove::{Wanted, refuse_attached, refuse_with_snapshots, remove_if, without_snapshots};
-use crate::{LogFailure, store};
 
 /// Bytes of the longest object, and some more: a page that a proxy sends is longer.
 const MAX_BYTES: u64 = 256;
@@ -178,14 +180,11 @@ pub async fn discard(
 
 /// Begins a stay. Again it changes nothing, and returns false.
 async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &Entry) -> Result<bool, LogFailure> {
-    match objects.create(&TrashKey::Entry(stay.clone()).to_string(), entry.text().into()).await {
-        Ok(_) => Ok(true),
-        // An answer was lost, or another one has begun it.
-        Err(CreateError::Exists { .. }) => Ok(false),
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            Err(store("put into the trash the objects", &stay.volume)(source))
-        }
-    }
+    let key = TrashKey::Entry(stay.clone()).to_string();
+    const WHAT: &str = "put into the trash the objects";
+    // It was there: an answer was lost, or another one has begun it.
+    let created = create_once(objects, WHAT, &stay.volume, &key, entry.text().into()).await?;
+    Ok(created == Created::Now)
 }
 
 /// The trash of a store.
@@ -440,13 +439,10 @@ impl Trash {
 /// Decides how a stay ends, or reads how that was decided.
 async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Result<End, LogFailure> {
     let key = TrashKey::End(stay.clone()).to_string();
-    match objects.create(&key, Bytes::from_static(wanted.text().as_bytes())).await {
-        // Read back, too: a store whose creates are not atomic may have told so to another caller.
-        Ok(_) | Err(CreateError::Exists { .. }) => {}
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            return Err(store(WHAT_END, &stay.volume)(source));
-        }
-    }
+    let text = Bytes::from_static(wanted.text().as_bytes());
+    // Read back where it created it, too: a store whose creates are not atomic may have told so to another
+    // caller.
+    let (Created::Now | Created::Before) = create_once(objects, WHAT_END, &stay.volume, &key, text).await?;
     let gone = || store(WHAT_END, &stay.volume)(StoreError::NotFound { key: key.clone() });
     read_end(objects, stay).await?.ok_or_else(gone)
 }

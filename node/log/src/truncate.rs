@@ -25,12 +25,13 @@ use bytes::Bytes;
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::log_length::{mark_after, mark_upto};
 use holdfast_format::manifest::Manifest;
-use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore};
+use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};
 
-use crate::read::{is_present, records_after};
-use crate::{LogFailure, store};
+use crate::append::{Created, create_once};
+use crate::error::{LogFailure, store};
+use crate::objects::{is_present, records_after};
 
 /// Checkpoints kept: the newest, and the one before it for readers that saw it last.
 const KEPT_CHECKPOINTS: usize = 2;
@@ -180,13 +181,8 @@ pub(crate) async fn store_markers(
 /// Returns false if it was there.
 async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
-    match objects.create(&key, Bytes::new()).await {
-        Ok(_) => Ok(true),
-        Err(CreateError::Exists { .. }) => Ok(false),
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            Err(store("store a truncation marker", volume)(source))
-        }
-    }
+    let created = create_once(objects, "store a truncation marker", volume, &key, Bytes::new()).await?;
+    Ok(created == Created::Now)
 }
 
 async fn delete_records(

@@ -15,9 +15,11 @@ use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use super::{Damage, Effect, Finding};
-use crate::read::{read_record, records_after, seqs_under};
+use crate::error::{LogFailure, store};
+use crate::limit::MAX_METADATA_BYTES;
+use crate::objects::{records_after, seqs_under};
+use crate::read::read_record;
 use crate::truncate::{newest_marker, was_truncated_after};
-use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Records read at once.
 const PARALLEL_RECORDS: usize = 16;

@@ -5,7 +5,8 @@ use holdfast_types::VolumeId;
 use holdfast_types::key::ObjectKey;
 
 use super::Report;
-use crate::{LogFailure, store, write_checkpoint};
+use crate::append::write_checkpoint;
+use crate::error::{LogFailure, store};
 
 /// Removes each damaged checkpoint that the log and the other checkpoints can stand in for, and makes a new
 /// one as of the log's end, also where a truncated log has none. A key that was removed is not created again:

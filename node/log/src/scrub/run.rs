@@ -11,7 +11,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Block, Lineage, VolumeId};
 
 use super::Damage;
-use crate::{LogFailure, store};
+use crate::error::{LogFailure, store};
 
 /// Bytes of pages read at once.
 const READ_BYTES: u64 = 4 << 20;

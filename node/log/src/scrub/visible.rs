@@ -17,7 +17,7 @@ use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRan
 use super::run::RunScan;
 use super::segment::{Named, Scan, Verdict, check, cut_off};
 use super::{Damage, Effect, Finding};
-use crate::{LogFailure, store};
+use crate::error::{LogFailure, store};
 
 /// Segments with a damaged frame, by block.
 type Damaged = BTreeMap<u32, BTreeSet<SegmentId>>;

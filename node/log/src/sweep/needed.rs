@@ -22,10 +22,10 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, SnapshotName, VolumeId};
 
-use super::{Known, Skipped, or_damage};
+use super::{Known, Skipped};
+use crate::error::{LogFailure, or_damage, store};
 use crate::read::read_record;
 use crate::snapshot::read_snapshot;
-use crate::{LogFailure, store};
 
 /// Immutable objects that earlier sweeps read: the heads of merged runs, and the roots of snapshots. Only
 /// those that the last sweep needed are remembered.

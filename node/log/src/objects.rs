@@ -1,0 +1,95 @@
+//! The objects of a store by name: its volumes, and which of their objects are there.
+
+use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_types::key::{ObjectKey, VOLUMES_PREFIX, log_prefix};
+use holdfast_types::{Seq, VolumeId};
+
+use crate::error::{LogFailure, store};
+
+/// Bytes that are read of an object that is written empty.
+const MAX_EMPTY_BYTES: u64 = 1 << 10;
+
+/// The ids of all volumes in the store, deleted ones among them, in the order of their keys: a LIST for each
+/// 1,000. Foreign objects under the prefix are passed over.
+///
+/// # Errors
+/// The store did not answer.
+pub async fn list_volumes(objects: &dyn ObjectStore) -> Result<Vec<VolumeId>, StoreError> {
+    let (mut ids, mut after) = (Vec::new(), None);
+    loop {
+        let page = objects.list_folders(VOLUMES_PREFIX, after.as_deref(), MAX_PAGE_ENTRIES).await?;
+        ids.extend(page.names.iter().filter_map(|name| name.parse::<VolumeId>().ok()));
+        after = page.next;
+        if after.is_none() {
+            return Ok(ids);
+        }
+    }
+}
+
+/// Returns true if an object is there that is written empty, since only its presence counts: one GET. A page
+/// that a proxy sends in its place is an error.
+pub(crate) async fn is_present(
+    objects: &dyn ObjectStore,
+    what: &'static str,
+    key: &ObjectKey,
+) -> Result<bool, LogFailure> {
+    let name = key.to_string();
+    match objects.get(&name, MAX_EMPTY_BYTES).await {
+        Ok(body) if body.is_empty() => Ok(true),
+        Ok(body) => Err(LogFailure::NotEmpty { key: name, bytes: body.len() }),
+        Err(StoreError::TooLarge { size_bytes, .. }) => {
+            let bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+            Err(LogFailure::NotEmpty { key: name, bytes })
+        }
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(store(what, key.volume())(error)),
+    }
+}
+
+/// The seqs of the records after `after`, ascending.
+pub(crate) async fn records_after(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    after: Seq,
+) -> Result<Vec<Seq>, LogFailure> {
+    let start = (after > Seq(0)).then(|| ObjectKey::Log(volume.clone(), after).to_string());
+    seqs_under(objects, volume, &log_prefix(volume), start).await
+}
+
+/// The seqs of the objects under a prefix.
+pub(crate) async fn seqs_under(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    prefix: &str,
+    mut start_after: Option<String>,
+) -> Result<Vec<Seq>, LogFailure> {
+    let mut seqs = Vec::new();
+    loop {
+        let page = objects
+            .list(prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
+            .await
+            .map_err(store("list the log", volume))?;
+        for entry in &page.entries {
+            match ObjectKey::parse(&entry.key) {
+                Some(
+                    ObjectKey::Log(_, seq)
+                    | ObjectKey::Checkpoint(_, seq)
+                    | ObjectKey::Snapshot(_, seq)
+                    | ObjectKey::Forgotten(_, seq),
+                ) => seqs.push(seq),
+                // Not ours: a foreign object under our prefix says nothing about the volume.
+                Some(
+                    ObjectKey::Segment(..)
+                    | ObjectKey::Run(..)
+                    | ObjectKey::TruncationMarker(..)
+                    | ObjectKey::Origin(..),
+                )
+                | None => {}
+            }
+        }
+        match page.entries.last() {
+            Some(last) if page.more => start_after = Some(last.key.clone()),
+            Some(_) | None => return Ok(seqs),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Taking a snapshot of a volume that no writer has attached:
+//!
+//! 1. the log is read to its end; its writer has detached. Where it is long a checkpoint is stored, and the
+//!    records that are not needed any more are deleted;
+//! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
+//!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
+//!    was set back may have kept, the log passes the place, and everything begins again at a later one;
+//! 3. the record is created once. If another one is in its place, everything begins again;
+//! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]), and the record is
+//!    what stands in its place ([`crate::is_in_place`]): else it is no part of the log, and everything begins
+//!    again.
+//!
+//! The writer of an attached volume takes its snapshots itself, in the same order.
+
+use bytes::Bytes;
+use holdfast_format::limit::MAX_SNAPSHOTS;
+use holdfast_format::log_length::checkpoint_every;
+use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::safeguard::{Safeguard::CheckSnapshotPlace, safeguard};
+use holdfast_format::snapshot::{Snapshot, SnapshotChange};
+use holdfast_objects::ObjectStore;
+use holdfast_types::{Epoch, Nonce, SnapshotName, SnapshotUid, VolumeId};
+
+use crate::append::{CreateOutcome, create_record, is_in_place, write_checkpoint};
+use crate::error::LogFailure;
+use crate::fork::confirm_fork;
+use crate::limit::TRIES;
+use crate::snapshot::{RootPlace, SnapshotError, existing, forgotten, store_root};
+use crate::truncate::{tidy, was_truncated_after};
+
+/// Takes a snapshot of a volume that no node has attached: root and record, two PUTs. Asked for again with
+/// the same uid, it answers the snapshot that it took.
+///
+/// # Errors
+/// [`SnapshotError`]: nothing was registered, unless the store did not answer; then ask again.
+pub async fn snapshot_detached(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+    nonce: Nonce,
+    unix_ms: u64,
+) -> Result<Snapshot, SnapshotError> {
+    let mut foreign = None;
+    for _ in 0..TRIES {
+        let manifest = existing(objects, volume).await?;
+        if manifest.is_unconfirmed() {
+            confirm_fork(objects, volume).await?;
+            continue;
+        }
+        let dropped = forgotten(objects, &manifest).await?;
+        let live = || manifest.snapshots().iter().filter(|known| !dropped.contains(&known.seq));
+        if let Some(there) = live().find(|known| known.uid == uid) {
+            return Ok(*there);
+        }
+        if live().count() >= MAX_SNAPSHOTS {
+            return Err(SnapshotError::TooMany(volume.clone()));
+        }
+        if let Some(writer) = manifest.attached().filter(|_| !manifest.takes_control_records()) {
+            let (node, epoch) = (writer.node, writer.epoch);
+            return Err(SnapshotError::Attached { volume: volume.clone(), node, epoch });
+        }
+        keep_short(objects, &manifest).await?;
+        let change = SnapshotChange { taken: Some(uid), dropped: dropped.into_iter().collect() };
+        let record = Record {
+            volume: volume.clone(),
+            seq: manifest.seq().next(),
+            epoch: Epoch(0),
+            nonce,
+            unix_ms,
+            body: Body::of_snapshots(change),
+        };
+        match register(objects, manifest, &record).await? {
+            Registered::Taken(taken) => return Ok(taken),
+            Registered::Overtaken => foreign = None,
+            Registered::OverForeign => foreign = Some(record.seq),
+        }
+    }
+    let volume = volume.clone();
+    Err(match foreign {
+        Some(seq) => LogFailure::ForeignRoot(SnapshotName { volume, seq }),
+        None => LogFailure::Contended(volume),
+    }
+    .into())
+}
+
+/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes what that replaces: each
+/// reader reads all records after the newest checkpoint, and each sweep lists those before it.
+async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
+    let (volume, seq) = (manifest.volume(), manifest.seq());
+    if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
+        return Ok(());
+    }
+    let checkpoint = Bytes::from(manifest.encode_checkpoint());
+    write_checkpoint(objects, volume, seq, checkpoint.clone()).await?;
+    tidy(objects, volume, seq, &checkpoint).await
+}
+
+/// Outcomes of a try to register a snapshot.
+enum Registered {
+    /// It is in the log.
+    Taken(Snapshot),
+    /// Its record is no part of the log.
+    Overtaken,
+    /// The root of another history was in its place, which the log has passed now.
+    OverForeign,
+}
+
+/// Stores the root and creates the record. Over another root it creates one that registers nothing.
+async fn register(
+    objects: &dyn ObjectStore,
+    mut manifest: Manifest,
+    record: &Record,
+) -> Result<Registered, LogFailure> {
+    let volume = &record.volume;
+    let begun_at = manifest.checkpointed();
+    manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
+    let root = manifest.encode_root().into();
+    if store_root(objects, volume, record.seq, root).await? == RootPlace::Foreign {
+        let passing = Record { body: Body::of_snapshots(SnapshotChange::default()), ..record.clone() };
+        // Another record there passes the place, too.
+        let (CreateOutcome::Created | CreateOutcome::Lost) = create_record(objects, &passing).await?;
+        return Ok(Registered::OverForeign);
+    }
+    let is_lost = create_record(objects, record).await? == CreateOutcome::Lost;
+    if is_lost
+        || (was_truncated_after(objects, volume, begun_at).await? && safeguard(CheckSnapshotPlace))
+        || !is_in_place(objects, record).await?
+    {
+        return Ok(Registered::Overtaken);
+    }
+    Ok(manifest.snapshots().last().map_or(Registered::Overtaken, |taken| Registered::Taken(*taken)))
+}
