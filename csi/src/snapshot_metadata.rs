@@ -1,7 +1,7 @@
 //! The CSI SnapshotMetadata service: which blocks a snapshot holds, which changed between two of a volume.
 //!
 //! Owns: the answers, as streams of byte ranges.
-//! Does not own: any state, nor what changed, which `holdfast_background` finds from the indexes in the
+//! Does not own: any state, nor what changed, which `holdfast_log` finds from the indexes in the
 //! object store; data is not read.
 //! Invariants: what changed is never left out. What has not changed may be told where a merge moved it.
 //! On failure: the stream ends with a status. The client asks again from the byte behind the last range.

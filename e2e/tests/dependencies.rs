@@ -39,7 +39,7 @@ const ONLY: &[(&str, &[&str])] = &[
         ],
     ),
     ("holdfast-engine", &["holdfast-background", "holdfast-node", "holdfast-sim"]),
-    ("holdfast-background", &["holdfast-node", "holdfast-sim", "holdfast-csi"]),
+    ("holdfast-background", &["holdfast-node", "holdfast-sim"]),
     ("holdfast-ring", &["holdfast-ublk", "holdfast-fuse", "holdfast-memory", "holdfast-node"]),
     ("holdfast-ublk", &["holdfast-node"]),
     ("holdfast-service", &["holdfast-cluster", "holdfast-csi", "holdfast-node", "holdfast-operator"]),

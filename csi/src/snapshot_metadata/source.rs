@@ -2,10 +2,9 @@
 //!
 //! A request has a connection of its own, so that it has the newest credentials.
 
-use holdfast_background::{Changes, ColdError, Indexes};
 use holdfast_cluster::store_config::{self, StoreConfigError};
 use holdfast_crds::VolumeSnapshot;
-use holdfast_log::{LogFailure, read_snapshot_of};
+use holdfast_log::{Changes, Indexes, LogFailure, ObjectError, read_snapshot_of};
 use holdfast_s3::S3Store;
 use holdfast_service::chain;
 use holdfast_types::{Chunk, SectorRange, SnapshotName, SnapshotUid};
@@ -146,7 +145,7 @@ fn of_log(error: &LogFailure) -> Status {
     if may_change { Status::unavailable(chain(error)) } else { Status::data_loss(chain(error)) }
 }
 
-fn unreadable(error: &ColdError) -> Status {
+fn unreadable(error: &ObjectError) -> Status {
     if error.is_final() { Status::data_loss(chain(error)) } else { Status::unavailable(chain(error)) }
 }
 

@@ -25,7 +25,9 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{Lineage, Mask};
 use parking_lot::Mutex;
 
-use crate::cold::{ColdError, all};
+use holdfast_log::{ObjectError, all};
+
+use crate::ColdError;
 
 /// The fetches in progress.
 type InProgress<B> = Arc<Mutex<HashMap<ContentKey, Weak<Fetch<B>>>>>;
@@ -86,7 +88,7 @@ impl<B: DerefMut<Target = [u8]>> BlockReader<'_, B> {
     ) -> impl Future<Output = Result<Arc<B>, ColdError>> {
         let fetch = self.fetches.join(plan.key);
         let _before = self.fetch.lock().replace(Arc::clone(&fetch));
-        async move { fetch.block(objects, lineage, plan).await }
+        async move { Ok(fetch.block(objects, lineage, plan).await?) }
     }
 }
 
@@ -114,7 +116,7 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
         objects: &dyn ObjectStore,
         lineage: &Lineage,
         plan: &Composition,
-    ) -> Result<Arc<B>, ColdError> {
+    ) -> Result<Arc<B>, ObjectError> {
         let _turn = self.turn.lock().await;
         let missing = self.missing(plan);
         all(missing.into_iter().map(|piece| self.request(objects, lineage, piece))).await?;
@@ -136,14 +138,14 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
         objects: &dyn ObjectStore,
         lineage: &Lineage,
         piece: &Piece,
-    ) -> Result<(), ColdError> {
+    ) -> Result<(), ObjectError> {
         let range = piece.frame.offset..piece.frame.offset + u64::from(piece.frame.stored);
         let key = lineage.segment_key(piece.segment);
         let stored = match objects.get_range(&key, range).await {
             Ok(stored) => stored,
-            Err(source) => return Err(ColdError::Store { key, source }),
+            Err(source) => return Err(ObjectError::Store { key, source }),
         };
-        let plain = unpack(&piece.frame, &stored).map_err(|source| ColdError::Frame { key, source })?;
+        let plain = unpack(&piece.frame, &stored).map_err(|source| ObjectError::Frame { key, source })?;
         match &mut *self.arrived.lock() {
             Arrived::Sectors { block, held } => {
                 place(piece, &plain, block.get_or_insert_with(self.zeroed));

@@ -10,7 +10,6 @@
 
 mod attach;
 mod backoff;
-mod changes;
 mod cold;
 mod fetches;
 mod line_limit;
@@ -25,8 +24,7 @@ mod upload_memory;
 mod work;
 
 pub use attach::{Acquired, AttachError, Preserved, acquire};
-pub use changes::Changes;
-pub use cold::{ColdError, ColdLines, Indexes, retry_while_unavailable};
+pub use cold::{ColdError, ColdLines, retry_while_unavailable};
 pub use fetches::{BlockReader, Fetches};
 pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};

@@ -30,9 +30,9 @@ use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
 use tokio::sync::Mutex;
 
 use crate::backoff::JobBackoff;
-use crate::cold::ColdError;
 use crate::upload_memory::StoreKey;
 use crate::{Background, Environment, Sides};
+use holdfast_log::ObjectError;
 
 mod relocate;
 
@@ -79,13 +79,13 @@ enum Failed {
 #[derive(Debug)]
 struct Unmerged {
     failed: Failed,
-    error: ColdError,
+    error: ObjectError,
 }
 
 impl Unmerged {
     /// The store's answer that ends the merge once it came twice.
     fn finding(&self) -> Option<String> {
-        if let ColdError::Store { source: StoreError::Refused { code, .. }, .. } = &self.error {
+        if let ObjectError::Store { source: StoreError::Refused { code, .. }, .. } = &self.error {
             return Some(code.clone());
         }
         self.error.finding()
@@ -194,7 +194,7 @@ impl<S: Sides> PageReader<'_, S> {
     }
 
     /// Reads `page` of an input, and as many behind it as there is room for.
-    async fn feed(&self, merge: &mut Merge, input: usize, page: usize) -> Result<(), ColdError> {
+    async fn feed(&self, merge: &mut Merge, input: usize, page: usize) -> Result<(), ObjectError> {
         let (Input::Merged(head), Run::Merged(run)) = (&self.inputs[input], &self.plan.inputs[input]) else {
             unreachable!("only merged runs have pages");
         };
@@ -206,7 +206,7 @@ impl<S: Sides> PageReader<'_, S> {
         let key = self.plan.inputs.lineage().run_key(run.id);
         let read = match self.objects.get_range(&key, range.clone()).await {
             Ok(read) => read,
-            Err(source) => return Err(ColdError::Store { key, source }),
+            Err(source) => return Err(ObjectError::Store { key, source }),
         };
         let head = Arc::clone(head);
         let decode = move || {
@@ -217,7 +217,7 @@ impl<S: Sides> PageReader<'_, S> {
             };
             (page..=last).map(decode).collect::<Result<Vec<_>, _>>()
         };
-        let pages = self.sides.compute(decode).await.map_err(|source| ColdError::Index { key, source })?;
+        let pages = self.sides.compute(decode).await.map_err(|source| ObjectError::Index { key, source })?;
         pages.into_iter().for_each(|page| merge.feed(input, page));
         Ok(())
     }
@@ -317,7 +317,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
             }
             (Err(_), Some(failed)) => Err(failed),
             (Err(SegmentError::Store(source)), None) => {
-                Err(Unmerged { failed: Failed::Output, error: ColdError::Store { key, source } })
+                Err(Unmerged { failed: Failed::Output, error: ObjectError::Store { key, source } })
             }
             (Err(SegmentError::Part(PartFailed)), None) => {
                 unreachable!("each part that fails has its reason")
@@ -325,7 +325,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
-    async fn input(&self, lineage: &Lineage, run: &Run) -> Result<Input, ColdError> {
+    async fn input(&self, lineage: &Lineage, run: &Run) -> Result<Input, ObjectError> {
         let (objects, indexes) = (&*self.objects, &self.pools.indexes);
         Ok(match run {
             Run::Segment(segment) => {

@@ -30,7 +30,8 @@ use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
 use crate::upload_memory::{MemoryNeed, Room, StoreKey};
-use crate::{Environment, Indexes, MergeTurns, SegmentBuild, Sides, UnreadableSectors, UploadMemory};
+use crate::{Environment, MergeTurns, SegmentBuild, Sides, UnreadableSectors, UploadMemory};
+use holdfast_log::Indexes;
 
 /// Time for which the failure of a local write is held back: the volume retries at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);

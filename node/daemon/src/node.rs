@@ -27,10 +27,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast_background::{Indexes, Pools, UploadMemory};
+use holdfast_background::{Pools, UploadMemory};
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_format::displaced::Displaced;
 use holdfast_log::Creation;
+use holdfast_log::Indexes;
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, SnapshotName, VolumeId};

@@ -1,20 +1,23 @@
-//! A volume's log in an object store.
+//! A volume's log in an object store, and the indexes of its runs.
 //!
 //! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, takes
-//! and forgets snapshots of a volume that no node has attached, and sweeps a store. What the records mean is
-//! `node/format`'s; what the requests mean is the store's. Costs: finding the volumes of a store is one LIST for
-//! each 1,000; reading is one LIST (two where the log, or what comes before it, has hundreds of objects), and
-//! a GET of the last record if that is a detach with its root, else a GET of the newest checkpoint and of
-//! each record after it; to be sure that there is none after them, and that none of them was truncated, a GET
-//! each; provisioning is one PUT; a record is one PUT; a snapshot is one PUT more. After 32 records a
-//! checkpoint is one PUT and one LIST, and its truncation one or two GETs, one LIST, one PUT for 64 records,
-//! and DELETEs.
+//! and forgets snapshots of a volume that no node has attached, and sweeps a store; the indexes of runs, and
+//! what changed between snapshots. Does not own: the meaning of records and indexes (`node/format`), the
+//! meaning of requests (the store's).
+//! Costs: finding the volumes of a store is one LIST for each 1,000; reading is one LIST (two where the log,
+//! or what comes before it, has hundreds of objects), and a GET of the last record if that is a detach with
+//! its root, else a GET of the newest checkpoint and of each record after it; to be sure that there is none
+//! after them, and that none of them was truncated, a GET each; provisioning is one PUT; a record is one PUT;
+//! a snapshot is one PUT more. After 32 records a checkpoint is one PUT and one LIST, and its truncation one
+//! or two GETs, one LIST, one PUT for 64 records, and DELETEs.
 //! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
 mod append;
+mod changes;
 mod create;
 mod error;
 mod fork;
+mod indexes;
 mod limit;
 mod objects;
 mod read;
@@ -27,9 +30,11 @@ pub mod trash;
 mod truncate;
 
 pub use append::{CreateOutcome, create_record, is_in_place, write_checkpoint};
+pub use changes::Changes;
 pub use create::{Creation, provision, read_creation};
 pub use error::LogFailure;
 pub use fork::confirm_fork;
+pub use indexes::{Indexes, ObjectError, all};
 pub use objects::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;

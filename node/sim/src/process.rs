@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_background::{
-    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, Indexes, Pools, Tidy, Work,
-    acquire, load_manifest, retry_while_unavailable,
+    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, Pools, Tidy, Work, acquire,
+    load_manifest, retry_while_unavailable,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -18,6 +18,7 @@ use holdfast_format::index::Runs;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::side::Side;
 use holdfast_format::snapshot::Snapshot;
+use holdfast_log::Indexes;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{Fetches, Indexes, Pools, StoreKey, UploadMemory};
+use holdfast_background::{Fetches, Pools, StoreKey, UploadMemory};
+use holdfast_log::Indexes;
 use holdfast_types::BLOCK_BYTES;
 
 use crate::slab::Slab;

@@ -4,10 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use holdfast_background::{
-    BlockReader, ColdError, ColdLines, Indexes, NoSlot, Slot, SlotTable, Unkept, retry_while_unavailable,
+    BlockReader, ColdError, ColdLines, NoSlot, Slot, SlotTable, Unkept, retry_while_unavailable,
 };
 use holdfast_format::compose::ContentKey;
 use holdfast_format::index::Runs;
+use holdfast_log::Indexes;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Mask, SectorRange};
 use parking_lot::Mutex;

@@ -8,7 +8,8 @@ use holdfast_types::{BLOCK_BYTES, Block, Place, SectorRange, SegmentId, Seq};
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
-use crate::{ColdLines, Indexes, NoSlot, SlotTable, Unkept, retry_while_unavailable};
+use crate::{ColdLines, NoSlot, SlotTable, Unkept, retry_while_unavailable};
+use holdfast_log::Indexes;
 
 const SEALS: u64 = 10;
 
@@ -125,7 +126,9 @@ fn a_finding_comes_before_an_unavailable_frame() {
     for _ in 0..2 {
         let before = volume.gets();
         let read = reader.block(&volume.store, volume.runs.lineage(), &plan).now_or_never().unwrap();
-        assert!(matches!(read, Err(ColdError::Frame { key: damaged, .. }) if damaged == key));
+        assert!(
+            matches!(read, Err(ColdError::Object(ObjectError::Frame { key: damaged, .. })) if damaged == key)
+        );
         assert!(volume.gets() > before, "what is damaged is read again");
     }
     volume.store.corrupt(&key, |bytes| bytes[9] ^= 1);
@@ -184,7 +187,10 @@ fn an_unreachable_store_takes_no_memory() {
     let (plan, reader) = (volume.plan(), volume.fetches.reader());
     volume.store.go_away();
     let read = reader.block(&volume.store, volume.runs.lineage(), &plan).now_or_never().unwrap();
-    assert!(matches!(read, Err(ColdError::Store { source: StoreError::Unavailable(_), .. })));
+    assert!(matches!(
+        read,
+        Err(ColdError::Object(ObjectError::Store { source: StoreError::Unavailable(_), .. }))
+    ));
     let fetch = volume.fetches.join(plan.key);
     assert!(matches!(&*fetch.arrived.lock(), Arrived::Sectors { block: None, .. }));
 }

@@ -16,8 +16,8 @@ use holdfast_format::segment::{FrameError, FrameIndex, SegmentBuilder, SegmentRe
 use holdfast_objects::{ObjectStore, ReadyParts, SegmentError};
 use holdfast_types::{Block, SECTOR_BYTES, SegmentId};
 
-use crate::cold::{ColdError, Indexes};
 use crate::{Environment, Sides};
+use holdfast_log::{Indexes, ObjectError};
 
 /// Largest read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
@@ -27,7 +27,7 @@ const MAX_GAP: u64 = 32 << 10;
 const PARALLEL: usize = 8;
 
 /// The reason why frames were not moved, and the segment that it is about.
-pub(super) type NotMoved = (Option<SegmentId>, ColdError);
+pub(super) type NotMoved = (Option<SegmentId>, ObjectError);
 
 /// Stores relocated frames.
 pub(super) struct Mover<'a, S, T> {
@@ -119,7 +119,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
         // One part is one request.
         match self.objects.put_segment(&key, &mut ReadyParts::from(Bytes::from(object))).await {
             Ok(()) => Ok((segment, index)),
-            Err(SegmentError::Store(source)) => Err((None, ColdError::Store { key, source })),
+            Err(SegmentError::Store(source)) => Err((None, ObjectError::Store { key, source })),
             Err(SegmentError::Part(_)) => unreachable!("all parts are made"),
         }
     }
@@ -129,7 +129,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
         let key = self.plan.inputs.lineage().segment_key(batch.from);
         let read = match self.objects.get_range(&key, batch.range.clone()).await {
             Ok(read) => read,
-            Err(source) => return Err((Some(batch.from), ColdError::Store { key, source })),
+            Err(source) => return Err((Some(batch.from), ObjectError::Store { key, source })),
         };
         let (wanted, start) = (batch.wanted.clone(), batch.range.start);
         let check = move || {
@@ -150,7 +150,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
             wanted.into_iter().map(check).collect::<Result<Vec<_>, FrameError>>()
         };
         let checked = self.sides.compute(check).await;
-        checked.map_err(|source| (Some(batch.from), ColdError::Frame { key, source }))
+        checked.map_err(|source| (Some(batch.from), ObjectError::Frame { key, source }))
     }
 }
 

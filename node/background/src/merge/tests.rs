@@ -1,3 +1,5 @@
+mod changes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +24,8 @@ use holdfast_types::{
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
-use crate::{Fetches, Indexes, Pools, SegmentBuild, StoreKey, UnreadableSectors, UploadMemory};
+use crate::{Fetches, Pools, SegmentBuild, StoreKey, UnreadableSectors, UploadMemory};
+use holdfast_log::Indexes;
 
 /// Merges need no sides.
 struct NoSides;

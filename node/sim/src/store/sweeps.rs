@@ -3,6 +3,7 @@
 use holdfast_background::ColdError;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
+use holdfast_log::ObjectError;
 use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Place, PlacedId, Seq, VolumeId};
@@ -101,7 +102,7 @@ impl Bucket {
 impl Store {
     /// Returns true if a cold read failed because an object is not there that nothing needs any more.
     pub(crate) fn is_swept(&self, failure: &ColdError) -> bool {
-        matches!(failure, ColdError::Store { key, source: StoreError::NotFound { .. } } if !self.is_needed(key))
+        matches!(failure, ColdError::Object(ObjectError::Store { key, source: StoreError::NotFound { .. } }) if !self.is_needed(key))
     }
 
     /// At rest, after a sweep: everything in the bucket is needed.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use holdfast_background::Indexes;
 use holdfast_format::manifest::Manifest;
+use holdfast_log::Indexes;
 use holdfast_log::scrub::{Effect, Report, repair_checkpoints, scrub};
 use holdfast_log::{LogFailure, read_manifest};
 use holdfast_types::key::ObjectKey;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{ColdError, ColdLines, Fetches, Indexes, retry_while_unavailable};
+use holdfast_background::{ColdError, ColdLines, Fetches, retry_while_unavailable};
 use holdfast_format::index::Runs;
+use holdfast_log::Indexes;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};

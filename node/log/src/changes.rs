@@ -11,7 +11,7 @@ use holdfast_format::manifest::Manifest;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_BLOCKS, Chunk, Mask, PlacedId, Sector, SectorRange};
 
-use crate::{ColdError, Indexes};
+use crate::indexes::{Indexes, ObjectError};
 
 /// Sectors of the target that a backup needs which has the base; without a base all that hold something.
 #[derive(Debug)]
@@ -60,13 +60,13 @@ impl Changes {
     /// between the snapshots may be among them although their bytes are the same.
     ///
     /// # Errors
-    /// [`ColdError`], when a part of an index is unavailable or damaged.
+    /// [`ObjectError`], when a part of an index is unavailable or damaged.
     pub async fn in_chunk(
         &self,
         objects: &dyn ObjectStore,
         indexes: &Indexes,
         chunk: Chunk,
-    ) -> Result<Vec<SectorRange>, ColdError> {
+    ) -> Result<Vec<SectorRange>, ObjectError> {
         let volume = SectorRange::new(0, self.sectors());
         let mut changed: Vec<SectorRange> = Vec::new();
         for block in blocks_of(chunk).map(Block) {
@@ -103,7 +103,7 @@ async fn composed(
     indexes: &Indexes,
     root: &Manifest,
     block: Block,
-) -> Result<Composition, ColdError> {
+) -> Result<Composition, ObjectError> {
     let runs = root.runs();
     if root.may_hold(block.chunk()) {
         indexes.compose(objects, block, Mask::FULL, runs).await
@@ -111,6 +111,3 @@ async fn composed(
         indexes.compose(objects, block, Mask::FULL, &runs.with([])).await
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,14 +1,16 @@
+//! Changes between snapshots, over runs that were merged in between.
+
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::FutureExt;
 use holdfast_format::segment::SegmentBuilder;
+use holdfast_log::Changes;
 use holdfast_objects::{MemoryStore, ReadyParts};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{CHUNK_SECTORS, Place, SegmentId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Place, Sector, SectorRange, SegmentId};
 
 use super::*;
-use crate::merge::tests::{Written, content, volume};
 
 /// The sectors of the first `chunks` chunks that are told.
 fn told(store: &MemoryStore, changes: &Changes) -> Vec<SectorRange> {
