@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_engine::durable_map::{FoundMap, Header};
 use holdfast_engine::sector_map::Restore;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_objects::Part;
 use holdfast_types::Epoch;
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures::lock::Mutex;
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::begins_as_ours;
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::MergePlan;

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
-use holdfast_engine::volume::{Delay, Durability};
+use holdfast_engine::settings::Durability;
+use holdfast_engine::volume::Delay;
 use holdfast_objects::{RequestCounts, Verb};
 use holdfast_service::logs::DroppedLines;
 use prometheus_client::collector::Collector;

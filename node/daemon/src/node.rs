@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast_background::{Pools, UploadMemory};
-use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_engine::settings::{DirtyLimits, Durability};
 use holdfast_format::displaced::Displaced;
 use holdfast_log::Creation;
 use holdfast_log::Indexes;

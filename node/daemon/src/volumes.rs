@@ -3,7 +3,7 @@
 
 use std::future::Future;
 
-use holdfast_engine::volume::Settings;
+use holdfast_engine::settings::Settings;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;

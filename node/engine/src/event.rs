@@ -7,7 +7,7 @@ use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::Side;
 use holdfast_types::{Chunk, PlacedId, SectorRange, Seq, SnapshotUid};
 
-use crate::volume::Settings;
+use crate::settings::Settings;
 
 /// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

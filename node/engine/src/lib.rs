@@ -12,5 +12,6 @@ pub mod event;
 pub mod limit;
 pub mod round_size;
 pub mod sector_map;
+pub mod settings;
 pub mod snapshot;
 pub mod volume;

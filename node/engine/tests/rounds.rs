@@ -16,7 +16,8 @@ use holdfast_engine::durable_map::{
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::limit::{MAP_WRITE_PAGES, MAX_DIRTY_BLOCKS, ROUND_BLOCKS, ROUND_PAGES, SEAL_BLOCKS};
 use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, map_bytes};
-use holdfast_engine::volume::{AttachState, Delay, DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_engine::volume::{Delay, Volume};
 use holdfast_format::fence::Fence;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};

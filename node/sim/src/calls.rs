@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use holdfast_engine::action::MapWrite;
 use holdfast_engine::durable_map::FoundMap;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_objects::{CreateError, Created, Page, StoreError};
 use parking_lot::Mutex;
 

@@ -1,7 +1,7 @@
 //! The client's side of a volume: requests in flight, what they wrote and what they saw.
 
 use holdfast_engine::event::{Errno, Op, RequestId};
-use holdfast_engine::volume::Durability;
+use holdfast_engine::settings::Durability;
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};

@@ -11,7 +11,7 @@ use holdfast_engine::action::{MapWrite, Source};
 use holdfast_engine::durable_map::{
     FoundMap, FoundPart, Header, JOURNAL_OFFSET, PageSummary, dirty_runs_of, page_offset, read_parts,
 };
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_types::{BLOCK_SECTORS, SectorRange};
 use parking_lot::Mutex;

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::Event;
+use holdfast_engine::settings::Settings;
 use holdfast_engine::snapshot::CutAnswer;
-use holdfast_engine::volume::{Settings, Volume};
+use holdfast_engine::volume::Volume;
 use holdfast_types::{Millis, Nonce, SnapshotUid};
 
 use crate::attempt::Attempt;

@@ -13,7 +13,8 @@ use holdfast_background::{
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
 use holdfast_engine::event::{Event, Op, RequestId};
-use holdfast_engine::volume::{Pending, Volume};
+use holdfast_engine::settings::Pending;
+use holdfast_engine::volume::Volume;
 use holdfast_format::index::Runs;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::side::Side;

@@ -6,7 +6,7 @@ mod kin;
 
 use holdfast_engine::event::Op;
 use holdfast_engine::round_size::RoundSize;
-use holdfast_engine::volume::{DirtyLimits, Durability, Settings};
+use holdfast_engine::settings::{DirtyLimits, Durability, Settings};
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 use crate::host::HostFault;

@@ -11,7 +11,7 @@ use holdfast_background::{Environment, LocalState, SegmentBuild, SideReader, Sid
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundMap, FoundPart, Header, header_offset};
 use holdfast_engine::sector_map::Restore;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_objects::{
     CreateError, Created, ObjectStore, Page, Part, Parts, SegmentError, StoreError, Suffix, collect,

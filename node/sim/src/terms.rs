@@ -1,7 +1,7 @@
 //! The terms on which a world's volume is served.
 
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::volume::{DirtyLimits, Durability, Settings, Setup};
+use holdfast_engine::settings::{DirtyLimits, Durability, Settings, Setup};
 
 /// Requests a device can have in flight.
 pub(crate) const DEPTH: u32 = 12;

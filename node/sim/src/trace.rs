@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Unprepared};
-use holdfast_engine::volume::{Durability, Settings};
+use holdfast_engine::settings::{Durability, Settings};
 use holdfast_objects::{CreateError, StoreError};
 
 use crate::calls::{Answer, Ask, LocalAsk, StoreAsk};

@@ -28,7 +28,7 @@ mod whole;
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::round_size::{self, RoundSize};
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_format::fence;
 use holdfast_format::index::policy;
 use holdfast_format::log_length;

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_format::crash_point::CrashPoint;
 use holdfast_format::safeguard::Safeguard;
 use holdfast_types::SectorRange;

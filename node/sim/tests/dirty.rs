@@ -1,7 +1,7 @@
 //! Dirty bytes and their age: request by request, and across a takeover.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, Faults, World};
 use holdfast_types::SectorRange;

@@ -2,7 +2,7 @@
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::{DirtyLimits, Durability, Settings};
+use holdfast_engine::settings::{DirtyLimits, Durability, Settings};
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, Faults, World};
 use holdfast_types::{SECTOR_BYTES, SectorRange};

@@ -1,7 +1,7 @@
 //! A volume whose sides may hold little keeps to it, without effect on requests.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_types::SectorRange;
 
 use holdfast_sim::case::Case;

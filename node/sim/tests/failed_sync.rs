@@ -3,7 +3,7 @@
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Op};
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_sim::world::{AttachStep, Faults, World};
 use holdfast_sim::{Fate, drive};
 use holdfast_types::SectorRange;

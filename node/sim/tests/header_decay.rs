@@ -3,7 +3,7 @@
 
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_sim::world::{Attach, Faults, World};
 use holdfast_sim::{Fate, drive};
 use holdfast_types::SectorRange;

@@ -2,7 +2,7 @@
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Errno, Op};
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_types::SectorRange;
 
 use holdfast_sim::drive;

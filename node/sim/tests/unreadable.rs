@@ -2,7 +2,8 @@
 //! served, and an operator who writes or discards it gets all the rest committed.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::{Delay, DirtyLimits, Durability};
+use holdfast_engine::settings::{DirtyLimits, Durability};
+use holdfast_engine::volume::Delay;
 use holdfast_types::SectorRange;
 
 use holdfast_sim::drive;

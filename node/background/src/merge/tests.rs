@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::chunk_set::ChunkSet;
 use holdfast_format::compose::Composition;
 use holdfast_format::index::{Runs, policy};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_engine::volume::{Durability, Settings};
+use holdfast_engine::settings::{Durability, Settings};
 use holdfast_format::displaced::Displaced;
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;

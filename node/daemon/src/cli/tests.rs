@@ -168,7 +168,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
     let request = world.fake.requests().pop().unwrap();
     assert_eq!((request.bytes, request.replaces), (Some(3 << 30), None));
     assert_eq!(request.max_dirty_age, Some(std::time::Duration::from_secs(5)));
-    assert_eq!(request.durability, holdfast_engine::volume::Durability::Object);
+    assert_eq!(request.durability, holdfast_engine::settings::Durability::Object);
 
     let list = world.ask("list").await.unwrap();
     let [header, row] = list.lines().collect::<Vec<_>>().try_into().unwrap();

@@ -15,7 +15,8 @@ use holdfast_crds::{
     WRITABLE, find_condition,
 };
 use holdfast_engine::event::Errno;
-use holdfast_engine::volume::{Delay, Durability, Unreadable};
+use holdfast_engine::settings::Durability;
+use holdfast_engine::volume::{Delay, Unreadable};
 use holdfast_objects::{Blocker, ErrorKind};
 use k8s_openapi::jiff::Timestamp;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use holdfast_crds::Volume;
-use holdfast_engine::volume::Durability;
+use holdfast_engine::settings::Durability;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::VolumeId;
 use kube::runtime::reflector::ObjectRef;

@@ -25,7 +25,7 @@ use super::operations::{Doing, OperationOutcome};
 use super::retry::OperationFailure;
 use super::transport::transport_name;
 use crate::node::{self, VolumeState};
-use holdfast_engine::volume::Durability;
+use holdfast_engine::settings::Durability;
 
 /// Interval at which figures that always change (dirty bytes, commits) are written.
 const FIGURES_EVERY: Duration = Duration::from_secs(60);

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use holdfast_engine::volume::{Durability, IndexStatus, Settings};
+use holdfast_engine::settings::{Durability, Settings};
+use holdfast_engine::volume::IndexStatus;
 use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;

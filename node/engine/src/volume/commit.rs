@@ -28,9 +28,9 @@ use holdfast_format::safeguard::{
 use holdfast_types::{Millis, Nonce, Seq, SnapshotUid};
 
 use super::core::{Core, Memory};
-use super::setup::Pending;
 use crate::action::{Action, Report};
 use crate::event::{CreateAnswer, Errno};
+use crate::settings::Pending;
 
 /// State of the record in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,12 +19,12 @@ use holdfast_types::{CHUNK_SECTORS, Millis, Place, SECTOR_BYTES, SectorRange, Se
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
-use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::durable_map::Header;
 use crate::limit::{COMMIT_SOON_AGE_MS, COMMIT_SOON_BYTES, MAX_DIRTY_BLOCKS, SEAL_BLOCKS};
 use crate::sector_map::PerSide;
 use crate::sector_map::SectorMap;
+use crate::settings::{DirtyLimits, Setup};
 
 /// Memory of a live map.
 pub(super) trait Memory: AsRef<[u8]> + AsMut<[u8]> {}

@@ -3,7 +3,7 @@
 
 use holdfast_engine::event::Op;
 use holdfast_engine::round_size::RoundSize;
-use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_engine::settings::{DirtyLimits, Durability};
 use holdfast_format::record::{Body, Record};
 use holdfast_format::safeguard::Safeguard;
 use holdfast_types::{CHUNK_SECTORS, SectorRange};

@@ -2,7 +2,7 @@
 
 use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::volume::Settings;
+use holdfast_engine::settings::Settings;
 use holdfast_types::SectorRange;
 
 use super::World;

@@ -1,7 +1,8 @@
 //! Access of tests to a world.
 
 use holdfast_engine::action::Action;
-use holdfast_engine::volume::{Durability, Status, Volume};
+use holdfast_engine::settings::Durability;
+use holdfast_engine::volume::{Status, Volume};
 use holdfast_format::index::Run;
 use holdfast_types::key::ObjectKey;
 

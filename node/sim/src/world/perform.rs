@@ -4,7 +4,7 @@
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_engine::sector_map::chunk_extent;
-use holdfast_engine::volume::Durability;
+use holdfast_engine::settings::Durability;
 use holdfast_format::side::Side;
 
 use super::World;

@@ -1,7 +1,7 @@
 //! Traces of random runs that found a fault, kept as they are.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::settings::DirtyLimits;
 use holdfast_types::SectorRange;
 
 use super::{Attach, Faults, World};

@@ -1,7 +1,7 @@
 //! The record of an attached volume in the tmpfs directory, from which a restarted daemon recovers its
 //! device.
 
-use holdfast_engine::volume::Durability;
+use holdfast_engine::settings::Durability;
 use holdfast_format::displaced::Displaced;
 use holdfast_format::wire::{self, Kind};
 use holdfast_types::Epoch;

@@ -16,7 +16,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::record::Record;
 use holdfast_format::wire::ENVELOPE_BYTES;
 use holdfast_types::Seq;

@@ -30,7 +30,7 @@ use holdfast_engine::durable_map::{
     header_offset, journal_extent, page_offset,
 };
 use holdfast_engine::sector_map::{PAGE_SECTORS, Restore, RestoredMap};
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{Epoch, SECTOR_BYTES, VolumeId};

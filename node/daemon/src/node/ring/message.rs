@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use holdfast_engine::event::{Errno, Event};
-use holdfast_engine::volume::Settings;
+use holdfast_engine::settings::Settings;
 use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};

@@ -5,7 +5,8 @@
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::volume::{AttachState, Pending, Setup, Volume};
+use holdfast_engine::settings::{AttachState, Pending, Setup};
+use holdfast_engine::volume::Volume;
 
 use crate::node::clock::now;
 use crate::node::local::live_map::LiveMap;

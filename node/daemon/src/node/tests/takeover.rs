@@ -15,7 +15,7 @@ use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::FoundMap;
 use holdfast_engine::sector_map::Restore;
-use holdfast_engine::volume::{AttachState, Pending};
+use holdfast_engine::settings::{AttachState, Pending};
 use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::{

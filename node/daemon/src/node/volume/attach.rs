@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
-use holdfast_engine::volume::{AttachState, Settings, Setup};
+use holdfast_engine::settings::{AttachState, Settings, Setup};
 use holdfast_format::displaced::Displaced;
 use holdfast_service::{chain, trace};
 use holdfast_types::{Epoch, Nonce, VolumeId};

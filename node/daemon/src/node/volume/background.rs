@@ -15,7 +15,7 @@ use holdfast_background::{
     Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors, Work,
 };
 use holdfast_engine::event::Errno;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_objects::Part;
 use holdfast_service::trace;

@@ -6,7 +6,7 @@
 //! In this order a restarted daemon never serves with less than a caller was promised. On failure: the volume
 //! serves with the settings that its status shows; the same request may be made again.
 
-use holdfast_engine::volume::Settings;
+use holdfast_engine::settings::Settings;
 use holdfast_types::VolumeId;
 
 use crate::node::error::NodeError;

@@ -6,7 +6,7 @@
 //! Owns: what proves that a log is the same one. Does not own: when that is asked (`store/change.rs`).
 
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::record::Record;
 use holdfast_log::{LogFailure, read_manifest_to_end, read_record};
 use holdfast_objects::{ObjectStore, StoreError};

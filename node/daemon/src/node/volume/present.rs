@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_engine::volume::Settings;
+use holdfast_engine::settings::Settings;
 use holdfast_format::displaced::Displaced;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;

@@ -9,7 +9,7 @@ use holdfast_background::load_manifest;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::volume::{Pending, Settings, Setup};
+use holdfast_engine::settings::{Pending, Settings, Setup};
 use holdfast_service::chain;
 use holdfast_types::{Backoff, Jitter, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};

@@ -30,7 +30,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use holdfast_engine::volume::Durability;
+use holdfast_engine::settings::Durability;
 use holdfast_ublk::Device;
 use tokio::sync::watch;
 

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::event::Errno;
-use holdfast_engine::volume::{Delay, Durability, IndexStatus, Status, Unreadable};
+use holdfast_engine::settings::Durability;
+use holdfast_engine::volume::{Delay, IndexStatus, Status, Unreadable};
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;

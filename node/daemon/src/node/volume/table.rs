@@ -238,7 +238,7 @@ pub(in crate::node) fn refusal(volume: &VolumeId, state: &State) -> NodeError {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_engine::volume::Durability;
+    use holdfast_engine::settings::Durability;
     use holdfast_s3::{S3Config, S3Credentials};
 
     use super::*;

@@ -5,7 +5,7 @@ use holdfast_engine::action::{Action, MapWrite, Source};
 use holdfast_engine::durable_map;
 use holdfast_engine::event::RequestId;
 use holdfast_engine::sector_map::chunk_extent;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_ring::{FileRange, FileSlot, HeapBuffer};
 use holdfast_types::{Chunk, SectorRange};

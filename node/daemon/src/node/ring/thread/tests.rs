@@ -1,6 +1,6 @@
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
-use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
