@@ -25,6 +25,7 @@ use tracing::Instrument;
 
 use super::event::changes;
 use super::facts::NodeFacts;
+use super::identity::identity;
 use super::names::VolumeNames;
 use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
@@ -121,10 +122,6 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
         "reconcile failed; served volumes are not affected"
     );
     Action::requeue(API_RETRY.delay(1, fastrand::f64()))
-}
-
-pub(super) fn identity(volume: &Volume) -> Option<VolumeId> {
-    volume.status.as_ref()?.volume_id.clone()?.try_into().ok()
 }
 
 /// The epoch for which the user allows to format the volume.
