@@ -16,10 +16,10 @@
 use std::time::Duration;
 
 use holdfast_crds::{GroupProgress, GroupStep, VolumeSnapshotStatus};
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_types::{SnapshotUid, VolumeId};
 
 use super::retry::OperationFailure;
-use super::snapshot::Outcome;
 use crate::node::CutStep;
 use crate::volumes::Volumes;
 
@@ -38,6 +38,16 @@ pub(super) enum Task {
     Cut(CutStep),
     /// Wait for the snapshot of the cut.
     Await,
+}
+
+/// Outcome of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The snapshot is in the log.
+    Taken(Snapshot),
+    /// A snapshot of a group is so far.
+    Reached(GroupProgress),
+    Failed(OperationFailure),
 }
 
 /// The next step for a snapshot of a group; `None` while the operator is about to write one.

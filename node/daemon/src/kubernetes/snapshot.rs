@@ -30,7 +30,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::member::{self, AGAIN, Task};
+use super::member::{self, AGAIN, Outcome, Task};
 use super::retry::OperationFailure;
 use crate::node::VolumeInStore;
 use crate::volumes::Volumes;
@@ -98,16 +98,6 @@ async fn reconcile<V: Volumes>(
         write(&snapshot, &status, &context).await?;
     }
     Ok(again.map_or_else(Action::await_change, Action::requeue))
-}
-
-/// Outcome of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// The snapshot is in the log.
-    Taken(Snapshot),
-    /// A snapshot of a group is so far.
-    Reached(GroupProgress),
-    Failed(OperationFailure),
 }
 
 /// Time until the next attempt; nothing once the step is done.
