@@ -22,9 +22,9 @@ use holdfast_objects::{ErrorKind, StoreError};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::attempt::{Lane, RequestClass};
 use crate::classify::RequestFailure;
 use crate::config::{AttemptLimit, MAX_HEAD_DOUBLINGS};
+use crate::request_class::{Lane, RequestClass};
 
 /// Most doublings of uploads: a body has 64 times as long, for a store that takes 16 KiB a second.
 const MAX_BULK_DOUBLINGS: u32 = 6;
