@@ -13,7 +13,8 @@ use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
 use super::cluster::Cluster;
-use super::report::{self, SweepFailed};
+use super::failure::SweepFailed;
+use super::report;
 use super::schedule::Facts;
 use super::trash::{TrashReport, count_trash, empty_trash, take_back_used};
 use crate::metrics::Metrics;
