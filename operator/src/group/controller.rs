@@ -29,10 +29,7 @@ use crate::event::changes;
 use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
-
-/// Time between two reconciliations of a group when nothing about it changes.
-const RESYNC: Duration = Duration::from_secs(600);
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
 /// Wait for the watches to show what was written last; they begin the next reconciliation themselves.
 const UNSEEN: Duration = Duration::from_secs(1);

@@ -1,7 +1,6 @@
 //! Runs the VolumeSnapshot controller: observe, plan, apply.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_cluster::api::call;
@@ -22,10 +21,7 @@ use crate::event::changes;
 use crate::group::member::is_member;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
-
-/// Time between two reconciliations of a snapshot when nothing about it changes.
-pub(super) const RESYNC: Duration = Duration::from_secs(600);
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
 /// Dependencies of every reconciliation.
 pub(crate) struct Context {

@@ -38,10 +38,8 @@ use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::object_store::trash_terms;
-use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
-/// Time between two reconciliations of a volume when nothing about it changes.
-const RESYNC: Duration = Duration::from_secs(600);
 /// The same for a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
 
