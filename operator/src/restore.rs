@@ -26,7 +26,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
 use crate::object_store::connect::Connections;
-use crate::volume::adoption::{FoundInStore, LastWriter};
+use crate::volume::found_in_store::{FoundInStore, LastWriter};
 use crate::volume::identity::id_of;
 use snapshots::{FoundSnapshot, Here, OfVolume};
 

@@ -7,7 +7,8 @@ use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    ObjectStore, READERS_OF, READY, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true,
+    ObjectStore, PROVISIONED, READERS_OF, READY, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot,
+    is_true,
 };
 use holdfast_log::trash::Terms;
 use holdfast_service::{chain, trace};
@@ -19,19 +20,20 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use tracing::Span;
 
-use super::adoption::FoundInStore;
 use super::apply::{VolumeApplier, volume_id};
 use super::claim;
 use super::facts::{ClusterFacts, StoreFact, WriterInLog};
 use super::failover::loss;
 use super::failure::VolumeFailure;
 use super::faults::Faults;
+use super::found_in_store::FoundInStore;
 use super::identity::{Cluster, rival_of};
 use super::in_use;
 use super::owner;
-use super::plan::{OperatorStep, PROVISIONED, plan};
-use super::source_snapshot::SnapshotFact;
-use super::source_volume::{SourceFact, is_made_for};
+use super::plan::{OperatorStep, plan};
+use super::snapshot_fact::SnapshotFact;
+use super::source_fact::SourceFact;
+use super::source_volume::is_made_for;
 use crate::event::{changes, changes_of_data};
 use crate::heartbeats::Heartbeats;
 use crate::last_writes::LastWrites;
