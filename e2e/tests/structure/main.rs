@@ -1,0 +1,6 @@
+//! The structure of the source: files that import each other.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
+
+mod circles;
+mod source;
