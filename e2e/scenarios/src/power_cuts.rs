@@ -58,7 +58,7 @@ struct Moment {
 }
 
 /// Result of the cuts.
-pub struct Outcome {
+pub struct PowerCutsOutcome {
     /// Number of cuts.
     pub cuts: usize,
     /// Losses, one for each cut that lost something.
@@ -66,7 +66,7 @@ pub struct Outcome {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let Outcome { cuts, lost } = cut(world, FEW)?;
+    let PowerCutsOutcome { cuts, lost } = cut(world, FEW)?;
     ensure!(lost.is_empty(), "{} of {cuts} cuts lost something:\n{}", lost.len(), lost.join("\n"));
     Ok(())
 }
@@ -75,7 +75,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If something else failed than what the cuts are about.
-pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
+pub fn cut(world: &World, cuts: usize) -> Result<PowerCutsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
@@ -114,7 +114,7 @@ pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
             lost.push(format!("cut {number}: {error:#}"));
         }
     }
-    Ok(Outcome { cuts, lost })
+    Ok(PowerCutsOutcome { cuts, lost })
 }
 
 /// Creates and attaches the volumes and puts them under load.

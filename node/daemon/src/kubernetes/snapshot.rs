@@ -30,7 +30,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::member::{self, AGAIN, Outcome, Task};
+use super::member::{self, AGAIN, StepOutcome, Task};
 use super::retry::OperationFailure;
 use crate::node::VolumeInStore;
 use crate::volumes::Volumes;
@@ -84,9 +84,9 @@ async fn reconcile<V: Volumes>(
         Task::Take => {
             let at = VolumeInStore { volume: volume.clone(), store: None };
             let taken = volumes.create_snapshot(at, uid).await;
-            taken.map_or_else(|failure| Outcome::Failed(failure.into()), Outcome::Taken)
+            taken.map_or_else(|failure| StepOutcome::Failed(failure.into()), StepOutcome::Taken)
         }
-        Task::Announce => Outcome::Reached(GroupProgress::Preparing),
+        Task::Announce => StepOutcome::Reached(GroupProgress::Preparing),
         Task::Cut(step) => member::cut(volumes, &volume, uid, step).await,
         Task::Await => member::taken(volumes, &volume, uid).await,
     };
@@ -104,13 +104,14 @@ async fn reconcile<V: Volumes>(
 fn count(
     failures: &mut HashMap<SnapshotUid, (u32, Instant)>,
     uid: SnapshotUid,
-    outcome: &Outcome,
+    outcome: &StepOutcome,
 ) -> Option<Duration> {
     let failure = match outcome {
-        Outcome::Failed(failure) => failure,
-        Outcome::Taken(_) | Outcome::Reached(_) => {
+        StepOutcome::Failed(failure) => failure,
+        StepOutcome::Taken(_) | StepOutcome::Reached(_) => {
             failures.remove(&uid);
-            let ends = [GroupProgress::Prepared, GroupProgress::Held].map(Outcome::Reached).contains(outcome);
+            let ends =
+                [GroupProgress::Prepared, GroupProgress::Held].map(StepOutcome::Reached).contains(outcome);
             return ends.then_some(AGAIN);
         }
     };
@@ -137,14 +138,14 @@ fn report(
     before: &VolumeSnapshotStatus,
     generation: Option<i64>,
     volume: &VolumeId,
-    outcome: Outcome,
+    outcome: StepOutcome,
     now: &Time,
 ) -> VolumeSnapshotStatus {
     let conditions = ConditionBuilder { previous: &before.conditions, observed_generation: generation, now };
     // What is not written again is taken off the object.
     let group_progress = before.group_progress;
     match outcome {
-        Outcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
+        StepOutcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
             let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
             let message = "the snapshot holds what the volume held at one point, as after a power cut";
             VolumeSnapshotStatus {
@@ -157,7 +158,7 @@ fn report(
                 ..VolumeSnapshotStatus::default()
             }
         }
-        Outcome::Reached(progress) => VolumeSnapshotStatus {
+        StepOutcome::Reached(progress) => VolumeSnapshotStatus {
             conditions: vec![conditions.build(
                 READY,
                 ConditionStatus::False,
@@ -167,7 +168,7 @@ fn report(
             group_progress: Some(progress),
             ..VolumeSnapshotStatus::default()
         },
-        Outcome::Failed(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
+        StepOutcome::Failed(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
             group_progress,
             conditions: vec![conditions.build(READY, ConditionStatus::False, reason, message)],
             ..VolumeSnapshotStatus::default()
@@ -254,15 +255,15 @@ mod tests {
         let failure =
             OperationFailure { reason: "Busy", message: "it waits".to_owned(), retry: Retry::Later };
         let before = VolumeSnapshotStatus::default();
-        let failed = report(&before, Some(1), &volume, Outcome::Failed(failure.clone()), &now);
+        let failed = report(&before, Some(1), &volume, StepOutcome::Failed(failure.clone()), &now);
         assert_eq!((failed.conditions[0].reason.as_str(), &failed.snapshot_id), ("Busy", &None));
         assert!(says_more(&before, &failed));
         assert!(
-            !says_more(&failed, &report(&failed, Some(1), &volume, Outcome::Failed(failure), &now)),
+            !says_more(&failed, &report(&failed, Some(1), &volume, StepOutcome::Failed(failure), &now)),
             "said already"
         );
         let taken = Snapshot { seq: Seq(7), uid: UID.parse().expect("a uid"), unix_ms: 5000, sectors: 16 };
-        let status = report(&failed, Some(1), &volume, Outcome::Taken(taken), &now);
+        let status = report(&failed, Some(1), &volume, StepOutcome::Taken(taken), &now);
         assert!(says_more(&failed, &status));
         assert_eq!(status.snapshot_id.as_deref(), Some("v@7"));
         assert_eq!(status.size_bytes, Some(16 * SECTOR_BYTES));
@@ -275,12 +276,12 @@ mod tests {
         let uid = UID.parse().expect("a uid");
         let failure = OperationFailure { reason: "Busy", message: String::new(), retry: Retry::Later };
         let mut failures = HashMap::new();
-        let failed = Outcome::Failed(failure);
+        let failed = StepOutcome::Failed(failure);
         let first = count(&mut failures, uid, &failed).expect("again");
         let third = (0..2).filter_map(|_| count(&mut failures, uid, &failed)).last();
         assert!(third.is_some_and(|third| third > first));
         let taken = Snapshot { seq: Seq(7), uid, unix_ms: 0, sectors: 8 };
-        assert_eq!(count(&mut failures, uid, &Outcome::Taken(taken)), None);
+        assert_eq!(count(&mut failures, uid, &StepOutcome::Taken(taken)), None);
         assert!(failures.is_empty());
     }
 }
