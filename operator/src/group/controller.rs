@@ -42,7 +42,7 @@ const NEXT_ATTEMPT: Backoff =
     Backoff { first: Duration::from_secs(2), last: Duration::from_secs(60), jitter: Jitter::Half };
 
 /// Dependencies of every reconciliation.
-pub(crate) struct Context {
+pub(crate) struct GroupDependencies {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
@@ -52,7 +52,7 @@ pub(crate) struct Context {
 
 /// State that reconciliations share.
 struct Shared {
-    context: Arc<Context>,
+    context: Arc<GroupDependencies>,
     watched: Watched,
     last_writes: LastWrites,
     pauses: Pauses,
@@ -102,7 +102,10 @@ impl Pauses {
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
-pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+pub(crate) async fn run(
+    context: Arc<GroupDependencies>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let client = context.client.clone();
     let groups = Api::<VolumeGroupSnapshot>::all(client.clone());
     let controller = Controller::new(groups, watcher::Config::default());

@@ -56,7 +56,7 @@ const UNSEEN: Duration = Duration::from_secs(1);
 const IN_DOUBT: Duration = Duration::from_secs(10);
 
 /// Dependencies of every reconciliation.
-pub(crate) struct Context {
+pub(crate) struct VolumeDependencies {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
@@ -69,7 +69,7 @@ pub(crate) struct Context {
 
 /// State that reconciliations share.
 struct Shared {
-    context: Arc<Context>,
+    context: Arc<VolumeDependencies>,
     cluster: Cluster,
     volumes: Store<Volume>,
     last_writes: LastWrites,
@@ -77,7 +77,10 @@ struct Shared {
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
-pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+pub(crate) async fn run(
+    context: Arc<VolumeDependencies>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let client = context.client.clone();
     let controller = Controller::new(Api::<Volume>::all(client.clone()), watcher::Config::default());
     let volumes = controller.store();
@@ -323,7 +326,7 @@ fn terms(volume: &Volume, store: &ObjectStore) -> Option<Terms> {
 }
 
 /// Looks up the VolumeSnapshot of a clone and, until there is one, the Volume to take it of.
-async fn observe_source(facts: &mut ClusterFacts, context: &Context) -> Result<(), VolumeFailure> {
+async fn observe_source(facts: &mut ClusterFacts, context: &VolumeDependencies) -> Result<(), VolumeFailure> {
     let (Some(source), Some(name)) = (facts.source_in_question(), facts.clone_snapshot()) else {
         return Ok(());
     };

@@ -44,7 +44,7 @@ const NOT_HERE: Duration = Duration::from_secs(10);
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 /// Context of every reconciliation.
-struct Context<V> {
+struct SnapshotContext<V> {
     client: Client,
     me: String,
     volumes: V,
@@ -57,7 +57,8 @@ struct Context<V> {
 pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let mine = watcher::Config::default().fields(&format!("status.node={me}"));
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
-    let context = Context { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
+    let context =
+        SnapshotContext { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
     // As many at a time as the operator asks for: one whose store is unreachable waits, and the others do not
     // wait for it. A volume refuses those that it has no place for.
     Controller::new(Api::<VolumeSnapshot>::all(client), mine)
@@ -73,7 +74,7 @@ pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
 #[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
 async fn reconcile<V: Volumes>(
     snapshot: Arc<VolumeSnapshot>,
-    context: Arc<Context<V>>,
+    context: Arc<SnapshotContext<V>>,
 ) -> Result<Action, ApiError> {
     let Some((volume, uid, task)) = asked(&snapshot, &context.me) else { return Ok(Action::await_change()) };
     if !context.volumes.list().iter().any(|here| here.volume == volume) {
@@ -188,7 +189,7 @@ fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bo
 async fn write<V>(
     snapshot: &VolumeSnapshot,
     status: &VolumeSnapshotStatus,
-    context: &Context<V>,
+    context: &SnapshotContext<V>,
 ) -> Result<(), ApiError> {
     let name = snapshot.name_any();
     let patch = json!({
@@ -208,7 +209,7 @@ async fn write<V>(
     Ok(())
 }
 
-fn retry<V>(snapshot: Arc<VolumeSnapshot>, error: &ApiError, _context: Arc<Context<V>>) -> Action {
+fn retry<V>(snapshot: Arc<VolumeSnapshot>, error: &ApiError, _context: Arc<SnapshotContext<V>>) -> Action {
     if error.is_stale() {
         // The watch brings what changed.
         return Action::requeue(Duration::from_secs(1));
