@@ -51,7 +51,7 @@ pub(crate) struct GroupDependencies {
 }
 
 /// State that reconciliations share.
-struct Shared {
+struct GroupReconciliations {
     context: Arc<GroupDependencies>,
     watched: Watched,
     last_writes: LastWrites,
@@ -120,7 +120,7 @@ pub(crate) async fn run(
         .reflect(volume_writer)
         .touched_objects();
     let by_volume = controller.store();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(GroupReconciliations {
         context,
         watched: Watched { snapshots, volumes },
         last_writes: LastWrites::default(),
@@ -165,7 +165,10 @@ fn needs_volumes(group: &VolumeGroupSnapshot) -> bool {
 }
 
 #[tracing::instrument(name = "reconcile_group_snapshot", skip_all, fields(group = %group.name_any()))]
-async fn reconcile(group: Arc<VolumeGroupSnapshot>, shared: Arc<Shared>) -> Result<Action, GroupFailure> {
+async fn reconcile(
+    group: Arc<VolumeGroupSnapshot>,
+    shared: Arc<GroupReconciliations>,
+) -> Result<Action, GroupFailure> {
     let timer = shared.context.metrics.start(ObjectKind::VolumeGroupSnapshot);
     let outcome = reconcile_once(group.as_ref().clone(), &shared).await;
     timer.finish(outcome.as_ref().err().map(GroupFailure::retry));
@@ -176,7 +179,10 @@ async fn reconcile(group: Arc<VolumeGroupSnapshot>, shared: Arc<Shared>) -> Resu
 }
 
 /// Plans and applies once. Returns when to look again if nothing about the group changes.
-async fn reconcile_once(group: VolumeGroupSnapshot, shared: &Shared) -> Result<Duration, GroupFailure> {
+async fn reconcile_once(
+    group: VolumeGroupSnapshot,
+    shared: &GroupReconciliations,
+) -> Result<Duration, GroupFailure> {
     let (context, watched) = (&shared.context, &shared.watched);
     let listed =
         async { watched.snapshots.wait_until_ready().await.and(watched.volumes.wait_until_ready().await) };
@@ -256,7 +262,11 @@ async fn apply_all(
     Ok(())
 }
 
-fn retry(group: Arc<VolumeGroupSnapshot>, failure: &GroupFailure, shared: Arc<Shared>) -> Action {
+fn retry(
+    group: Arc<VolumeGroupSnapshot>,
+    failure: &GroupFailure,
+    shared: Arc<GroupReconciliations>,
+) -> Action {
     let name = group.name_any();
     let delay = shared.context.failures.delay(&name, failure.retry(), fastrand::f64());
     if matches!(failure, GroupFailure::Changed) {

@@ -68,7 +68,7 @@ pub(crate) struct VolumeDependencies {
 }
 
 /// State that reconciliations share.
-struct Shared {
+struct VolumeReconciliations {
     context: Arc<VolumeDependencies>,
     cluster: Cluster,
     volumes: Store<Volume>,
@@ -91,7 +91,7 @@ pub(crate) async fn run(
     let by_storage_node = volumes.clone();
     let by_node = volumes.clone();
     let by_snapshot = volumes.clone();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(VolumeReconciliations {
         context,
         cluster: Cluster::default(),
         volumes,
@@ -163,7 +163,7 @@ fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<O
 }
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
-async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, VolumeFailure> {
+async fn reconcile(volume: Arc<Volume>, shared: Arc<VolumeReconciliations>) -> Result<Action, VolumeFailure> {
     if let Some(creation) = creation(&volume, Timestamp::now()) {
         trace::continue_in(&Span::current(), creation);
     }
@@ -187,7 +187,7 @@ fn creation(volume: &Volume, now: Timestamp) -> Option<&str> {
 }
 
 /// Plans and applies once. Returns when to look again if nothing about the volume changes.
-async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, VolumeFailure> {
+async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Result<Duration, VolumeFailure> {
     let context = &shared.context;
     if shared.last_writes.is_old(&volume) {
         return Ok(UNSEEN);
@@ -267,7 +267,11 @@ async fn report(
 
 /// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a
 /// request each.
-async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> Result<(), VolumeFailure> {
+async fn observe(
+    volume: &Volume,
+    facts: &mut ClusterFacts,
+    shared: &VolumeReconciliations,
+) -> Result<(), VolumeFailure> {
     let context = &shared.context;
     if facts.needs_store() {
         facts.rival = rival_of(volume, shared.volumes.state().iter().map(AsRef::as_ref));
@@ -343,7 +347,7 @@ async fn observe_source(facts: &mut ClusterFacts, context: &VolumeDependencies) 
     Ok(())
 }
 
-fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<Shared>) -> Action {
+fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<VolumeReconciliations>) -> Action {
     let delay = shared.context.failures.delay(&volume.name_any(), failure.retry(), fastrand::f64());
     match failure {
         VolumeFailure::Changed => {

@@ -74,11 +74,11 @@ pub struct Passed {
 #[derive(Debug)]
 pub struct FaultProxy {
     port: u16,
-    shared: Arc<Shared>,
+    shared: Arc<SharedProxy>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedProxy {
     server: SocketAddr,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,7 +109,7 @@ impl FaultProxy {
     pub fn start(server_port: u16) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the proxy")?;
         let port = listener.local_addr().context("read the proxy's port")?.port();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedProxy {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, server_port)),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -235,7 +235,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedProxy {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for connection in listener.incoming() {
             let mut state = self.lock();

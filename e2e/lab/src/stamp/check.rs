@@ -19,10 +19,10 @@ pub struct Reports {
     port: u16,
     seed: u64,
     lanes: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedReports>,
 }
 
-struct Shared {
+struct SharedReports {
     position: Box<dyn Fn() -> usize + Send + Sync>,
     state: Mutex<State>,
 }
@@ -52,7 +52,7 @@ impl Reports {
     ) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for reports")?;
         let port = listener.local_addr().context("read the port")?.port();
-        let shared = Arc::new(Shared { position: Box::new(position), state: Mutex::default() });
+        let shared = Arc::new(SharedReports { position: Box::new(position), state: Mutex::default() });
         let listening = Arc::clone(&shared);
         std::thread::spawn(move || {
             for writer in listener.incoming().flatten() {
@@ -152,7 +152,7 @@ impl Drop for Reports {
     }
 }
 
-impl Shared {
+impl SharedReports {
     fn note(&self, writer: &TcpStream) -> Result<()> {
         writer.set_nodelay(true)?;
         let mut answers = writer;

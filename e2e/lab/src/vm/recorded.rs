@@ -35,7 +35,7 @@ pub struct RecordedDisk {
     before: PathBuf,
     /// Unit that a power cut leaves as it was or as it was written, in bytes.
     block_bytes: usize,
-    shared: Arc<Shared>,
+    shared: Arc<Recording>,
 }
 
 /// Writes that a power cut leaves of those that no flush covers.
@@ -61,7 +61,7 @@ pub struct Cut {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Recording {
     image: File,
     data: File,
     size_bytes: u64,
@@ -110,7 +110,7 @@ impl RecordedDisk {
         let data = open(&image.with_extension("record"))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the disk")?;
         let port = listener.local_addr().context("read the disk's port")?.port();
-        let shared = Arc::new(Shared { image: image_file, data, size_bytes, state: Mutex::default() });
+        let shared = Arc::new(Recording { image: image_file, data, size_bytes, state: Mutex::default() });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || serving.accept(&listener));
         let block_bytes = usize::try_from(block_bytes).context("a block's size")?;
@@ -188,7 +188,7 @@ impl Drop for RecordedDisk {
     }
 }
 
-impl Shared {
+impl Recording {
     fn accept(&self, listener: &TcpListener) {
         for client in listener.incoming() {
             let Ok(client) = client else { continue };
