@@ -80,12 +80,12 @@ pub struct FaultProxy {
 #[derive(Debug)]
 struct SharedProxy {
     server: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<ProxyState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProxyState {
     rules: Vec<Rule>,
     /// Method and target of the requests since the rules were set.
     asked: HashSet<(String, String)>,
@@ -212,7 +212,7 @@ impl Drop for FaultProxy {
     }
 }
 
-impl State {
+impl ProxyState {
     fn break_connections(&mut self) {
         for (_, connection) in self.connections.drain() {
             reset(&connection);
@@ -349,7 +349,7 @@ impl SharedProxy {
     }
 
     /// Waits while this holds of the state and the proxy runs.
-    fn wait_while(&self, holds: impl Fn(&State) -> bool) {
+    fn wait_while(&self, holds: impl Fn(&ProxyState) -> bool) {
         let mut state = self.lock();
         while holds(&state) && !state.over && !state.away {
             (state, _) =
@@ -357,7 +357,7 @@ impl SharedProxy {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }

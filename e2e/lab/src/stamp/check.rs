@@ -24,11 +24,11 @@ pub struct Reports {
 
 struct SharedReports {
     position: Box<dyn Fn() -> usize + Send + Sync>,
-    state: Mutex<State>,
+    state: Mutex<ReportsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ReportsState {
     noted: Vec<Report>,
     connections: Vec<TcpStream>,
     over: bool,
@@ -167,7 +167,7 @@ impl SharedReports {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReportsState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }

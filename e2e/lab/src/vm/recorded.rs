@@ -65,11 +65,11 @@ struct Recording {
     image: File,
     data: File,
     size_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<RecordingState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RecordingState {
     record: Vec<Entry>,
     data_bytes: u64,
     failing_reads: Vec<Range<u64>>,
@@ -264,7 +264,7 @@ impl Recording {
         error
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RecordingState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }
