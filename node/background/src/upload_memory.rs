@@ -222,7 +222,7 @@ impl UploadMemory {
             state.waiting.insert(ticket, sender);
             ticket
         };
-        let _place = Place { memory: self, store, ticket };
+        let _place = QueuePlace { memory: self, store, ticket };
         self.grant();
         receiver.await.expect("a place that is not left is granted")
     }
@@ -250,13 +250,13 @@ impl UploadMemory {
 }
 
 /// A place in the queue, left when this is dropped.
-struct Place<'a> {
+struct QueuePlace<'a> {
     memory: &'a UploadMemory,
     store: StoreKey,
     ticket: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.lock();
         if state.waiting.remove(&self.ticket).is_some() {
