@@ -70,7 +70,7 @@ struct Recording {
 
 #[derive(Debug, Default)]
 struct RecordingState {
-    record: Vec<Entry>,
+    record: Vec<RecordedStep>,
     data_bytes: u64,
     failing_reads: Vec<Range<u64>>,
     failing_flushes: bool,
@@ -80,7 +80,7 @@ struct RecordingState {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Entry {
+enum RecordedStep {
     /// Bytes of the record's data that went to an offset of the disk.
     Write {
         offset: u64,
@@ -137,7 +137,7 @@ impl RecordedDisk {
         let record = self.shared.lock().record[..position].to_vec();
         let mut cut = Cut { flushed: 0, left: 0, torn: 0, lost: 0 };
         for (entry, durable) in record.iter().zip(durable(&record)) {
-            let Entry::Write { offset, at, bytes } = *entry else { continue };
+            let RecordedStep::Write { offset, at, bytes } = *entry else { continue };
             let mut data = vec![0; bytes];
             self.shared.data.read_exact_at(&mut data, at).context("read the record")?;
             let fate = if durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
@@ -252,14 +252,14 @@ impl Recording {
         self.data.write_all_at(data, at).context("write the record")?;
         self.image.write_all_at(data, offset).context("write the image")?;
         state.data_bytes += data.len() as u64;
-        state.record.push(Entry::Write { offset, at, bytes: data.len() });
+        state.record.push(RecordedStep::Write { offset, at, bytes: data.len() });
         Ok(())
     }
 
     fn flush(&self) -> u32 {
         let mut state = self.lock();
         let (entry, error) =
-            if state.failing_flushes { (Entry::FailedFlush, EIO) } else { (Entry::Flush, 0) };
+            if state.failing_flushes { (RecordedStep::FailedFlush, EIO) } else { (RecordedStep::Flush, 0) };
         state.record.push(entry);
         error
     }
@@ -270,16 +270,16 @@ impl Recording {
 }
 
 /// For each entry whether what it wrote was flushed: the flush after it succeeded.
-fn durable(record: &[Entry]) -> Vec<bool> {
+fn durable(record: &[RecordedStep]) -> Vec<bool> {
     let mut next_succeeds = false;
     let mut durable: Vec<bool> = record
         .iter()
         .rev()
         .map(|entry| {
             next_succeeds = match entry {
-                Entry::Write { .. } => next_succeeds,
-                Entry::Flush => true,
-                Entry::FailedFlush => false,
+                RecordedStep::Write { .. } => next_succeeds,
+                RecordedStep::Flush => true,
+                RecordedStep::FailedFlush => false,
             };
             next_succeeds
         })
