@@ -1,12 +1,13 @@
 //! Circles: files that import each other, directly or through others.
 //!
 //! A file imports another one of its crate if it takes a name from there: by `use`, or by a path in the code.
-//! A name that a module only hands on (`pub use`) is taken from that module and from the file that defines it;
-//! the module itself takes it only if its own code uses it. To declare or name a module is no import.
+//! A name that a module only hands on (`pub use`) is taken from that module and from the file that defines
+//! it; the module itself takes it only if its own code uses it. To declare or name a module is no import.
 //!
-//! What a file takes from the modules that it is in (`super`, and all above) is not counted: seen from outside
-//! a module and its parts are one, and the parts share the words of the whole. A part that takes a name from
-//! its sibling is counted, also where the parent hands that on, and so is what a module takes from its parts.
+//! What a file takes from the modules that it is in (`super`, and all above) is not counted: seen from
+//! outside a module and its parts are one, and the parts share the words of the whole. A part that takes a
+//! name from its sibling is counted, also where the parent hands that on, and so is what a module takes from
+//! its parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 

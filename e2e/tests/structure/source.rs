@@ -352,7 +352,10 @@ fn after_raw(chars: &[char], at: usize) -> usize {
 
 #[test]
 fn words_are_those_of_the_code() {
-    let text = "use a::{b, c as d}; /* x /* y */ */ // z\nlet e = 'f'; g(\"h \\\" i\", r#\"j \" k\"#, b'\\'', '\\\\', &'l m);";
+    let text = concat!(
+        "use a::{b, c as d}; /* x /* y */ */ // z\n",
+        "let e = 'f'; g(\"h \\\" i\", r#\"j \" k\"#, b'\\'', '\\\\', &'l m);",
+    );
     let found = words(text).join(" ");
     assert_eq!(found, "use a :: { b , c as d } ; let e = ; g ( , , b , , & ' l m ) ;");
 }
