@@ -1,6 +1,37 @@
-//! Conditions: one entry for each type, with a stable transition time.
+//! Conditions: their types and reasons, one entry for each type, with a stable transition time.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// Condition type. Of an ObjectStore: the bucket answers, can be listed, and creates a key once only. Of a
+/// StorageNode: its daemon runs, and at least one transport can be used. Of a VolumeSnapshot: it is
+/// taken. Of a VolumeGroupSnapshot: all of its VolumeSnapshots are.
+pub const READY: &str = "Ready";
+
+/// Condition of a Volume: it exists in its object store.
+pub const PROVISIONED: &str = "Provisioned";
+/// Condition of a Volume: the request of `spec.nodeName` is granted.
+pub const ASSIGNED: &str = "Assigned";
+/// Reason of [`ASSIGNED`]: the node of the spec may serve the volume.
+pub const GRANTED: &str = "Granted";
+/// Reason of [`ASSIGNED`]: so may a node that has no StorageNode.
+pub const NODE_UNKNOWN: &str = "NodeUnknown";
+/// Condition of a Volume: the attached device has the size of the spec.
+pub const RESIZED: &str = "Resized";
+/// Condition of a Volume: a node was force-detached, and what it had not uploaded is missing.
+pub const DATA_LOST: &str = "UnuploadedDataLost";
+/// Condition of a Volume that a node is to serve: it does.
+pub const ATTACHED: &str = "Attached";
+/// Condition of a served Volume: the object store answers the node.
+pub const STORE_REACHABLE: &str = "StoreReachable";
+/// Condition of a served Volume: writes do not wait.
+pub const WRITABLE: &str = "Writable";
+/// Condition of a served Volume: what is to be uploaded can be read.
+pub const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
+/// Condition of a served Volume: no sync of the local disk failed since the attach.
+pub const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
+/// Conditions by which the daemon reports faults that users of the volume notice.
+pub const SERVING_CONDITIONS: [&str; 4] =
+    [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];
 
 /// The three values a condition can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

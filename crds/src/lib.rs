@@ -24,7 +24,11 @@ mod volume;
 mod volume_group_snapshot;
 mod volume_snapshot;
 
-pub use condition::{ConditionBuilder, ConditionStatus, find_condition, is_true};
+pub use condition::{
+    ASSIGNED, ATTACHED, ConditionBuilder, ConditionStatus, DATA_LOST, GRANTED, LOCAL_DATA_READABLE,
+    LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, SERVING_CONDITIONS, STORE_REACHABLE,
+    WRITABLE, find_condition, is_true,
+};
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -39,11 +43,10 @@ pub use storage_node::{
     TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    ACKNOWLEDGE_LOSS, ATTACHED, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause,
-    Durability, Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach,
-    ImageSource, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF,
-    SERVING_CONDITIONS, STORAGE_CLASS, STORE_REACHABLE, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
-    VolumeSource, VolumeSpec, VolumeStatus, WRITABLE,
+    ACKNOWLEDGE_LOSS, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
+    Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource, NODES,
+    OlderLosses, READ_ONLY_MANY, READERS_OF, STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
+    VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
@@ -64,11 +67,6 @@ pub const SNAPSHOT_FINALIZER: &str = "holdfast.dev/snapshot";
 
 /// Finalizer the operator holds on a VolumeGroupSnapshot until its VolumeSnapshots are gone.
 pub const GROUP_SNAPSHOT_FINALIZER: &str = "holdfast.dev/group-snapshot";
-
-/// Condition type. Of an ObjectStore: the bucket answers, can be listed, and creates a key once only. Of a
-/// StorageNode: its daemon runs, and at least one transport can be used. Of a VolumeSnapshot: it is
-/// taken. Of a VolumeGroupSnapshot: all of its VolumeSnapshots are.
-pub const READY: &str = "Ready";
 
 /// Server-side-apply field manager of the operator.
 pub const OPERATOR_FIELD_MANAGER: &str = "holdfast-operator";

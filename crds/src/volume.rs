@@ -32,20 +32,6 @@ pub const FORMAT_UNKNOWN_CONTENT: &str = "holdfast.dev/format-unknown-content";
 /// Annotation: the epoch of a node that was cut off, once a person has read what is missing because of it.
 pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
 
-/// Condition of a Volume that a node is to serve: it does.
-pub const ATTACHED: &str = "Attached";
-/// Condition of a served Volume: the object store answers the node.
-pub const STORE_REACHABLE: &str = "StoreReachable";
-/// Condition of a served Volume: writes do not wait.
-pub const WRITABLE: &str = "Writable";
-/// Condition of a served Volume: what is to be uploaded can be read.
-pub const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
-/// Condition of a served Volume: no sync of the local disk failed since the attach.
-pub const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
-/// Conditions by which the daemon reports faults that users of the volume notice.
-pub const SERVING_CONDITIONS: [&str; 4] =
-    [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];
-
 /// Annotation: namespace and name of the PersistentVolumeClaim that the volume was made for.
 pub const CLAIM: &str = "holdfast.dev/persistentvolumeclaim";
 /// Annotation: name of the StorageClass of that claim.

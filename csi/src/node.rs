@@ -13,6 +13,7 @@
 mod capabilities;
 mod content;
 mod daemon;
+mod device_number;
 mod expand;
 mod info;
 mod interrupted_format;

@@ -1,7 +1,8 @@
 //! `cargo e2e images`: the images of a release.
 
 use anyhow::{Result, ensure};
-use holdfast_lab::images::{self, Architecture, VERSION};
+use holdfast_lab::architecture::Architecture;
+use holdfast_lab::images::{self, VERSION};
 use holdfast_lab::report;
 use holdfast_lab::setup::{Profile, Toolbox};
 

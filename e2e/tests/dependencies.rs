@@ -52,6 +52,16 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-e2e", &[]),
 ];
 
+/// Folders of the workspace, and those whose crates theirs may depend on.
+const FOLDERS: &[(&str, &[&str])] = &[
+    ("crds", &[]),
+    ("proto", &[]),
+    ("node", &["crds", "proto"]),
+    ("operator", &["crds", "node", "proto"]),
+    ("csi", &["crds", "node", "proto"]),
+    ("e2e", &["crds", "proto"]),
+];
+
 /// The harness, which uses the programs as a user does.
 const HARNESS: &[&str] = &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e"];
 /// Crates of the workspace that the harness may use: those that users see.
@@ -88,6 +98,8 @@ struct Package {
     name: String,
     licence: String,
     local: bool,
+    /// Folder at the top of the workspace that has it.
+    folder: String,
     /// True if a dependency, or a feature of its own, asks for the feature `simulation`.
     simulates: bool,
     /// Direct dependencies that are built into it or run when it is built, by name.
@@ -105,6 +117,11 @@ fn packages() -> BTreeMap<String, Package> {
     assert!(out.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&out.stderr));
     let metadata: Value = serde_json::from_slice(&out.stdout).unwrap();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let root = text(&metadata["workspace_root"]);
+    let folder = |manifest: &Value| {
+        let path = text(manifest).strip_prefix(&root).unwrap_or_default().to_owned();
+        path.split('/').nth(1).unwrap_or_default().to_owned()
+    };
     let mut packages = BTreeMap::new();
     for package in metadata["packages"].as_array().unwrap() {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
@@ -121,6 +138,7 @@ fn packages() -> BTreeMap<String, Package> {
                 name: text(&package["name"]),
                 licence: text(&package["license"]),
                 local: package["source"].is_null(),
+                folder: folder(&package["manifest_path"]),
                 simulates,
                 named,
                 resolved: Vec::new(),
@@ -156,6 +174,30 @@ fn arrows_point_one_way() {
                 if !allowed.contains(&package.name.as_str()) {
                     wrong.push(format!("{} must not depend on {dependency}", package.name));
                 }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn folders_point_one_way() {
+    let packages = packages();
+    let folders: BTreeMap<&str, &str> = packages
+        .values()
+        .filter(|package| package.local)
+        .map(|package| (package.name.as_str(), package.folder.as_str()))
+        .collect();
+    let mut wrong = Vec::new();
+    for package in packages.values().filter(|package| package.local) {
+        let from = package.folder.as_str();
+        let (_, allowed) = FOLDERS.iter().find(|(folder, _)| *folder == from).unwrap();
+        for dependency in &package.named {
+            if let Some(to) = folders.get(dependency.as_str())
+                && *to != from
+                && !allowed.contains(to)
+            {
+                wrong.push(format!("{} ({from}/) must not depend on {dependency} ({to}/)", package.name));
             }
         }
     }

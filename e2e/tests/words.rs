@@ -25,7 +25,7 @@ const READ_FROM: &[&str] = &[
 ];
 
 /// The CSI specification's own words.
-const NOT_OURS: &[&str] = &["csi.proto", "csi.v1.rs"];
+const NOT_OURS: &[&str] = &["csi.proto"];
 
 /// File types that are read.
 const READ: &[&str] = &["md", "proto", "rs", "toml", "yaml"];

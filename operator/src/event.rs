@@ -1,12 +1,12 @@
 //! Kubernetes events: one for every condition that turned.
 
 use holdfast_cluster::event::{event, turned};
-use holdfast_crds::{Condition, READY, find_condition};
+use holdfast_crds::{
+    ASSIGNED, Condition, DATA_LOST, GRANTED, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, find_condition,
+};
 use kube::runtime::events::{Event, EventType};
 
 use crate::snapshot::plan::TAKING;
-use crate::volume::forced_detach::DATA_LOST;
-use crate::volume::plan::{ASSIGNED, GRANTED, NODE_UNKNOWN, PROVISIONED, RESIZED};
 
 /// The events for the conditions that changed between two lists of conditions. Waiting is not an event, nor
 /// is a device that has its size at first, nor a grant that nothing delayed.

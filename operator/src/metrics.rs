@@ -3,7 +3,9 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use holdfast_crds::{ObjectStore, READY, StorageNode, Volume, VolumePhase, find_condition, is_true};
+use holdfast_crds::{
+    DATA_LOST, ObjectStore, READY, StorageNode, Volume, VolumePhase, find_condition, is_true,
+};
 use holdfast_log::sweep::SweepReport;
 use holdfast_service::logs::DroppedLines;
 use k8s_openapi::jiff::Timestamp;
@@ -19,7 +21,6 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::requeue::Requeue;
-use crate::volume::forced_detach::DATA_LOST;
 use crate::volume::identity::id_of;
 
 /// ObjectKind of the object that was reconciled.

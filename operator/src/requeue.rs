@@ -11,6 +11,9 @@ use tokio::time::Instant;
 /// Reconciliations of one kind of objects at a time: a leader that begins looks at all of them.
 pub(crate) const MAX_AT_A_TIME: u16 = 16;
 
+/// Time between two reconciliations of an object when nothing about it changes.
+pub(crate) const RESYNC: Duration = Duration::from_secs(600);
+
 /// The longest wait, in seconds: what a person corrected is seen within half a minute, with the jitter.
 const LONGEST_SECONDS: u64 = 25;
 

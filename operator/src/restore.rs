@@ -26,7 +26,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
 use crate::object_store::connect::Connections;
-use crate::volume::adoption::{FoundInStore, LastWriter};
+use crate::volume::found_in_store::{FoundInStore, LastWriter};
 use crate::volume::identity::id_of;
 use snapshots::{FoundSnapshot, Here, OfVolume};
 
@@ -55,7 +55,7 @@ pub(crate) struct Survivor {
 }
 
 /// The objects that the cluster has.
-struct Known<'a> {
+struct KnownObjects<'a> {
     volumes: &'a [Volume],
     snapshots: Here<'a>,
 }
@@ -88,7 +88,7 @@ pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
     let groups = client.list_api_groups().await.context("the kinds of the cluster cannot be listed")?.groups;
     let has_user_kinds = groups.iter().any(|group| group.name == USER_KINDS);
     let store = Connections::default().open(client, name).await?;
-    let known = Known { volumes: &volumes, snapshots: Here { snapshots: &snapshots, has_user_kinds } };
+    let known = KnownObjects { volumes: &volumes, snapshots: Here { snapshots: &snapshots, has_user_kinds } };
     print(name, store.as_ref(), &known, deleted, &mut std::io::stdout().lock()).await
 }
 
@@ -97,14 +97,14 @@ pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
 async fn print(
     name: &str,
     store: &dyn ObjectStore,
-    known: &Known<'_>,
+    known: &KnownObjects<'_>,
     deleted: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let ids = holdfast_log::list_volumes(store).await.context("the bucket cannot be listed")?;
     let trash = read_trash(store).await.context("the trash of the bucket cannot be listed")?;
     let in_trash: BTreeSet<VolumeId> = trash.stays.into_iter().map(|there| there.stay.volume).collect();
-    let Known { volumes, snapshots } = known;
+    let KnownObjects { volumes, snapshots } = known;
     let here: BTreeMap<String, &Volume> = volumes.iter().map(|one| (id_of(one), one)).collect();
     // A Volume of the id in another ObjectStore is another copy: its snapshots are not those of this bucket.
     let is_elsewhere = |id: &VolumeId| {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     async fn printed_of(store: &MemoryStore, deleted: bool) -> (anyhow::Result<()>, String) {
-        let known = Known { volumes: &[], snapshots: Here { snapshots: &[], has_user_kinds: true } };
+        let known = KnownObjects { volumes: &[], snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
         let outcome = print("main", store, &known, deleted, &mut out).await;
         (outcome, String::from_utf8(out).expect("text"))
@@ -265,7 +265,7 @@ mod tests {
         // A Volume that the cluster has gets those of its snapshots that it does not have.
         let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main", "volumeID": "there" });
         let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
-        let known = Known { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
+        let known = KnownObjects { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
         print("main", &store, &known, false, &mut out).await.expect("printed");
         let text = String::from_utf8(out).expect("text");
@@ -275,7 +275,7 @@ mod tests {
     async fn printed_beside(store: &MemoryStore, object_store: &str) -> (anyhow::Result<()>, String) {
         let spec = serde_json::json!({ "size": "1Gi", "objectStore": object_store, "volumeID": "there" });
         let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
-        let known = Known { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
+        let known = KnownObjects { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
         let outcome = print("main", store, &known, false, &mut out).await;
         (outcome, String::from_utf8(out).expect("text"))

@@ -85,7 +85,7 @@ async fn lead(
     let heartbeats = Heartbeats::new();
     let listening = heartbeats::run(client.clone(), namespace.clone(), heartbeats.clone(), metrics.clone());
     let connections = Arc::new(Connections::default());
-    let stores = Arc::new(object_store::controller::Context {
+    let stores = Arc::new(object_store::controller::StoreDependencies {
         client: client.clone(),
         connections: connections.clone(),
         recorder: recorder.clone(),
@@ -93,14 +93,14 @@ async fn lead(
         probes: Probes::default(),
         failures: FailureCounts::default(),
     });
-    let snapshots = Arc::new(snapshot::controller::Context {
+    let snapshots = Arc::new(snapshot::controller::SnapshotDependencies {
         client: client.clone(),
         connections: connections.clone(),
         recorder: recorder.clone(),
         metrics: metrics.clone(),
         failures: FailureCounts::default(),
     });
-    let groups = Arc::new(group::controller::Context {
+    let groups = Arc::new(group::controller::GroupDependencies {
         client: client.clone(),
         connections: connections.clone(),
         recorder: recorder.clone(),
@@ -112,7 +112,7 @@ async fn lead(
     // On a task of its own, for a sweep looks at much at a time. Dropped with the controllers.
     let mut sweeps = JoinSet::new();
     sweeps.spawn(sweep::run::run(cluster, metrics.clone()));
-    let volumes = Arc::new(volume::controller::Context {
+    let volumes = Arc::new(volume::controller::VolumeDependencies {
         client: client.clone(),
         connections,
         recorder,

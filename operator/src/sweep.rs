@@ -9,6 +9,7 @@
 //! On failure: an event; the sweep is tried again, more rarely after each failure in a row.
 
 pub(crate) mod cluster;
+pub(crate) mod failure;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod schedule;

@@ -1,10 +1,8 @@
 //! gRPC interfaces: of the node daemon, of CSI, which the kubelet and the CSI sidecars speak, and of the
 //! registration of plugins with the kubelet.
 //!
-//! Owns: the `.proto` files and the Rust generated from them (`src/gen`), which is checked in so that a build
-//! needs no protobuf compiler.
-//! Invariants: `src/gen` is what the `.proto` files generate. A test compares them;
-//! `HOLDFAST_GENERATE=1 cargo test -p holdfast-proto --test up_to_date` writes them again.
+//! Owns: the `.proto` files, and how Rust is generated from them (`build.rs`, which needs no protobuf compiler).
+//! The generated files are in cargo's target directory, and in the documentation of this crate.
 
 /// The Container Storage Interface.
 pub mod csi {
@@ -12,7 +10,7 @@ pub mod csi {
     #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
     #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
     pub mod v1 {
-        include!("gen/csi.v1.rs");
+        include!(concat!(env!("OUT_DIR"), "/csi.v1.rs"));
     }
 }
 
@@ -22,7 +20,7 @@ pub mod node {
     #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
     #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
     pub mod v1 {
-        include!("gen/holdfast.node.v1.rs");
+        include!(concat!(env!("OUT_DIR"), "/holdfast.node.v1.rs"));
     }
 }
 
@@ -32,6 +30,6 @@ pub mod pluginregistration {
     #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
     #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
     pub mod v1 {
-        include!("gen/pluginregistration.rs");
+        include!(concat!(env!("OUT_DIR"), "/pluginregistration.rs"));
     }
 }

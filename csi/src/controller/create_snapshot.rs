@@ -26,7 +26,7 @@ const METADATA: [&str; 3] = [
 
 /// A snapshot as the request wants it.
 #[derive(Debug)]
-struct Wanted {
+struct WantedSnapshot {
     name: ObjectName,
     /// Name of the Volume.
     volume: String,
@@ -40,7 +40,7 @@ pub(super) async fn answer(
     request: Request<CreateSnapshotRequest>,
 ) -> Result<CreateSnapshotResponse, Status> {
     let until = deadline::of(&request);
-    let wanted = Wanted::try_from(request.into_inner())?;
+    let wanted = WantedSnapshot::try_from(request.into_inner())?;
     let found = match snapshots.get(&wanted.name.object).await? {
         Some(found) => found,
         None => {
@@ -77,7 +77,7 @@ pub(super) async fn wait(
     }
 }
 
-impl TryFrom<CreateSnapshotRequest> for Wanted {
+impl TryFrom<CreateSnapshotRequest> for WantedSnapshot {
     type Error = Status;
 
     fn try_from(request: CreateSnapshotRequest) -> Result<Self, Status> {
@@ -109,7 +109,7 @@ fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, S
     Ok(namespace.zip(name).map(|(namespace, name)| format!("{namespace}/{name}")))
 }
 
-impl Wanted {
+impl WantedSnapshot {
     /// The object to create. Its fate is that of the VolumeSnapshotContent: it is deleted by
     /// `DeleteSnapshot`.
     fn object(&self) -> VolumeSnapshot {
@@ -174,9 +174,9 @@ mod tests {
     use super::super::snapshots::tests::snapshot;
     use super::*;
 
-    fn wanted(name: &str, volume: &str, parameters: &[(&str, &str)]) -> Result<Wanted, Status> {
+    fn wanted(name: &str, volume: &str, parameters: &[(&str, &str)]) -> Result<WantedSnapshot, Status> {
         let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        Wanted::try_from(CreateSnapshotRequest {
+        WantedSnapshot::try_from(CreateSnapshotRequest {
             name: name.to_owned(),
             source_volume_id: volume.to_owned(),
             parameters: parameters.collect(),

@@ -26,7 +26,7 @@ const PROVISIONED: &str = "Provisioned";
 
 /// A volume as the request wants it.
 #[derive(Debug)]
-struct Wanted {
+struct WantedVolume {
     name: ObjectName,
     capacity: Capacity,
     parameters: Parameters,
@@ -44,7 +44,7 @@ pub(super) async fn answer(
     request: Request<CreateVolumeRequest>,
 ) -> Result<CreateVolumeResponse, Status> {
     let until = deadline::of(&request);
-    let mut wanted = Wanted::try_from(request.into_inner())?;
+    let mut wanted = WantedVolume::try_from(request.into_inner())?;
     // One that was created before outlives its source.
     if wanted.source != VolumeSource::default() && volumes.get(&wanted.name.object).await?.is_none() {
         let store = &wanted.parameters.object_store;
@@ -81,7 +81,7 @@ pub(super) async fn answer(
     }
 }
 
-impl TryFrom<CreateVolumeRequest> for Wanted {
+impl TryFrom<CreateVolumeRequest> for WantedVolume {
     type Error = Status;
 
     fn try_from(request: CreateVolumeRequest) -> Result<Self, Status> {
@@ -145,7 +145,7 @@ fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
     Ok(true)
 }
 
-impl Wanted {
+impl WantedVolume {
     /// The object to create.
     fn volume(&self, storage_class: Option<String>) -> Result<Volume, Status> {
         let mut volume = Volume::new(&self.name.object, self.parameters.spec(quantity(self.capacity.bytes))?);

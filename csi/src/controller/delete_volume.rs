@@ -3,14 +3,11 @@
 
 use holdfast_crds::{Volume, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
-use kube::ResourceExt;
-use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::objects::{ApiFailure, Objects, TimedOut};
+use super::objects::{ApiFailure, Objects};
 use super::readers;
-use super::reason::condition_text;
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
 use crate::deadline;
@@ -46,21 +43,7 @@ pub(super) async fn answer(
     if has_readers {
         readers::end_all(volumes, snapshots, name, until).await?;
     }
-    wait(volumes, volume, until).await.map(|()| DeleteVolumeResponse {})
-}
-
-/// Waits until a volume that is being deleted is gone.
-///
-/// # Errors
-/// `ABORTED`: it is not gone yet.
-pub(super) async fn wait(volumes: &ClusterVolumes, volume: Volume, until: Instant) -> Result<(), Status> {
-    let (name, uid) = (volume.name_any(), volume.metadata.uid.clone());
-    let gone =
-        volumes.wait(&name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
-    gone.map_err(|TimedOut { last }| {
-        let why = last.and_then(|volume| condition_text(&volume, "Provisioned"));
-        Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
-    })
+    volumes.wait_until_gone(volume, until).await.map(|()| DeleteVolumeResponse {})
 }
 
 /// Checks that no node uses the volume.
@@ -71,10 +54,6 @@ fn deletable(volume: &Volume) -> Result<(), Status> {
             "volume_id: the volume is published on node {node}. It is not deleted. Unpublish it there first"
         ))),
     }
-}
-
-fn is_gone(now: Option<&Volume>, uid: Option<&str>) -> bool {
-    now.is_none_or(|volume| volume.metadata.uid.as_deref() != uid)
 }
 
 #[cfg(test)]

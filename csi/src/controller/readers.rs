@@ -26,7 +26,7 @@ use tonic::Status;
 use super::objects::{ApiFailure, Objects};
 use super::snapshots::condition;
 use super::volumes::ClusterVolumes;
-use super::{create_snapshot, delete_volume, unpublish_volume, volume_id};
+use super::{create_snapshot, volume_id};
 
 /// Value of [`READ_ONLY_MANY`].
 const MARKED: &str = "true";
@@ -130,7 +130,7 @@ pub(super) async fn end(
 
 async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Result<(), Status> {
     let name = reader.name_any();
-    unpublish_volume::release(volumes, reader, "", until).await?;
+    volumes.release(reader, "", until).await?;
     // Operator and daemon may still write to its status.
     while let Some(released) = volumes.get(&name).await? {
         if released.spec.desired_node().is_some() {
@@ -142,7 +142,7 @@ async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Re
             Err(ApiFailure::Stale) => {}
             outcome => {
                 outcome?;
-                return delete_volume::wait(volumes, released, until).await;
+                return volumes.wait_until_gone(released, until).await;
             }
         }
     }

@@ -6,9 +6,13 @@ use holdfast_crds::{CLAIM, StorageNode, Volume, bound_claim};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio::time::Instant;
 use tonic::Status;
 
-use super::objects::{ApiFailure, Objects, call};
+use super::objects::{ApiFailure, Objects, TimedOut, call};
+use super::reason::{condition_text, first_unmet};
+use super::serving_node::serving_node;
 
 /// The Volumes of the cluster.
 #[derive(Clone)]
@@ -70,6 +74,67 @@ impl ClusterVolumes {
             }
         }
     }
+
+    /// Takes a volume from that node (any node if none is named), and waits until it is released.
+    ///
+    /// # Errors
+    /// `ABORTED`: it is not released yet, or changed meanwhile.
+    pub(super) async fn release(
+        &self,
+        mut volume: Volume,
+        node_id: &str,
+        until: Instant,
+    ) -> Result<(), Status> {
+        let name = volume.name_any();
+        if is_requested(&volume, node_id) {
+            volume = match self.change(&volume, json!({ "nodeName": "" })).await {
+                Ok(volume) => volume,
+                Err(ApiFailure::Stale) => {
+                    return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
+                }
+                Err(failure) => return Err(failure.into()),
+            };
+        }
+        let released =
+            self.wait(&name, Some(volume), until, |now| is_released(now, node_id).then_some(())).await;
+        released.map_err(|TimedOut { last }| {
+            let waiting = "the node has not answered yet";
+            let why = last.map(|volume| first_unmet(&volume, &["Assigned", "Attached"], waiting));
+            Status::aborted(format!("Volume {name} is not released yet: {}", why.unwrap_or_default()))
+        })
+    }
+
+    /// Waits until a volume that is being deleted is gone.
+    ///
+    /// # Errors
+    /// `ABORTED`: it is not gone yet.
+    pub(super) async fn wait_until_gone(&self, volume: Volume, until: Instant) -> Result<(), Status> {
+        let (name, uid) = (volume.name_any(), volume.metadata.uid.clone());
+        let gone =
+            self.wait(&name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
+        gone.map_err(|TimedOut { last }| {
+            let why = last.and_then(|volume| condition_text(&volume, "Provisioned"));
+            Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
+        })
+    }
+}
+
+/// Returns true if `spec.nodeName` requests that node; any node if none is named.
+fn is_requested(volume: &Volume, node: &str) -> bool {
+    volume.spec.desired_node().is_some_and(|desired| node.is_empty() || desired == node)
+}
+
+/// Returns true if that node (any node if none is named) neither serves the volume nor may begin to: its
+/// final commit is done, or the operator took the volume from it.
+fn is_released(now: Option<&Volume>, node: &str) -> bool {
+    let Some(volume) = now else { return true };
+    let is_it = |name: &&str| !name.is_empty() && (node.is_empty() || *name == node);
+    let assigned = volume.status.as_ref().and_then(|status| status.assigned_node.as_deref());
+    serving_node(volume).filter(is_it).is_none() && assigned.filter(is_it).is_none()
+}
+
+fn is_gone(now: Option<&Volume>, uid: Option<&str>) -> bool {
+    now.is_none_or(|volume| volume.metadata.uid.as_deref() != uid)
 }
 
 /// The claim that a PersistentVolume is bound to, as the annotation of a Volume names it, unless that says so
@@ -86,8 +151,8 @@ pub(super) fn missing(name: &str) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
+    use super::super::publish_volume::tests::volume;
+    use super::super::serving_node::tests::cut_off;
     use super::*;
 
     /// Seen on the product: events, alerts and the guard of deletions named the first claim for good.
@@ -112,5 +177,38 @@ mod tests {
         assert_eq!(other_claim(&volume, &reserved), None, "it is not bound yet");
         second.status.as_mut().expect("a status").phase = Some("Released".to_owned());
         assert_eq!(other_claim(&volume, &second), None, "the claim that it names is gone");
+    }
+
+    #[test]
+    fn only_the_request_for_that_node_is_withdrawn() {
+        assert!(is_requested(&volume(Some("a"), None), "a"));
+        assert!(is_requested(&volume(Some("a"), None), ""));
+        assert!(!is_requested(&volume(Some("b"), None), "a"));
+        assert!(!is_requested(&volume(None, Some("a")), "a"));
+    }
+
+    #[test]
+    fn a_node_has_released_a_volume_after_its_final_commit() {
+        assert!(is_released(None, "a"));
+        assert!(is_released(Some(&volume(None, None)), "a"));
+        assert!(!is_released(Some(&volume(None, Some("a"))), "a"));
+        assert!(!is_released(Some(&volume(None, Some("a"))), ""));
+        assert!(is_released(Some(&volume(None, Some("b"))), "a"));
+    }
+
+    #[test]
+    fn a_node_that_may_still_begin_has_not_released_it() {
+        let mut granted = volume(None, Some("a"));
+        let status = granted.status.as_mut().expect("a status");
+        status.node = None;
+        status.assigned_node = Some("a".to_owned());
+        assert!(!is_released(Some(&granted), "a"));
+    }
+
+    #[test]
+    fn a_node_that_was_cut_off_is_not_waited_for() {
+        assert!(is_released(Some(&cut_off(None)), "a"));
+        assert!(is_released(Some(&cut_off(Some(3))), "a"));
+        assert!(!is_released(Some(&cut_off(Some(2))), "a"), "it attached again");
     }
 }

@@ -36,7 +36,7 @@ const CLAIM_GROUP: &str = "holdfast.dev/csi-volumegroupsnapshot";
 
 /// A group as the request wants it.
 #[derive(Debug)]
-struct Wanted {
+struct WantedGroup {
     name: ObjectName,
     /// Names of the Volumes.
     volumes: Vec<String>,
@@ -62,7 +62,7 @@ pub(super) async fn answer(
     request: Request<CreateVolumeGroupSnapshotRequest>,
 ) -> Result<CreateVolumeGroupSnapshotResponse, Status> {
     let until = deadline::of(&request);
-    let wanted = Wanted::try_from(request.into_inner())?;
+    let wanted = WantedGroup::try_from(request.into_inner())?;
     let found = match groups.get(&wanted.name.object).await? {
         Some(found) => found,
         None => {
@@ -125,7 +125,7 @@ async fn wait(
     }
 }
 
-impl TryFrom<CreateVolumeGroupSnapshotRequest> for Wanted {
+impl TryFrom<CreateVolumeGroupSnapshotRequest> for WantedGroup {
     type Error = Status;
 
     fn try_from(request: CreateVolumeGroupSnapshotRequest) -> Result<Self, Status> {
@@ -170,7 +170,7 @@ fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, S
     Ok(namespace.zip(name).map(|(namespace, name)| format!("{namespace}/{name}")))
 }
 
-impl Wanted {
+impl WantedGroup {
     /// The object to create. Its fate is that of the VolumeGroupSnapshotContent: it is deleted by
     /// `DeleteVolumeGroupSnapshot`.
     fn object(&self) -> VolumeGroupSnapshot {
@@ -232,9 +232,9 @@ mod tests {
 
     const UID: &str = "02020202-0202-0202-0202-020202020202";
 
-    fn wanted(name: &str, volumes: &[&str], parameters: &[(&str, &str)]) -> Result<Wanted, Status> {
+    fn wanted(name: &str, volumes: &[&str], parameters: &[(&str, &str)]) -> Result<WantedGroup, Status> {
         let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        Wanted::try_from(CreateVolumeGroupSnapshotRequest {
+        WantedGroup::try_from(CreateVolumeGroupSnapshotRequest {
             name: name.to_owned(),
             source_volume_ids: volumes.iter().map(|&volume| volume.to_owned()).collect(),
             parameters: parameters.collect(),

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use super::mounts::DeviceNumber;
+use super::device_number::DeviceNumber;
 use crate::publish_context::PublishContext;
 
 /// Longest wait for an answer that the daemon has at once.

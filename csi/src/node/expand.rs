@@ -7,7 +7,7 @@ use holdfast_proto::node::v1::Device;
 use tonic::{Request, Status};
 
 use super::daemon::check_touchable;
-use super::mounts::DeviceNumber;
+use super::device_number::DeviceNumber;
 use super::{NodeService, content, mounts, paths};
 use crate::capability::{Capability, FileSystem, Users};
 use crate::deadline;

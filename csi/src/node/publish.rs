@@ -16,7 +16,7 @@ use crate::publish_context;
 
 /// A path to publish.
 #[derive(Debug)]
-struct Wanted {
+struct PathToPublish {
     volume: String,
     device: ServedDevice,
     /// Path at which the file system is staged; none of a raw device.
@@ -66,7 +66,7 @@ pub(super) async fn answer(
     let publish = async move {
         let device = inner.daemon.served(&context, until).await?;
         let is_read_only = readonly || users == Users::Readers;
-        let wanted = Wanted { volume: name, device, staged, target, users, is_read_only };
+        let wanted = PathToPublish { volume: name, device, staged, target, users, is_read_only };
         inner.publish(&wanted).await
     };
     node.0.operations.run(&volume, until, publish).await?;
@@ -74,7 +74,7 @@ pub(super) async fn answer(
 }
 
 impl Inner {
-    async fn publish(&self, wanted: &Wanted) -> Result<(), Status> {
+    async fn publish(&self, wanted: &PathToPublish) -> Result<(), Status> {
         let mut next = plan(wanted, &mounts::all()?)?;
         if let Some(line) = write_protection(wanted) {
             self.tools.succeed(&wanted.volume, line).await?;
@@ -97,7 +97,7 @@ impl Inner {
 
 /// The command that makes a raw device refuse writes, where its users only read: they would be lost with the
 /// device, without a word. The kernel keeps that with the disk; the next one of its number begins without.
-fn write_protection(wanted: &Wanted) -> Option<CommandLine> {
+fn write_protection(wanted: &PathToPublish) -> Option<CommandLine> {
     let is_for_readers = wanted.staged.is_none() && wanted.users == Users::Readers;
     is_for_readers.then(|| CommandLine::new(["blockdev", "--setro"]).and(&wanted.device.path))
 }
@@ -128,8 +128,8 @@ async fn succeed_or_undo(
 /// # Errors
 /// `FAILED_PRECONDITION`: the volume is not staged, or used by another path and may have one only.
 /// `ALREADY_EXISTS`: the path has something else.
-fn plan(wanted: &Wanted, all: &[Mount]) -> Result<Plan, Status> {
-    let Wanted { device, staged, target, .. } = wanted;
+fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
+    let PathToPublish { device, staged, target, .. } = wanted;
     let is_ours = |mount: &Mount| match staged {
         Some(_) => mount.is_of(device) && mount.root == "/",
         None => mount.is_node_of(&device.path),
@@ -171,7 +171,7 @@ fn occupied(target: &Path, what: &str) -> Status {
 }
 
 /// Makes the directory, or the file, that is mounted over.
-fn make_target(wanted: &Wanted) -> Result<(), Status> {
+fn make_target(wanted: &PathToPublish) -> Result<(), Status> {
     let made = match (&wanted.staged, wanted.target.parent()) {
         (Some(_), _) => fs::create_dir_all(&wanted.target),
         (None, parent) => {
@@ -195,8 +195,8 @@ mod tests {
     const SUB_PATH: &str = "38 35 259:3 /sub /pods/a/subpath rw - ext4 /dev/ublkb0 rw";
     const RAW: &str = "39 35 0:5 /ublkb0 /pods/a rw - devtmpfs udev rw";
 
-    fn wanted(target: &str, users: Users) -> Wanted {
-        Wanted {
+    fn wanted(target: &str, users: Users) -> PathToPublish {
+        PathToPublish {
             volume: "v".to_owned(),
             device: device("/dev/ublkb0", 3),
             staged: Some("/staged".into()),
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    fn code(wanted: &Wanted, lines: &[&str]) -> Result<Plan, Code> {
+    fn code(wanted: &PathToPublish, lines: &[&str]) -> Result<Plan, Code> {
         plan(wanted, &parsed(lines)).map_err(|status| status.code())
     }
 
@@ -218,20 +218,20 @@ mod tests {
         assert_eq!(code(&many, &[STAGED, FIRST]), Ok(Plan::Done));
         assert_eq!(code(&many, &[STAGED, FIRST_READ_ONLY]), Err(Code::AlreadyExists));
         assert_eq!(code(&many, &[STAGED, &FIRST.replace("259:3", "259:9")]), Err(Code::AlreadyExists));
-        let reader = Wanted { is_read_only: true, ..wanted("/pods/a", Users::Many) };
+        let reader = PathToPublish { is_read_only: true, ..wanted("/pods/a", Users::Many) };
         assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(Plan::MakeReadOnly));
         assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(Plan::Done));
     }
 
     #[test]
     fn only_a_raw_device_of_readers_is_write_protected() {
-        let raw = Wanted { staged: None, ..wanted("/pods/a", Users::Readers) };
+        let raw = PathToPublish { staged: None, ..wanted("/pods/a", Users::Readers) };
         let line = write_protection(&raw).expect("a command");
         assert_eq!(line.text(), "blockdev --setro /dev/ublkb0");
         for writable in [
             wanted("/pods/a", Users::Readers),
-            Wanted { staged: None, ..wanted("/pods/a", Users::Many) },
-            Wanted { staged: None, is_read_only: true, ..wanted("/pods/a", Users::One) },
+            PathToPublish { staged: None, ..wanted("/pods/a", Users::Many) },
+            PathToPublish { staged: None, is_read_only: true, ..wanted("/pods/a", Users::One) },
         ] {
             assert_eq!(write_protection(&writable), None, "{writable:?}");
         }
@@ -264,11 +264,11 @@ mod tests {
 
     #[test]
     fn a_raw_device_is_bound_as_its_node() {
-        let raw = Wanted { staged: None, ..wanted("/pods/a", Users::One) };
+        let raw = PathToPublish { staged: None, ..wanted("/pods/a", Users::One) };
         assert_eq!(code(&raw, &[]), Ok(Plan::Bind));
         assert_eq!(code(&raw, &[RAW]), Ok(Plan::Done));
         assert_eq!(code(&raw, &[FIRST]), Err(Code::AlreadyExists));
-        let second = Wanted { staged: None, ..wanted("/pods/b", Users::One) };
+        let second = PathToPublish { staged: None, ..wanted("/pods/b", Users::One) };
         assert_eq!(code(&second, &[RAW]), Err(Code::FailedPrecondition));
     }
 }

@@ -30,7 +30,7 @@ const FIGURES_ARE_NEW: Duration = Duration::from_secs(1);
 
 /// A file system to mount.
 #[derive(Debug)]
-struct Wanted {
+struct FileSystemToMount {
     volume: String,
     context: PublishContext,
     file_system: FileSystem,
@@ -62,8 +62,15 @@ pub(super) async fn answer(
         // A raw device has nothing to prepare: it is there, or it is not.
         VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
         VolumeAccess::Mount { file_system, options } => {
-            let wanted =
-                Wanted { volume: volume.clone(), context, file_system, options, users, point, until };
+            let wanted = FileSystemToMount {
+                volume: volume.clone(),
+                context,
+                file_system,
+                options,
+                users,
+                point,
+                until,
+            };
             let inner = node.0.clone();
             node.0.operations.run(&volume, until, async move { inner.stage(wanted).await }).await?;
         }
@@ -71,7 +78,7 @@ pub(super) async fn answer(
     Ok(NodeStageVolumeResponse {})
 }
 
-impl Wanted {
+impl FileSystemToMount {
     fn is_read_only(&self) -> bool {
         self.users == Users::Readers
             || self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
@@ -86,7 +93,7 @@ impl Wanted {
 }
 
 impl Inner {
-    async fn stage(&self, wanted: Wanted) -> Result<(), Status> {
+    async fn stage(&self, wanted: FileSystemToMount) -> Result<(), Status> {
         let device = self.daemon.served(&wanted.context, wanted.until).await?;
         let is_there = is_mounted(&wanted.point, &device)?;
         let device = if is_there { device } else { self.prepare_and_mount(&wanted, device).await? };
@@ -98,7 +105,11 @@ impl Inner {
         self.tools.succeed(&wanted.volume, line).await
     }
 
-    async fn prepare_and_mount(&self, wanted: &Wanted, device: ServedDevice) -> Result<ServedDevice, Status> {
+    async fn prepare_and_mount(
+        &self,
+        wanted: &FileSystemToMount,
+        device: ServedDevice,
+    ) -> Result<ServedDevice, Status> {
         let (device, facts) = self.facts(wanted, device).await?;
         match content::plan(&facts)? {
             Preparation::Format { is_zero } => {
@@ -118,7 +129,7 @@ impl Inner {
     /// The facts about a device, and the device as the daemon named it last.
     async fn facts(
         &self,
-        wanted: &Wanted,
+        wanted: &FileSystemToMount,
         mut device: ServedDevice,
     ) -> Result<(ServedDevice, DeviceFacts), Status> {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
@@ -142,7 +153,12 @@ impl Inner {
         Ok((device, facts))
     }
 
-    async fn format(&self, wanted: &Wanted, device: &ServedDevice, is_zero: bool) -> Result<(), Status> {
+    async fn format(
+        &self,
+        wanted: &FileSystemToMount,
+        device: &ServedDevice,
+        is_zero: bool,
+    ) -> Result<(), Status> {
         let id = &wanted.context.volume_id;
         self.formats.begin(id, device.epoch)?;
         self.tools
@@ -151,7 +167,7 @@ impl Inner {
         if device.may_format { self.formats.use_up(id, device.epoch) } else { self.formats.end(id) }
     }
 
-    async fn check(&self, wanted: &Wanted, device: &Path) -> Result<(), Status> {
+    async fn check(&self, wanted: &FileSystemToMount, device: &Path) -> Result<(), Status> {
         let Some(line) = content::check(wanted.file_system, device) else { return Ok(()) };
         content::checked(&self.tools.run(&wanted.volume, line).await?, device)
     }
@@ -203,7 +219,7 @@ fn is_mounted(point: &Path, device: &ServedDevice) -> Result<bool, Status> {
     }
 }
 
-fn mount(wanted: &Wanted, device: &Path) -> CommandLine {
+fn mount(wanted: &FileSystemToMount, device: &Path) -> CommandLine {
     let line = CommandLine::new(["mount", "-t", wanted.file_system.name()]);
     let options = wanted.mount_options();
     let line = if options.is_empty() { line } else { line.and("-o").and(OsString::from(options.join(","))) };
@@ -238,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_clone_of_an_xfs_is_mounted_beside_it() {
-        let wanted = |file_system, options: &[&str]| Wanted {
+        let wanted = |file_system, options: &[&str]| FileSystemToMount {
             volume: "v".to_owned(),
             context: PublishContext { volume_id: "id".to_owned(), epoch: 1, trace: None },
             file_system,
@@ -251,7 +267,7 @@ mod tests {
         assert_eq!(wanted(FileSystem::Ext4, &[]).mount_options(), [""; 0]);
         assert!(wanted(FileSystem::Ext4, &["noatime,ro"]).is_read_only());
         assert!(!wanted(FileSystem::Ext4, &["errors=remount-ro"]).is_read_only());
-        let reader = Wanted { users: Users::Readers, ..wanted(FileSystem::Xfs, &["rw"]) };
+        let reader = FileSystemToMount { users: Users::Readers, ..wanted(FileSystem::Xfs, &["rw"]) };
         assert!(reader.is_read_only());
         assert_eq!(reader.mount_options(), ["rw", "nouuid", "ro"], "the last one counts");
     }

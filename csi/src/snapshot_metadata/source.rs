@@ -37,7 +37,7 @@ impl Source {
 
 /// A snapshot in its store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct StoredSnapshot {
     store: String,
     name: SnapshotName,
     /// That of the VolumeSnapshot, for which it was taken.
@@ -68,7 +68,11 @@ pub(super) async fn open(
     let objects = S3Store::connect(config.config)
         .await
         .map_err(|error| of_config(&StoreConfigError::Invalid(error)))?;
-    let root = async |Place { store, name, uid }: Place| match read_snapshot_of(&objects, &name, uid).await {
+    let root = async |StoredSnapshot { store, name, uid }: StoredSnapshot| match read_snapshot_of(
+        &objects, &name, uid,
+    )
+    .await
+    {
         Ok(Some(root)) => Ok(root),
         Ok(None) => Err(Status::not_found(format!(
             "snapshot {name}, taken for UUID {uid}, is not in ObjectStore `{store}`: it was deleted meanwhile, or the bucket \
@@ -85,7 +89,7 @@ pub(super) async fn open(
 }
 
 /// The place of the snapshot with this id.
-async fn find(snapshots: &Objects<VolumeSnapshot>, field: &str, id: &str) -> Result<Place, Status> {
+async fn find(snapshots: &Objects<VolumeSnapshot>, field: &str, id: &str) -> Result<StoredSnapshot, Status> {
     if id.is_empty() {
         return Err(Status::invalid_argument(format!("{field}: is empty; name a snapshot")));
     }
@@ -93,7 +97,7 @@ async fn find(snapshots: &Objects<VolumeSnapshot>, field: &str, id: &str) -> Res
     place(field, &found.ok_or_else(|| missing(field, id))?)
 }
 
-fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
+fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<StoredSnapshot, Status> {
     let status = snapshot.status.as_ref();
     let taken = status.and_then(|it| it.object_store.clone().zip(it.snapshot_id.as_ref()));
     let Some((store, name)) = taken else {
@@ -103,14 +107,14 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<Place, Status> {
         |what: &str| Status::internal(format!("{field}: the VolumeSnapshot has a {what} that is not valid"));
     let name = name.parse().ok().ok_or_else(|| unlike("status.snapshotId"))?;
     let uid = snapshot.uid_in_store().and_then(|uid| uid.parse().ok());
-    Ok(Place { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })
+    Ok(StoredSnapshot { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })
 }
 
 /// Checks that `target` is a later snapshot of the volume of `base`, or the same.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-fn follows(base: &Place, target: &Place) -> Result<(), Status> {
+fn follows(base: &StoredSnapshot, target: &StoredSnapshot) -> Result<(), Status> {
     if (&base.store, &base.name.volume) != (&target.store, &target.name.volume) {
         return Err(Status::invalid_argument(format!(
             "base_snapshot_id: {} and {} are snapshots of two volumes; name one of the same volume",
@@ -156,9 +160,9 @@ mod tests {
     use super::*;
     use crate::controller::snapshots::tests::snapshot;
 
-    fn at(store: &str, name: &str) -> Place {
+    fn at(store: &str, name: &str) -> StoredSnapshot {
         let name = name.parse().expect("a snapshot");
-        Place { store: store.to_owned(), name, uid: SnapshotUid([1; 16]) }
+        StoredSnapshot { store: store.to_owned(), name, uid: SnapshotUid([1; 16]) }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use holdfast_lab::cluster::{Cluster, Extras, Store};
-use holdfast_lab::external_storage::{self, Outcome, Suite};
+use holdfast_lab::external_storage::{self, SpecOutcome, Suite};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 
@@ -27,8 +27,9 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     cluster.relax_probes()?;
     let specs = suite.run(world, STORE, chosen.as_deref()).with_context(|| cluster.describe())?;
 
-    let named = |outcome: Outcome| specs.iter().filter(move |spec| spec.outcome == outcome);
-    let words = [(Outcome::Passed, "passed"), (Outcome::Skipped, "skipped"), (Outcome::Failed, "failed")];
+    let named = |outcome: SpecOutcome| specs.iter().filter(move |spec| spec.outcome == outcome);
+    let words =
+        [(SpecOutcome::Passed, "passed"), (SpecOutcome::Skipped, "skipped"), (SpecOutcome::Failed, "failed")];
     for (outcome, word) in words {
         for spec in named(outcome) {
             let line = format!("{word}: {} {}", spec.name, spec.reason);
@@ -46,8 +47,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         bar,
     };
     Ok(vec![
-        figure("passed", Outcome::Passed, least_passed),
-        figure("failed", Outcome::Failed, most_failed),
-        figure("skipped", Outcome::Skipped, None),
+        figure("passed", SpecOutcome::Passed, least_passed),
+        figure("failed", SpecOutcome::Failed, most_failed),
+        figure("skipped", SpecOutcome::Skipped, None),
     ])
 }

@@ -24,7 +24,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     }
     let errors = play(world, "s3-outage", |world| s3_outage::outage(world, OUTAGE))?;
     let peak_mib = play(world, "drain", |world| drain::drain(world, DIRTY_MIB))?;
-    let mut kills = kill_rounds::Outcome::default();
+    let mut kills = kill_rounds::KillsOutcome::default();
     for transport in ["zero-copy", "user-copy"] {
         let rounds = |world: &World| kill_rounds::rounds(world, transport, KILL_ROUNDS);
         kills.add(play(world, &format!("kill-rounds-{transport}"), rounds)?);

@@ -77,14 +77,14 @@ pub struct Spec {
     /// Its name, without that of suite and driver.
     pub name: String,
     /// The result.
-    pub outcome: Outcome,
+    pub outcome: SpecOutcome,
     /// First line of the error, or of the reason to skip it.
     pub reason: String,
 }
 
 /// Result of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SpecOutcome {
     /// The driver did as it should.
     Passed,
     /// It did not, or the run ended before.
@@ -237,11 +237,11 @@ fn read(report: &Value) -> Vec<Spec> {
 fn spec(spec: &Value) -> Option<Spec> {
     let message = spec["Failure"]["Message"].as_str().unwrap_or_default();
     let outcome = match spec["State"].as_str()? {
-        "passed" => Outcome::Passed,
+        "passed" => SpecOutcome::Passed,
         "pending" => return None,
         "skipped" if message.is_empty() => return None,
-        "skipped" => Outcome::Skipped,
-        _ => Outcome::Failed,
+        "skipped" => SpecOutcome::Skipped,
+        _ => SpecOutcome::Failed,
     };
     let parts = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten();
     let words: Vec<&str> = parts.chain([&spec["LeafNodeText"]]).filter_map(Value::as_str).collect();
@@ -279,9 +279,9 @@ mod tests {
             reason: reason.to_owned(),
         };
         let expected = [
-            spec(Outcome::Passed, ""),
-            spec(Outcome::Skipped, "Driver does not support ntfs"),
-            spec(Outcome::Failed, "wait for pod: timed out"),
+            spec(SpecOutcome::Passed, ""),
+            spec(SpecOutcome::Skipped, "Driver does not support ntfs"),
+            spec(SpecOutcome::Failed, "wait for pod: timed out"),
         ];
         assert_eq!(read(&report), expected);
     }

@@ -7,8 +7,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use crate::architecture::Architecture;
 use crate::command::strip;
 use crate::setup::{Profile, Toolbox};
 use archive::Written;
@@ -69,53 +70,6 @@ pub const ALL: &[Recipe] = &[
     // Its controller runs as another user, which the chart names.
     Recipe { name: "holdfast-csi", most_mb: 90, user: ROOT, tools: FILE_SYSTEM_TOOLS },
 ];
-
-/// Kinds of processors that images are made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    /// x86-64.
-    Amd64,
-    /// AArch64.
-    Arm64,
-}
-
-impl Architecture {
-    /// The host's, which its cargo builds for.
-    ///
-    /// # Errors
-    /// If there are no images for it.
-    pub fn of_host() -> Result<Self> {
-        match std::env::consts::ARCH {
-            "x86_64" => Ok(Self::Amd64),
-            "aarch64" => Ok(Self::Arm64),
-            other => bail!("no images are made for {other}: run this on x86-64 or AArch64"),
-        }
-    }
-
-    /// Name of it, the same for Debian and OCI.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Amd64 => "amd64",
-            Self::Arm64 => "arm64",
-        }
-    }
-
-    /// Directory of the libraries.
-    fn libraries(self) -> &'static str {
-        match self {
-            Self::Amd64 => "usr/lib/x86_64-linux-gnu",
-            Self::Arm64 => "usr/lib/aarch64-linux-gnu",
-        }
-    }
-
-    /// Path of the dynamic loader, which every program names.
-    fn loader(self) -> &'static str {
-        match self {
-            Self::Amd64 => "usr/lib64/ld-linux-x86-64.so.2",
-            Self::Arm64 => "usr/lib/ld-linux-aarch64.so.1",
-        }
-    }
-}
 
 /// An image.
 #[derive(Debug)]

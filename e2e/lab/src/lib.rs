@@ -7,6 +7,7 @@
 //! A program that uses the lab is on both sides: the lab puts it into each test machine as `holdfast-e2e`,
 //! where it must answer the commands of [`inside::Inside`]; one of them is process 1 (see [`guest`]).
 
+pub mod architecture;
 pub mod cache;
 pub mod chance;
 pub mod churn;

@@ -12,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::architecture::Architecture;
 use crate::cache::Cache;
 use crate::command;
-use crate::images::Architecture;
 use crate::images::packages::Packages;
 use crate::limit::WorkClock;
 use crate::pins::{KERNEL, KernelPin};

@@ -19,7 +19,7 @@ use crate::setup::boot::BootFiles;
 use crate::wait::until;
 use crate::wire::{Exit, Program, Reply, Request, log_of};
 use agent::Agent;
-use machine::{Options, STATE_IMAGE, State};
+use machine::{MachineDisk, Options, STATE_IMAGE};
 use recorded::RecordedDisk;
 
 pub mod agent;
@@ -82,15 +82,15 @@ impl Vm {
         disk::share(&dir.join("share.ext4"), share)?;
         let image = dir.join(STATE_IMAGE);
         let recorded = match options.state {
-            State::Empty(size) => {
+            MachineDisk::Empty(size) => {
                 disk::empty(&image, size)?;
                 None
             }
-            State::Recorded(size) => {
+            MachineDisk::Recorded(size) => {
                 disk::empty(&image, size)?;
                 Some(RecordedDisk::start(&image, options.state_block_bytes)?)
             }
-            State::Image(_) => None,
+            MachineDisk::Image(_) => None,
         };
         let vm = Self {
             name: name.to_owned(),

@@ -6,7 +6,7 @@ use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::world::World;
 
-use super::provisioning::{apply, condition, creates, expect_removed, object_store, volume};
+use super::provisioning::{apply, condition, creates, existing, expect_removed, object_store, volume};
 use super::restore::restore_command;
 use super::story::provision_store_at;
 
@@ -157,15 +157,6 @@ fn expect(world: &World, name: &str, begins: &str) -> Result<String> {
 
 fn with_id(name: &str, id: &str) -> String {
     volume(name, "store", "1Gi").replace("{size", &format!("{{volumeID: {id}, size"))
-}
-
-/// A Volume that adopts what has this id; without a size where that is empty.
-pub(super) fn existing(name: &str, id: &str, size: &str) -> String {
-    let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
-    format!(
-        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
-         spec: {{objectStore: store, volumeID: {id}, source: {{existing: {{}}}}{size}}}\n"
-    )
 }
 
 fn field(world: &World, name: &str, path: &str) -> Result<String> {

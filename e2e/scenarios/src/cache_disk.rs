@@ -11,7 +11,7 @@ use holdfast_lab::chance::Chance;
 use holdfast_lab::node::{Control, Node, PROGRAM};
 use holdfast_lab::report;
 use holdfast_lab::s3::proxy::FaultProxy;
-use holdfast_lab::vm::machine::{Options, State};
+use holdfast_lab::vm::machine::{MachineDisk, Options};
 use holdfast_lab::vm::recorded::{RecordedDisk, Survivors};
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -57,7 +57,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
-    let options = Options { state: State::Recorded(STATE_BYTES), ..Options::node() };
+    let options = Options { state: MachineDisk::Recorded(STATE_BYTES), ..Options::node() };
     let vm = world.vm_with("a", || options)?;
     let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
     let disk = vm.recorded_disk()?;
@@ -244,7 +244,7 @@ fn after_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> 
     let image = world.dir().join("cut.ext4");
     let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;
     report::step(format_args!("what the cut leaves: {cut:?}"));
-    let options = || Options { state: State::Image(image), ..Options::node() };
+    let options = || Options { state: MachineDisk::Image(image), ..Options::node() };
     let node = Node::resume(world.vm_with("after", options)?)?;
     for (name, sum) in flushed {
         let device = attach(&node, name, "1h")?;

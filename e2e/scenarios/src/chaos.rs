@@ -33,7 +33,7 @@ const WAVE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Result of the chaos.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct ChaosOutcome {
     /// Number of times that both processes were killed.
     pub cycles: usize,
     /// Number of volumes that were created and deleted.
@@ -43,7 +43,7 @@ pub struct Outcome {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let Outcome { cycles, volumes, leaks } = chaos(world)?;
+    let ChaosOutcome { cycles, volumes, leaks } = chaos(world)?;
     report::step(format_args!("{volumes} volumes came and went over {cycles} kills"));
     ensure!(leaks.is_empty(), "left behind: {}", leaks.join(", "));
     Ok(())
@@ -53,7 +53,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If a claim is not created or deleted in time.
-pub fn chaos(world: &World) -> Result<Outcome> {
+pub fn chaos(world: &World) -> Result<ChaosOutcome> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store_at(world, &s3, BUCKET, &s3.endpoint())?;
@@ -78,7 +78,7 @@ pub fn chaos(world: &World) -> Result<Outcome> {
         report::step(format_args!("left behind: {leak}"));
     }
     operator.stop()?;
-    Ok(Outcome { cycles: cycles.into_inner(), volumes, leaks })
+    Ok(ChaosOutcome { cycles: cycles.into_inner(), volumes, leaks })
 }
 
 /// Creates all claims at once, and deletes them at once.

@@ -10,6 +10,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
+use super::object::{apply, file};
 use super::plugin::plugin;
 use super::preflight;
 use super::provisioning::are_of_removed;
@@ -275,19 +276,4 @@ fn job(name: &str, script: &str) -> Value {
             })),
         },
     })
-}
-
-/// Applies `object`.
-///
-/// # Errors
-/// If the API server refuses it.
-pub(super) fn apply(world: &World, object: &Value) -> Result<()> {
-    world.kubectl(["apply", "--filename", &file(world, object)?]).map(drop)
-}
-
-/// The path of a file that holds `object`.
-fn file(world: &World, object: &Value) -> Result<String> {
-    let file = world.dir().join("object.json");
-    fs::write(&file, object.to_string()).context("write an object")?;
-    Ok(file.display().to_string())
 }

@@ -16,11 +16,11 @@ const CONTROLLER: &str = "/run/csi-controller.sock";
 const KUBECONFIG: &str = "/root/csi.kubeconfig";
 /// The result of all tests. Skipped are those of capabilities that the driver does not announce: capacity,
 /// read-only publication, health. Pending is one that the project itself leaves out.
-const RESULT: Outcome = Outcome { passed: 92, failed: 0, pending: 1, skipped: 10 };
+const RESULT: SanityCounts = SanityCounts { passed: 92, failed: 0, pending: 1, skipped: 10 };
 
 /// Numbers of tests by their result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SanityCounts {
     /// The driver did as it should.
     pub passed: u32,
     /// It did not.
@@ -41,7 +41,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If they cannot be run.
-pub fn sanity(world: &World) -> Result<Outcome> {
+pub fn sanity(world: &World) -> Result<SanityCounts> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
@@ -91,9 +91,9 @@ pub fn sanity(world: &World) -> Result<Outcome> {
 }
 
 /// Reads a line such as `Ran 86 of 103 Specs: 86 Passed | 0 Failed | 1 Pending | 16 Skipped`.
-fn read(summary: &str) -> Option<Outcome> {
+fn read(summary: &str) -> Option<SanityCounts> {
     let count = |word: &str| summary.split(word).next()?.split_whitespace().last()?.parse().ok();
-    Some(Outcome {
+    Some(SanityCounts {
         passed: count(" Passed")?,
         failed: count(" Failed")?,
         pending: count(" Pending")?,
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_summary_is_read() {
         let line = "FAIL! -- 77 Passed | 1 Failed | 1 Pending | 10 Skipped";
-        assert_eq!(read(line), Some(Outcome { passed: 77, failed: 1, ..RESULT }));
+        assert_eq!(read(line), Some(SanityCounts { passed: 77, failed: 1, ..RESULT }));
         assert_eq!(read("Ran out of memory"), None);
     }
 }

@@ -10,7 +10,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
-use super::cluster::apply;
+use super::object::apply;
 use super::provisioning::condition;
 
 const BUCKET: &str = "failover";

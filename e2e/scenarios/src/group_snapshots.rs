@@ -29,12 +29,12 @@ const STOPPED: Duration = Duration::from_secs(2);
 const LONGEST_WRITE: Duration = Duration::from_secs(30);
 
 /// A Volume and the node that serves it.
-struct Place<'a> {
+struct PlacedVolume<'a> {
     node: &'a Node,
     device: String,
 }
 
-impl Place<'_> {
+impl PlacedVolume<'_> {
     /// Writes a number into the first block.
     fn write(&self, number: u64) -> Result<()> {
         let device = &self.device;
@@ -54,8 +54,8 @@ impl Place<'_> {
 
 /// Numbers written to the first Volume, and then to the second one, without a pause.
 struct Writer<'a> {
-    first: &'a Place<'a>,
-    second: &'a Place<'a>,
+    first: &'a PlacedVolume<'a>,
+    second: &'a PlacedVolume<'a>,
     done: AtomicU64,
     stop: AtomicBool,
 }
@@ -97,8 +97,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "user-copy", "")?;
     let b = Node::start(world.vm("b")?, &control, "user-copy", "")?;
-    let left = Place { node: &a, device: serve(world, &a, "left")? };
-    let right = Place { node: &b, device: serve(world, &b, "right")? };
+    let left = PlacedVolume { node: &a, device: serve(world, &a, "left")? };
+    let right = PlacedVolume { node: &b, device: serve(world, &b, "right")? };
 
     report::step("write both in turn, and snapshot them and a detached one three times meanwhile");
     let groups = ["first", "second", "third"];
@@ -127,13 +127,13 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("restore the groups: no write to the right one is there without that to the left one");
     for (name, before) in groups.into_iter().zip(before) {
-        let restored = |place: &Place, index: usize| -> Result<u64> {
+        let restored = |place: &PlacedVolume, index: usize| -> Result<u64> {
             let copy = format!("{name}-copy-{index}");
             let snapshot = member(world, name, index)?;
             apply(world, &from_snapshot(&copy, &snapshot))?;
             world.wait_for(&format!("volume/{copy}"), "jsonpath={.status.phase}=Ready")?;
             let device = serve(world, place.node, &copy)?;
-            let number = Place { node: place.node, device }.read()?;
+            let number = PlacedVolume { node: place.node, device }.read()?;
             world.kubectl(["delete", "volume", &copy, "--timeout=60s"])?;
             Ok(number)
         };
@@ -189,7 +189,7 @@ fn obstacle(world: &World) -> Result<()> {
 
 /// The second node is stopped before it takes its point: writes to the first one wait for it, and are not in
 /// its snapshot.
-fn held(world: &World, operator: &Operator, left: &Place<'_>, right: &Place<'_>) -> Result<()> {
+fn held(world: &World, operator: &Operator, left: &PlacedVolume<'_>, right: &PlacedVolume<'_>) -> Result<()> {
     report::step("stop a node once it is prepared: writes to the Volume of the other one wait for it");
     let signal = |signal: &str| right.node.vm().exec(&format!("pkill -{signal} -x holdfast-node")).map(drop);
     let reaches = |member: &str, progress: &str| {
@@ -221,14 +221,14 @@ fn held(world: &World, operator: &Operator, left: &Place<'_>, right: &Place<'_>)
     apply(world, &from_snapshot("skewed-copy", "skewed-1-0"))?;
     world.wait_for("volume/skewed-copy", "jsonpath={.status.phase}=Ready")?;
     let device = serve(world, left.node, "skewed-copy")?;
-    let number = Place { node: left.node, device }.read()?;
+    let number = PlacedVolume { node: left.node, device }.read()?;
     ensure!(number == 1, "the snapshot has write {number}, which came after its point");
     world.kubectl(["delete", "volume", "skewed-copy", "--timeout=60s"])?;
     world.kubectl(["delete", "hfgroup", "skewed", "--timeout=60s"]).map(drop)
 }
 
 /// Without the store no write waits for a group, and a group can be deleted.
-fn outage(world: &World, s3: &S3Server, left: &Place<'_>) -> Result<()> {
+fn outage(world: &World, s3: &S3Server, left: &PlacedVolume<'_>) -> Result<()> {
     report::step("without the store no write waits for a group, and it can be deleted");
     left.write(2)?;
     s3.stop();

@@ -84,7 +84,7 @@ done
 
 /// Outcome of a run with the daemons of a host.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct HostOutcome {
     /// Number of times that a volume was detached and attached again.
     pub attaches: usize,
     /// Number of ends of the daemon.
@@ -96,7 +96,7 @@ pub struct Outcome {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let Outcome { foreign, hung, .. } = rounds(world, ROUNDS, ENDS)?;
+    let HostOutcome { foreign, hung, .. } = rounds(world, ROUNDS, ENDS)?;
     ensure!(foreign.is_empty(), "the host looked into a volume:\n{}", foreign.join("\n"));
     ensure!(hung.is_empty(), "{}", hung.join("\n"));
     Ok(())
@@ -107,8 +107,8 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If something else failed than what is counted.
-pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<Outcome> {
-    let mut outcome = Outcome { attaches, ends: ends_due, ..Outcome::default() };
+pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<HostOutcome> {
+    let mut outcome = HostOutcome { attaches, ends: ends_due, ..HostOutcome::default() };
     let vm = world.vm_with("a", Options::systemd)?;
     let active = "cat /proc/1/comm; systemctl is-active systemd-udevd multipathd lvm2-monitor; \
                   sysctl -qw kernel.hung_task_timeout_secs=60";

@@ -58,7 +58,7 @@ impl FileSystem {
 
 /// Result of the rounds.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct KillsOutcome {
     /// Number of ends of the daemon that all volumes outlived.
     pub rounds: usize,
     /// Failures: devices that hang, programs that saw an error, file systems that are damaged, files that are
@@ -66,7 +66,7 @@ pub struct Outcome {
     pub errors: Vec<String>,
 }
 
-impl Outcome {
+impl KillsOutcome {
     /// Counts those of another run too.
     pub fn add(&mut self, Self { rounds, errors }: Self) {
         self.rounds += rounds;
@@ -83,7 +83,7 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 }
 
 fn few(world: &World, transport: &str) -> Result<()> {
-    let Outcome { rounds, errors } = rounds(world, transport, FEW)?;
+    let KillsOutcome { rounds, errors } = rounds(world, transport, FEW)?;
     ensure!(errors.is_empty(), "after {rounds} of {FEW} rounds:\n{}", errors.join("\n"));
     Ok(())
 }
@@ -92,7 +92,7 @@ fn few(world: &World, transport: &str) -> Result<()> {
 ///
 /// # Errors
 /// If something else failed than what the rounds are about.
-pub fn rounds(world: &World, transport: &str, due: usize) -> Result<Outcome> {
+pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let control = Control::standalone(&s3, BUCKET);
@@ -100,7 +100,7 @@ pub fn rounds(world: &World, transport: &str, due: usize) -> Result<Outcome> {
     let devices = begin(&node)?;
 
     let mut chance = Chance::new(SEED);
-    let mut outcome = Outcome::default();
+    let mut outcome = KillsOutcome::default();
     for number in 0..due {
         if let Err(error) = round(&node, &devices, number, &mut chance) {
             // Nothing on a machine that has lost a device can be ended or unmounted any more.

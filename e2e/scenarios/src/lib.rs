@@ -34,6 +34,7 @@ mod images;
 pub mod kill_rounds;
 mod load;
 pub mod node_loss;
+mod object;
 mod partition;
 mod pid_namespace;
 mod plugin;

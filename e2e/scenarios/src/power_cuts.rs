@@ -17,7 +17,7 @@ use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::s3::proxy::FaultProxy;
 use holdfast_lab::stamp::check::Reports;
-use holdfast_lab::vm::machine::{Options, State};
+use holdfast_lab::vm::machine::{MachineDisk, Options};
 use holdfast_lab::vm::recorded::Survivors;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -58,7 +58,7 @@ struct Moment {
 }
 
 /// Result of the cuts.
-pub struct Outcome {
+pub struct PowerCutsOutcome {
     /// Number of cuts.
     pub cuts: usize,
     /// Losses, one for each cut that lost something.
@@ -66,7 +66,7 @@ pub struct Outcome {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let Outcome { cuts, lost } = cut(world, FEW)?;
+    let PowerCutsOutcome { cuts, lost } = cut(world, FEW)?;
     ensure!(lost.is_empty(), "{} of {cuts} cuts lost something:\n{}", lost.len(), lost.join("\n"));
     Ok(())
 }
@@ -75,12 +75,12 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If something else failed than what the cuts are about.
-pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
+pub fn cut(world: &World, cuts: usize) -> Result<PowerCutsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
-    let options = Options { state: State::Recorded(STATE_BYTES), ..Options::node() };
+    let options = Options { state: MachineDisk::Recorded(STATE_BYTES), ..Options::node() };
     let vm = world.vm_with("recorded", || options)?;
     let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
     let recorded = Arc::clone(&vm);
@@ -114,7 +114,7 @@ pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
             lost.push(format!("cut {number}: {error:#}"));
         }
     }
-    Ok(Outcome { cuts, lost })
+    Ok(PowerCutsOutcome { cuts, lost })
 }
 
 /// Creates and attaches the volumes and puts them under load.
@@ -233,7 +233,7 @@ impl Aftermath<'_> {
         };
         self.s3.bring_back(BUCKET, &moment.bucket)?;
         report::step(format_args!("cut {number} at {position} of the record ({left:?}): {cut:?}"));
-        let options = Options { state: State::Image(image), ..Options::node() };
+        let options = Options { state: MachineDisk::Image(image), ..Options::node() };
         let vm = match &mut self.machine {
             Some(vm) => {
                 vm.boot()?;

@@ -13,7 +13,7 @@ use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
-use super::cluster::apply;
+use super::object::apply;
 use super::plugin::{command, plugin};
 
 const BUCKET: &str = "preflight";

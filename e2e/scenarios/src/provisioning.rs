@@ -176,3 +176,12 @@ pub fn volume(name: &str, store: &str, size: &str) -> String {
          spec: {{size: {size}, objectStore: {store}}}\n"
     )
 }
+
+/// A Volume that adopts what has this id; without a size where that is empty.
+pub(super) fn existing(name: &str, id: &str, size: &str) -> String {
+    let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+         spec: {{objectStore: store, volumeID: {id}, source: {{existing: {{}}}}{size}}}\n"
+    )
+}

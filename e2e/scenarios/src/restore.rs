@@ -13,9 +13,8 @@ use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
-use super::adoption::existing;
 use super::plugin::plugin;
-use super::provisioning::{apply, condition, creates, volume};
+use super::provisioning::{apply, condition, creates, existing, volume};
 use super::story::{describe_store, provision_store, serve};
 
 const BUCKET: &str = "volumes";

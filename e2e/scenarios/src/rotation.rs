@@ -25,7 +25,7 @@ const LOAD_SECONDS: u32 = 600;
 
 /// Result of a rotation.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct RotationOutcome {
     /// Time from the revocation of the former key to the first upload with the new one.
     pub resumed_after: Duration,
     /// Errors that the load saw.
@@ -33,7 +33,7 @@ pub struct Outcome {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let Outcome { resumed_after, errors } = rotate(world)?;
+    let RotationOutcome { resumed_after, errors } = rotate(world)?;
     ensure!(errors.is_empty(), "the load saw errors: {}", errors.join(", "));
     ensure!(resumed_after <= RESUME_WITHIN, "uploads resumed after {} s", resumed_after.as_secs());
     Ok(())
@@ -43,7 +43,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If uploads do not resume, or something else fails.
-pub fn rotate(world: &World) -> Result<Outcome> {
+pub fn rotate(world: &World) -> Result<RotationOutcome> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
@@ -80,5 +80,5 @@ pub fn rotate(world: &World) -> Result<Outcome> {
     expect_removed(&s3, BUCKET, 1)?;
     node.terminate()?;
     operator.stop()?;
-    Ok(Outcome { resumed_after, errors })
+    Ok(RotationOutcome { resumed_after, errors })
 }

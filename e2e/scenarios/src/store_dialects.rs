@@ -227,7 +227,7 @@ const ROWS: &[Row] = &[
 
 /// Messages about the dialects, and the outcome of their end.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct DialectsOutcome {
     /// Number of dialects.
     pub dialects: usize,
     /// Those of which something else was said, with it.
@@ -239,7 +239,7 @@ pub struct Outcome {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let Outcome { dialects: _, wrong, not_atomic: (due, found), lost } = play(world)?;
+    let DialectsOutcome { dialects: _, wrong, not_atomic: (due, found), lost } = play(world)?;
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     ensure!(found == due, "found {found} of {due} servers whose create-once is not atomic");
     ensure!(lost.is_empty(), "not the first record of one volume alone: {lost:?}");
@@ -250,7 +250,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 ///
 /// # Errors
 /// If something else failed than what is counted, or not everything continues in time.
-pub fn play(world: &World) -> Result<Outcome> {
+pub fn play(world: &World) -> Result<DialectsOutcome> {
     let s3 = world.s3()?;
     let proxy = DialectProxy::start(s3.port())?;
     let mut buckets: BTreeMap<String, Dialect> =
@@ -315,7 +315,7 @@ pub fn play(world: &World) -> Result<Outcome> {
         wrong.len(),
         took.as_secs_f64()
     ));
-    Ok(Outcome { dialects: ROWS.len(), wrong, not_atomic: (LOOKERS, found), lost })
+    Ok(DialectsOutcome { dialects: ROWS.len(), wrong, not_atomic: (LOOKERS, found), lost })
 }
 
 /// Runs `holdfast-node preflight` on this host with a store for each bucket. Returns its lines about stores.

@@ -16,6 +16,7 @@ mod line_limit;
 mod local;
 mod manifest;
 mod merge;
+mod merge_turns;
 #[cfg(test)]
 mod scripted_time;
 mod slots;
@@ -29,7 +30,7 @@ pub use fetches::{BlockReader, Fetches};
 pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
-pub use merge::MergeTurns;
+pub use merge_turns::MergeTurns;
 pub use slots::{NoSlot, Slot, SlotTable, Unkept};
 pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, UnreadableSectors};
 pub use upload_memory::{StoreKey, UploadMemory};

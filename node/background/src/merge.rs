@@ -4,7 +4,7 @@
 //! a merge and what becomes of its output, which are the volume's.
 //! Memory: one part of output, [`READ_BYTES`] of pages, a segment of relocated frames as they are and as they
 //! are stored, and what waits for it, beside the heads of the inputs and the indexes of segments. A node
-//! makes two merges at once for each of its few stores ([`MergeTurns`]), so they need no share of the memory
+//! makes two merges at once for each of its few stores ([`MergeTurns`](crate::MergeTurns)), so they need no share of the memory
 //! for uploads: commits never wait for them.
 //! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
 //! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
@@ -12,7 +12,7 @@
 //! relocated, found so twice, stays. Only merges into the base relocate: those of levels are not to wait.
 //! What was relocated before an attempt failed is not stored again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,15 +24,12 @@ use holdfast_format::index::relocate::{Fingerprint, groups};
 use holdfast_format::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
 use holdfast_format::safeguard::{Safeguard::AddOnlyOwn, safeguard};
 use holdfast_format::segment::SegmentRef;
+use holdfast_log::ObjectError;
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError, part_length};
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId};
 
-use tokio::sync::Mutex;
-
 use crate::backoff::JobBackoff;
-use crate::upload_memory::StoreKey;
 use crate::{Background, Environment, Sides};
-use holdfast_log::ObjectError;
 
 mod relocate;
 
@@ -40,29 +37,6 @@ use relocate::Mover;
 
 /// Bytes of pages in memory, of all inputs together; of each input at least a page.
 const READ_BYTES: u64 = 4 << 20;
-
-/// A turn of merges, which have it one after another.
-type Turn = Arc<Mutex<()>>;
-
-/// Turns of a node's merges, first come, first served. One into a base may take hours, and those of levels do
-/// not wait for it; nor does the merge of a store for one whose requests to another store hang (25).
-#[derive(Debug, Default)]
-pub struct MergeTurns {
-    levels: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
-    base: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
-}
-
-impl MergeTurns {
-    fn of(&self, kind: MergeKind, store: StoreKey) -> Turn {
-        let turns = match kind {
-            MergeKind::Level => &self.levels,
-            MergeKind::Base => &self.base,
-        };
-        let mut turns = turns.lock();
-        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        Arc::clone(turns.entry(store).or_default())
-    }
-}
 
 /// The part of a merge that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

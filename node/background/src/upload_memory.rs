@@ -179,7 +179,7 @@ impl Ledger {
 }
 
 #[derive(Debug)]
-struct State {
+struct UploadMemoryState {
     ledger: Ledger,
     waiting: BTreeMap<u64, oneshot::Sender<Room>>,
 }
@@ -187,14 +187,14 @@ struct State {
 /// The memory that the uploads of a node share. Clones are the same memory.
 #[derive(Debug, Clone)]
 pub struct UploadMemory {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<UploadMemoryState>>,
     part_bytes: usize,
 }
 
 impl UploadMemory {
     /// `bytes` for all uploads, which are made in parts of `part_bytes`: of S3's at least 5 MiB.
     pub fn new(bytes: u64, part_bytes: usize) -> Self {
-        let state = State { ledger: Ledger::new(bytes), waiting: BTreeMap::new() };
+        let state = UploadMemoryState { ledger: Ledger::new(bytes), waiting: BTreeMap::new() };
         Self { state: Arc::new(Mutex::new(state)), part_bytes }
     }
 
@@ -222,7 +222,7 @@ impl UploadMemory {
             state.waiting.insert(ticket, sender);
             ticket
         };
-        let _place = Place { memory: self, store, ticket };
+        let _place = QueuePlace { memory: self, store, ticket };
         self.grant();
         receiver.await.expect("a place that is not left is granted")
     }
@@ -244,19 +244,19 @@ impl UploadMemory {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, UploadMemoryState> {
         self.state.lock()
     }
 }
 
 /// A place in the queue, left when this is dropped.
-struct Place<'a> {
+struct QueuePlace<'a> {
     memory: &'a UploadMemory,
     store: StoreKey,
     ticket: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.lock();
         if state.waiting.remove(&self.ticket).is_some() {

@@ -2,6 +2,7 @@
 
 mod client;
 mod create;
+mod dispatch;
 mod exit;
 mod fenced;
 mod gc;
@@ -240,7 +241,7 @@ impl Cli {
                     Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
                 };
                 let mut text = String::new();
-                let asked = runtime.block_on(client::ask(command, &mut text));
+                let asked = runtime.block_on(dispatch::ask(command, &mut text));
                 finish(asked, &text)
             }
         }

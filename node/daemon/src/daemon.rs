@@ -29,6 +29,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::admin::Shown;
 use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
@@ -223,7 +224,7 @@ impl Edges {
     }
 
     fn serve_admin(&mut self, listener: TcpListener, readiness: Readiness<Node>, log_level: LogLevel) {
-        let (answers, stop) = (admin::serve(listener, readiness, log_level), self.stopped());
+        let (answers, stop) = (admin::serve(listener, Shown(readiness), log_level), self.stopped());
         self.tasks.spawn(async move {
             tokio::select! {
                 () = answers => {}

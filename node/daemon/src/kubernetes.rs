@@ -13,6 +13,7 @@ mod draining;
 mod event;
 mod facts;
 mod heartbeat;
+mod identity;
 mod member;
 pub(crate) mod names;
 mod object_store;

@@ -1,5 +1,6 @@
 //! The Holdfast node daemon and its command line.
 
+mod admin;
 #[cfg(test)]
 mod allocated;
 mod api;

@@ -1,13 +1,10 @@
-//! Progress of this process towards serving the node, for `/readyz` and `/metrics`.
+//! Progress of this process towards serving the node.
 
-use std::fmt;
 use std::sync::Arc;
 
-use holdfast_service::admin::Program;
 use parking_lot::Mutex;
 
 use crate::kubernetes::names::VolumeNames;
-use crate::metrics;
 use crate::node::{NodeVolumeStatus, RingStatus, VolumeState};
 use crate::volumes::Volumes;
 
@@ -72,16 +69,8 @@ impl<V: Volumes> Readiness<V> {
         self.names.clone()
     }
 
-    fn served(&self) -> Option<V> {
-        match &*self.stage.lock() {
-            Stage::WaitsForLock | Stage::Recovers => None,
-            Stage::Serves(volumes) => Some(volumes.clone()),
-        }
-    }
-}
-
-impl<V: Volumes> Program for Readiness<V> {
-    fn not_ready(&self) -> Vec<String> {
+    /// Why this process does not serve the node yet, a line for each reason.
+    pub(crate) fn not_ready(&self) -> Vec<String> {
         let own = match &*self.stage.lock() {
             Stage::WaitsForLock => vec![
                 "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
@@ -93,8 +82,11 @@ impl<V: Volumes> Program for Readiness<V> {
         own.into_iter().chain(self.volumes().into_iter().filter_map(not_served)).collect()
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        metrics::render(self.clone())
+    fn served(&self) -> Option<V> {
+        match &*self.stage.lock() {
+            Stage::WaitsForLock | Stage::Recovers => None,
+            Stage::Serves(volumes) => Some(volumes.clone()),
+        }
     }
 }
 

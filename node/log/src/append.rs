@@ -15,7 +15,7 @@ use crate::limit::MAX_METADATA_BYTES;
 /// Outcomes of [`create_once`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Created {
+pub(crate) enum CreatedOnce {
     /// This call stored it.
     Now,
     /// An object was there: of an earlier call whose answer was lost, or of another writer.
@@ -32,10 +32,10 @@ pub(crate) async fn create_once(
     volume: &VolumeId,
     key: &str,
     body: Bytes,
-) -> Result<Created, LogFailure> {
+) -> Result<CreatedOnce, LogFailure> {
     match objects.create(key, body).await {
-        Ok(_) => Ok(Created::Now),
-        Err(CreateError::Exists { .. }) => Ok(Created::Before),
+        Ok(_) => Ok(CreatedOnce::Now),
+        Err(CreateError::Exists { .. }) => Ok(CreatedOnce::Before),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => Err(store(what, volume)(source)),
     }
 }
@@ -104,5 +104,5 @@ pub async fn write_checkpoint(
     // A checkpoint of this seq is the same, whichever writer made it.
     create_once(objects, "write a checkpoint", volume, &key, bytes)
         .await
-        .map(|(Created::Now | Created::Before)| ())
+        .map(|(CreatedOnce::Now | CreatedOnce::Before)| ())
 }

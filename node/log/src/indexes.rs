@@ -102,12 +102,12 @@ impl Weighter<PartName, IndexPart> for PartBytes {
 }
 
 /// The part of a run that has the entries of a block.
-enum Known {
+enum PartOfRun {
     Segment(SegmentId, Arc<FrameIndex>),
     Merged(Arc<RunHead>, Arc<RunPage>),
 }
 
-impl Known {
+impl PartOfRun {
     fn layer(&self) -> Layer<'_> {
         match self {
             Self::Segment(segment, index) => Layer::Segment(*segment, index),
@@ -164,7 +164,7 @@ impl Indexes {
     ) -> Result<Composition, ObjectError> {
         let near = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
         let known = all(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
-        Ok(compose(block, wanted, known.iter().flatten().map(Known::layer)))
+        Ok(compose(block, wanted, known.iter().flatten().map(PartOfRun::layer)))
     }
 
     /// The part of `run` that has the entries of `block`; `None` where it has no page for it.
@@ -174,17 +174,17 @@ impl Indexes {
         lineage: &Lineage,
         block: Block,
         run: &Run,
-    ) -> Result<Option<Known>, ObjectError> {
+    ) -> Result<Option<PartOfRun>, ObjectError> {
         match run {
             Run::Segment(segment) => {
                 let index = self.index(objects, lineage, segment).await?;
-                Ok(Some(Known::Segment(segment.id, index)))
+                Ok(Some(PartOfRun::Segment(segment.id, index)))
             }
             Run::Merged(run) => {
                 let head = self.head(objects, lineage, run).await?;
                 let Some(page) = head.page_of(block) else { return Ok(None) };
                 let page = self.page(objects, lineage, run.id, &head, page).await?;
-                Ok(Some(Known::Merged(head, page)))
+                Ok(Some(PartOfRun::Merged(head, page)))
             }
         }
     }

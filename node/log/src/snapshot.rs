@@ -25,7 +25,7 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, forgotten_prefix};
 use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::append::{Created, create_once};
+use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::limit::MAX_METADATA_BYTES;
 use crate::objects::{is_present, seqs_under};
@@ -100,7 +100,7 @@ pub async fn store_root(
         return Ok(RootPlace::Foreign);
     }
     let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
-    if create_once(objects, WHAT, volume, &key, root.clone()).await? == Created::Now {
+    if create_once(objects, WHAT, volume, &key, root.clone()).await? == CreatedOnce::Now {
         return Ok(RootPlace::Stored);
     }
     match objects.get(&key, root.len() as u64).await {
@@ -128,7 +128,7 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
     let manifest = existing(objects, volume).await?;
     let key = mark(volume, seq);
     if let Some(known) = manifest.snapshots().iter().find(|known| known.seq == seq) {
-        let (Created::Now | Created::Before) =
+        let (CreatedOnce::Now | CreatedOnce::Before) =
             create_once(objects, "forget a snapshot", volume, &key, Bytes::new()).await?;
         let origin = ObjectKey::Origin(volume.clone(), known.uid).to_string();
         // Credentials may lack the right to delete; the mark alone forgets.
@@ -185,7 +185,7 @@ pub async fn store_origin(
         return Ok(OriginPlace::NoSnapshot);
     }
     let key = ObjectKey::Origin(volume.clone(), uid).to_string();
-    if create_once(objects, WHAT, volume, &key, labels.encode().into()).await? == Created::Now {
+    if create_once(objects, WHAT, volume, &key, labels.encode().into()).await? == CreatedOnce::Now {
         return Ok(OriginPlace::Stored);
     }
     match read_origin(objects, volume, uid).await {

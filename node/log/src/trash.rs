@@ -31,7 +31,7 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{TRASH_PREFIX, TrashKey, TrashStay, trash_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::append::{Created, create_once};
+use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::fork::confirm_fork;
 use crate::objects::records_after;
@@ -184,7 +184,7 @@ async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &Entry) -> Re
     const WHAT: &str = "put into the trash the objects";
     // It was there: an answer was lost, or another one has begun it.
     let created = create_once(objects, WHAT, &stay.volume, &key, entry.text().into()).await?;
-    Ok(created == Created::Now)
+    Ok(created == CreatedOnce::Now)
 }
 
 /// The trash of a store.
@@ -442,7 +442,8 @@ async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Res
     let text = Bytes::from_static(wanted.text().as_bytes());
     // Read back where it created it, too: a store whose creates are not atomic may have told so to another
     // caller.
-    let (Created::Now | Created::Before) = create_once(objects, WHAT_END, &stay.volume, &key, text).await?;
+    let (CreatedOnce::Now | CreatedOnce::Before) =
+        create_once(objects, WHAT_END, &stay.volume, &key, text).await?;
     let gone = || store(WHAT_END, &stay.volume)(StoreError::NotFound { key: key.clone() });
     read_end(objects, stay).await?.ok_or_else(gone)
 }

@@ -29,7 +29,7 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};
 
-use crate::append::{Created, create_once};
+use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::objects::{is_present, records_after};
 
@@ -182,7 +182,7 @@ pub(crate) async fn store_markers(
 async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     let created = create_once(objects, "store a truncation marker", volume, &key, Bytes::new()).await?;
-    Ok(created == Created::Now)
+    Ok(created == CreatedOnce::Now)
 }
 
 async fn delete_records(

@@ -25,11 +25,11 @@ use crate::{
 /// An object store in memory.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryContents>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MemoryContents {
     objects: Mutex<BTreeMap<String, Object>>,
     /// Keys of unfinished uploads, and when each was begun.
     uploads: Mutex<Vec<(String, SystemTime)>>,
@@ -41,7 +41,7 @@ struct Shared {
     hides_time: AtomicBool,
 }
 
-impl Default for Shared {
+impl Default for MemoryContents {
     fn default() -> Self {
         let begun = (Instant::now(), SystemTime::now());
         Self {
@@ -95,7 +95,9 @@ impl MemoryStore {
 
     /// An empty store whose clock says `time` now.
     pub fn at(time: SystemTime) -> Self {
-        Self { shared: Arc::new(Shared { begun: (Instant::now(), time), ..Shared::default() }) }
+        Self {
+            shared: Arc::new(MemoryContents { begun: (Instant::now(), time), ..MemoryContents::default() }),
+        }
     }
 
     /// Has lists say no time from now on, as behind a proxy that removes the header `Date`.

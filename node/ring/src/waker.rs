@@ -15,11 +15,11 @@ use crate::RingError;
 /// first, then wake.
 #[derive(Clone, Debug)]
 pub struct Waker {
-    shared: Arc<Shared>,
+    shared: Arc<WakeEvent>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WakeEvent {
     event: File,
     pending: AtomicBool,
 }
@@ -33,7 +33,7 @@ impl Waker {
         }
         // SAFETY: `raw` is a file descriptor that was just created and has no other owner.
         let event = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
-        Ok(Self { shared: Arc::new(Shared { event, pending: AtomicBool::new(false) }) })
+        Ok(Self { shared: Arc::new(WakeEvent { event, pending: AtomicBool::new(false) }) })
     }
 
     /// Makes the ring thread return from its wait, now or at its next wait. Never blocks.

@@ -22,9 +22,9 @@ use holdfast_objects::{ErrorKind, StoreError};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::attempt::{Lane, RequestClass};
 use crate::classify::RequestFailure;
 use crate::config::{AttemptLimit, MAX_HEAD_DOUBLINGS};
+use crate::request_class::{Lane, RequestClass};
 
 /// Most doublings of uploads: a body has 64 times as long, for a store that takes 16 KiB a second.
 const MAX_BULK_DOUBLINGS: u32 = 6;
@@ -62,13 +62,13 @@ pub(crate) struct Attempted {
 /// Availability of one store; shared by all its requests.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
-    known: Mutex<Known>,
+    known: Mutex<KnownOfStore>,
     /// An answer of an unreachable store, or one more failure.
     news: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownOfStore {
     /// Doublings of the limits; none where a class has no entry.
     doublings: HashMap<RequestClass, u32>,
     unreachable: Option<Unreachable>,
@@ -78,7 +78,7 @@ struct Known {
     failures: u64,
 }
 
-impl Known {
+impl KnownOfStore {
     /// Doublings of the limits of `class`. A create is not repeated after a time-out, and in doubt then: it
     /// has as long as the slowest of the others that are small.
     fn doublings(&self, class: RequestClass) -> u32 {
@@ -210,7 +210,7 @@ impl Availability {
         self.lock().unreachable.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, KnownOfStore> {
         self.known.lock()
     }
 }

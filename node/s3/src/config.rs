@@ -4,6 +4,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
+use crate::invalid_config::InvalidConfig;
 use crate::proxies::Proxies;
 
 /// Everything needed to reach one bucket.
@@ -128,18 +129,6 @@ impl Timeouts {
     pub(crate) fn body(&self, bytes: u64) -> Duration {
         self.per_mib.saturating_mul(u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX))
     }
-}
-
-/// A value of [`S3Config`] that can never work.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} {value:?} is not valid: {fix}")]
-pub struct InvalidConfig {
-    /// The field, in the words of the `ObjectStore` resource.
-    pub field: &'static str,
-    /// Its value; never a secret.
-    pub value: String,
-    /// The remedy.
-    pub fix: &'static str,
 }
 
 impl S3Config {

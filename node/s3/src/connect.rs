@@ -20,7 +20,8 @@ use aws_smithy_http_client::{
 };
 
 use crate::{
-    config::{InvalidConfig, S3Config, S3Credentials},
+    config::{S3Config, S3Credentials},
+    invalid_config::InvalidConfig,
     proxies::Proxies,
     store::S3Store,
 };

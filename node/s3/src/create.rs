@@ -10,8 +10,9 @@ use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, Decision, ErrorKind, StoreError};
 
 use crate::{
-    attempt::{BodyBytes, RequestClass},
+    attempt::BodyBytes,
     classify::{RequestFailure, WriteEffect, classify, foreign},
+    request_class::RequestClass,
     store::S3Store,
 };
 

@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use holdfast_objects::{StoreError, Suffix, Verb};
 
 use crate::{
-    attempt::RequestClass,
     classify::{BrokenAnswer, classify, foreign, is_from_s3},
+    request_class::RequestClass,
     store::S3Store,
 };
 

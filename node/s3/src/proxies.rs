@@ -10,7 +10,7 @@ use aws_smithy_http_client::proxy::ProxyConfig;
 use hyper::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 
-use crate::config::InvalidConfig;
+use crate::invalid_config::InvalidConfig;
 
 /// Reached directly whatever the environment says.
 const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";

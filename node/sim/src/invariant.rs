@@ -1,5 +1,17 @@
 //! Invariants, by number. `docs/invariants.md` has the meaning of each and the code that upholds it.
 
+use std::cell::Cell;
+
+thread_local! {
+    /// The invariant that the panic to come is about.
+    static BROKEN: Cell<Option<Invariant>> = const { Cell::new(None) };
+}
+
+/// The invariant that the present panic is about, once; `None` when it is an assertion.
+pub(crate) fn take_broken() -> Option<Invariant> {
+    BROKEN.take()
+}
+
 /// An invariant that the simulation checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -124,7 +136,7 @@ impl Invariant {
     /// Ends the run.
     #[track_caller]
     pub(crate) fn broken(self, why: &str) -> ! {
-        crate::violation::name(self);
+        BROKEN.set(Some(self));
         panic!("invariant {} ({self:?}): {why}", self.number())
     }
 }

@@ -6,7 +6,7 @@
 //! shipped.
 //! Runs on: one thread a run. Invariant: the same seed gives the same run, on every machine.
 //!
-//! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`]
+//! [`case::Case`] is a random run; [`find::found_by`] looks for a planted bug; [`crash::campaign`] ends scenarios at every crash point; [`world::World`]
 //! with [`drive`] is for tests that choose each step themselves.
 
 mod attempt;
@@ -22,6 +22,7 @@ mod disk_past;
 pub mod drive;
 mod expect;
 mod failures;
+pub mod find;
 pub mod fleet;
 mod host;
 mod invariant;

@@ -13,8 +13,9 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 use holdfast_format::crash_point::CrashPoint;
 use holdfast_sim::bug::{Bug, plant};
-use holdfast_sim::case::{Case, CaseOutcome, found_by};
+use holdfast_sim::case::{Case, CaseOutcome};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
+use holdfast_sim::find::found_by;
 use holdfast_sim::fleet::{FamilyCase, FleetCase};
 use holdfast_sim::tiers::{Figures, WORKLOADS};
 

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use crate::invariant::Invariant;
+use crate::invariant::{self, Invariant};
 use crate::memory::Killed;
 
 /// Something that must not happen.
@@ -26,8 +26,6 @@ impl Violation {
 }
 
 thread_local! {
-    /// The invariant that the panic to come is about.
-    static BROKEN: Cell<Option<Invariant>> = const { Cell::new(None) };
     static CATCHING: Cell<bool> = const { Cell::new(false) };
     static CAUGHT: RefCell<Option<Violation>> = const { RefCell::new(None) };
 }
@@ -46,14 +44,9 @@ pub(crate) fn silence() {
             }
             let words = info.payload_as_str().unwrap_or("a panic without words").to_owned();
             let check = info.location().map(|at| format!("{}:{}", at.file(), at.line())).unwrap_or_default();
-            CAUGHT.set(Some(Violation { invariant: BROKEN.take(), words, check }));
+            CAUGHT.set(Some(Violation { invariant: invariant::take_broken(), words, check }));
         }));
     });
-}
-
-/// Says what the panic that follows is about.
-pub(crate) fn name(invariant: Invariant) {
-    BROKEN.set(Some(invariant));
 }
 
 /// Runs `body`; a panic in it, here or in the engine, is a violation.

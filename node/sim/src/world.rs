@@ -54,8 +54,8 @@ use client::Stamps;
 pub(crate) use company::{Company, Death, Outage};
 use dirty::DirtyCheck;
 use forks::Behind;
-pub(crate) use kin::Settled;
 use snapshots::ControlPlane;
+pub(crate) use snapshots::Settled;
 
 /// Everything there is.
 pub struct World {

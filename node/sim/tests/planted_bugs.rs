@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use holdfast_sim::bug::Bug;
-use holdfast_sim::case::found_by;
+use holdfast_sim::find::found_by;
 
 /// Seeds tried for each bug: the budget of a run of the tests.
 const SEEDS: u64 = 400;

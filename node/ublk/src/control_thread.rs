@@ -95,7 +95,7 @@ impl Threads {
 /// The threads of this process.
 static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
 
-enum Outcome<T> {
+enum CallOutcome<T> {
     Awaited,
     Is(T),
     /// The caller waits no longer.
@@ -132,14 +132,14 @@ fn run_on<T: Send + 'static>(
         return Err(not_ended(&late));
     }
     let this = Late { number: NUMBER.fetch_add(1, Ordering::Relaxed), subject, name, sent: Instant::now() };
-    let shared = Arc::new((Mutex::new(Outcome::Awaited), Condvar::new()));
+    let shared = Arc::new((Mutex::new(CallOutcome::Awaited), Condvar::new()));
     let job = {
         let shared = Arc::clone(&shared);
         move |become_idle: &dyn Fn()| {
             let done = work();
             let (outcome, changed) = &*shared;
             let mut outcome = outcome.lock();
-            if matches!(*outcome, Outcome::Unwanted) {
+            if matches!(*outcome, CallOutcome::Unwanted) {
                 drop(outcome);
                 threads.lock().late.retain(|late| late.number != this.number);
                 late(done);
@@ -147,7 +147,7 @@ fn run_on<T: Send + 'static>(
             } else {
                 // First, or the caller's next command would start a thread.
                 become_idle();
-                *outcome = Outcome::Is(done);
+                *outcome = CallOutcome::Is(done);
                 changed.notify_one();
             }
         }
@@ -155,10 +155,10 @@ fn run_on<T: Send + 'static>(
     give(threads, Box::new(job)).map_err(ControlError::Channel)?;
     let (outcome, changed) = &*shared;
     let mut outcome = outcome.lock();
-    changed.wait_while_for(&mut outcome, |outcome| matches!(outcome, Outcome::Awaited), limit);
-    match std::mem::replace(&mut *outcome, Outcome::Unwanted) {
-        Outcome::Is(done) => Ok(done),
-        Outcome::Awaited | Outcome::Unwanted => {
+    changed.wait_while_for(&mut outcome, |outcome| matches!(outcome, CallOutcome::Awaited), limit);
+    match std::mem::replace(&mut *outcome, CallOutcome::Unwanted) {
+        CallOutcome::Is(done) => Ok(done),
+        CallOutcome::Awaited | CallOutcome::Unwanted => {
             // Before the thread can see that the caller is gone.
             threads.lock().late.push(this);
             Err(not_ended(&this))

@@ -15,9 +15,9 @@
 //! kernel keeps and returns; a [`Device`] is made only for a device with the tag that the caller expects, and
 //! none with another tag is stopped or deleted.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -27,11 +27,10 @@ use libublk::sys;
 
 use crate::command::{self, ControlCommand};
 use crate::control_thread::{Subject, run_within};
-use crate::holders::is_claimed;
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
-    CharDevice, ControlError, DeviceSpec, Features, ForeignFeatures, Holders, KERNEL_SECTORS_PER_SECTOR,
-    SECTOR_BYTES, Transport,
+    CharDevice, ControlError, DeviceInfo, DeviceSpec, DeviceState, Features, ForeignFeatures, Holders,
+    KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport,
 };
 
 const CLASSES: &str = "/sys/class";
@@ -52,53 +51,6 @@ const DELETE_WITHIN: Duration = Duration::from_secs(1);
 const SCAN_EVERY: Duration = Duration::from_millis(250);
 /// The longest wait for programs that open a device only for a moment, as udev does.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
-
-/// States of a device, as the kernel reports them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceState {
-    /// Added but not started, or stopped: there is no `/dev/ublkbN`.
-    Dead,
-    /// Serving.
-    Live,
-    /// Its server has gone; requests wait for a successor.
-    Quiesced,
-    /// Its server has gone and requests fail. Devices added here never get there.
-    FailIo,
-}
-
-impl std::fmt::Display for DeviceState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Dead => "DEAD",
-            Self::Live => "LIVE",
-            Self::Quiesced => "QUIESCED",
-            Self::FailIo => "FAIL_IO",
-        })
-    }
-}
-
-/// The kernel's description of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// The number in `/dev/ublkbN`.
-    pub id: u32,
-    /// The state of the device.
-    pub state: DeviceState,
-    /// Number of queues.
-    pub queues: u16,
-    /// Number of requests that a queue holds.
-    pub depth: u16,
-    /// The most bytes a read or write request covers.
-    pub max_io_bytes: u32,
-    /// Transport of its data; `None` if the device was made by a program that moves data in another way.
-    pub transport: Option<Transport>,
-    /// The process that serves it, or served it last. -1 if none.
-    pub server_pid: i32,
-    /// Tag that its server wrote into it when it was added.
-    pub tag: u64,
-    /// Features its server asked for that change the conversation with the kernel and are not known here.
-    pub foreign: ForeignFeatures,
-}
 
 /// Properties by which a caller recognizes its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -604,6 +556,20 @@ fn named_in(error: ControlError, in_host_namespace: bool) -> ControlError {
     error
 }
 
+/// True if the device is mounted or below another device: those open it exclusively.
+///
+/// # Errors
+/// [`ControlError::File`].
+fn is_claimed(device: &Path) -> Result<bool, ControlError> {
+    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device) {
+        Ok(_exclusive) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+        // It was stopped before.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(false),
+        Err(source) => Err(ControlError::File { path: device.to_owned(), action: "opened", source }),
+    }
+}
+
 fn exists(id: u32) -> bool {
     Path::new(CHAR_CLASS).join(format!("ublkc{id}")).exists()
 }
@@ -690,5 +656,10 @@ mod tests {
             let other = named_in(refused(errno), in_host_namespace);
             assert!(matches!(other, ControlError::Command { .. }), "{other}");
         }
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_not_claimed() {
+        assert!(!is_claimed(Path::new("/dev/ublkb-none")).unwrap());
     }
 }

@@ -7,13 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
-
-use crate::ControlError;
 
 const BLOCK_DEVICES: &str = "/sys/block";
 /// The root directory of the host's first process: the kernel names the file of a loop device as seen there.
@@ -123,20 +120,6 @@ impl Node {
             major,
             minor,
         })
-    }
-}
-
-/// True if the device is mounted or below another device: those open it exclusively.
-///
-/// # Errors
-/// [`ControlError::File`].
-pub(crate) fn is_claimed(device: &Path) -> Result<bool, ControlError> {
-    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device) {
-        Ok(_exclusive) => Ok(false),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
-        // It was stopped before.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(false),
-        Err(source) => Err(ControlError::File { path: device.to_owned(), action: "opened", source }),
     }
 }
 
@@ -303,6 +286,5 @@ mod tests {
     #[test]
     fn a_device_that_is_gone_has_no_users() {
         assert_eq!(Holders::of(Path::new("/dev/ublkb-none")), Holders::default());
-        assert!(!is_claimed(Path::new("/dev/ublkb-none")).unwrap());
     }
 }

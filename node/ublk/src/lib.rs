@@ -15,6 +15,7 @@ mod command;
 mod control_thread;
 mod copy_buffers;
 mod device;
+mod device_info;
 mod device_spec;
 mod error;
 mod features;
@@ -26,7 +27,8 @@ mod queue;
 mod request;
 
 pub use char_device::CharDevice;
-pub use device::{Device, DeviceInfo, DeviceState, Expected, is_in_host_pid_namespace};
+pub use device::{Device, Expected, is_in_host_pid_namespace};
+pub use device_info::{DeviceInfo, DeviceState};
 pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
 pub use features::{CONTROL_PATH, FeatureNames, Features, ForeignFeatures, Transport, Unsupported};

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context, anyhow, bail};
 use holdfast_crds::{CLAIM, ObjectStore, StorageNode, Volume};
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config, ResourceExt};
@@ -94,7 +95,7 @@ impl Cluster {
         let fields = format!("involvedObject.kind=Volume,involvedObject.name={}", volume.name_any());
         let found = events.list(&ListParams::default().fields(&fields)).await;
         let mut found = found.map_err(reason).context("no events")?.items;
-        found.sort_by_key(crate::why::time_of);
+        found.sort_by_key(time_of);
         Ok(found)
     }
 }
@@ -135,6 +136,13 @@ pub(crate) fn reason(error: kube::Error) -> anyhow::Error {
         return anyhow!(status.message.clone());
     }
     error.into()
+}
+
+/// Time of the last occurrence of an event.
+pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
+    let once = event.event_time.as_ref();
+    series.or(once).map(|time| time.0).or(event.last_timestamp.as_ref().map(|time| time.0))
 }
 
 /// Namespace and name of the claim that `volume` was made for.

@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, time_of};
 use crate::say;
 
 /// Registry path that a release's chart has before the names of its images; set where the release is built.
@@ -233,7 +233,7 @@ async fn last_warning(client: &Client, namespace: &str, pod: &str) -> String {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let fields = format!("involvedObject.kind=Pod,involvedObject.name={pod},type=Warning");
     let Ok(found) = events.list(&ListParams::default().fields(&fields)).await else { return String::new() };
-    let last = found.items.into_iter().max_by_key(crate::why::time_of).and_then(|event| event.message);
+    let last = found.items.into_iter().max_by_key(time_of).and_then(|event| event.message);
     last.map(|message| format!(": {message}")).unwrap_or_default()
 }
 

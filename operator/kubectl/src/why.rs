@@ -7,10 +7,9 @@ use holdfast_crds::{
     find_condition,
 };
 use k8s_openapi::api::core::v1::Event;
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use crate::cluster::Seen;
+use crate::cluster::{Seen, time_of};
 use crate::problem;
 
 /// The text of the command.
@@ -49,13 +48,6 @@ pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
         let _ = writeln!(text, "  {time}  {reason}: {}", event.message.as_deref().unwrap_or_default());
     }
     text
-}
-
-/// Time of the last occurrence of an event.
-pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
-    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
-    let once = event.event_time.as_ref();
-    series.or(once).map(|time| time.0).or(event.last_timestamp.as_ref().map(|time| time.0))
 }
 
 fn write_condition(text: &mut String, title: &str, condition: &Condition) {

@@ -29,10 +29,7 @@ use crate::event::changes;
 use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
-
-/// Time between two reconciliations of a group when nothing about it changes.
-const RESYNC: Duration = Duration::from_secs(600);
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
 /// Wait for the watches to show what was written last; they begin the next reconciliation themselves.
 const UNSEEN: Duration = Duration::from_secs(1);
@@ -45,7 +42,7 @@ const NEXT_ATTEMPT: Backoff =
     Backoff { first: Duration::from_secs(2), last: Duration::from_secs(60), jitter: Jitter::Half };
 
 /// Dependencies of every reconciliation.
-pub(crate) struct Context {
+pub(crate) struct GroupDependencies {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
@@ -54,8 +51,8 @@ pub(crate) struct Context {
 }
 
 /// State that reconciliations share.
-struct Shared {
-    context: Arc<Context>,
+struct GroupReconciliations {
+    context: Arc<GroupDependencies>,
     watched: Watched,
     last_writes: LastWrites,
     pauses: Pauses,
@@ -105,7 +102,10 @@ impl Pauses {
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
-pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+pub(crate) async fn run(
+    context: Arc<GroupDependencies>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let client = context.client.clone();
     let groups = Api::<VolumeGroupSnapshot>::all(client.clone());
     let controller = Controller::new(groups, watcher::Config::default());
@@ -120,7 +120,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         .reflect(volume_writer)
         .touched_objects();
     let by_volume = controller.store();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(GroupReconciliations {
         context,
         watched: Watched { snapshots, volumes },
         last_writes: LastWrites::default(),
@@ -165,7 +165,10 @@ fn needs_volumes(group: &VolumeGroupSnapshot) -> bool {
 }
 
 #[tracing::instrument(name = "reconcile_group_snapshot", skip_all, fields(group = %group.name_any()))]
-async fn reconcile(group: Arc<VolumeGroupSnapshot>, shared: Arc<Shared>) -> Result<Action, GroupFailure> {
+async fn reconcile(
+    group: Arc<VolumeGroupSnapshot>,
+    shared: Arc<GroupReconciliations>,
+) -> Result<Action, GroupFailure> {
     let timer = shared.context.metrics.start(ObjectKind::VolumeGroupSnapshot);
     let outcome = reconcile_once(group.as_ref().clone(), &shared).await;
     timer.finish(outcome.as_ref().err().map(GroupFailure::retry));
@@ -176,7 +179,10 @@ async fn reconcile(group: Arc<VolumeGroupSnapshot>, shared: Arc<Shared>) -> Resu
 }
 
 /// Plans and applies once. Returns when to look again if nothing about the group changes.
-async fn reconcile_once(group: VolumeGroupSnapshot, shared: &Shared) -> Result<Duration, GroupFailure> {
+async fn reconcile_once(
+    group: VolumeGroupSnapshot,
+    shared: &GroupReconciliations,
+) -> Result<Duration, GroupFailure> {
     let (context, watched) = (&shared.context, &shared.watched);
     let listed =
         async { watched.snapshots.wait_until_ready().await.and(watched.volumes.wait_until_ready().await) };
@@ -256,7 +262,11 @@ async fn apply_all(
     Ok(())
 }
 
-fn retry(group: Arc<VolumeGroupSnapshot>, failure: &GroupFailure, shared: Arc<Shared>) -> Action {
+fn retry(
+    group: Arc<VolumeGroupSnapshot>,
+    failure: &GroupFailure,
+    shared: Arc<GroupReconciliations>,
+) -> Action {
     let name = group.name_any();
     let delay = shared.context.failures.delay(&name, failure.retry(), fastrand::f64());
     if matches!(failure, GroupFailure::Changed) {

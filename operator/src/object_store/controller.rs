@@ -32,7 +32,7 @@ const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
 const PROVEN_FOR: Duration = Duration::from_secs(3600);
 
 /// Dependencies of every reconciliation.
-pub(crate) struct Context {
+pub(crate) struct StoreDependencies {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
@@ -96,7 +96,10 @@ impl Probes {
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
-pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+pub(crate) async fn run(
+    context: Arc<StoreDependencies>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let stores = Api::<ObjectStore>::all(context.client.clone());
     let controller = Controller::new(stores, watcher::Config::default());
     context.metrics.watch_object_stores(controller.store());
@@ -113,7 +116,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
 }
 
 #[tracing::instrument(name = "reconcile_object_store", skip_all, fields(object_store = %store.name_any()))]
-async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Action, ApiError> {
+async fn reconcile(store: Arc<ObjectStore>, context: Arc<StoreDependencies>) -> Result<Action, ApiError> {
     if let Err(wait) = context.probes.begin(&store, Instant::now()) {
         return Ok(Action::requeue(wait));
     }
@@ -132,13 +135,13 @@ async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Act
     }))
 }
 
-async fn probe(store: &ObjectStore, context: &Context) -> Health {
+async fn probe(store: &ObjectStore, context: &StoreDependencies) -> Health {
     let name = store.name_any();
     let connection = context.connections.open(context.client.clone(), &name).await?;
     Ok(context.probes.probe(&name, &connection).await?)
 }
 
-async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), ApiError> {
+async fn report(store: &ObjectStore, health: &Health, context: &StoreDependencies) -> Result<(), ApiError> {
     let api: Api<ObjectStore> = Api::all(context.client.clone());
     // The stream has only new generations; the last report is newer than what it holds.
     let Some(current) = call(api.get_opt(&store.name_any())).await? else { return Ok(()) };
@@ -171,7 +174,7 @@ async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Resu
     Ok(())
 }
 
-fn retry(store: Arc<ObjectStore>, error: &ApiError, context: Arc<Context>) -> Action {
+fn retry(store: Arc<ObjectStore>, error: &ApiError, context: Arc<StoreDependencies>) -> Action {
     tracing::warn!(object_store = %store.name_any(), error = %chain(error), "object store not reconciled");
     Action::requeue(context.failures.delay(&store.name_any(), Requeue::Later, fastrand::f64()))
 }

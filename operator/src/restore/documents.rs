@@ -23,7 +23,7 @@ pub(super) fn of<'a>(
     survivors: &'a [Survivor],
     names: &BTreeSet<String>,
 ) -> Result<(String, Vec<&'a str>), serde_saphyr::SerializeError> {
-    let wanted = Wanted::new(survivors, names);
+    let wanted = NamesAndClaims::new(survivors, names);
     let (mut out, mut objects) = (String::new(), Vec::new());
     for survivor in survivors {
         let Survivor { id, labels, size_bytes, last, snapshots: _ } = survivor;
@@ -73,14 +73,14 @@ pub(super) fn comment(text: &str) -> String {
 }
 
 /// Names and claims that the volumes were made for.
-struct Wanted<'a> {
+struct NamesAndClaims<'a> {
     /// Number of volumes for each claim.
     claims: BTreeMap<(&'a str, &'a str), usize>,
     /// Ids of the volumes that get them for a name.
     by_id: BTreeSet<&'a str>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> NamesAndClaims<'a> {
     fn new(survivors: &'a [Survivor], names: &'a BTreeSet<String>) -> Self {
         let mut volumes: BTreeMap<&str, usize> = names.iter().map(|name| (name.as_str(), 1)).collect();
         let mut claims = BTreeMap::new();

@@ -18,11 +18,11 @@ use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use super::controller::RESYNC;
 use super::facts::SnapshotFacts;
 use super::failure::SnapshotFailure;
 use super::plan::SnapshotStep;
 use crate::object_store::connect::Connections;
+use crate::requeue::RESYNC;
 use crate::volume::apply::random_nonce;
 use crate::volume::failure::brief;
 

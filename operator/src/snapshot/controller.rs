@@ -1,7 +1,6 @@
 //! Runs the VolumeSnapshot controller: observe, plan, apply.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_cluster::api::call;
@@ -22,13 +21,10 @@ use crate::event::changes;
 use crate::group::member::is_member;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
-
-/// Time between two reconciliations of a snapshot when nothing about it changes.
-pub(super) const RESYNC: Duration = Duration::from_secs(600);
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
 /// Dependencies of every reconciliation.
-pub(crate) struct Context {
+pub(crate) struct SnapshotDependencies {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
@@ -37,7 +33,10 @@ pub(crate) struct Context {
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
-pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+pub(crate) async fn run(
+    context: Arc<SnapshotDependencies>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let client = context.client.clone();
     let controller = Controller::new(Api::<VolumeSnapshot>::all(client.clone()), watcher::Config::default());
     let (snapshots, all) = (controller.store(), controller.store());
@@ -73,7 +72,7 @@ fn needs_volume(snapshot: &VolumeSnapshot) -> bool {
 #[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
 async fn reconcile(
     snapshot: Arc<VolumeSnapshot>,
-    context: Arc<Context>,
+    context: Arc<SnapshotDependencies>,
     all: Store<VolumeSnapshot>,
 ) -> Result<Action, SnapshotFailure> {
     let timer = context.metrics.start(ObjectKind::VolumeSnapshot);
@@ -88,7 +87,7 @@ async fn reconcile(
 /// Plans and applies once.
 async fn reconcile_once(
     snapshot: VolumeSnapshot,
-    context: &Context,
+    context: &SnapshotDependencies,
     all: &Store<VolumeSnapshot>,
 ) -> Result<(), SnapshotFailure> {
     let volumes: Api<Volume> = Api::all(context.client.clone());
@@ -109,7 +108,11 @@ async fn reconcile_once(
     outcome
 }
 
-fn retry(snapshot: Arc<VolumeSnapshot>, failure: &SnapshotFailure, context: Arc<Context>) -> Action {
+fn retry(
+    snapshot: Arc<VolumeSnapshot>,
+    failure: &SnapshotFailure,
+    context: Arc<SnapshotDependencies>,
+) -> Action {
     let name = snapshot.name_any();
     let delay = context.failures.delay(&name, failure.retry(), fastrand::f64());
     if matches!(failure, SnapshotFailure::Changed) {

@@ -1,15 +1,14 @@
 //! Facts that one plan for a snapshot is made from.
 
 use holdfast_crds::{
-    ConditionBuilder, GroupProgress, GroupStep, SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot,
-    VolumeSnapshotSpec, VolumeSnapshotStatus, is_true,
+    ConditionBuilder, GroupProgress, GroupStep, PROVISIONED, SNAPSHOT_FINALIZER, Time, Volume,
+    VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus, is_true,
 };
 
 use kube::ResourceExt;
 
 use crate::group::member::is_member;
 use crate::volume::facts::ClusterFacts;
-use crate::volume::plan::PROVISIONED;
 
 /// Annotation of a VolumeSnapshot: identity of the volume that it is to be of. A Volume of that name that has
 /// another one is not the source.

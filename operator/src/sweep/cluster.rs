@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ByteSize, ObjectStore, SweepStatus, Volume, VolumeSnapshot, is_true};
+use holdfast_crds::{ByteSize, ObjectStore, PROVISIONED, SweepStatus, Volume, VolumeSnapshot, is_true};
 use holdfast_objects::ObjectStore as Bucket;
 use holdfast_types::SnapshotName;
 use k8s_openapi::jiff::Timestamp;
@@ -16,7 +16,6 @@ use serde_json::json;
 
 use crate::object_store::connect::{ConnectError, Connections};
 use crate::volume::identity::id_of;
-use crate::volume::plan::PROVISIONED;
 
 /// Field manager of `status.sweep`, and of `status.exclusiveBytes` of snapshots: the report of a probe does
 /// not contain it, and would remove it.

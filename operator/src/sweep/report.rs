@@ -1,7 +1,6 @@
 //! The result of a sweep as others see it: status and events.
 
-use holdfast_cluster::api::ApiError;
-use holdfast_crds::{FORCE_DETACH, FieldError, SkippedVolume, SweepStatus, Time};
+use holdfast_crds::{FORCE_DETACH, SkippedVolume, SweepStatus, Time};
 use holdfast_log::LogFailure;
 use holdfast_log::sweep::{ABORT_RIGHTS, Skipped, SweepReport};
 use holdfast_service::chain;
@@ -9,8 +8,8 @@ use holdfast_types::VolumeId;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::{Event, EventType};
 
+use super::failure::SweepFailed;
 use super::trash::TrashReport;
-use crate::object_store::connect::ConnectError;
 
 /// Volumes that the status names.
 const NAMED_VOLUMES: usize = 10;
@@ -20,23 +19,6 @@ const NOTED_VOLUMES: usize = 3;
 const REASON_BYTES: usize = 256;
 /// Action of the events.
 const ACTION: &str = "Sweep";
-
-/// A sweep that did not come to its end. What it deleted was not needed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SweepFailed {
-    /// No connection could be made.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The Volumes could not be listed.
-    #[error("the Volumes cannot be listed")]
-    Api(#[from] ApiError),
-    /// A field cannot be used.
-    #[error(transparent)]
-    Field(#[from] FieldError),
-    /// The store did not answer.
-    #[error(transparent)]
-    Store(#[from] LogFailure),
-}
 
 /// The status that reports a sweep which ended at `now` and left `trashed_volumes` in the trash.
 pub(crate) fn status(report: &SweepReport, trashed_volumes: u64, now: Timestamp) -> SweepStatus {

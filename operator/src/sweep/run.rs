@@ -13,7 +13,8 @@ use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
 use super::cluster::Cluster;
-use super::report::{self, SweepFailed};
+use super::failure::SweepFailed;
+use super::report;
 use super::schedule::Facts;
 use super::trash::{TrashReport, count_trash, empty_trash, take_back_used};
 use crate::metrics::Metrics;
@@ -27,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 
 /// State of the sweeps of one ObjectStore.
 #[derive(Default)]
-struct Known {
+struct SweepState {
     /// Memory of the last sweep, and the connection through which it read.
     remembered: Option<(Arc<dyn Bucket>, SweepMemory)>,
     /// The last look into the trash of this instance.
@@ -41,7 +42,7 @@ struct Known {
     random: f64,
 }
 
-impl Known {
+impl SweepState {
     /// Facts about the ObjectStore; none if it is not to be swept at all.
     fn facts(&self, store: &ObjectStore, led_since: Instant, now: Timestamp) -> Option<Facts> {
         let status = store.status.as_ref();
@@ -71,7 +72,7 @@ struct Sweeps<C> {
     metrics: Arc<Metrics>,
     led_since: Instant,
     /// By the uid of the ObjectStore.
-    known: HashMap<String, Known>,
+    known: HashMap<String, SweepState>,
     random: fn() -> f64,
 }
 
@@ -170,7 +171,7 @@ impl<C: Cluster> Sweeps<C> {
     async fn sweep(
         &self,
         store: &ObjectStore,
-        known: &mut Known,
+        known: &mut SweepState,
     ) -> Result<(SweepReport, TrashReport), SweepFailed> {
         let schedule = &store.spec.sweep;
         schedule.interval()?;
@@ -224,9 +225,13 @@ impl<C: Cluster> Sweeps<C> {
 }
 
 /// State of the sweeps of an ObjectStore; new where there is none.
-fn known<'a>(all: &'a mut HashMap<String, Known>, random: fn() -> f64, store: &ObjectStore) -> &'a mut Known {
+fn known<'a>(
+    all: &'a mut HashMap<String, SweepState>,
+    random: fn() -> f64,
+    store: &ObjectStore,
+) -> &'a mut SweepState {
     let known = all.entry(store.metadata.uid.clone().unwrap_or_default());
-    known.or_insert_with(|| Known { random: random(), ..Known::default() })
+    known.or_insert_with(|| SweepState { random: random(), ..SweepState::default() })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use holdfast_types::VolumeId;
 use kube::ResourceExt;
 
 use super::cluster::{Cluster, VolumeHere};
-use super::report::SweepFailed;
+use super::failure::SweepFailed;
 use crate::object_store::trash_terms;
 
 /// Age of what a stay left when it ended, by the store's clock, until it is deleted.

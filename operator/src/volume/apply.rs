@@ -13,9 +13,9 @@ use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::failure::VolumeFailure;
+use super::home::SourceSnapshot;
 use super::identity::{Cluster, id_of, labels};
 use super::plan::{OperatorStep, operators_part};
-use super::source_snapshot::SourceSnapshot;
 use super::source_volume::{clone_snapshot, clone_snapshot_name, is_made_for};
 use crate::object_store::connect::Connections;
 

@@ -7,7 +7,8 @@ use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    ObjectStore, READERS_OF, READY, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot, is_true,
+    ObjectStore, PROVISIONED, READERS_OF, READY, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot,
+    is_true,
 };
 use holdfast_log::trash::Terms;
 use holdfast_service::{chain, trace};
@@ -19,29 +20,28 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use tracing::Span;
 
-use super::adoption::FoundInStore;
 use super::apply::{VolumeApplier, volume_id};
 use super::claim;
 use super::facts::{ClusterFacts, StoreFact, WriterInLog};
 use super::failover::loss;
 use super::failure::VolumeFailure;
 use super::faults::Faults;
+use super::found_in_store::FoundInStore;
 use super::identity::{Cluster, rival_of};
 use super::in_use;
 use super::owner;
-use super::plan::{OperatorStep, PROVISIONED, plan};
-use super::source_snapshot::SnapshotFact;
-use super::source_volume::{SourceFact, is_made_for};
+use super::plan::{OperatorStep, plan};
+use super::snapshot_fact::SnapshotFact;
+use super::source_fact::SourceFact;
+use super::source_volume::is_made_for;
 use crate::event::{changes, changes_of_data};
 use crate::heartbeats::Heartbeats;
 use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::object_store::trash_terms;
-use crate::requeue::{FailureCounts, MAX_AT_A_TIME};
+use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
-/// Time between two reconciliations of a volume when nothing about it changes.
-const RESYNC: Duration = Duration::from_secs(600);
 /// The same for a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
 
@@ -56,7 +56,7 @@ const UNSEEN: Duration = Duration::from_secs(1);
 const IN_DOUBT: Duration = Duration::from_secs(10);
 
 /// Dependencies of every reconciliation.
-pub(crate) struct Context {
+pub(crate) struct VolumeDependencies {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
@@ -68,8 +68,8 @@ pub(crate) struct Context {
 }
 
 /// State that reconciliations share.
-struct Shared {
-    context: Arc<Context>,
+struct VolumeReconciliations {
+    context: Arc<VolumeDependencies>,
     cluster: Cluster,
     volumes: Store<Volume>,
     last_writes: LastWrites,
@@ -77,7 +77,10 @@ struct Shared {
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
-pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+pub(crate) async fn run(
+    context: Arc<VolumeDependencies>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let client = context.client.clone();
     let controller = Controller::new(Api::<Volume>::all(client.clone()), watcher::Config::default());
     let volumes = controller.store();
@@ -88,7 +91,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let by_storage_node = volumes.clone();
     let by_node = volumes.clone();
     let by_snapshot = volumes.clone();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(VolumeReconciliations {
         context,
         cluster: Cluster::default(),
         volumes,
@@ -160,7 +163,7 @@ fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<O
 }
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
-async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, VolumeFailure> {
+async fn reconcile(volume: Arc<Volume>, shared: Arc<VolumeReconciliations>) -> Result<Action, VolumeFailure> {
     if let Some(creation) = creation(&volume, Timestamp::now()) {
         trace::continue_in(&Span::current(), creation);
     }
@@ -184,7 +187,7 @@ fn creation(volume: &Volume, now: Timestamp) -> Option<&str> {
 }
 
 /// Plans and applies once. Returns when to look again if nothing about the volume changes.
-async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, VolumeFailure> {
+async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Result<Duration, VolumeFailure> {
     let context = &shared.context;
     if shared.last_writes.is_old(&volume) {
         return Ok(UNSEEN);
@@ -264,7 +267,11 @@ async fn report(
 
 /// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a
 /// request each.
-async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> Result<(), VolumeFailure> {
+async fn observe(
+    volume: &Volume,
+    facts: &mut ClusterFacts,
+    shared: &VolumeReconciliations,
+) -> Result<(), VolumeFailure> {
     let context = &shared.context;
     if facts.needs_store() {
         facts.rival = rival_of(volume, shared.volumes.state().iter().map(AsRef::as_ref));
@@ -323,7 +330,7 @@ fn terms(volume: &Volume, store: &ObjectStore) -> Option<Terms> {
 }
 
 /// Looks up the VolumeSnapshot of a clone and, until there is one, the Volume to take it of.
-async fn observe_source(facts: &mut ClusterFacts, context: &Context) -> Result<(), VolumeFailure> {
+async fn observe_source(facts: &mut ClusterFacts, context: &VolumeDependencies) -> Result<(), VolumeFailure> {
     let (Some(source), Some(name)) = (facts.source_in_question(), facts.clone_snapshot()) else {
         return Ok(());
     };
@@ -340,7 +347,7 @@ async fn observe_source(facts: &mut ClusterFacts, context: &Context) -> Result<(
     Ok(())
 }
 
-fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<Shared>) -> Action {
+fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<VolumeReconciliations>) -> Action {
     let delay = shared.context.failures.delay(&volume.name_any(), failure.retry(), fastrand::f64());
     match failure {
         VolumeFailure::Changed => {

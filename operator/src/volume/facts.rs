@@ -2,8 +2,8 @@
 
 use holdfast_crds::{
     ACKNOWLEDGE_LOSS, ConditionBuilder, DeletionPolicy, DetachCause, FORCE_DETACH,
-    ObjectStore as ObjectStoreResource, ObjectStoreStatus, READY, Time, VOLUME_FINALIZER, Volume,
-    VolumeSource, VolumeSpec, VolumeStatus, find_condition, is_true,
+    ObjectStore as ObjectStoreResource, ObjectStoreStatus, PROVISIONED, READY, Time, VOLUME_FINALIZER,
+    Volume, VolumeSource, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_format::manifest::Manifest;
 use holdfast_log::LogFailure;
@@ -12,11 +12,10 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
 
-use super::adoption::FoundInStore;
+use super::found_in_store::FoundInStore;
 use super::identity::id_of;
-use super::plan::PROVISIONED;
-use super::source_snapshot::SnapshotFact;
-use super::source_volume::SourceFact;
+use super::snapshot_fact::SnapshotFact;
+use super::source_fact::SourceFact;
 
 /// One volume and what it depends on, as seen at one moment.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use holdfast_log::LogFailure;
 use holdfast_objects::ErrorKind;
 
 use super::facts::ClusterFacts;
+use super::home::Obstacle;
 use super::plan::{deleting, pending};
-use super::provisionable::Obstacle;
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 
@@ -170,8 +170,8 @@ mod tests {
 
     use super::*;
     use crate::volume::facts::StoreFact;
-    use crate::volume::source_snapshot::SnapshotFact;
-    use crate::volume::source_volume::SourceFact;
+    use crate::volume::snapshot_fact::SnapshotFact;
+    use crate::volume::source_fact::SourceFact;
 
     fn store_failure(source: StoreError) -> VolumeFailure {
         let volume = "v".parse().expect("a volume id");

@@ -9,14 +9,11 @@
 //! and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
 
 use holdfast_crds::{
-    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach,
-    OlderLosses, Time,
+    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DATA_LOST, DetachCause, Durability, FORCE_DETACH,
+    ForcedDetach, OlderLosses, Time,
 };
 
 use super::facts::{AttachedWriter, ClusterFacts};
-
-/// Condition: a node was force-detached, and what it had not uploaded is missing.
-pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
 
 /// Losses that a status names one by one, besides the newest. Older ones are summed up: a volume that moves
 /// on from node to node for months, while no person reads of it, keeps a status of one size.

@@ -12,32 +12,24 @@
 //! does one that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
-    ATTACHED, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, ForcedDetach, READY, Time,
-    VolumePhase, VolumeStatus, find_condition, is_true,
+    ASSIGNED, ATTACHED, Condition, ConditionStatus, DATA_LOST, DeletionPolicy, FORCE_DETACH, ForcedDetach,
+    GRANTED, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, Time, VolumePhase, VolumeStatus, find_condition,
+    is_true,
 };
 
 use holdfast_log::trash::Terms;
 
-use super::adoption::{FoundInStore, history, still_attached};
+use super::adoption::{history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
-use super::forced_detach::{DATA_LOST, EarlierLosses, data_lost, earlier_losses, forced_detach};
-use super::provisionable::{Home, Obstacle, provisionable};
-use super::source_snapshot::SourceSnapshot;
+use super::forced_detach::{EarlierLosses, data_lost, earlier_losses, forced_detach};
+use super::found_in_store::FoundInStore;
+use super::home::{Home, Obstacle, SourceSnapshot};
+use super::provisionable::provisionable;
 
-/// Condition: the volume exists in its object store.
-pub(crate) const PROVISIONED: &str = "Provisioned";
 /// Its reason for a volume that the object store held already.
 const ADOPTED: &str = "Adopted";
 /// Reason for a volume whose removal has begun, and waits for something.
 const INTERRUPTED: &str = "DeletionInterrupted";
-/// Condition: the request of `spec.nodeName` is granted.
-pub(crate) const ASSIGNED: &str = "Assigned";
-/// Reason: the node of the spec may serve the volume.
-pub(crate) const GRANTED: &str = "Granted";
-/// Reason: so may a node that has no StorageNode.
-pub(crate) const NODE_UNKNOWN: &str = "NodeUnknown";
-/// Condition: the attached device has the size of the spec.
-pub(crate) const RESIZED: &str = "Resized";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,60 +2,11 @@
 
 use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
 
-use super::adoption::FoundInStore;
 use super::facts::{ClusterFacts, StoreFact};
-use super::source_snapshot::{SourceSnapshot, restorable};
+use super::found_in_store::FoundInStore;
+use super::home::{Home, Obstacle, failed};
+use super::source_snapshot::restorable;
 use super::source_volume::clonable;
-
-/// Reason for which a volume cannot be provisioned now.
-#[derive(Clone, Debug)]
-pub(crate) struct Obstacle {
-    /// State of the volume meanwhile.
-    pub(crate) phase: VolumePhase,
-    /// Reason of its condition.
-    pub(crate) reason: &'static str,
-    /// Message of its condition.
-    pub(crate) message: String,
-}
-
-impl Obstacle {
-    pub(crate) fn new(phase: VolumePhase, reason: &'static str, message: String) -> Self {
-        Self { phase, reason, message }
-    }
-}
-
-/// The volume in the object store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// It is to be created.
-    New {
-        /// Size to create it with.
-        size_bytes: u64,
-    },
-    /// It is to be created with the content of a snapshot.
-    Restored {
-        /// Size to create it with; `None`: that of the snapshot.
-        size_bytes: Option<u64>,
-        /// The snapshot in the same object store.
-        snapshot: SourceSnapshot,
-    },
-    /// It is to be created once a snapshot of another Volume is taken.
-    Cloned {
-        /// Name of that Volume.
-        source: String,
-        /// Its identity.
-        volume_id: String,
-    },
-    /// It is there.
-    Existing {
-        /// Size that it has.
-        size_bytes: u64,
-    },
-}
-
-pub(super) fn failed<T>(reason: &'static str, message: String) -> Result<T, Obstacle> {
-    Err(Obstacle::new(VolumePhase::Failed, reason, message))
-}
 
 /// Decides how the volume gets its place in the object store.
 ///

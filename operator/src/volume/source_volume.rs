@@ -6,58 +6,20 @@
 //! so, and with a Volume that is deleted before that.
 
 use holdfast_crds::{
-    ByteSize, DeletionPolicy, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotSpec, VolumeSource, is_true,
+    ByteSize, DeletionPolicy, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotSpec, VolumeSource,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 
 use super::facts::{ClusterFacts, StoreFact};
-use super::plan::PROVISIONED;
-use super::provisionable::{Home, Obstacle, failed};
-use super::source_snapshot::{SnapshotFact, restorable};
+use super::home::{Home, Obstacle, failed};
+use super::snapshot_fact::SnapshotFact;
+use super::source_fact::SourceFact;
+use super::source_snapshot::restorable;
 use crate::snapshot::facts::OF_VOLUME_ID;
 
 /// Label of a VolumeSnapshot that the operator made for a clone: the name of the Volume that begins with it.
 const CLONE_LABEL: &str = "holdfast.dev/clone";
-
-/// Observed state of the Volume that a volume is to begin with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SourceFact {
-    /// Not read, because the plan does not depend on it.
-    NotLooked,
-    /// No Volume has that name.
-    Missing,
-    /// Its deletion was requested.
-    Deleting,
-    /// It is not in its object store yet.
-    NotProvisioned,
-    /// It exists.
-    Ready {
-        /// Name of its ObjectStore.
-        object_store: String,
-        /// Its identity there.
-        volume_id: String,
-        /// Its size in bytes, where its spec says it.
-        size_bytes: Option<u64>,
-    },
-}
-
-impl SourceFact {
-    /// Reads the fact off a Volume.
-    pub(crate) fn of(volume: Option<&Volume>) -> Self {
-        let Some(volume) = volume else { return Self::Missing };
-        if volume.metadata.deletion_timestamp.is_some() {
-            return Self::Deleting;
-        }
-        if !volume.status.as_ref().is_some_and(|status| is_true(&status.conditions, PROVISIONED)) {
-            return Self::NotProvisioned;
-        }
-        let object_store = volume.spec.object_store.clone().unwrap_or_default();
-        let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());
-        let volume_id = volume_id.unwrap_or_default();
-        Self::Ready { object_store, volume_id, size_bytes: volume.spec.size_bytes().ok() }
-    }
-}
 
 impl ClusterFacts {
     /// Name of the VolumeSnapshot that is made for this clone.

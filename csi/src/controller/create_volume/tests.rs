@@ -20,8 +20,8 @@ fn request(name: &str, required_bytes: i64) -> CreateVolumeRequest {
     }
 }
 
-fn wanted(name: &str, required_bytes: i64) -> Wanted {
-    Wanted::try_from(request(name, required_bytes)).expect("a request")
+fn wanted(name: &str, required_bytes: i64) -> WantedVolume {
+    WantedVolume::try_from(request(name, required_bytes)).expect("a request")
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn settings_are_compared_until_the_spec_was_changed() {
 /// A PersistentVolume alone was not enough to find the data again.
 #[test]
 fn a_new_volume_states_its_identity_and_purpose() {
-    let first = Wanted::try_from(CreateVolumeRequest {
+    let first = WantedVolume::try_from(CreateVolumeRequest {
         parameters: HashMap::from(
             [
                 ("objectStore", "main"),
@@ -99,12 +99,12 @@ fn for_readers(name: &str, snapshot: Option<&str>, modes: &[Mode]) -> CreateVolu
 #[test]
 fn readers_of_many_nodes_need_something_to_read() {
     let modes = [Mode::MultiNodeReaderOnly];
-    let shared = Wanted::try_from(for_readers("pvc-1", Some("backup"), &modes)).expect("a request");
+    let shared = WantedVolume::try_from(for_readers("pvc-1", Some("backup"), &modes)).expect("a request");
     let volume = shared.volume(None).expect("a volume");
     assert!(readers::has_readers(&volume));
     shared.accept(&volume).expect("it is the one");
     let plain = for_readers("pvc-1", Some("backup"), &[Mode::SingleNodeWriter]);
-    let plain = Wanted::try_from(plain).expect("a request");
+    let plain = WantedVolume::try_from(plain).expect("a request");
     for (wanted, found) in [(&plain, &volume), (&shared, &plain.volume(None).expect("a volume"))] {
         let refused = wanted.accept(found).expect_err("for other users");
         assert_eq!(refused.code(), Code::AlreadyExists);
@@ -115,7 +115,7 @@ fn readers_of_many_nodes_need_something_to_read() {
         (for_readers("pvc-1", None, &modes), "volume_content_source: is missing"),
         (for_readers("pvc-1", Some("backup"), &mixed), "write accessModes [ReadOnlyMany] alone"),
     ] {
-        let refused = Wanted::try_from(request).expect_err(words);
+        let refused = WantedVolume::try_from(request).expect_err(words);
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().contains(words), "{}", refused.message());
     }
@@ -144,7 +144,7 @@ fn a_small_claim_is_rounded_up_for_its_file_system() {
         let mut request = request("pvc-1", 1 << 20);
         let mount = MountVolume { fs_type: fs_type.to_owned(), ..MountVolume::default() };
         request.volume_capabilities[0].access_type = Some(AccessType::Mount(mount));
-        Wanted::try_from(request).expect("a request").capacity.bytes
+        WantedVolume::try_from(request).expect("a request").capacity.bytes
     };
     assert_eq!([bytes(""), bytes("btrfs"), bytes("xfs")], [8 << 20, 128 << 20, 300 << 20]);
 }
@@ -159,7 +159,7 @@ fn a_volume_of_a_corrected_class_is_made_again() {
             request.parameters.insert("csi.storage.k8s.io/pvc/namespace".to_owned(), "shop".to_owned());
             request.parameters.insert("csi.storage.k8s.io/pvc/name".to_owned(), claim.to_owned());
         }
-        Wanted::try_from(request).expect("a request")
+        WantedVolume::try_from(request).expect("a request")
     };
     let wrong = with("typo", Some("data")).volume(None).expect("a volume");
     let corrected = with("main", Some("data"));
@@ -196,7 +196,7 @@ fn what_is_not_built_is_refused_by_name() {
         (attributes, "mutable_parameters.iops: "),
         (no_capability, "volume_capabilities: is empty"),
     ] {
-        let refused = Wanted::try_from(request).expect_err(words);
+        let refused = WantedVolume::try_from(request).expect_err(words);
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().starts_with(words), "{}", refused.message());
     }
@@ -208,7 +208,7 @@ fn a_volume_begins_with_its_source_and_no_other() {
         let snapshot = volume_content_source::SnapshotSource { snapshot_id: id.to_owned() };
         let r#type = Some(volume_content_source::Type::Snapshot(snapshot));
         let volume_content_source = Some(VolumeContentSource { r#type });
-        Wanted::try_from(CreateVolumeRequest { volume_content_source, ..request("pvc-1", 0) })
+        WantedVolume::try_from(CreateVolumeRequest { volume_content_source, ..request("pvc-1", 0) })
             .expect("a request")
     };
     let first = from("backup");

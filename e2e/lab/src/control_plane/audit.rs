@@ -87,7 +87,7 @@ impl Audit {
 /// An entry of the log, as far as it is read. Source: `audit.k8s.io/v1`, `Event`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Entry {
+struct AuditEntry {
     verb: String,
     user: User,
     #[serde(default)]
@@ -120,7 +120,7 @@ struct ResponseStatus {
 }
 
 fn parse(line: &str) -> Result<ApiRequest> {
-    let Entry { verb, user, object_ref, response_status, request_received_timestamp, stage_timestamp } =
+    let AuditEntry { verb, user, object_ref, response_status, request_received_timestamp, stage_timestamp } =
         serde_json::from_str(line)?;
     let Object { resource, subresource, name } = object_ref;
     let account = user.username.rsplit(':').next().unwrap_or_default().to_owned();

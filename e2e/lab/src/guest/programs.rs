@@ -25,12 +25,12 @@ pub(super) const PATH: &str = "/holdfast/bin:/usr/local/sbin:/usr/local/bin:/usr
 /// All programs of the machine.
 #[derive(Debug)]
 pub(super) struct Programs {
-    state: Mutex<State>,
+    state: Mutex<ProgramsState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProgramsState {
     /// Exits by process id. Those of orphans stay; they are few.
     exits: HashMap<i32, Exit>,
     /// Spawned programs by name.
@@ -39,7 +39,7 @@ struct State {
 
 impl Programs {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State::default()), changed: Condvar::new() }
+        Self { state: Mutex::new(ProgramsState::default()), changed: Condvar::new() }
     }
 
     /// Notes every child that ends. Never returns.
@@ -145,7 +145,7 @@ impl Programs {
 
     fn launch(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, ProgramsState>,
         command: &mut Command,
         program: &Program,
     ) -> Result<Child> {
@@ -155,12 +155,12 @@ impl Programs {
         Ok(child)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProgramsState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }
 
-impl State {
+impl ProgramsState {
     fn pid(&self, name: &str) -> Result<i32> {
         self.named.get(name).copied().with_context(|| format!("no program was spawned as {name:?}"))
     }

@@ -8,10 +8,10 @@ use tar::{Builder, EntryType, Header};
 /// Files by their path, without a leading slash. They belong to root and have no time; so the tar of equal
 /// files is equal.
 #[derive(Debug, Default)]
-pub struct Layer(BTreeMap<String, Entry>);
+pub struct Layer(BTreeMap<String, LayerEntry>);
 
 #[derive(Debug)]
-enum Entry {
+enum LayerEntry {
     Directory { mode: u32 },
     File { mode: u32, bytes: Vec<u8> },
     Link { target: String },
@@ -20,17 +20,17 @@ enum Entry {
 impl Layer {
     /// Adds a file, and the directories above it.
     pub fn file(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
-        self.add(path, Entry::File { mode, bytes });
+        self.add(path, LayerEntry::File { mode, bytes });
     }
 
     /// Adds a symbolic link, and the directories above it.
     pub fn link(&mut self, path: &str, target: &str) {
-        self.add(path, Entry::Link { target: target.to_owned() });
+        self.add(path, LayerEntry::Link { target: target.to_owned() });
     }
 
     /// Adds a directory, and those above it.
     pub fn directory(&mut self, path: &str, mode: u32) {
-        self.add(path, Entry::Directory { mode });
+        self.add(path, LayerEntry::Directory { mode });
     }
 
     /// True if there is something at that path.
@@ -41,8 +41,8 @@ impl Layer {
     /// Bytes of all files.
     pub fn size_bytes(&self) -> u64 {
         let sizes = self.0.values().map(|entry| match entry {
-            Entry::File { bytes, .. } => bytes.len() as u64,
-            Entry::Directory { .. } | Entry::Link { .. } => 0,
+            LayerEntry::File { bytes, .. } => bytes.len() as u64,
+            LayerEntry::Directory { .. } | LayerEntry::Link { .. } => 0,
         });
         sizes.sum()
     }
@@ -59,18 +59,18 @@ impl Layer {
             header.set_gid(0);
             header.set_mtime(0);
             let added = match entry {
-                Entry::Directory { mode } => {
+                LayerEntry::Directory { mode } => {
                     header.set_entry_type(EntryType::Directory);
                     header.set_mode(*mode);
                     header.set_size(0);
                     tar.append_data(&mut header, format!("{path}/"), std::io::empty())
                 }
-                Entry::File { mode, bytes } => {
+                LayerEntry::File { mode, bytes } => {
                     header.set_mode(*mode);
                     header.set_size(bytes.len() as u64);
                     tar.append_data(&mut header, path, bytes.as_slice())
                 }
-                Entry::Link { target } => {
+                LayerEntry::Link { target } => {
                     header.set_entry_type(EntryType::Symlink);
                     header.set_mode(0o777);
                     header.set_size(0);
@@ -82,10 +82,10 @@ impl Layer {
         tar.into_inner().context("end a layer")
     }
 
-    fn add(&mut self, path: &str, entry: Entry) {
+    fn add(&mut self, path: &str, entry: LayerEntry) {
         let ends = path.match_indices('/').map(|(end, _)| end);
         for end in ends {
-            self.0.entry(path[..end].to_owned()).or_insert(Entry::Directory { mode: 0o755 });
+            self.0.entry(path[..end].to_owned()).or_insert(LayerEntry::Directory { mode: 0o755 });
         }
         self.0.insert(path.to_owned(), entry);
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Architecture;
 use super::layer::Layer;
+use crate::architecture::Architecture;
 use crate::cache::{Cache, fingerprint};
 use crate::command::output;
 use crate::pins::{IMAGE_PACKAGES, IMAGE_SUITE};

@@ -64,11 +64,11 @@ pub enum Dialect {
 #[derive(Debug)]
 pub struct DialectProxy {
     port: u16,
-    shared: Arc<Shared>,
+    shared: Arc<DialectRules>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct DialectRules {
     server: SocketAddr,
     dialects: Mutex<HashMap<String, Dialect>>,
     /// Times at which objects were stored, by the request's path.
@@ -84,7 +84,7 @@ impl DialectProxy {
     pub fn start(server_port: u16) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the proxy")?;
         let port = listener.local_addr().context("read the proxy's port")?.port();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DialectRules {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, server_port)),
             dialects: Mutex::default(),
             stored: Mutex::default(),
@@ -160,7 +160,7 @@ impl From<Answer> for Sent {
     }
 }
 
-impl Shared {
+impl DialectRules {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for connection in listener.incoming() {
             if self.over.load(Ordering::Relaxed) {

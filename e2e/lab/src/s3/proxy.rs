@@ -74,18 +74,18 @@ pub struct Passed {
 #[derive(Debug)]
 pub struct FaultProxy {
     port: u16,
-    shared: Arc<Shared>,
+    shared: Arc<SharedProxy>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedProxy {
     server: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<ProxyState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProxyState {
     rules: Vec<Rule>,
     /// Method and target of the requests since the rules were set.
     asked: HashSet<(String, String)>,
@@ -109,7 +109,7 @@ impl FaultProxy {
     pub fn start(server_port: u16) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the proxy")?;
         let port = listener.local_addr().context("read the proxy's port")?.port();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedProxy {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, server_port)),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -212,7 +212,7 @@ impl Drop for FaultProxy {
     }
 }
 
-impl State {
+impl ProxyState {
     fn break_connections(&mut self) {
         for (_, connection) in self.connections.drain() {
             reset(&connection);
@@ -235,7 +235,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedProxy {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for connection in listener.incoming() {
             let mut state = self.lock();
@@ -349,7 +349,7 @@ impl Shared {
     }
 
     /// Waits while this holds of the state and the proxy runs.
-    fn wait_while(&self, holds: impl Fn(&State) -> bool) {
+    fn wait_while(&self, holds: impl Fn(&ProxyState) -> bool) {
         let mut state = self.lock();
         while holds(&state) && !state.over && !state.away {
             (state, _) =
@@ -357,7 +357,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }

@@ -19,16 +19,16 @@ pub struct Reports {
     port: u16,
     seed: u64,
     lanes: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedReports>,
 }
 
-struct Shared {
+struct SharedReports {
     position: Box<dyn Fn() -> usize + Send + Sync>,
-    state: Mutex<State>,
+    state: Mutex<ReportsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ReportsState {
     noted: Vec<Report>,
     connections: Vec<TcpStream>,
     over: bool,
@@ -52,7 +52,7 @@ impl Reports {
     ) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for reports")?;
         let port = listener.local_addr().context("read the port")?.port();
-        let shared = Arc::new(Shared { position: Box::new(position), state: Mutex::default() });
+        let shared = Arc::new(SharedReports { position: Box::new(position), state: Mutex::default() });
         let listening = Arc::clone(&shared);
         std::thread::spawn(move || {
             for writer in listener.incoming().flatten() {
@@ -152,7 +152,7 @@ impl Drop for Reports {
     }
 }
 
-impl Shared {
+impl SharedReports {
     fn note(&self, writer: &TcpStream) -> Result<()> {
         writer.set_nodelay(true)?;
         let mut answers = writer;
@@ -167,7 +167,7 @@ impl Shared {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReportsState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }

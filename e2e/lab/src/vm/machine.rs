@@ -32,7 +32,7 @@ pub struct Options {
     /// Processors.
     pub processors: u32,
     /// The state disk, mounted at `/state`.
-    pub state: State,
+    pub state: MachineDisk,
     /// The physical block size that the state disk announces, in bytes.
     pub state_block_bytes: u32,
     /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
@@ -49,7 +49,7 @@ pub struct Options {
 
 /// State disk of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum MachineDisk {
     /// An empty file system of so many bytes (sparse).
     Empty(u64),
     /// The same, on a [`RecordedDisk`].
@@ -65,7 +65,7 @@ impl Options {
             user_space: UserSpace::Plain,
             memory_mib: 2048,
             processors: 2,
-            state: State::Empty(16 << 30),
+            state: MachineDisk::Empty(16 << 30),
             state_block_bytes: PHYSICAL_BLOCK_BYTES,
             count_instructions: false,
             plain_processor: false,
@@ -141,8 +141,8 @@ pub(super) fn launch(
     let settings = "cache=unsafe,discard=unmap";
     let (file, settings) = match (recorded, &options.state) {
         (Some(recorded), _) => (recorded.url().into(), "cache=writeback"),
-        (None, State::Image(image)) => (image.clone(), settings),
-        (None, State::Empty(_) | State::Recorded(_)) => (dir.join(STATE_IMAGE), settings),
+        (None, MachineDisk::Image(image)) => (image.clone(), settings),
+        (None, MachineDisk::Empty(_) | MachineDisk::Recorded(_)) => (dir.join(STATE_IMAGE), settings),
     };
     disk(&mut qemu, "state", &file, settings, &format!(",physical_block_size={}", options.state_block_bytes));
     qemu.stdin(Stdio::null());

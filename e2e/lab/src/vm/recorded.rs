@@ -35,7 +35,7 @@ pub struct RecordedDisk {
     before: PathBuf,
     /// Unit that a power cut leaves as it was or as it was written, in bytes.
     block_bytes: usize,
-    shared: Arc<Shared>,
+    shared: Arc<Recording>,
 }
 
 /// Writes that a power cut leaves of those that no flush covers.
@@ -61,16 +61,16 @@ pub struct Cut {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Recording {
     image: File,
     data: File,
     size_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<RecordingState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    record: Vec<Entry>,
+struct RecordingState {
+    record: Vec<RecordedStep>,
     data_bytes: u64,
     failing_reads: Vec<Range<u64>>,
     failing_flushes: bool,
@@ -80,7 +80,7 @@ struct State {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Entry {
+enum RecordedStep {
     /// Bytes of the record's data that went to an offset of the disk.
     Write {
         offset: u64,
@@ -110,7 +110,7 @@ impl RecordedDisk {
         let data = open(&image.with_extension("record"))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the disk")?;
         let port = listener.local_addr().context("read the disk's port")?.port();
-        let shared = Arc::new(Shared { image: image_file, data, size_bytes, state: Mutex::default() });
+        let shared = Arc::new(Recording { image: image_file, data, size_bytes, state: Mutex::default() });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || serving.accept(&listener));
         let block_bytes = usize::try_from(block_bytes).context("a block's size")?;
@@ -137,7 +137,7 @@ impl RecordedDisk {
         let record = self.shared.lock().record[..position].to_vec();
         let mut cut = Cut { flushed: 0, left: 0, torn: 0, lost: 0 };
         for (entry, durable) in record.iter().zip(durable(&record)) {
-            let Entry::Write { offset, at, bytes } = *entry else { continue };
+            let RecordedStep::Write { offset, at, bytes } = *entry else { continue };
             let mut data = vec![0; bytes];
             self.shared.data.read_exact_at(&mut data, at).context("read the record")?;
             let fate = if durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
@@ -188,7 +188,7 @@ impl Drop for RecordedDisk {
     }
 }
 
-impl Shared {
+impl Recording {
     fn accept(&self, listener: &TcpListener) {
         for client in listener.incoming() {
             let Ok(client) = client else { continue };
@@ -252,34 +252,34 @@ impl Shared {
         self.data.write_all_at(data, at).context("write the record")?;
         self.image.write_all_at(data, offset).context("write the image")?;
         state.data_bytes += data.len() as u64;
-        state.record.push(Entry::Write { offset, at, bytes: data.len() });
+        state.record.push(RecordedStep::Write { offset, at, bytes: data.len() });
         Ok(())
     }
 
     fn flush(&self) -> u32 {
         let mut state = self.lock();
         let (entry, error) =
-            if state.failing_flushes { (Entry::FailedFlush, EIO) } else { (Entry::Flush, 0) };
+            if state.failing_flushes { (RecordedStep::FailedFlush, EIO) } else { (RecordedStep::Flush, 0) };
         state.record.push(entry);
         error
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RecordingState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }
 
 /// For each entry whether what it wrote was flushed: the flush after it succeeded.
-fn durable(record: &[Entry]) -> Vec<bool> {
+fn durable(record: &[RecordedStep]) -> Vec<bool> {
     let mut next_succeeds = false;
     let mut durable: Vec<bool> = record
         .iter()
         .rev()
         .map(|entry| {
             next_succeeds = match entry {
-                Entry::Write { .. } => next_succeeds,
-                Entry::Flush => true,
-                Entry::FailedFlush => false,
+                RecordedStep::Write { .. } => next_succeeds,
+                RecordedStep::Flush => true,
+                RecordedStep::FailedFlush => false,
             };
             next_succeeds
         })

@@ -42,7 +42,7 @@ pub(super) struct Mover<'a, S, T> {
 
 /// A part to read, and the number of the new frame that it is for.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+struct WantedPart {
     part: MovedPart,
     frame: usize,
     /// It is read as it is stored.
@@ -53,7 +53,7 @@ struct Wanted {
 struct Batch {
     from: SegmentId,
     range: Range<u64>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedPart>,
 }
 
 /// A frame that is made of parts.
@@ -92,7 +92,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
         let mut frames: Vec<NewFrame> = new.collect();
         for batches in batches(&frames).chunks(PARALLEL) {
             let read = try_join_all(batches.iter().map(|batch| self.read(batch))).await?;
-            for (Wanted { part, frame, is_as_stored }, bytes) in read.into_iter().flatten() {
+            for (WantedPart { part, frame, is_as_stored }, bytes) in read.into_iter().flatten() {
                 let NewFrame { parts, bytes: all } = &mut frames[frame];
                 if is_as_stored {
                     *all = bytes;
@@ -125,7 +125,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
     }
 
     /// The parts of a batch, whose frames pass their checksums.
-    async fn read(&self, batch: &Batch) -> Result<Vec<(Wanted, Vec<u8>)>, NotMoved> {
+    async fn read(&self, batch: &Batch) -> Result<Vec<(WantedPart, Vec<u8>)>, NotMoved> {
         let key = self.plan.inputs.lineage().segment_key(batch.from);
         let read = match self.objects.get_range(&key, batch.range.clone()).await {
             Ok(read) => read,
@@ -133,7 +133,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
         };
         let (wanted, start) = (batch.wanted.clone(), batch.range.start);
         let check = move || {
-            let check = |wanted: Wanted| {
+            let check = |wanted: WantedPart| {
                 let MovedPart { frame, visible, .. } = wanted.part;
                 let at = usize::try_from(frame.offset - start).expect("a read is about 1 MiB");
                 let stored = &read[at..at + frame.stored as usize];
@@ -156,13 +156,13 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
 
 /// The reads of the parts of `frames`, by segment and offset.
 fn batches(frames: &[NewFrame]) -> Vec<Batch> {
-    let mut by_place: BTreeMap<(SegmentId, u64), Wanted> = BTreeMap::new();
+    let mut by_place: BTreeMap<(SegmentId, u64), WantedPart> = BTreeMap::new();
     for (frame, NewFrame { parts, .. }) in frames.iter().enumerate() {
         let is_as_stored = is_as_stored(parts);
         by_place.extend(
-            parts
-                .iter()
-                .map(|part| ((part.from, part.frame.offset), Wanted { part: *part, frame, is_as_stored })),
+            parts.iter().map(|part| {
+                ((part.from, part.frame.offset), WantedPart { part: *part, frame, is_as_stored })
+            }),
         );
     }
     let mut batches: Vec<Batch> = Vec::new();

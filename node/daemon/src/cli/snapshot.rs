@@ -30,7 +30,7 @@ enum SnapshotVerb {
         /// Name of the volume
         volume: String,
         #[command(flatten)]
-        place: Place,
+        place: StoreAndDaemon,
         /// Answer the snapshot that was taken for this UUID, if there is one
         #[arg(long)]
         uid: Option<SnapshotUid>,
@@ -40,20 +40,20 @@ enum SnapshotVerb {
         /// Name of the volume
         volume: String,
         #[command(flatten)]
-        place: Place,
+        place: StoreAndDaemon,
     },
     /// Delete a snapshot; `gc` frees what only it needs
     Delete {
         /// The snapshot, as `create` and `list` show it: VOLUME@SEQ
         snapshot: SnapshotName,
         #[command(flatten)]
-        place: Place,
+        place: StoreAndDaemon,
     },
 }
 
 /// The volume's store, and the daemon.
 #[derive(Debug, Args)]
-struct Place {
+struct StoreAndDaemon {
     /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
     #[arg(long)]
     store: Option<String>,
@@ -67,7 +67,7 @@ struct Place {
 /// The daemon's refusal, or why it was not reached.
 pub(super) async fn run(command: SnapshotCommand, out: &mut String) -> Result<(), Failure> {
     match command.verb {
-        SnapshotVerb::Create { volume, place: Place { store, target }, uid } => {
+        SnapshotVerb::Create { volume, place: StoreAndDaemon { store, target }, uid } => {
             let uid = uid.unwrap_or_else(|| SnapshotUid(random()));
             let request = CreateSnapshotRequest { volume_id: volume, store, uid: uid.to_string() };
             let answer = connect(&target).await?.create_snapshot(request).await;
@@ -78,11 +78,14 @@ pub(super) async fn run(command: SnapshotCommand, out: &mut String) -> Result<()
             }
             finish(answer, &target, out)
         }
-        SnapshotVerb::List { volume, place: Place { store, target } } => {
+        SnapshotVerb::List { volume, place: StoreAndDaemon { store, target } } => {
             let request = ListSnapshotsRequest { volume_id: volume, store };
             finish(connect(&target).await?.list_snapshots(request).await, &target, out)
         }
-        SnapshotVerb::Delete { snapshot: SnapshotName { volume, seq }, place: Place { store, target } } => {
+        SnapshotVerb::Delete {
+            snapshot: SnapshotName { volume, seq },
+            place: StoreAndDaemon { store, target },
+        } => {
             let request = DeleteSnapshotRequest { volume_id: volume.to_string(), store, seq: seq.0 };
             finish(connect(&target).await?.delete_snapshot(request).await, &target, out)
         }

@@ -49,7 +49,7 @@ impl World {
         let socket = ["--socket", socket.to_str().unwrap()];
         let words = ["holdfast-node"].into_iter().chain(line.split(' ')).chain(socket);
         let cli = Cli::try_parse_from(words).unwrap();
-        client::ask(cli.command, out).await
+        dispatch::ask(cli.command, out).await
     }
 }
 
@@ -226,7 +226,7 @@ async fn an_absent_daemon_is_named_with_the_fix() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("node.sock");
     let cli = Cli::try_parse_from(["holdfast-node", "list", "--socket", socket.to_str().unwrap()]).unwrap();
-    let failure = client::ask(cli.command, &mut String::new()).await.unwrap_err();
+    let failure = dispatch::ask(cli.command, &mut String::new()).await.unwrap_err();
     assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(failure.message.contains("node.sock; start it with `holdfast-node run`"), "{}", failure.message);
 }

@@ -16,10 +16,10 @@
 use std::time::Duration;
 
 use holdfast_crds::{GroupProgress, GroupStep, VolumeSnapshotStatus};
+use holdfast_format::snapshot::Snapshot;
 use holdfast_types::{SnapshotUid, VolumeId};
 
 use super::retry::OperationFailure;
-use super::snapshot::Outcome;
 use crate::node::CutStep;
 use crate::volumes::Volumes;
 
@@ -38,6 +38,16 @@ pub(super) enum Task {
     Cut(CutStep),
     /// Wait for the snapshot of the cut.
     Await,
+}
+
+/// Outcome of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum StepOutcome {
+    /// The snapshot is in the log.
+    Taken(Snapshot),
+    /// A snapshot of a group is so far.
+    Reached(GroupProgress),
+    Failed(OperationFailure),
 }
 
 /// The next step for a snapshot of a group; `None` while the operator is about to write one.
@@ -62,29 +72,29 @@ pub(super) async fn cut<V: Volumes>(
     volume: &VolumeId,
     uid: SnapshotUid,
     step: CutStep,
-) -> Outcome {
+) -> StepOutcome {
     let reached = match step {
         CutStep::Prepare => GroupProgress::Prepared,
         CutStep::Hold => GroupProgress::Held,
         CutStep::Release => GroupProgress::Released,
     };
     match (volumes.cut(volume, uid, step).await, step) {
-        (Ok(true), _) => Outcome::Reached(reached),
-        (Ok(false), _) => Outcome::Reached(GroupProgress::Lapsed),
-        (Err(failure), CutStep::Prepare) => Outcome::Failed(OperationFailure::from(failure)),
+        (Ok(true), _) => StepOutcome::Reached(reached),
+        (Ok(false), _) => StepOutcome::Reached(GroupProgress::Lapsed),
+        (Err(failure), CutStep::Prepare) => StepOutcome::Failed(OperationFailure::from(failure)),
         (Err(failure), CutStep::Hold | CutStep::Release) => {
             tracing::warn!(%volume, %uid, error = failure.message, "the snapshot has no common point with its group");
-            Outcome::Reached(GroupProgress::Lapsed)
+            StepOutcome::Reached(GroupProgress::Lapsed)
         }
     }
 }
 
 /// Waits for the snapshot of a cut whose writes were released.
-pub(super) async fn taken<V: Volumes>(volumes: &V, volume: &VolumeId, uid: SnapshotUid) -> Outcome {
+pub(super) async fn taken<V: Volumes>(volumes: &V, volume: &VolumeId, uid: SnapshotUid) -> StepOutcome {
     match volumes.await_cut(volume, uid).await {
-        Ok(Some(taken)) => Outcome::Taken(taken),
-        Ok(None) => Outcome::Reached(GroupProgress::Lapsed),
-        Err(failure) => Outcome::Failed(OperationFailure::from(failure)),
+        Ok(Some(taken)) => StepOutcome::Taken(taken),
+        Ok(None) => StepOutcome::Reached(GroupProgress::Lapsed),
+        Err(failure) => StepOutcome::Failed(OperationFailure::from(failure)),
     }
 }
 

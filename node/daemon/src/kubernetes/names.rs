@@ -11,7 +11,7 @@ use holdfast_types::VolumeId;
 use kube::ResourceExt;
 use kube::runtime::reflector::Store;
 
-use super::volume::identity;
+use super::identity::identity;
 
 /// The names. Clones are the same; a daemon without Kubernetes has none.
 #[derive(Clone, Debug, Default)]

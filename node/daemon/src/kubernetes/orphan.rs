@@ -26,7 +26,7 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 
-use super::volume::identity;
+use super::identity::identity;
 use crate::node::{FailureKind, VolumeState};
 use crate::volumes::Volumes;
 

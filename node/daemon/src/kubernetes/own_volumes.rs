@@ -24,7 +24,7 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::volume::identity;
+use super::identity::identity;
 use crate::volumes::Volumes;
 
 /// Time between two looks at what is here without a grant.

@@ -30,7 +30,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::member::{self, AGAIN, Task};
+use super::member::{self, AGAIN, StepOutcome, Task};
 use super::retry::OperationFailure;
 use crate::node::VolumeInStore;
 use crate::volumes::Volumes;
@@ -44,7 +44,7 @@ const NOT_HERE: Duration = Duration::from_secs(10);
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 /// Context of every reconciliation.
-struct Context<V> {
+struct SnapshotContext<V> {
     client: Client,
     me: String,
     volumes: V,
@@ -57,7 +57,8 @@ struct Context<V> {
 pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let mine = watcher::Config::default().fields(&format!("status.node={me}"));
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
-    let context = Context { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
+    let context =
+        SnapshotContext { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
     // As many at a time as the operator asks for: one whose store is unreachable waits, and the others do not
     // wait for it. A volume refuses those that it has no place for.
     Controller::new(Api::<VolumeSnapshot>::all(client), mine)
@@ -73,7 +74,7 @@ pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
 #[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
 async fn reconcile<V: Volumes>(
     snapshot: Arc<VolumeSnapshot>,
-    context: Arc<Context<V>>,
+    context: Arc<SnapshotContext<V>>,
 ) -> Result<Action, ApiError> {
     let Some((volume, uid, task)) = asked(&snapshot, &context.me) else { return Ok(Action::await_change()) };
     if !context.volumes.list().iter().any(|here| here.volume == volume) {
@@ -84,9 +85,9 @@ async fn reconcile<V: Volumes>(
         Task::Take => {
             let at = VolumeInStore { volume: volume.clone(), store: None };
             let taken = volumes.create_snapshot(at, uid).await;
-            taken.map_or_else(|failure| Outcome::Failed(failure.into()), Outcome::Taken)
+            taken.map_or_else(|failure| StepOutcome::Failed(failure.into()), StepOutcome::Taken)
         }
-        Task::Announce => Outcome::Reached(GroupProgress::Preparing),
+        Task::Announce => StepOutcome::Reached(GroupProgress::Preparing),
         Task::Cut(step) => member::cut(volumes, &volume, uid, step).await,
         Task::Await => member::taken(volumes, &volume, uid).await,
     };
@@ -100,27 +101,18 @@ async fn reconcile<V: Volumes>(
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Outcome of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// The snapshot is in the log.
-    Taken(Snapshot),
-    /// A snapshot of a group is so far.
-    Reached(GroupProgress),
-    Failed(OperationFailure),
-}
-
 /// Time until the next attempt; nothing once the step is done.
 fn count(
     failures: &mut HashMap<SnapshotUid, (u32, Instant)>,
     uid: SnapshotUid,
-    outcome: &Outcome,
+    outcome: &StepOutcome,
 ) -> Option<Duration> {
     let failure = match outcome {
-        Outcome::Failed(failure) => failure,
-        Outcome::Taken(_) | Outcome::Reached(_) => {
+        StepOutcome::Failed(failure) => failure,
+        StepOutcome::Taken(_) | StepOutcome::Reached(_) => {
             failures.remove(&uid);
-            let ends = [GroupProgress::Prepared, GroupProgress::Held].map(Outcome::Reached).contains(outcome);
+            let ends =
+                [GroupProgress::Prepared, GroupProgress::Held].map(StepOutcome::Reached).contains(outcome);
             return ends.then_some(AGAIN);
         }
     };
@@ -147,14 +139,14 @@ fn report(
     before: &VolumeSnapshotStatus,
     generation: Option<i64>,
     volume: &VolumeId,
-    outcome: Outcome,
+    outcome: StepOutcome,
     now: &Time,
 ) -> VolumeSnapshotStatus {
     let conditions = ConditionBuilder { previous: &before.conditions, observed_generation: generation, now };
     // What is not written again is taken off the object.
     let group_progress = before.group_progress;
     match outcome {
-        Outcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
+        StepOutcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
             let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
             let message = "the snapshot holds what the volume held at one point, as after a power cut";
             VolumeSnapshotStatus {
@@ -167,7 +159,7 @@ fn report(
                 ..VolumeSnapshotStatus::default()
             }
         }
-        Outcome::Reached(progress) => VolumeSnapshotStatus {
+        StepOutcome::Reached(progress) => VolumeSnapshotStatus {
             conditions: vec![conditions.build(
                 READY,
                 ConditionStatus::False,
@@ -177,7 +169,7 @@ fn report(
             group_progress: Some(progress),
             ..VolumeSnapshotStatus::default()
         },
-        Outcome::Failed(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
+        StepOutcome::Failed(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
             group_progress,
             conditions: vec![conditions.build(READY, ConditionStatus::False, reason, message)],
             ..VolumeSnapshotStatus::default()
@@ -197,7 +189,7 @@ fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bo
 async fn write<V>(
     snapshot: &VolumeSnapshot,
     status: &VolumeSnapshotStatus,
-    context: &Context<V>,
+    context: &SnapshotContext<V>,
 ) -> Result<(), ApiError> {
     let name = snapshot.name_any();
     let patch = json!({
@@ -217,7 +209,7 @@ async fn write<V>(
     Ok(())
 }
 
-fn retry<V>(snapshot: Arc<VolumeSnapshot>, error: &ApiError, _context: Arc<Context<V>>) -> Action {
+fn retry<V>(snapshot: Arc<VolumeSnapshot>, error: &ApiError, _context: Arc<SnapshotContext<V>>) -> Action {
     if error.is_stale() {
         // The watch brings what changed.
         return Action::requeue(Duration::from_secs(1));
@@ -264,15 +256,15 @@ mod tests {
         let failure =
             OperationFailure { reason: "Busy", message: "it waits".to_owned(), retry: Retry::Later };
         let before = VolumeSnapshotStatus::default();
-        let failed = report(&before, Some(1), &volume, Outcome::Failed(failure.clone()), &now);
+        let failed = report(&before, Some(1), &volume, StepOutcome::Failed(failure.clone()), &now);
         assert_eq!((failed.conditions[0].reason.as_str(), &failed.snapshot_id), ("Busy", &None));
         assert!(says_more(&before, &failed));
         assert!(
-            !says_more(&failed, &report(&failed, Some(1), &volume, Outcome::Failed(failure), &now)),
+            !says_more(&failed, &report(&failed, Some(1), &volume, StepOutcome::Failed(failure), &now)),
             "said already"
         );
         let taken = Snapshot { seq: Seq(7), uid: UID.parse().expect("a uid"), unix_ms: 5000, sectors: 16 };
-        let status = report(&failed, Some(1), &volume, Outcome::Taken(taken), &now);
+        let status = report(&failed, Some(1), &volume, StepOutcome::Taken(taken), &now);
         assert!(says_more(&failed, &status));
         assert_eq!(status.snapshot_id.as_deref(), Some("v@7"));
         assert_eq!(status.size_bytes, Some(16 * SECTOR_BYTES));
@@ -285,12 +277,12 @@ mod tests {
         let uid = UID.parse().expect("a uid");
         let failure = OperationFailure { reason: "Busy", message: String::new(), retry: Retry::Later };
         let mut failures = HashMap::new();
-        let failed = Outcome::Failed(failure);
+        let failed = StepOutcome::Failed(failure);
         let first = count(&mut failures, uid, &failed).expect("again");
         let third = (0..2).filter_map(|_| count(&mut failures, uid, &failed)).last();
         assert!(third.is_some_and(|third| third > first));
         let taken = Snapshot { seq: Seq(7), uid, unix_ms: 0, sectors: 8 };
-        assert_eq!(count(&mut failures, uid, &Outcome::Taken(taken)), None);
+        assert_eq!(count(&mut failures, uid, &StepOutcome::Taken(taken)), None);
         assert!(failures.is_empty());
     }
 }

@@ -25,6 +25,7 @@ use tracing::Instrument;
 
 use super::event::changes;
 use super::facts::NodeFacts;
+use super::identity::identity;
 use super::names::VolumeNames;
 use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
@@ -46,7 +47,7 @@ const GROW_WITHIN: Duration = Duration::from_secs(30);
 const SEEN: usize = 64;
 
 /// Context of every reconciliation.
-struct Context<V> {
+struct VolumeContext<V> {
     client: Client,
     me: String,
     volumes: V,
@@ -68,13 +69,20 @@ pub(crate) async fn run<V: Volumes>(
 ) {
     let (operations, ends) = Operations::new(tasks.clone());
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
-    let context =
-        Context { client: client.clone(), me, volumes, operations, recorder, object_stores, permissions };
+    let context = VolumeContext {
+        client: client.clone(),
+        me,
+        volumes,
+        operations,
+        recorder,
+        object_stores,
+        permissions,
+    };
     let (known, writer) = reflector::store();
     names.read_from(writer.as_reader());
     let (sender, seen) = mpsc::channel(SEEN);
     let controller = Controller::for_stream(ReceiverStream::new(seen).map(Ok), known);
-    let Context { client, me, volumes, recorder, .. } = &context;
+    let VolumeContext { client, me, volumes, recorder, .. } = &context;
     let watch = own_volumes::run(client.clone(), me.clone(), volumes.clone(), writer, sender);
     let detaches = orphan::Detaches::new(tasks);
     let orphans = orphan::run(
@@ -97,7 +105,10 @@ pub(crate) async fn run<V: Volumes>(
 }
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
-async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) -> Result<Action, ApiError> {
+async fn reconcile<V: Volumes>(
+    volume: Arc<Volume>,
+    context: Arc<VolumeContext<V>>,
+) -> Result<Action, ApiError> {
     // Until the operator gave the volume its identity there is nothing to serve.
     let Some(id) = identity(&volume) else { return Ok(Action::await_change()) };
     context.permissions.set(&id, format_permission(&volume));
@@ -110,7 +121,7 @@ async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) ->
     Ok(plan.again.map_or_else(Action::await_change, Action::requeue))
 }
 
-fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) -> Action {
+fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<VolumeContext<V>>) -> Action {
     if error.is_stale() {
         // The watch brings what changed.
         return Action::requeue(Duration::from_secs(1));
@@ -123,16 +134,12 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
     Action::requeue(API_RETRY.delay(1, fastrand::f64()))
 }
 
-pub(super) fn identity(volume: &Volume) -> Option<VolumeId> {
-    volume.status.as_ref()?.volume_id.clone()?.try_into().ok()
-}
-
 /// The epoch for which the user allows to format the volume.
 fn format_permission(volume: &Volume) -> Option<u64> {
     volume.annotations().get(FORMAT_UNKNOWN_CONTENT)?.parse().ok()
 }
 
-fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> NodeFacts {
+fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &VolumeContext<V>) -> NodeFacts {
     let now = Instant::now();
     let entry = context.operations.of(id);
     let wait = entry.wait(now);
@@ -158,7 +165,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
 }
 
 /// The Secret with the credentials of the ObjectStore called `name`.
-fn secret<V>(name: &str, context: &Context<V>) -> Option<String> {
+fn secret<V>(name: &str, context: &VolumeContext<V>) -> Option<String> {
     match &context.object_stores.get(&ObjectRef::new(name))?.spec.credentials {
         Credentials::SecretRef(SecretRef { name, namespace }) => Some(format!("{namespace}/{name}")),
         Credentials::Environment(_) | Credentials::WebIdentity(_) => None,
@@ -167,7 +174,7 @@ fn secret<V>(name: &str, context: &Context<V>) -> Option<String> {
 
 /// One volume being worked on, as the API server last returned it.
 struct Reconciliation<'a, V> {
-    context: &'a Context<V>,
+    context: &'a VolumeContext<V>,
     volume: Volume,
     id: VolumeId,
 }

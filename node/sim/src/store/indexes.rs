@@ -36,7 +36,7 @@ struct MergedRun {
 }
 
 /// The part of a run that has a block's entries, with the names of the volume that reads it.
-enum Known<'a> {
+enum KnownPart<'a> {
     Segment(SegmentId, &'a FrameIndex),
     Merged(Cow<'a, RunHead>, &'a RunPage),
 }
@@ -101,18 +101,18 @@ impl StoredIndexes {
     /// Composition of `block` by the list `runs`, newest first.
     pub(super) fn composition(&self, runs: &[Run], block: Block) -> Composition {
         let in_chunk = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let known: Vec<Known<'_>> = in_chunk.filter_map(|run| self.known(run, block)).collect();
+        let known: Vec<KnownPart<'_>> = in_chunk.filter_map(|run| self.known(run, block)).collect();
         let layers = known.iter().map(|known| match known {
-            Known::Segment(id, index) => Layer::Segment(*id, index),
-            Known::Merged(head, page) => Layer::Merged(head, page),
+            KnownPart::Segment(id, index) => Layer::Segment(*id, index),
+            KnownPart::Merged(head, page) => Layer::Merged(head, page),
         });
         compose(block, Mask::FULL, layers)
     }
 
-    fn known(&self, run: &Run, block: Block) -> Option<Known<'_>> {
+    fn known(&self, run: &Run, block: Block) -> Option<KnownPart<'_>> {
         match run {
             Run::Segment(segment) => {
-                Some(Known::Segment(segment.id, &self.segments[&own_segment(segment.id)].index))
+                Some(KnownPart::Segment(segment.id, &self.segments[&own_segment(segment.id)].index))
             }
             Run::Merged(merged) => {
                 let MergedRun { head, pages } = &self.runs[&own_run(merged.id)];
@@ -123,7 +123,7 @@ impl StoredIndexes {
                 } else {
                     Cow::Owned(head.clone().inherited(forks).expect("runs have a short lineage"))
                 };
-                Some(Known::Merged(head, page))
+                Some(KnownPart::Merged(head, page))
             }
         }
     }

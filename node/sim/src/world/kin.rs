@@ -7,26 +7,13 @@ use holdfast_log::{Creation, LogFailure, SnapshotError, forget, provision, remov
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Millis, Nonce, SnapshotName, VolumeId};
 
-use super::snapshots::{CUT_OFF, Done, is_passing};
+use super::snapshots::{CUT_OFF, Done, Settled, is_passing};
 use super::{Faults, World};
 use crate::expect::{Cut, Expect};
 use crate::invariant::Invariant;
 use crate::store::Store;
 use crate::surroundings::SimObjects;
 use crate::terms::Terms;
-
-/// Outcomes of the creation of a fork, or of a removal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Settled {
-    /// The fork was made, with so many sectors.
-    Made(u64),
-    /// The fork came too late: it does not exist.
-    Void,
-    /// The volume is removed.
-    Removed,
-    /// The store failed: that is to be tried again.
-    Unclear,
-}
 
 impl World {
     /// New hosts, on the same terms, for a volume that is to be a fork in the same bucket.

@@ -18,7 +18,6 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use super::World;
-use super::kin::Settled;
 use crate::calls::{Answer, Ask, Call, Calls, StoreAsk};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
@@ -41,6 +40,19 @@ pub(super) enum Done {
     Swept(Result<SweepReport, LogFailure>, SweepMemory),
     Made(Result<u64, LogFailure>),
     Removed(Result<Vec<VolumeId>, SnapshotError>),
+}
+
+/// Outcomes of the creation of a fork, or of a removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// The fork was made, with so many sectors.
+    Made(u64),
+    /// The fork came too late: it does not exist.
+    Void,
+    /// The volume is removed.
+    Removed,
+    /// The store failed: that is to be tried again.
+    Unclear,
 }
 
 /// The control plane at work on the volume's snapshots and on what nothing needs any more: one thing at a

@@ -7,10 +7,10 @@ use holdfast_crds::{
 
 use holdfast_types::SnapshotUid;
 
-use super::super::adoption::LastWriter;
 use super::super::facts::AttachedWriter;
-use super::super::source_snapshot::{SnapshotFact, SourceSnapshot, TakenSnapshot};
-use super::super::source_volume::SourceFact;
+use super::super::found_in_store::LastWriter;
+use super::super::snapshot_fact::{SnapshotFact, TakenSnapshot};
+use super::super::source_fact::SourceFact;
 use std::time::Duration;
 
 use super::*;

@@ -46,18 +46,24 @@ async fn a_hold_that_fails_has_lapsed_and_a_preparation_is_tried_again() {
     let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
     assert_eq!(
         cut(&volumes, &volume, UID, CutStep::Prepare).await,
-        Outcome::Reached(GroupProgress::Prepared)
+        StepOutcome::Reached(GroupProgress::Prepared)
     );
-    assert_eq!(cut(&volumes, &volume, UID, CutStep::Hold).await, Outcome::Reached(GroupProgress::Held));
+    assert_eq!(cut(&volumes, &volume, UID, CutStep::Hold).await, StepOutcome::Reached(GroupProgress::Held));
     for step in [CutStep::Hold, CutStep::Release] {
         volumes.fail(FailureKind::Busy, "it is being detached");
-        assert_eq!(cut(&volumes, &volume, UID, step).await, Outcome::Reached(GroupProgress::Lapsed));
+        assert_eq!(cut(&volumes, &volume, UID, step).await, StepOutcome::Reached(GroupProgress::Lapsed));
     }
     volumes.fail(FailureKind::Unavailable, "the store does not answer");
     let failed = cut(&volumes, &volume, UID, CutStep::Prepare).await;
-    assert!(matches!(failed, Outcome::Failed(OperationFailure { reason: "Unavailable", .. })), "{failed:?}");
+    assert!(
+        matches!(failed, StepOutcome::Failed(OperationFailure { reason: "Unavailable", .. })),
+        "{failed:?}"
+    );
     volumes.lapse_cuts();
-    assert_eq!(cut(&volumes, &volume, UID, CutStep::Release).await, Outcome::Reached(GroupProgress::Lapsed));
+    assert_eq!(
+        cut(&volumes, &volume, UID, CutStep::Release).await,
+        StepOutcome::Reached(GroupProgress::Lapsed)
+    );
     assert_eq!(volumes.cuts().len(), 6);
 }
 
@@ -65,7 +71,7 @@ async fn a_hold_that_fails_has_lapsed_and_a_preparation_is_tried_again() {
 #[tokio::test]
 async fn a_snapshot_that_is_of_no_common_point_is_not_reported_as_one() {
     let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
-    assert!(matches!(taken(&volumes, &volume, UID).await, Outcome::Taken(taken) if taken.uid == UID));
+    assert!(matches!(taken(&volumes, &volume, UID).await, StepOutcome::Taken(taken) if taken.uid == UID));
     volumes.lapse_cuts();
-    assert_eq!(taken(&volumes, &volume, UID).await, Outcome::Reached(GroupProgress::Lapsed));
+    assert_eq!(taken(&volumes, &volume, UID).await, StepOutcome::Reached(GroupProgress::Lapsed));
 }

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use holdfast_engine::volume::Delay;
-use holdfast_service::admin::Program;
 use holdfast_types::CHUNK_SECTORS;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,

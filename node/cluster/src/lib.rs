@@ -1,4 +1,4 @@
-//! The API server as operator and node daemon use it.
+//! The API server as operator, node daemon and CSI driver use it.
 //!
 //! Owns: a request with a limit on its time; the way from an ObjectStore and its Secrets to the configuration
 //! of an S3 client; events and the one who writes them.

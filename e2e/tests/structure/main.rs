@@ -1,0 +1,7 @@
+//! The structure of the source: files that import each other, names of types.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
+
+mod circles;
+mod source;
+mod type_names;

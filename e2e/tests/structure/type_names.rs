@@ -1,0 +1,253 @@
+//! Names of types: one name, one type.
+//!
+//! A reader who meets a name finds one definition of it. The names that several files define are on a list,
+//! which may only shrink: each with the number of its files and the reason why it may stay.
+
+use std::collections::BTreeMap;
+
+use crate::source::crates;
+
+/// Reasons for which several files may define a name. The first three are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Because {
+    /// No definition but one leaves its file.
+    Private,
+    /// No definition but one is the product's: the others are of the harness, which uses no internal type.
+    Harness,
+    /// No definition but one is the product's: the others are models of the simulation, or of the harness.
+    Model,
+    /// Each program has its own, and none sees that of another.
+    Program,
+    /// None: they are to be renamed.
+    Open,
+}
+use Because::{Harness, Model, Open, Private, Program};
+
+/// Names that several files define, with the number of files.
+const SEVERAL: &[(&str, usize, Because)] = &[
+    ("Answer", 6, Open),
+    ("Asked", 2, Private),
+    ("Attach", 3, Open),
+    ("Behind", 2, Private),
+    ("Bench", 2, Private),
+    ("Blocks", 3, Private),
+    ("Call", 2, Model),
+    ("Case", 2, Model),
+    ("Claim", 3, Open),
+    ("Closed", 2, Private),
+    ("Cluster", 5, Open),
+    ("Command", 4, Program),
+    ("Content", 2, Model),
+    ("Control", 2, Harness),
+    ("ControlPlane", 2, Harness),
+    ("Counts", 2, Private),
+    ("Crash", 2, Model),
+    ("Create", 2, Open),
+    ("Cut", 3, Model),
+    ("CutStep", 2, Open),
+    ("Daemon", 2, Private),
+    ("Death", 2, Model),
+    ("Device", 2, Model),
+    ("DeviceInfo", 2, Model),
+    ("DeviceState", 2, Model),
+    ("Devices", 2, Model),
+    ("Disk", 3, Private),
+    ("Durability", 2, Open),
+    ("Ended", 3, Open),
+    ("Endpoint", 2, Private),
+    ("Entry", 6, Open),
+    ("Errno", 2, Open),
+    ("Fate", 2, Private),
+    ("Fault", 3, Open),
+    ("Faults", 2, Model),
+    ("Figure", 2, Harness),
+    ("FileSystem", 2, Private),
+    ("Fingerprint", 2, Private),
+    ("Found", 4, Private),
+    ("Gate", 2, Open),
+    ("Handoff", 2, Program),
+    ("Holder", 2, Private),
+    ("Inner", 2, Private),
+    ("Instance", 2, Private),
+    ("Job", 3, Model),
+    ("Kept", 2, Private),
+    ("Kernel", 3, Model),
+    ("Kind", 4, Open),
+    ("Known", 2, Private),
+    ("Labels", 2, Private),
+    ("Lane", 3, Open),
+    ("LastRun", 2, Private),
+    ("Layer", 2, Harness),
+    ("Ledger", 2, Private),
+    ("Listed", 3, Private),
+    ("Merge", 2, Open),
+    ("Message", 2, Private),
+    ("Metrics", 2, Program),
+    ("Named", 2, Private),
+    ("Needed", 2, Open),
+    ("NewVolume", 2, Harness),
+    ("Node", 4, Open),
+    ("Object", 3, Private),
+    ("Objects", 2, Model),
+    ("Options", 2, Private),
+    ("Order", 2, Private),
+    ("Owner", 2, Model),
+    ("Part", 3, Open),
+    ("Parts", 3, Private),
+    ("Place", 2, Private),
+    ("Plan", 3, Private),
+    ("Preflight", 2, Program),
+    ("Process", 3, Model),
+    ("Profile", 2, Harness),
+    ("Program", 2, Harness),
+    ("Queue", 3, Open),
+    ("Readiness", 4, Open),
+    ("Record", 2, Private),
+    ("Refused", 3, Model),
+    ("Relocation", 2, Private),
+    ("Replay", 2, Private),
+    ("Reply", 3, Open),
+    ("Report", 3, Open),
+    ("Request", 4, Model),
+    ("Ring", 2, Open),
+    ("Room", 2, Private),
+    ("Row", 3, Private),
+    ("Run", 2, Private),
+    ("Runs", 2, Private),
+    ("Scenario", 2, Harness),
+    ("Schedule", 2, Private),
+    ("Seen", 3, Private),
+    ("Sent", 3, Private),
+    ("Served", 3, Harness),
+    ("Settings", 5, Open),
+    ("Shown", 2, Private),
+    ("Slot", 3, Private),
+    ("Snapshot", 2, Model),
+    ("Socket", 2, Harness),
+    ("Source", 3, Open),
+    ("Space", 2, Private),
+    ("Stage", 4, Private),
+    ("State", 2, Private),
+    ("Store", 3, Harness),
+    ("Subject", 2, Private),
+    ("Sweeps", 2, Private),
+    ("Task", 2, Private),
+    ("Tasks", 2, Model),
+    ("Terms", 2, Model),
+    ("Told", 2, Harness),
+    ("Turn", 3, Private),
+    ("Unfit", 3, Open),
+    ("Unit", 2, Private),
+    ("Verdict", 3, Open),
+    ("Violation", 2, Model),
+    ("Volume", 2, Private),
+    ("Waiting", 2, Private),
+    ("Work", 2, Private),
+    ("World", 2, Harness),
+    ("Writer", 2, Private),
+    ("Writers", 2, Model),
+    ("Written", 3, Private),
+];
+
+/// A definition of a type.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Definition {
+    file: String,
+    /// True if another file may name it.
+    leaves: bool,
+}
+
+/// All definitions by name, of a name at most one a file.
+fn definitions() -> BTreeMap<String, Vec<Definition>> {
+    let mut found: BTreeMap<String, BTreeMap<String, bool>> = BTreeMap::new();
+    for read in crates() {
+        for module in &read.modules {
+            for (name, leaves) in types(&module.words) {
+                *found.entry(name).or_default().entry(module.file.clone()).or_default() |= leaves;
+            }
+        }
+    }
+    let all = |files: BTreeMap<String, bool>| {
+        files.into_iter().map(|(file, leaves)| Definition { file, leaves }).collect()
+    };
+    found.into_iter().map(|(name, files)| (name, all(files))).collect()
+}
+
+/// Types that a module defines, and if each is visible outside. Those in a function or an implementation are
+/// no items of the module.
+fn types(words: &[String]) -> Vec<(String, bool)> {
+    let (mut depth, mut before) = (0, "");
+    let mut found = Vec::new();
+    for pair in words.windows(2) {
+        let [word, name] = pair else { continue };
+        match word.as_str() {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "struct" | "enum" | "trait" | "type" if depth == 0 => {
+                found.push((name.clone(), matches!(before, "pub" | ")")));
+            }
+            _ => {}
+        }
+        before = word;
+    }
+    found
+}
+
+impl Because {
+    fn is_true(self, definitions: &[Definition]) -> bool {
+        let most_one = |counts: fn(&Definition) -> bool| {
+            definitions.iter().filter(|definition| counts(definition)).count() <= 1
+        };
+        match self {
+            Private => most_one(|one| one.leaves),
+            Harness => most_one(|one| !one.file.starts_with("e2e/")),
+            Model => most_one(|one| !one.file.starts_with("e2e/") && !one.file.starts_with("node/sim/")),
+            Program => {
+                let programs = definitions.iter().map(|one| one.file.split("/src/").next());
+                let mut programs: Vec<Option<&str>> = programs.collect();
+                programs.sort_unstable();
+                programs.windows(2).all(|two| two[0] != two[1])
+            }
+            Open => true,
+        }
+    }
+}
+
+#[test]
+fn a_name_is_that_of_one_type() {
+    let found = definitions();
+    let mut wrong = Vec::new();
+    for (name, files) in found.iter().filter(|(_, files)| files.len() > 1) {
+        let paths: Vec<&str> = files.iter().map(|one| one.file.as_str()).collect();
+        match SEVERAL.iter().find(|(listed, ..)| listed == name) {
+            None => wrong.push(format!("{name} is defined in {}: rename all but one", paths.join(", "))),
+            Some(&(_, count, because)) => {
+                if files.len() != count {
+                    let is = files.len();
+                    wrong.push(format!(
+                        "{name} is defined in {is} files, the list says {count}: {}",
+                        paths.join(", ")
+                    ));
+                }
+                if !because.is_true(files) {
+                    wrong.push(format!("{name} is not {because:?} alone: {files:?}"));
+                }
+            }
+        }
+    }
+    for (name, ..) in SEVERAL {
+        if found.get(*name).is_none_or(|files| files.len() < 2) {
+            wrong.push(format!("{name} is the name of one type now: take it from the list"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn types_of_a_module_are_its_items() {
+    let words =
+        crate::source::words("pub(crate) struct A; impl B { type C = u8; } enum D { E } pub trait F {}");
+    let found: Vec<String> =
+        types(&words).into_iter().map(|(name, leaves)| format!("{name} {leaves}")).collect();
+    assert_eq!(found, ["A true", "D false", "F true"]);
+}

@@ -1,0 +1,82 @@
+//! Turns of the merges of a node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use holdfast_format::index::policy::MergeKind;
+use tokio::sync::Mutex;
+
+use crate::upload_memory::StoreKey;
+
+/// A turn of merges, which have it one after another.
+type Turn = Arc<Mutex<()>>;
+
+/// Turns of a node's merges, first come, first served. One into a base may take hours, and those of levels do
+/// not wait for it; nor does the merge of a store for one whose requests to another store hang (25).
+#[derive(Debug, Default)]
+pub struct MergeTurns {
+    levels: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
+    base: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
+}
+
+impl MergeTurns {
+    pub(crate) fn of(&self, kind: MergeKind, store: StoreKey) -> Turn {
+        let turns = match kind {
+            MergeKind::Level => &self.levels,
+            MergeKind::Base => &self.base,
+        };
+        let mut turns = turns.lock();
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(store).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The turn goes to the one that waits at the lowest number, and a number that is free is used again: while
+    /// others come, a volume may wait without end.
+    #[tokio::test]
+    async fn merges_into_the_base_take_turns() {
+        use tokio::sync::oneshot;
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let (turns, order) =
+                    (std::rc::Rc::new(MergeTurns::default()), std::rc::Rc::new(Mutex::new(vec![])));
+                let begin = |name: u32| {
+                    let (end, ended) = oneshot::channel::<()>();
+                    let (turns, order) = (std::rc::Rc::clone(&turns), std::rc::Rc::clone(&order));
+                    tokio::task::spawn_local(async move {
+                        let _turn = turns.of(MergeKind::Base, StoreKey(0)).lock_owned().await;
+                        order.lock().await.push(name);
+                        let _ = ended.await;
+                    });
+                    end
+                };
+                let settle = || async {
+                    for _ in 0..20 {
+                        tokio::task::yield_now().await;
+                    }
+                };
+                let mut running = begin(0);
+                settle().await;
+                let mut next = begin(1);
+                settle().await;
+                let _waits = begin(2);
+                settle().await;
+                assert_eq!(*order.lock().await, [0], "one at a time");
+                // Each that ends is followed by another: there is always one that waits beside volume 2.
+                for name in 3..20 {
+                    drop(std::mem::replace(&mut running, next));
+                    settle().await;
+                    next = begin(name);
+                    settle().await;
+                }
+                let order = order.lock().await.clone();
+                assert!(order.contains(&2), "volume 2 has no turn: {order:?}");
+            })
+            .await;
+    }
+}

@@ -1,0 +1,22 @@
+//! The state of this process, as the admin endpoint shows it at `/readyz` and `/metrics`.
+
+use std::fmt;
+
+use holdfast_service::admin::Program;
+
+use crate::metrics;
+use crate::readiness::Readiness;
+use crate::volumes::Volumes;
+
+/// The state that the admin endpoint shows.
+pub(crate) struct Shown<V>(pub(crate) Readiness<V>);
+
+impl<V: Volumes> Program for Shown<V> {
+    fn not_ready(&self) -> Vec<String> {
+        self.0.not_ready()
+    }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        metrics::render(self.0.clone())
+    }
+}

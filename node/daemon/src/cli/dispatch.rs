@@ -1,0 +1,82 @@
+//! Commands, each sent to the daemon over its socket.
+
+use holdfast_proto::node::v1::{
+    AttachRequest, CapabilitiesRequest, ConfigureRequest, DetachRequest, Durability, GrowRequest,
+    ListRequest, StatsRequest,
+};
+
+use super::client::{connect, finish};
+use super::{Attach, Class, Command, Configure, create, gc, output, scrub, snapshot};
+use crate::failure::Failure;
+use crate::node::FailureKind;
+
+/// Sends one command to the daemon; its answer, as text for a person or as JSON, goes to `out`.
+///
+/// # Errors
+/// The daemon's refusal, or why it was not reached.
+pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
+    match command {
+        Command::Run { .. } | Command::Preflight(_) | Command::Fenced(_) | Command::FlushDevice { .. } => {
+            Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
+        }
+        Command::Create(create) => create::run(create, out).await,
+        Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, durability, target }) => {
+            let request = AttachRequest {
+                volume_id: volume,
+                store,
+                size_bytes: size.map(|size| size.0),
+                replaces_epoch: take_over,
+                max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+                durability: wire(durability).into(),
+            };
+            let mut client = connect(&target).await?;
+            let answer = client.attach(request).await;
+            if let Ok(answer) = &answer
+                && let Some(displaced) = &answer.get_ref().displaced
+            {
+                super::note(&output::displaced(displaced));
+            }
+            finish(answer, &target, out)
+        }
+        Command::Configure(Configure { volume, max_dirty_age, durability, target }) => {
+            let mut client = connect(&target).await?;
+            let request = ConfigureRequest {
+                volume_id: volume,
+                max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+                durability: durability.map_or(Durability::Unspecified, wire).into(),
+            };
+            finish(client.configure(request).await, &target, out)
+        }
+        Command::Grow { volume, size, target } => {
+            let mut client = connect(&target).await?;
+            let request = GrowRequest { volume_id: volume, size_bytes: size.0 };
+            finish(client.grow(request).await, &target, out)
+        }
+        Command::Detach { volume, target } => {
+            let mut client = connect(&target).await?;
+            finish(client.detach(DetachRequest { volume_id: volume }).await, &target, out)
+        }
+        Command::List { target } => {
+            let mut client = connect(&target).await?;
+            finish(client.list(ListRequest {}).await, &target, out)
+        }
+        Command::Stats { volume, target } => {
+            let mut client = connect(&target).await?;
+            finish(client.stats(StatsRequest { volume_id: volume }).await, &target, out)
+        }
+        Command::Scrub(scrub) => scrub::run(scrub, out).await,
+        Command::Gc(gc) => gc::run(gc, out).await,
+        Command::Snapshot(command) => snapshot::run(command, out).await,
+        Command::Capabilities { target } => {
+            let mut client = connect(&target).await?;
+            finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
+        }
+    }
+}
+
+fn wire(class: Class) -> Durability {
+    match class {
+        Class::Local => Durability::Local,
+        Class::Object => Durability::Object,
+    }
+}

@@ -1,0 +1,46 @@
+//! The search for a planted bug.
+
+use crate::bug::{Bug, plant};
+use crate::case::Case;
+use crate::crash::{Scenario, campaign, violation_alive};
+use crate::fleet::{FamilyCase, FleetCase};
+use crate::violation::Violation;
+
+/// Volumes of a run that looks for a bug of what they share, or of forks that live beside each other.
+const FLEET: usize = 4;
+/// Outcomes of a power cut tried at each visit of a crash point.
+const OUTCOMES: u64 = 8;
+
+/// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the
+/// bug is about what they share, of a family, or of the deaths at crash points.
+pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
+    if let Some(scenario) = Scenario::that_meets(bug) {
+        let deaths = |bug| {
+            plant(bug);
+            let found = campaign(&[scenario], 0, OUTCOMES);
+            plant(None);
+            found.violations
+        };
+        let alive = |bug| {
+            plant(bug);
+            let found = violation_alive(scenario, 0);
+            plant(None);
+            found
+        };
+        let said = |violation: &Violation| violation.invariant.is_some_and(|it| it.number() == bug.breaks());
+        if let Some(violation) = alive(Some(bug)) {
+            return (said(&violation) && alive(None).is_none()).then_some((0, violation));
+        }
+        let found = deaths(Some(bug)).into_iter().find(|(_, violation)| said(violation));
+        return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
+    }
+    if bug.is_of_families() {
+        return FamilyCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)
+            .map(|(case, found)| (case.seed, found));
+    }
+    if !bug.is_shared() {
+        return Case::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
+    }
+    FleetCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)
+        .map(|(case, found)| (case.seed, found))
+}
