@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use holdfast_crds::{
-    CLAIM, FS_TYPE, NODES, STORAGE_CLASS, TRACEPARENT, Volume, VolumePhase, VolumeSnapshot, VolumeSource,
-    is_true,
+    CLAIM, FS_TYPE, NODES, PROVISIONED, STORAGE_CLASS, TRACEPARENT, Volume, VolumePhase, VolumeSnapshot,
+    VolumeSource, is_true,
 };
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use holdfast_service::trace;
@@ -20,9 +20,6 @@ use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
 use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::{deadline, topology};
-
-/// Condition of the operator: the volume exists in its object store.
-const PROVISIONED: &str = "Provisioned";
 
 /// A volume as the request wants it.
 #[derive(Debug)]

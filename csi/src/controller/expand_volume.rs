@@ -1,7 +1,7 @@
 //! `ControllerExpandVolume`: a larger `spec.size`, and where a node serves the volume the wait for its
 //! device.
 
-use holdfast_crds::{Volume, find_condition, is_true};
+use holdfast_crds::{ATTACHED, RESIZED, Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerExpandVolumeRequest, ControllerExpandVolumeResponse};
 use serde_json::json;
 use tonic::{Request, Status};
@@ -16,14 +16,10 @@ use super::volumes::{ClusterVolumes, missing};
 use crate::capability::{Capability, VolumeAccess};
 use crate::deadline;
 
-/// Condition of the node daemon: its reason says too why a device does not grow.
-const ATTACHED: &str = "Attached";
-/// Its reason where all is well.
+/// Reason of [`ATTACHED`] where all is well.
 const SERVED: &str = "Attached";
-/// Its reason where the device cannot grow while it is served.
+/// Reason of it where the device cannot grow while it is served.
 const REFUSED: &str = "Refused";
-/// Condition of the operator: the device has the size of the spec.
-const RESIZED: &str = "Resized";
 
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]

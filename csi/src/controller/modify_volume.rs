@@ -1,7 +1,7 @@
 //! `ControllerModifyVolume`: other settings in the spec, and where a node serves the volume the wait until
 //! they are in effect.
 
-use holdfast_crds::{Durability, Volume, VolumeSpec, VolumeStatus, find_condition, is_true};
+use holdfast_crds::{ATTACHED, Durability, Volume, VolumeSpec, VolumeStatus, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerModifyVolumeRequest, ControllerModifyVolumeResponse};
 use tonic::{Request, Status};
 
@@ -13,9 +13,7 @@ use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
 use crate::deadline;
 
-/// Condition of the node daemon: its reason says too why settings are not in effect.
-const ATTACHED: &str = "Attached";
-/// Its reason where all is well.
+/// Reason of [`ATTACHED`] where all is well; another one says why settings are not in effect.
 const SERVED: &str = "Attached";
 
 pub(super) async fn answer(

@@ -3,7 +3,10 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{CLAIM, Condition, TRACEPARENT, Volume, VolumeSnapshot, find_condition, is_true};
+use holdfast_crds::{
+    ASSIGNED, ATTACHED, CLAIM, Condition, PROVISIONED, TRACEPARENT, Volume, VolumeSnapshot, find_condition,
+    is_true,
+};
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
 use holdfast_service::trace;
 use kube::ResourceExt;
@@ -22,12 +25,10 @@ use crate::capability::{Capability, Users};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
-/// Condition of the node daemon: the volume is a block device of its node.
-const ATTACHED: &str = "Attached";
-/// Reason of that condition: the node serves as many volumes as it can.
+/// Reason of [`ATTACHED`]: the node serves as many volumes as it can.
 const NODE_FULL: &str = "NodeFull";
 /// Conditions that say why a volume is not attached, the nearest first.
-const OBSTACLES: [&str; 3] = [ATTACHED, "Assigned", "Provisioned"];
+const OBSTACLES: [&str; 3] = [ATTACHED, ASSIGNED, PROVISIONED];
 
 /// The next step of a publication.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use holdfast_crds::{CLAIM, StorageNode, Volume, bound_claim};
+use holdfast_crds::{ASSIGNED, ATTACHED, CLAIM, PROVISIONED, StorageNode, Volume, bound_claim};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Api, Client, ResourceExt};
@@ -99,7 +99,7 @@ impl ClusterVolumes {
             self.wait(&name, Some(volume), until, |now| is_released(now, node_id).then_some(())).await;
         released.map_err(|TimedOut { last }| {
             let waiting = "the node has not answered yet";
-            let why = last.map(|volume| first_unmet(&volume, &["Assigned", "Attached"], waiting));
+            let why = last.map(|volume| first_unmet(&volume, &[ASSIGNED, ATTACHED], waiting));
             Status::aborted(format!("Volume {name} is not released yet: {}", why.unwrap_or_default()))
         })
     }
@@ -113,7 +113,7 @@ impl ClusterVolumes {
         let gone =
             self.wait(&name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
         gone.map_err(|TimedOut { last }| {
-            let why = last.and_then(|volume| condition_text(&volume, "Provisioned"));
+            let why = last.and_then(|volume| condition_text(&volume, PROVISIONED));
             Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
         })
     }

@@ -4,8 +4,8 @@
 //! a merge and what becomes of its output, which are the volume's.
 //! Memory: one part of output, [`READ_BYTES`] of pages, a segment of relocated frames as they are and as they
 //! are stored, and what waits for it, beside the heads of the inputs and the indexes of segments. A node
-//! makes two merges at once for each of its few stores ([`MergeTurns`](crate::MergeTurns)), so they need no share of the memory
-//! for uploads: commits never wait for them.
+//! makes two merges at once for each of its few stores (`merge_turns.rs`), so they need no share of the
+//! memory for uploads: commits never wait for them.
 //! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
 //! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
 //! does an output that the store refuses twice: the list stays as it is. A segment whose frames cannot be

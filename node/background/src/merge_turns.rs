@@ -35,8 +35,8 @@ impl MergeTurns {
 mod tests {
     use super::*;
 
-    /// The turn goes to the one that waits at the lowest number, and a number that is free is used again: while
-    /// others come, a volume may wait without end.
+    /// The turn goes to the one that waits at the lowest number, and a number that is free is used again:
+    /// while others come, a volume may wait without end.
     #[tokio::test]
     async fn merges_into_the_base_take_turns() {
         use tokio::sync::oneshot;

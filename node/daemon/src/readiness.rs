@@ -69,7 +69,7 @@ impl<V: Volumes> Readiness<V> {
         self.names.clone()
     }
 
-    /// Why this process does not serve the node yet, a line for each reason.
+    /// Reasons for which this process does not serve the node yet, one a line.
     pub(crate) fn not_ready(&self) -> Vec<String> {
         let own = match &*self.stage.lock() {
             Stage::WaitsForLock => vec![

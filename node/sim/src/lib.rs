@@ -6,8 +6,9 @@
 //! shipped.
 //! Runs on: one thread a run. Invariant: the same seed gives the same run, on every machine.
 //!
-//! [`case::Case`] is a random run; [`find::found_by`] looks for a planted bug; [`crash::campaign`] ends scenarios at every crash point; [`world::World`]
-//! with [`drive`] is for tests that choose each step themselves.
+//! [`case::Case`] is a random run; [`find::found_by`] looks for a planted bug; [`crash::campaign`] ends
+//! scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step
+//! themselves.
 
 mod attempt;
 pub mod bug;
