@@ -41,11 +41,14 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-lab", &["holdfast-scenarios", "holdfast-bench", "holdfast-e2e"]),
     ("holdfast-scenarios", &["holdfast-bench", "holdfast-e2e"]),
     ("holdfast-bench", &["holdfast-e2e"]),
+    ("indicatif", &["holdfast-lab"]),
     ("holdfast-e2e", &[]),
+    ("holdfast-start", &[]),
 ];
 
 /// The harness, which uses the programs as a user does.
-const HARNESS: &[&str] = &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e"];
+const HARNESS: &[&str] =
+    &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e", "holdfast-start"];
 /// Crates of the workspace that the harness may use: those that users see.
 const SEEN_BY_USERS: &[&str] = &["holdfast-crds", "holdfast-proto"];
 
