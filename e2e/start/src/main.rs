@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Time between two lines where there is no terminal.
 const PERIOD: Duration = Duration::from_secs(30);
 /// Time that the build takes on two quiet cores where nothing is compiled yet.
-const EXPECTED: Duration = Duration::from_secs(150);
+const EXPECTED: Duration = Duration::from_secs(120);
 /// Lines of cargo's output that a failure shows.
 const SHOWN_LINES: usize = 40;
 

@@ -56,7 +56,11 @@ impl Board {
     /// The first line of a run.
     pub fn opening(&self, what: &str, logs: &Path) -> String {
         let (steps, left) = (self.steps.len(), minutes(self.left(Duration::ZERO)));
-        format!("{what}: {steps} steps, at most about {left}; the output of each is in {}", logs.display())
+        let plural = if steps == 1 { "" } else { "s" };
+        format!(
+            "{what}: {steps} step{plural}, at most about {left}; the output of each is in {}",
+            logs.display()
+        )
     }
 
     /// A step begins. One that was not planned is added.
