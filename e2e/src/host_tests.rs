@@ -50,7 +50,7 @@ fn count(output: &str) -> u32 {
     passed.sum()
 }
 
-/// What failed tests printed, from the output of all; its end if no test failed.
+/// Output of the tests that failed, from that of all; its end if no test failed.
 pub fn failures(output: &str) -> String {
     let mut shown = Vec::new();
     let mut within = false;

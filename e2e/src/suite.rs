@@ -69,7 +69,7 @@ impl Tally {
     }
 }
 
-/// What the parts of a run share.
+/// Things that all parts of a run share.
 struct Run<'a> {
     toolbox: &'a Toolbox,
     display: &'a Display,

@@ -111,7 +111,7 @@ fn contents(worker: u64, number: u64) -> Vec<u8> {
     let mut chance = Chance::new((worker << 48) ^ number);
     let words = 1 + chance.below(MAX_WORDS);
     let mut bytes = Vec::new();
-    // Unoptimised, in an emulated machine, an iterator over bytes costs more than all else that a worker does.
+    // Unoptimised, an iterator over bytes costs more than all else that a worker does.
     (0..words).for_each(|_| bytes.extend_from_slice(&chance.draw().to_le_bytes()));
     bytes
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 thread_local! {
-    /// Where this thread's progress goes; standard error where it is none.
+    /// File of this thread's progress, which else goes to standard error.
     static PROGRESS: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 

@@ -22,7 +22,8 @@ use crate::limit::WorkClock;
 use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
-use lanes::{Part, Preparation};
+use lanes::Part;
+pub use lanes::Preparation;
 use root_fs::UserSpace;
 
 pub mod apt;
@@ -103,10 +104,10 @@ impl Toolbox {
         &self.workspace
     }
 
-    /// Plans what [`Preparation::make`] makes: what is not there yet of all that runs need, machines with these
-    /// kernels included; with `tests` the workspace's own tests too. Independent parts are made at the same
-    /// time: first packages of the host and sources of crates; then files of machines, programs in Go,
-    /// programs in Rust.
+    /// Plans the parts that [`Preparation::make`] makes: all that runs need and is not there yet, machines
+    /// with these kernels included; with `tests` the workspace's own tests too. Independent parts are made at
+    /// the same time: first packages of the host and sources of crates; then files of machines, programs in
+    /// Go, programs in Rust.
     pub fn prepare<'a>(
         &'a self,
         display: &'a Display,

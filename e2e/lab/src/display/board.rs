@@ -19,7 +19,7 @@ pub struct Board {
     places: Vec<u64>,
     /// Ended steps that no line has named.
     unsaid: Vec<String>,
-    /// When the last line came.
+    /// Time of the previous line.
     said: Duration,
 }
 
