@@ -49,8 +49,10 @@ impl<'a> Preparation<'a> {
     /// # Errors
     /// The first failure.
     pub fn make(self) -> Result<()> {
-        let results = self.stages.into_iter().map(|lanes| run(self.display, lanes));
-        results.fold(Ok(()), |first, next| first.and(next))
+        // First all of them, then the first failure.
+        let results: Vec<Result<()>> =
+            self.stages.into_iter().map(|lanes| run(self.display, lanes)).collect();
+        results.into_iter().collect()
     }
 }
 
