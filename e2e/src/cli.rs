@@ -87,7 +87,7 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Order::Setup => {
-            Toolbox::open()?.prepare(&suite::KERNELS, true)?;
+            suite::prepare(&Toolbox::find()?, "cargo e2e setup", &suite::KERNELS, true)?;
             Ok(ExitCode::SUCCESS)
         }
         Order::Cluster => cluster::run().map(|()| ExitCode::SUCCESS),

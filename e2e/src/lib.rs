@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod cluster;
+pub mod host_tests;
 pub mod images;
 pub mod last_runs;
 pub mod shell;

@@ -6,14 +6,15 @@
 
 use std::cmp::Reverse;
 use std::fs;
-use std::io::{self, Read, Seek};
+use std::io::{Read, Seek};
 use std::iter;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
+use holdfast_lab::display::{Display, end_of};
 use holdfast_lab::limit::{WorkClock, within};
 use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
 use holdfast_lab::process::Process;
@@ -23,17 +24,19 @@ use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
 use holdfast_scenarios::{BY_NAME, IN_TURN, Lane, lane, lane_in_turn, lanes, usual_lanes};
 
+use crate::host_tests;
+
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
 /// Duration, with everything compiled.
 pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(250);
-/// Time limit, with all but the documentation's examples compiled.
-const HOST_TESTS_LIMIT: Duration = Duration::from_secs(1200);
 /// Kernels of the machines of a run without a filter.
 pub const KERNELS: [KernelPin; 2] = [KERNEL, LTS_KERNEL];
 /// The scenario that `cargo e2e demo` shows.
 const DEMO: &str = "story-zero-copy";
-/// Lines of each log that are shown when a scenario fails.
+/// Said before these.
+const LOGS_FOLLOW: &str = "the ends of all logs";
+/// Lines of each log that are written when a scenario fails.
 const LOG_LINES: usize = 60;
 /// Time limit of fetching these from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
@@ -57,20 +60,56 @@ struct Tally {
 }
 
 impl Tally {
-    /// Counts the result of a part of the run. Returns the line that says it.
-    fn add(&mut self, name: &str, took: Duration, result: Result<()>) -> String {
-        let seconds = took.as_secs_f64();
+    /// Counts the result of a part of the run.
+    fn add(&mut self, name: &str, result: Result<()>) {
         match result {
-            Ok(()) => {
-                self.passed += 1;
-                format!("PASS {name} ({seconds:.1} s)")
-            }
-            Err(error) => {
-                let line = format!("FAIL {name} ({seconds:.1} s): {error:#}");
-                self.failed.push(line.clone());
-                line
-            }
+            Ok(()) => self.passed += 1,
+            Err(error) => self.failed.push(format!("FAIL {name}: {error:#}")),
         }
+    }
+}
+
+/// Things that all parts of a run share.
+struct Run<'a> {
+    toolbox: &'a Toolbox,
+    display: &'a Display,
+    tally: &'a Mutex<Tally>,
+}
+
+impl Run<'_> {
+    /// Plays a scenario in a process of its own, as a step of the display.
+    fn scenario(&self, lane: Lane) {
+        let name = lane.to_string();
+        let result = self.display.step(&name, end_of_progress, |log| {
+            start(self.toolbox, lane, log.try_clone().context("share a step's file")?.into())?;
+            Ok(String::new())
+        });
+        lock(self.tally).add(&name, result);
+    }
+
+    /// Runs the workspace's own tests, as a step of the display.
+    fn host_tests(&self) {
+        let result = self.display.step(HOST_TESTS, host_tests::failures, |log| {
+            host_tests::run(self.toolbox, log)?;
+            host_tests::passed(&self.display.log(HOST_TESTS))
+        });
+        lock(self.tally).add(HOST_TESTS, result);
+    }
+
+    /// Runs the lane whose day it is, unless the rest took too long, and names those that did not run.
+    fn in_turn(&self, lane: Lane, begun: Instant) -> Result<()> {
+        let chosen = lane.to_string();
+        let mut skipped: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
+        self.display.say(&format!("SKIP one of these runs each day: {}", skipped.join(" ")));
+        if begun.elapsed() <= IN_TURN_WITHIN {
+            self.scenario(lane);
+        } else {
+            self.display.say(&format!("SKIP {chosen}: it is its day, but the rest took too long"));
+            self.display.skip(&chosen);
+            skipped.push(&chosen);
+        }
+        lock(self.tally).skipped += u32::try_from(skipped.len())?;
+        Ok(())
     }
 }
 
@@ -81,31 +120,46 @@ impl Tally {
 /// # Errors
 /// If the filter names no kernel, or the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
-    let begun = SystemTime::now();
-    let chosen = filter.map_or_else(|| Ok(usual_lanes()), lanes)?;
-    let toolbox = Toolbox::open()?;
-    let tally = Mutex::new(Tally::default());
-    if filter.is_none() {
-        // A part that cannot be made was named; the scenarios that need it fail, the others run.
-        toolbox.prepare(&KERNELS, true).ok();
-        record(&tally, HOST_TESTS, || host_tests(&toolbox));
-    } else {
-        let all = 1 + usual_lanes().len() + BY_NAME.len();
-        lock(&tally).skipped += u32::try_from(all.saturating_sub(chosen.len()))?;
-    }
-    let (alone, mut beside): (Vec<Lane>, Vec<Lane>) =
-        chosen.into_iter().partition(|lane| lane.scenario.alone);
+    let begun = Instant::now();
+    let mut chosen = filter.map_or_else(|| Ok(usual_lanes()), lanes)?;
     // A long one that begins last would run with nothing beside it.
-    beside.sort_by_key(|lane| Reverse(lane.scenario.expected));
+    chosen.sort_by_key(|lane| (lane.scenario.alone, Reverse(lane.scenario.expected)));
+    let skipped = match filter {
+        Some(_) => u32::try_from((1 + usual_lanes().len() + BY_NAME.len()).saturating_sub(chosen.len()))?,
+        None => 0,
+    };
+    let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
     let places = places(beside.len());
-    beside_each_other(places, beside, |lane| {
-        record(&tally, &lane.to_string(), || start(&toolbox, lane, places > 1));
-    });
-    for lane in alone {
-        record(&tally, &lane.to_string(), || start(&toolbox, lane, false));
-    }
-    if filter.is_none() {
-        in_turn(&toolbox, &tally, begun)?;
+
+    let tally = Mutex::new(Tally { skipped, ..Tally::default() });
+    let toolbox = Toolbox::find()?;
+    {
+        let display = toolbox.display()?;
+        let expected = |lane: &Lane| (lane.to_string(), lane.scenario.expected);
+        let whole = match filter {
+            Some(_) => None,
+            None => Some((toolbox.prepare(&display, &KERNELS, true), today()?)),
+        };
+        if whole.is_some() {
+            display.plan(1, [(HOST_TESTS.to_owned(), HOST_TESTS_EXPECTED)]);
+        }
+        display.plan(places, beside.iter().map(expected));
+        display.plan(1, alone.iter().chain(whole.iter().map(|(_, lane)| lane)).map(expected));
+        display
+            .begin(&filter.map_or("cargo e2e test".to_owned(), |filter| format!("cargo e2e test {filter}")));
+
+        let run = Run { toolbox: &toolbox, display: &display, tally: &tally };
+        let in_turn = whole.map(|(preparation, lane)| {
+            // A part that cannot be made was shown; the scenarios that need it fail, the others run.
+            preparation.make().ok();
+            run.host_tests();
+            lane
+        });
+        beside_each_other(places, beside, |lane| run.scenario(lane));
+        alone.into_iter().for_each(|lane| run.scenario(lane));
+        if let Some(lane) = in_turn {
+            run.in_turn(lane, begun)?;
+        }
     }
     let tally = lock(&tally);
     // Again, where the end of a long log shows them.
@@ -115,22 +169,11 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Runs the lane whose day it is, unless the rest took too long, and names those that did not run.
-fn in_turn(toolbox: &Toolbox, tally: &Mutex<Tally>, begun: SystemTime) -> Result<()> {
+/// The lane whose day it is.
+fn today() -> Result<Lane> {
     const SECONDS_A_DAY: u64 = 86_400;
-    let day = begun.duration_since(UNIX_EPOCH).context("read the clock")?.as_secs() / SECONDS_A_DAY;
-    let lane = lane_in_turn(day)?;
-    let chosen = lane.to_string();
-    let mut skipped: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
-    report::line(format_args!("SKIP one of these runs each day: {}", skipped.join(" ")));
-    if begun.elapsed().is_ok_and(|so_far| so_far <= IN_TURN_WITHIN) {
-        record(tally, &chosen, || start(toolbox, lane, false));
-    } else {
-        report::line(format_args!("SKIP {chosen}: it is its day, but the rest took too long"));
-        skipped.push(&chosen);
-    }
-    lock(tally).skipped += u32::try_from(skipped.len())?;
-    Ok(())
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?;
+    lane_in_turn(now.as_secs() / SECONDS_A_DAY)
 }
 
 /// Does `work` with all items in their order, with `places` of them at once.
@@ -161,11 +204,24 @@ fn available_mib(meminfo: &str) -> Option<u64> {
 /// # Errors
 /// The reason why it failed; the logs were shown.
 pub fn demo() -> Result<()> {
-    let toolbox = Toolbox::open()?;
-    toolbox.prepare(&[KERNEL], false)?;
-    start(&toolbox, lane(DEMO)?, false)?;
+    let toolbox = Toolbox::find()?;
+    prepare(&toolbox, "cargo e2e demo", &[KERNEL], false)?;
+    let lane = lane(DEMO)?;
+    report::step(format_args!("{} (about {} s)", lane.scenario.about, lane.scenario.expected.as_secs()));
+    start(&toolbox, lane, Stdio::inherit())?;
     report::line("the demo is over: everything it started is stopped, nothing is left behind");
     Ok(())
+}
+
+/// Fetches and builds what runs need, machines with these kernels included, under a display of its own.
+///
+/// # Errors
+/// If a part cannot be made; it was shown, and the others are made.
+pub fn prepare(toolbox: &Toolbox, what: &str, kernels: &[KernelPin], tests: bool) -> Result<()> {
+    let display = toolbox.display()?;
+    let preparation = toolbox.prepare(&display, kernels, tests);
+    display.begin(what);
+    preparation.make()
 }
 
 /// Plays a scenario in this process, which must end when this returns: a scenario that exceeded its time
@@ -181,6 +237,7 @@ pub fn play(name: &str) -> Result<bool> {
     let result = within(scenario.limit(), toolbox.clock(), move || (scenario.run)(&played));
     let Err(error) = result else { return Ok(true) };
     report::step(format_args!("{name}: {error:#}"));
+    report::step(LOGS_FOLLOW);
     let shown = Arc::clone(&world);
     let logs = within(LOGS_LIMIT, &WorkClock::default(), move || {
         eprintln!("{}", shown.logs(LOG_LINES));
@@ -194,29 +251,21 @@ pub fn play(name: &str) -> Result<bool> {
     Ok(false)
 }
 
-/// Plays a scenario in a process of its own. What it says is shown as it comes, or as a whole when it is
-/// over, so that scenarios beside each other do not mix theirs.
-fn start(toolbox: &Toolbox, lane: Lane, as_a_whole: bool) -> Result<()> {
-    let (name, scenario) = (lane.to_string(), lane.scenario);
-    report::step(format_args!(
-        "scenario {name} (about {} s, at most {} s): {}",
-        scenario.expected.as_secs(),
-        scenario.limit().as_secs(),
-        scenario.about
-    ));
+/// Plays a scenario in a process of its own, which says on `said` what it does.
+fn start(toolbox: &Toolbox, lane: Lane, said: Stdio) -> Result<()> {
+    let name = lane.to_string();
     // By this name the kernel finds this program even after `cargo test` has put another one in its place.
     let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
     command.args(["play", &name]);
-    let result = if as_a_whole {
-        let mut said = tempfile::tempfile().context("make a file for what a scenario says")?;
-        let result = supervise(&name, &command, said.try_clone()?.into());
-        said.rewind().and_then(|()| io::copy(&mut said, &mut io::stderr().lock())).context("show it")?;
-        result
-    } else {
-        supervise(&name, &command, Stdio::inherit())
-    };
+    let result = supervise(&name, &command, said);
     run_dir::tidy(&toolbox.target())?;
     result
+}
+
+/// The end of what a scenario that failed said, without the logs of its programs.
+fn end_of_progress(said: &str) -> String {
+    let logs = format!("== {LOGS_FOLLOW}");
+    end_of(said.split_once(&logs).map_or(said, |(progress, _)| progress))
 }
 
 /// Runs a scenario's process to its end, and ends with it everything that it started.
@@ -235,31 +284,6 @@ fn supervise(name: &str, command: &Command, said: Stdio) -> Result<()> {
         "" => bail!("its process ended: {status}"),
         reason => bail!("{reason}"),
     }
-}
-
-/// `cargo test --workspace`, and then the tests that are ignored without the S3 server, which is here.
-fn host_tests(toolbox: &Toolbox) -> Result<()> {
-    let versitygw = toolbox.versitygw()?;
-    for arguments in [&[][..], &["--test", "s3", "--", "--ignored", "versitygw"]] {
-        let mut command = toolbox.cargo("test");
-        // What fails in one crate does not hide what fails in another.
-        command
-            .args(["--workspace", "--no-fail-fast"])
-            .args(arguments)
-            .env("HOLDFAST_TEST_VERSITYGW", &versitygw);
-        let mut tests = Process::spawn_to("cargo test", &command, Stdio::inherit(), Stdio::inherit())?;
-        let status = tests.wait(HOST_TESTS_LIMIT)?;
-        ensure!(status.success(), "cargo test --workspace {}: {status}", arguments.join(" "));
-    }
-    Ok(())
-}
-
-/// Does a part of a run, notes its result and prints it.
-fn record(tally: &Mutex<Tally>, name: &str, work: impl FnOnce() -> Result<()>) {
-    let started = Instant::now();
-    let result = work();
-    let line = lock(tally).add(name, started.elapsed(), result);
-    report::line(line);
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -306,8 +330,8 @@ mod tests {
         hung.args(["--exact", "suite::tests::hung_scenario", "--ignored", "--nocapture", "--quiet"]);
         let mut tally = Tally::default();
         let result = supervise("hung", hung.env(TARGET, target.path()), Stdio::null());
-        tally.add("hung", Duration::from_secs(2), result);
-        tally.add("next", Duration::ZERO, supervise("next", &Command::new("true"), Stdio::null()));
+        tally.add("hung", result);
+        tally.add("next", supervise("next", &Command::new("true"), Stdio::null()));
         assert_eq!((tally.passed, tally.failed.len()), (1, 1));
         assert!(tally.failed[0].ends_with("exceeded its time limit of 2 s"), "{:?}", tally.failed);
 
@@ -329,6 +353,13 @@ mod tests {
         let mut command = Command::new("sh");
         let error = supervise("silent", command.args(["-c", "kill -9 $$"]), Stdio::null()).unwrap_err();
         assert!(error.to_string().contains("signal: 9"), "{error}");
+    }
+
+    #[test]
+    fn a_failure_shows_the_progress_and_no_logs_of_programs() {
+        let said = format!("== boot test machine a\n== it broke\n== {LOGS_FOLLOW}\n--- console\nLinux\n");
+        assert_eq!(end_of_progress(&said), "== boot test machine a\n== it broke");
+        assert_eq!(end_of_progress("== killed\n"), "== killed");
     }
 
     #[test]

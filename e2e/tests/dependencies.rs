@@ -49,7 +49,9 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-lab", &["holdfast-scenarios", "holdfast-bench", "holdfast-e2e"]),
     ("holdfast-scenarios", &["holdfast-bench", "holdfast-e2e"]),
     ("holdfast-bench", &["holdfast-e2e"]),
+    ("indicatif", &["holdfast-lab"]),
     ("holdfast-e2e", &[]),
+    ("holdfast-start", &[]),
 ];
 
 /// Folders of the workspace, and those whose crates theirs may depend on.
@@ -63,7 +65,8 @@ const FOLDERS: &[(&str, &[&str])] = &[
 ];
 
 /// The harness, which uses the programs as a user does.
-const HARNESS: &[&str] = &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e"];
+const HARNESS: &[&str] =
+    &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e", "holdfast-start"];
 /// Crates of the workspace that the harness may use: those that users see.
 const SEEN_BY_USERS: &[&str] = &["holdfast-crds", "holdfast-proto"];
 

@@ -19,6 +19,7 @@ const READ_FROM: &[&str] = &[
     "e2e/lab/src",
     "e2e/scenarios",
     "e2e/src",
+    "e2e/start/src",
     "node",
     "operator",
     "proto",

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::report;
+
 /// Runs `command` quietly and returns its standard output.
 ///
 /// # Errors
@@ -24,7 +26,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(out.stdout).with_context(|| format!("output of {shown} is not UTF-8"))
 }
 
-/// Runs `command` with its output shown to the person who waits.
+/// Runs `command`; its output goes where the progress of this thread goes.
 ///
 /// # Errors
 /// If it cannot be started or exits with another code than 0.
@@ -32,7 +34,8 @@ pub fn show(command: &mut Command) -> Result<()> {
     let shown = shown(command);
     let status = command
         .stdin(Stdio::null())
-        .stdout(std::io::stderr())
+        .stdout(report::progress()?)
+        .stderr(report::progress()?)
         .status()
         .with_context(|| format!("start {shown}"))?;
     if !status.success() {

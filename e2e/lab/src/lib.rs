@@ -17,6 +17,7 @@ pub mod command;
 pub mod control_plane;
 pub mod csi;
 pub mod csi_node;
+pub mod display;
 pub mod external_storage;
 pub mod guest;
 pub mod images;

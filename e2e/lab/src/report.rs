@@ -1,14 +1,52 @@
 //! Messages of the harness to the person who runs it.
 //!
-//! Progress goes to standard error, results to standard output.
+//! Progress goes to standard error, or into the file of a step of the display ([`into`]); results go to
+//! standard output.
 
+use std::cell::RefCell;
 use std::fmt::Display;
+use std::fs::File;
 use std::io::Write;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+thread_local! {
+    /// File of this thread's progress, which else goes to standard error.
+    static PROGRESS: RefCell<Option<File>> = const { RefCell::new(None) };
+}
+
+/// Does `work` while this thread's progress goes into `file`.
+///
+/// # Errors
+/// If the file's descriptor cannot be duplicated.
+pub fn into<T>(file: &File, work: impl FnOnce() -> T) -> Result<T> {
+    let file = file.try_clone().context("duplicate the descriptor of a step's file")?;
+    let outer = PROGRESS.replace(Some(file));
+    let done = work();
+    PROGRESS.set(outer);
+    Ok(done)
+}
+
+/// The place of this thread's progress, for a program that it starts.
+///
+/// # Errors
+/// If the file's descriptor cannot be duplicated.
+pub fn progress() -> Result<Stdio> {
+    PROGRESS.with_borrow(|file| match file {
+        Some(file) => Ok(file.try_clone().context("duplicate the descriptor of a step's file")?.into()),
+        None => Ok(std::io::stderr().into()),
+    })
+}
 
 /// Says that something begins or has happened.
 pub fn step(what: impl Display) {
-    eprintln!("== {what}");
+    PROGRESS.with_borrow_mut(|file| match file {
+        // A full disk is what the next write of the step fails with.
+        Some(file) => drop(writeln!(file, "== {what}")),
+        None => eprintln!("== {what}"),
+    });
 }
 
 /// Prints one line of result on standard output. A closed standard output is not an error: nothing reads it.

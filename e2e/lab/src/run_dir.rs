@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::setup::LOGS;
+
 /// Number of runs whose logs are kept.
 const KEPT_RUNS: usize = 20;
 /// Held locked as long as the run lives. The one beside the runs is held while one is made, or old ones are
@@ -66,7 +68,7 @@ fn tidy_locked(root: &Path) -> Result<()> {
         .with_context(|| format!("list {}", root.display()))?
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
+        .filter(|path| path.is_dir() && !path.ends_with(LOGS))
         .collect();
     runs.sort();
     let too_many = runs.len().saturating_sub(KEPT_RUNS);

@@ -15,12 +15,15 @@ use serde_json::Value;
 use crate::architecture::Architecture;
 use crate::cache::Cache;
 use crate::command;
+use crate::display::Display;
+use crate::display::times::Times;
 use crate::images::packages::Packages;
 use crate::limit::WorkClock;
 use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
 use lanes::Part;
+pub use lanes::Preparation;
 use root_fs::UserSpace;
 
 pub mod apt;
@@ -35,10 +38,15 @@ pub mod root_fs;
 /// Packages whose programs and examples are tested.
 const UNDER_TEST: &[&str] =
     &["holdfast-csi", "holdfast-node", "holdfast-operator", "holdfast-ublk", "kubectl-holdfast"];
+/// Time that cargo needs to fetch their dependencies.
+const CRATES_EXPECTED: Duration = Duration::from_secs(20);
 /// Time that cargo needs to build them where nothing is compiled yet.
 const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
 /// Time that it then needs to build the workspace's tests.
 const TESTS_EXPECTED: Duration = Duration::from_secs(240);
+
+/// Directory of the output of a run's steps, beside those of scenarios.
+pub const LOGS: &str = "logs";
 
 /// Ways to compile the workspace's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,10 +71,27 @@ impl Toolbox {
     /// # Errors
     /// If a package cannot be installed.
     pub fn open() -> Result<Self> {
+        let toolbox = Self::find()?;
+        apt::install_host_packages()?;
+        Ok(toolbox)
+    }
+
+    /// Opens the cache. Only for what [`Toolbox::prepare`] then sets up.
+    ///
+    /// # Errors
+    /// If it has no place, or cannot be made.
+    pub fn find() -> Result<Self> {
         let clock = Arc::new(WorkClock::default());
         let cache = Cache::open(Arc::clone(&clock))?;
-        apt::install_host_packages()?;
         Ok(Self { cache, workspace: workspace()?, clock })
+    }
+
+    /// The display of a run, with the times of the previous ones.
+    ///
+    /// # Errors
+    /// If the directory of its files cannot be made.
+    pub fn display(&self) -> Result<Display> {
+        Display::open(&self.target().join("e2e").join(LOGS), Times::read(self.cache.path("times")))
     }
 
     /// The time spent on fetching and building, which no scenario's limit includes.
@@ -79,13 +104,20 @@ impl Toolbox {
         &self.workspace
     }
 
-    /// Makes what is not there yet of all that runs need, machines with these kernels included; with
-    /// `tests` the workspace's own tests too. Independent parts are made at the same time: files of machines,
-    /// programs in Go, programs in Rust.
-    ///
-    /// # Errors
-    /// If a part cannot be made; the others are.
-    pub fn prepare(&self, kernels: &[KernelPin], tests: bool) -> Result<()> {
+    /// Plans the parts that [`Preparation::make`] makes: all that runs need and is not there yet, machines
+    /// with these kernels included; with `tests` the workspace's own tests too. Independent parts are made at
+    /// the same time: first packages of the host and sources of crates; then files of machines, programs in
+    /// Go, programs in Rust.
+    pub fn prepare<'a>(
+        &'a self,
+        display: &'a Display,
+        kernels: &[KernelPin],
+        tests: bool,
+    ) -> Preparation<'a> {
+        let first = vec![
+            vec![Part::new("host packages", apt::HOST_PACKAGES_EXPECTED, apt::install_host_packages)],
+            vec![Part::new("sources of crates", CRATES_EXPECTED, || self.fetch_crates())],
+        ];
         let mut machines = vec![Part::new("etcd and kubectl", apt::TOOLS_EXPECTED, || self.etcd())];
         machines.extend(kernels.iter().map(|&kernel| {
             let name = format!("machines with Linux {}", kernel.release);
@@ -111,7 +143,13 @@ impl Toolbox {
                 command::show(self.cargo("test").args(["--workspace", "--no-run"]))
             }));
         }
-        lanes::run(vec![machines, in_go, in_rust])
+        Preparation::plan(display, [first, vec![machines, in_go, in_rust]])
+    }
+
+    /// Fetches what the Rust programs are built from, on this machine's platform only.
+    fn fetch_crates(&self) -> Result<()> {
+        let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        command::show(self.cargo("fetch").args(["--target", &platform]))
     }
 
     /// Kernel, initramfs, root file system and accelerator of test machines with this kernel.

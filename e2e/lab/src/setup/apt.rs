@@ -20,6 +20,8 @@ pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Packages whose programs run on the host without being installed.
 const TOOLS: &[&str] = &["busybox-static", "etcd-server", "kubectl"];
 
+/// Time it takes to fetch and install the packages of the host.
+pub(super) const HOST_PACKAGES_EXPECTED: Duration = Duration::from_secs(90);
 /// Time it takes to fetch and unpack these.
 pub(super) const TOOLS_EXPECTED: Duration = Duration::from_secs(20);
 

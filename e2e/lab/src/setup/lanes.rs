@@ -1,15 +1,12 @@
 //! Work in lanes: the parts of a lane follow each other, the lanes run at the same time.
 
-use std::sync::mpsc;
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::report;
-
-/// Work that is over sooner than this is not worth a line.
-const QUIET: Duration = Duration::from_secs(2);
+use crate::display::{Display, end_of};
 
 /// One part of the work.
 pub(super) struct Part<'a> {
@@ -29,63 +26,57 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Makes all parts and says, after each, which are still to come. The others are made even if one fails.
+/// Parts that are planned: lanes that run at the same time, stage after stage.
+pub struct Preparation<'a> {
+    display: &'a Display,
+    stages: Vec<Vec<Vec<Part<'a>>>>,
+}
+
+impl<'a> Preparation<'a> {
+    /// Adds all parts to the plan of `display`. On two cores those of a stage take as long as if two ran at
+    /// once, however many lanes there are.
+    pub(super) fn plan(display: &'a Display, stages: impl IntoIterator<Item = Vec<Vec<Part<'a>>>>) -> Self {
+        let stages: Vec<_> = stages.into_iter().collect();
+        for lanes in &stages {
+            let steps = lanes.iter().flatten().map(|part| (part.name.clone(), part.expected));
+            display.plan(lanes.len().min(2) as u64, steps);
+        }
+        Self { display, stages }
+    }
+
+    /// Makes all parts. The others are made even if one fails.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn make(self) -> Result<()> {
+        // First all of them, then the first failure.
+        let results: Vec<Result<()>> =
+            self.stages.into_iter().map(|lanes| run(self.display, lanes)).collect();
+        results.into_iter().collect()
+    }
+}
+
+/// Makes all parts, each a step of `display`. The others are made even if one fails.
 ///
 /// # Errors
 /// The first failure.
-pub(super) fn run(lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
-    let mut to_come: Vec<String> = lanes
-        .iter()
-        .flatten()
-        .map(|part| format!("{} (about {} s)", part.name, part.expected.as_secs()))
-        .collect();
-    let all = to_come.len();
-    let (done, ends) = mpsc::channel();
+fn run(display: &Display, lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
+    let result = Mutex::new(Ok(()));
     thread::scope(|scope| {
         for lane in lanes {
-            let done = done.clone();
+            let result = &result;
             scope.spawn(move || {
                 for Part { name, expected: _, make } in lane {
-                    let made = make().with_context(|| format!("set up {name}"));
-                    // The receiver below outlives every lane.
-                    drop(done.send((name, made)));
+                    let made = display.step(&name, end_of, |_| make().map(|()| String::new()));
+                    if let Err(error) = made.with_context(|| format!("set up {name}")) {
+                        let mut first = result.lock().expect("nothing panics while it holds this lock");
+                        *first = std::mem::replace(&mut *first, Ok(())).and(Err(error));
+                    }
                 }
             });
         }
-        drop(done);
-        let mut result = Ok(());
-        let mut shown = false;
-        let mut failed = 0;
-        loop {
-            let (name, made) = match ends.recv_timeout(if shown { Duration::MAX } else { QUIET }) {
-                Ok(end) => end,
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    shown = true;
-                    say(all, failed, &to_come);
-                    continue;
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            };
-            to_come.retain(|part| !part.starts_with(&format!("{name} (")));
-            if let Err(error) = made {
-                report::step(format_args!("setup: {error:#}"));
-                result = result.and(Err(error));
-                failed += 1;
-            }
-            if shown {
-                say(all, failed, &to_come);
-            }
-        }
-        result
-    })
-}
-
-fn say(all: usize, failed: usize, to_come: &[String]) {
-    let done = all - failed - to_come.len();
-    match to_come {
-        [] => report::step(format_args!("setup: {done} of {all} done")),
-        left => report::step(format_args!("setup: {done} of {all} done; still to come: {}", left.join(", "))),
-    }
+    });
+    result.into_inner().expect("nothing panics while it holds this lock")
 }
 
 #[cfg(test)]
@@ -96,6 +87,13 @@ mod tests {
     use anyhow::{anyhow, ensure};
 
     use super::*;
+    use crate::display::times::Times;
+
+    fn run(lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
+        let dir = tempfile::tempdir().unwrap();
+        let display = Display::open(dir.path(), Times::default()).unwrap();
+        Preparation::plan(&display, [lanes]).make()
+    }
 
     #[test]
     fn lanes_run_at_the_same_time_and_parts_in_order() {

@@ -1,0 +1,311 @@
+//! The state of a run's steps, and the lines that show it. No clock: each call is given the time since the
+//! run began.
+
+use std::path::Path;
+use std::time::Duration;
+
+/// Without a terminal no line comes sooner than this after the previous one.
+const LEAST_PERIOD: Duration = Duration::from_secs(10);
+/// Nor sooner than this part of the whole run, so that a run of an hour has as few lines as one of minutes.
+const PART_OF_RUN: u32 = 32;
+/// Steps to come that are named.
+const NAMED: usize = 3;
+
+/// All steps of a run.
+#[derive(Debug, Default)]
+pub struct Board {
+    steps: Vec<Step>,
+    /// Of each stage: steps that run at once.
+    places: Vec<u64>,
+    /// Ended steps that no line has named.
+    unsaid: Vec<String>,
+    /// Time of the previous line.
+    said: Duration,
+}
+
+#[derive(Debug)]
+struct Step {
+    name: String,
+    expected: Duration,
+    stage: usize,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    ToCome,
+    /// Since when.
+    Running(Duration),
+    Passed,
+    Failed,
+}
+
+impl Board {
+    /// Adds a stage of steps, `places` of which run at once.
+    pub fn plan(&mut self, places: u64, steps: impl IntoIterator<Item = (String, Duration)>) {
+        let stage = self.places.len();
+        self.places.push(places.max(1));
+        self.steps.extend(steps.into_iter().map(|(name, expected)| Step {
+            name,
+            expected,
+            stage,
+            state: State::ToCome,
+        }));
+    }
+
+    /// The first line of a run.
+    pub fn opening(&self, what: &str, logs: &Path) -> String {
+        let (steps, left) = (self.steps.len(), minutes(self.left(Duration::ZERO)));
+        let plural = if steps == 1 { "" } else { "s" };
+        format!(
+            "{what}: {steps} step{plural}, at most about {left}; the output of each is in {}",
+            logs.display()
+        )
+    }
+
+    /// A step begins. One that was not planned is added.
+    pub fn begin(&mut self, name: &str, now: Duration) {
+        if !self.steps.iter().any(|step| step.name == name) {
+            self.plan(1, [(name.to_owned(), Duration::ZERO)]);
+        }
+        self.step(name).into_iter().for_each(|step| step.state = State::Running(now));
+    }
+
+    /// A step has ended; `note` stands beside its time, which is returned.
+    pub fn end(&mut self, name: &str, now: Duration, passed: bool, note: &str) -> Duration {
+        let Some(step) = self.step(name) else { return Duration::ZERO };
+        let State::Running(since) = step.state else { return Duration::ZERO };
+        let took = now.saturating_sub(since);
+        step.state = if passed { State::Passed } else { State::Failed };
+        if passed {
+            self.unsaid.push(ended(name, took, note));
+        }
+        took
+    }
+
+    /// Removes a step that will not run.
+    pub fn skip(&mut self, name: &str) {
+        self.steps.retain(|step| step.name != name);
+    }
+
+    /// The next line without a terminal, if it is time for one.
+    pub fn line(&mut self, now: Duration) -> Option<String> {
+        let whole = now + self.left(now);
+        let due = self.said + LEAST_PERIOD.max(whole / PART_OF_RUN);
+        (now >= due && (self.runs() || !self.unsaid.is_empty())).then(|| self.say(now))
+    }
+
+    /// The last line without a terminal, if something was not said.
+    pub fn rest(&mut self, now: Duration) -> Option<String> {
+        (!self.unsaid.is_empty()).then(|| self.say(now))
+    }
+
+    fn say(&mut self, now: Duration) -> String {
+        self.said = now;
+        let mut line = format!("{} {}", clock(now), self.counts());
+        if !self.unsaid.is_empty() {
+            line.push_str(&format!("; PASS {}", self.unsaid.join(", ")));
+            self.unsaid.clear();
+        }
+        let running: Vec<String> = self.running(now).collect();
+        if !running.is_empty() {
+            line.push_str(&format!("; running {}", running.join(", ")));
+        }
+        self.coming(now).into_iter().for_each(|part| line.push_str(&format!("; {part}")));
+        line
+    }
+
+    /// The lines at the foot of a terminal.
+    pub fn foot(&self, now: Duration) -> Vec<String> {
+        let mut lines: Vec<String> = self.running(now).map(|step| format!("  {step}")).collect();
+        let coming = self.coming(now).into_iter().map(|part| format!("; {part}")).collect::<String>();
+        lines.push(format!("{} {}{coming}", clock(now), self.counts()));
+        lines
+    }
+
+    fn counts(&self) -> String {
+        let count = |state| self.steps.iter().filter(|step| step.state == state).count();
+        let (passed, failed) = (count(State::Passed), count(State::Failed));
+        let ended = format!("{} of {} ended", passed + failed, self.steps.len());
+        if failed == 0 { ended } else { format!("{ended}, {failed} failed") }
+    }
+
+    fn running(&self, now: Duration) -> impl Iterator<Item = String> {
+        self.steps.iter().filter_map(move |step| match step.state {
+            State::Running(since) => {
+                let elapsed = now.saturating_sub(since);
+                Some(format!("{} {} of {}", step.name, clock(elapsed), clock(step.expected)))
+            }
+            State::ToCome | State::Passed | State::Failed => None,
+        })
+    }
+
+    /// The next steps and the expected end.
+    fn coming(&self, now: Duration) -> Vec<String> {
+        let to_come: Vec<&str> = self
+            .steps
+            .iter()
+            .filter(|step| step.state == State::ToCome)
+            .map(|step| step.name.as_str())
+            .collect();
+        let mut parts = Vec::new();
+        if !to_come.is_empty() {
+            let more = if to_come.len() > NAMED { ", ..." } else { "" };
+            parts.push(format!("next {}{more}", to_come[..to_come.len().min(NAMED)].join(", ")));
+        }
+        if self.runs() || !to_come.is_empty() {
+            parts.push(format!("about {} left", minutes(self.left(now))));
+        }
+        parts
+    }
+
+    fn runs(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step.state, State::Running(_)))
+    }
+
+    /// Expected time until the end: stages follow each other, and each takes as long as its longest step, or
+    /// as all of them share its places.
+    fn left(&self, now: Duration) -> Duration {
+        let stages = self.places.iter().enumerate().map(|(stage, &places)| {
+            let steps = self.steps.iter().filter(|step| step.stage == stage);
+            let left = steps.map(|step| match step.state {
+                State::ToCome => step.expected,
+                State::Running(since) => step.expected.saturating_sub(now.saturating_sub(since)),
+                State::Passed | State::Failed => Duration::ZERO,
+            });
+            let (longest, all) = left.fold((Duration::ZERO, Duration::ZERO), |(longest, all), left| {
+                (longest.max(left), all + left)
+            });
+            longest.max(all / u32::try_from(places).unwrap_or(u32::MAX))
+        });
+        stages.sum()
+    }
+
+    fn step(&mut self, name: &str) -> Option<&mut Step> {
+        self.steps.iter_mut().find(|step| step.name == name)
+    }
+}
+
+/// A step that has ended, in a line.
+pub fn ended(name: &str, took: Duration, note: &str) -> String {
+    let seconds = took.as_secs_f64();
+    if note.is_empty() {
+        format!("{name} ({seconds:.1} s)")
+    } else {
+        format!("{name} ({seconds:.1} s, {note})")
+    }
+}
+
+/// A time as minutes and seconds.
+fn clock(time: Duration) -> String {
+    format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
+}
+
+fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ ..90 => format!("{seconds} s"),
+        seconds => format!("{} min", (seconds + 30) / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// A run of five steps: what begins and ends when, and the lines that come meanwhile.
+    #[test]
+    fn a_run_without_a_terminal_is_told_in_these_lines() {
+        let mut board = Board::default();
+        let steps = |steps: &[(&str, u64)]| {
+            steps.iter().map(|(name, expected)| ((*name).to_owned(), seconds(*expected))).collect::<Vec<_>>()
+        };
+        board.plan(2, steps(&[("kernel", 20), ("programs", 30)]));
+        board.plan(1, steps(&[("host-tests", 40)]));
+        board.plan(2, steps(&[("smoke", 10), ("s3", 5), ("chart", 5), ("drain", 150)]));
+        let mut lines = vec![board.opening("cargo e2e test", Path::new("target/e2e/logs"))];
+        for second in 0..300 {
+            let now = seconds(second);
+            match second {
+                0 => ["kernel", "programs"].iter().for_each(|name| board.begin(name, now)),
+                8 => drop(board.end("kernel", now, true, "")),
+                31 => {
+                    board.end("programs", now, true, "");
+                    board.begin("host-tests", now);
+                }
+                75 => {
+                    board.end("host-tests", now, true, "7 passed");
+                    ["smoke", "drain"].iter().for_each(|name| board.begin(name, now));
+                }
+                83 => {
+                    board.end("smoke", now, true, "");
+                    board.begin("s3", now);
+                }
+                85 => {
+                    board.end("s3", now, false, "");
+                    board.skip("chart");
+                }
+                99 => {
+                    board.end("drain", now, true, "");
+                }
+                _ => {}
+            }
+            lines.extend(board.line(now));
+        }
+        lines.extend(board.rest(seconds(300)));
+        let expected = [
+            "cargo e2e test: 7 steps, at most about 4 min; the output of each is in target/e2e/logs",
+            "0:10 1 of 7 ended; PASS kernel (8.0 s); running programs 0:10 of 0:30; next host-tests, smoke, s3, ...; about 4 min left",
+            "0:20 1 of 7 ended; running programs 0:20 of 0:30; next host-tests, smoke, s3, ...; about 3 min left",
+            "0:30 1 of 7 ended; running programs 0:30 of 0:30; next host-tests, smoke, s3, ...; about 3 min left",
+            "0:40 2 of 7 ended; PASS programs (31.0 s); running host-tests 0:09 of 0:40; next smoke, s3, chart, ...; about 3 min left",
+            "0:50 2 of 7 ended; running host-tests 0:19 of 0:40; next smoke, s3, chart, ...; about 3 min left",
+            "1:00 2 of 7 ended; running host-tests 0:29 of 0:40; next smoke, s3, chart, ...; about 3 min left",
+            "1:10 2 of 7 ended; running host-tests 0:39 of 0:40; next smoke, s3, chart, ...; about 3 min left",
+            "1:20 3 of 7 ended; PASS host-tests (44.0 s, 7 passed); running smoke 0:05 of 0:10, drain 0:05 of 2:30; next s3, chart; about 2 min left",
+            "1:30 5 of 6 ended, 1 failed; PASS smoke (8.0 s); running drain 0:15 of 2:30; about 2 min left",
+            "1:40 6 of 6 ended, 1 failed; PASS drain (24.0 s)",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    /// As many steps as a whole run has, as slow as twice what is expected.
+    #[test]
+    fn a_long_run_has_at_most_sixty_lines() {
+        for slower in [1, 2] {
+            let mut board = Board::default();
+            let names: Vec<String> = (0..70).map(|number| format!("scenario-{number}")).collect();
+            board.plan(1, names.iter().map(|name| (name.clone(), seconds(40))));
+            let mut lines = 1;
+            for (number, name) in (0..).zip(&names) {
+                let begins = number * 40 * slower;
+                board.begin(name, seconds(begins));
+                for second in 0..40 * slower {
+                    lines += usize::from(board.line(seconds(begins + second)).is_some());
+                }
+                board.end(name, seconds(begins + 40 * slower), true, "");
+            }
+            lines += usize::from(board.rest(seconds(70 * 40 * slower)).is_some());
+            // Besides these a run names the lanes of other days, and counts.
+            assert!((20..=57).contains(&lines), "{lines} lines when it takes {slower} times as long");
+        }
+    }
+
+    #[test]
+    fn the_foot_of_a_terminal_shows_what_runs() {
+        let mut board = Board::default();
+        board.plan(2, [("smoke".to_owned(), seconds(12)), ("drain".to_owned(), seconds(150))]);
+        board.begin("smoke", seconds(0));
+        assert_eq!(
+            board.foot(seconds(5)),
+            ["  smoke 0:05 of 0:12", "0:05 0 of 2 ended; next drain; about 3 min left"]
+        );
+        board.end("smoke", seconds(11), true, "");
+        board.begin("drain", seconds(11));
+        board.end("drain", seconds(12), true, "");
+        assert_eq!(board.foot(seconds(12)), ["0:12 2 of 2 ended"]);
+    }
+}

@@ -1,0 +1,82 @@
+//! The times that steps took when they last passed: a file in the cache, a line a step.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// Times of earlier runs, and of this one.
+#[derive(Debug, Default)]
+pub struct Times {
+    file: Option<PathBuf>,
+    before: BTreeMap<String, Duration>,
+    now: Mutex<BTreeMap<String, Duration>>,
+}
+
+impl Times {
+    /// Reads them. A file that does not exist, or a line that says no time, is as if a step had never run.
+    pub fn read(file: PathBuf) -> Self {
+        let before = fs::read_to_string(&file).map(|text| parse(&text)).unwrap_or_default();
+        Self { file: Some(file), before, now: Mutex::default() }
+    }
+
+    /// Time of a step in an earlier run.
+    pub fn of(&self, name: &str) -> Option<Duration> {
+        self.before.get(name).copied()
+    }
+
+    /// Notes the time of a step that passed.
+    pub fn note(&self, name: &str, took: Duration) {
+        self.now.lock().expect("nothing panics while it holds this lock").insert(name.to_owned(), took);
+    }
+
+    /// Writes them for the next run. What another harness wrote meanwhile stays.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let mut all = fs::read_to_string(file).map(|text| parse(&text)).unwrap_or_default();
+        all.extend(self.now.lock().expect("nothing panics while it holds this lock").clone());
+        let text: String =
+            all.iter().map(|(name, took)| format!("{} {name}\n", took.as_secs_f64())).collect();
+        let scratch = file.with_extension(std::process::id().to_string());
+        fs::write(&scratch, text)
+            .and_then(|()| fs::rename(&scratch, file))
+            .with_context(|| format!("write {}", file.display()))
+    }
+}
+
+fn parse(text: &str) -> BTreeMap<String, Duration> {
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines
+        .filter_map(|(took, name)| {
+            Some((name.to_owned(), Duration::try_from_secs_f64(took.parse().ok()?).ok()?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_known_to_the_next_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("times");
+        fs::write(&file, "2.5 s3\nnot a time\n7 smoke\n-1 chart\n").unwrap();
+        let times = Times::read(file.clone());
+        assert_eq!(times.of("s3"), Some(Duration::from_millis(2500)));
+        assert_eq!(times.of("chart"), None);
+        times.note("host tests", Duration::from_secs(250));
+        times.note("s3", Duration::from_secs(3));
+        times.save().unwrap();
+        let next = Times::read(file);
+        assert_eq!(next.of("host tests"), Some(Duration::from_secs(250)));
+        assert_eq!(next.of("s3"), Some(Duration::from_secs(3)));
+        assert_eq!(next.of("smoke"), Some(Duration::from_secs(7)));
+    }
+}
