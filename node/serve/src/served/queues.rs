@@ -7,8 +7,8 @@ use holdfast_engine::event::RequestId;
 use holdfast_ring::{Errno, IoResult};
 use holdfast_ublk::{DeviceRequest, QueueEvent};
 
-use crate::node::ring::message::{Reply, RingRefusal};
-use crate::node::ring::operation::{Queue, Ring};
+use crate::message::{Reply, RingRefusal};
+use crate::operation::{Queue, Ring};
 
 /// A request that is with the planner.
 struct OpenRequest {
