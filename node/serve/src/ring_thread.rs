@@ -84,6 +84,18 @@ impl RingThread {
         Arc::clone(&self.figures)
     }
 
+    /// Number of requests that the kernel handed over and that are not completed.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.volumes.iter().map(ServedVolume::requests).sum()
+    }
+
+    /// Number of system calls with which the thread drove its ring.
+    #[must_use]
+    pub const fn enters(&self) -> u64 {
+        self.ring.enters()
+    }
+
     /// Serves until it was told to leave. Returns the last use of the ring: drop that only after the thread
     /// has ended. Before Linux 6.15 the kernel may hand a request to a living thread whose ring is being
     /// closed, and then waits for its answer permanently (`docs/kernels.md`).

@@ -230,6 +230,11 @@ impl ServedVolume {
         self.operations == 0
     }
 
+    /// Number of requests that the kernel handed over and that are not completed.
+    pub(crate) fn requests(&self) -> u32 {
+        self.queues.with_owner()
+    }
+
     /// True if the device's queues are with the kernel.
     pub(crate) fn is_open(&self) -> bool {
         self.queues.is_open()

@@ -17,6 +17,8 @@ mod copy_buffers;
 mod device;
 mod device_spec;
 mod error;
+#[cfg(feature = "fake")]
+mod fake;
 mod features;
 mod holders;
 mod io_flusher;
@@ -29,6 +31,8 @@ pub use char_device::CharDevice;
 pub use device::{Device, DeviceInfo, DeviceState, Expected, is_in_host_pid_namespace};
 pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
+#[cfg(feature = "fake")]
+pub use fake::{FakeDevice, FakeMemory, FakeRequest};
 pub use features::{CONTROL_PATH, FeatureNames, Features, ForeignFeatures, Transport, Unsupported};
 pub use holders::{Holder, Holders, Process};
 pub use io_flusher::become_io_flusher;

@@ -111,6 +111,11 @@ impl Queues {
         }
     }
 
+    /// Number of requests that are with the planner.
+    pub(super) fn with_owner(&self) -> u32 {
+        self.queues.iter().map(|queue| u32::from(queue.requests_with_owner())).sum()
+    }
+
     /// True if the queues are with the kernel.
     pub(super) const fn is_open(&self) -> bool {
         self.is_open
