@@ -14,17 +14,17 @@ use holdfast_lab::world::World;
 /// Most instructions, allocations and calls of `io_uring_enter` of a request. The first are 2 % above what was
 /// measured: lower them with the cost.
 const BARS: &[(&str, f64, f64, f64)] = &[
-    ("read4k", 2152.0, 0.0, 0.07),
-    ("read128k", 3322.0, 0.0, 0.07),
-    ("read1m", 11776.0, 0.0, 0.07),
-    ("user_copy_read4k", 2304.0, 0.0, 0.07),
-    ("write4k", 2227.0, 0.0, 0.07),
-    ("write128k", 6559.0, 0.0, 0.07),
-    ("write1m", 37860.0, 0.0, 0.07),
-    ("user_copy_write4k", 2379.0, 0.0, 0.07),
+    ("read4k", 1946.0, 0.0, 0.07),
+    ("read128k", 2066.0, 0.0, 0.07),
+    ("read1m", 2894.0, 0.0, 0.07),
+    ("user_copy_read4k", 2098.0, 0.0, 0.07),
+    ("write4k", 2028.0, 0.0, 0.07),
+    ("write128k", 2162.0, 0.0, 0.07),
+    ("write1m", 4033.0, 0.0, 0.07),
+    ("user_copy_write4k", 2180.0, 0.0, 0.07),
     // These wait for worker threads of the kernel: the number of their turns is not always the same.
-    ("flush", 29000.0, 9.0, 6.0),
-    ("discard128k", 14000.0, 1.0, 4.0),
+    ("flush", 28000.0, 9.0, 6.0),
+    ("discard128k", 4200.0, 1.0, 4.0),
 ];
 
 /// The cost of one request.

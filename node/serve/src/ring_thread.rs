@@ -37,6 +37,8 @@ pub struct RingThread {
     late: u64,
     messages: Receiver<Message>,
     completions: Vec<Completion>,
+    /// The time at the last message: a tick comes each 250 ms, and the time of an event has no finer use.
+    now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,
     leaving: Option<Instant>,
@@ -66,6 +68,7 @@ impl RingThread {
             late: 0,
             messages,
             completions: Vec::with_capacity(4096),
+            now: now(),
             commits_soon: false,
             leaving: None,
             removed: Vec::new(),
@@ -122,7 +125,10 @@ impl RingThread {
         completions.clear();
         let timeout = self.leaving.map(|_| Duration::from_millis(10));
         let woken = self.ring.submit_and_wait(timeout, &mut completions)?;
-        let now = now();
+        if woken {
+            self.now = now();
+        }
+        let now = self.now;
         for &completion in &completions {
             self.on_completion(completion, now);
         }

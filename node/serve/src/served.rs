@@ -164,10 +164,20 @@ impl ServedVolume {
     pub(crate) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
-        for action in actions.drain(..) {
-            self.perform(ring, action);
+        // A request that needs nothing else has one at a time.
+        if actions.len() == 1
+            && let Some(only) = actions.pop()
+        {
+            self.perform(ring, only);
+        } else {
+            for action in actions.drain(..) {
+                self.perform(ring, action);
+            }
         }
-        self.actions = actions;
+        let empty = std::mem::replace(&mut self.actions, actions);
+        debug_assert!(empty.capacity() == 0, "an action passes no event to the planner");
+        // Nothing is in it that could be dropped.
+        std::mem::forget(empty);
     }
 
     /// The volume has these settings from here on.

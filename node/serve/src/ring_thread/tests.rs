@@ -159,3 +159,21 @@ fn an_open_while_a_remove_waits_is_refused() {
     turns(&mut thread, |thread| thread.removed.is_empty());
     assert!(matches!(removed.try_recv(), Ok(Ok(()))));
 }
+
+/// Reading the clock at each turn was a part of the cost of each request.
+#[test]
+fn the_time_is_read_when_a_message_comes() {
+    holdfast_ring::raise_open_file_limit().unwrap();
+    let (inbox, messages) = mpsc::channel(1);
+    let mut thread = RingThread::new(&files(), messages).unwrap();
+    thread.now = 0;
+    let gone = VolumeKey { index: 0, serial: 7 };
+    thread.ring.no_operation(InFlight::Command(QueueCommand { owner: gone, queue_id: 0, tag: 0 }));
+    thread.turn().unwrap();
+    assert_eq!((thread.late, thread.now), (1, 0));
+    assert!(inbox.try_send(Message::Tick).is_ok());
+    thread.waker().wake();
+    let before = now();
+    thread.turn().unwrap();
+    assert!((before..=now()).contains(&thread.now));
+}
