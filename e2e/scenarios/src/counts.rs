@@ -11,7 +11,7 @@ use holdfast_lab::command::output;
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 
-/// Most instructions, allocations and calls of `io_uring_enter` of a request. The first are 2 % above what was
+/// Most instructions, allocations and calls of `io_uring_enter` of a request. The first are 2 % above what is
 /// measured: lower them with the cost.
 const BARS: &[(&str, f64, f64, f64)] = &[
     ("read4k", 1946.0, 0.0, 0.07),

@@ -258,7 +258,7 @@ impl Served {
         Ok(())
     }
 
-    /// Ends a row: name, requests, allocations and system calls of the ring, and a part of callgrind's output.
+    /// Ends a row: name, requests, allocations, system calls of the ring; and a part of callgrind's output.
     #[allow(clippy::print_stdout, reason = "its output is read by its caller")]
     fn row(&mut self, name: &CStr, requests: u32) {
         callgrind::dump(name);

@@ -35,8 +35,7 @@ pub struct FakeRequest {
     pub sectors: u32,
 }
 
-/// Where the memory of the next device is mapped: it must lie below 4 GiB, since positions in a buffer have 32
-/// bits.
+/// Address of the memory of the next device, below 4 GiB: positions in a buffer have 32 bits.
 static MEMORY_AT: AtomicU32 = AtomicU32::new(0x7000_0000);
 
 /// A device without the driver, with one queue.
