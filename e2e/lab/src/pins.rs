@@ -73,6 +73,7 @@ pub const GUEST_PACKAGES: &[&str] = &[
     "psmisc",
     "strace",
     "util-linux",
+    "valgrind",
     "xfsprogs",
 ];
 /// Packages that the root file system of a cluster's node has beside those.

@@ -40,6 +40,16 @@ const UNDER_TEST: &[&str] =
     &["holdfast-csi", "holdfast-node", "holdfast-operator", "holdfast-ublk", "kubectl-holdfast"];
 /// Time that cargo needs to fetch their dependencies.
 const CRATES_EXPECTED: Duration = Duration::from_secs(20);
+/// Packages that a request passes through.
+const COUNTED: &[&str] = &[
+    "io-uring",
+    "holdfast-types",
+    "holdfast-ring",
+    "holdfast-ublk",
+    "holdfast-format",
+    "holdfast-engine",
+    "holdfast-serve",
+];
 /// Time that cargo needs to build them where nothing is compiled yet.
 const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
 /// Time that it then needs to build the workspace's tests.
@@ -283,6 +293,40 @@ impl Toolbox {
         };
         self.clock.time(|| command::show(&mut build))?;
         Ok(self.target().join(directory))
+    }
+
+    /// Builds the program that counts what a request costs, and returns it. What a request passes through is
+    /// optimised as in a release, without checks for tests; all else is what [`programs`](Self::programs) of
+    /// the profile for tests has built.
+    ///
+    /// # Errors
+    /// If cargo fails.
+    pub fn counts(&self) -> Result<PathBuf> {
+        report::step("cargo build the program that counts");
+        let mut build = self.cargo("build");
+        for package in COUNTED {
+            for (key, value) in [
+                ("opt-level", "3"),
+                ("codegen-units", "1"),
+                ("debug-assertions", "false"),
+                ("overflow-checks", "false"),
+            ] {
+                build.args(["--config", &format!("profile.dev.package.{package}.{key}={value}")]);
+            }
+        }
+        build.args([
+            "--example",
+            "counts",
+            "--features",
+            "holdfast-serve/fake",
+            "--package",
+            "holdfast-serve",
+        ]);
+        for package in UNDER_TEST {
+            build.args(["--package", package]);
+        }
+        self.clock.time(|| command::show(&mut build))?;
+        Ok(self.target().join("debug/examples/counts"))
     }
 
     /// Builds the integration tests named `target` and returns their program. The whole workspace is

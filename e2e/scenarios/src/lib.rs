@@ -17,6 +17,7 @@ mod chart;
 pub mod cluster;
 mod control_plane;
 mod cordon;
+mod counts;
 mod csi_controller;
 pub mod csi_node;
 pub mod csi_sanity;
@@ -177,6 +178,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(12),
         alone: false,
         run: api_rules::run,
+    },
+    Scenario {
+        name: "counts",
+        about: "a request costs a ring thread no more instructions, allocations and system calls than its bar",
+        expected: Duration::from_secs(5),
+        alone: false,
+        run: counts::run,
     },
     Scenario {
         name: "chart",

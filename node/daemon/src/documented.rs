@@ -26,8 +26,8 @@ pub(crate) fn pages() -> Vec<(String, String)> {
 fn architecture_names_what_there_is() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = page("docs/architecture.md");
-    // A bare file name is one of the engine's or of the daemon's.
-    let places = ["", "node/engine/src", "node/daemon/src", "node/daemon/src/node"];
+    // A bare file name is one of the engine's, the daemon's or the ring thread's.
+    let places = ["", "node/engine/src", "node/daemon/src", "node/daemon/src/node", "node/serve/src"];
     let is_path = |word: &&str| {
         let first = word.split('/').next().unwrap_or_default();
         word.ends_with(".rs") || (word.contains('/') && root.join(first).is_dir())

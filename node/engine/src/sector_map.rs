@@ -58,6 +58,8 @@ pub const PAGE_BYTES: usize = (PAGE_SECTORS / 2) as usize;
 pub(crate) const BLOCK_MAP_BYTES: usize = (BLOCK_SECTORS / 2) as usize;
 const PAGES_PER_CHUNK: u64 = CHUNK_SECTORS / PAGE_SECTORS;
 const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
+/// Sectors of a word of the map.
+const WORD_SECTORS: u64 = 16;
 /// Chunks of a group.
 const GROUP_CHUNKS: u64 = 1024;
 const GROUP_SECTORS: u64 = GROUP_CHUNKS * CHUNK_SECTORS;
@@ -438,21 +440,48 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Nibble((byte >> ((sector % 2) * 4)) & 15)
     }
 
-    /// Says what `sector` is from here on. Returns whether it was something else.
-    fn set_nibble(&mut self, sector: u64, nibble: Nibble) -> bool {
-        let old = self.nibble(sector);
-        if nibble == old {
+    /// The sixteen sectors that `sector` is one of.
+    fn nibbles(&self, sector: u64) -> Nibbles {
+        let at = index(nibble_at(sector - sector % WORD_SECTORS));
+        let bytes = self.memory.as_ref()[at..].first_chunk().expect("a chunk has whole words");
+        Nibbles(u64::from_le_bytes(*bytes))
+    }
+
+    /// Sectors before `end` that are what the first of them, `sector`, is: at least that one, at most those
+    /// of its word. Returns their number and what they are.
+    fn alike(&self, sector: u64, end: u64) -> (u64, Nibble) {
+        let (alike, nibble) = self.nibbles(sector).alike(sector % WORD_SECTORS);
+        (alike.min(end - sector), nibble)
+    }
+
+    /// Says what `sectors` sectors from `first` on are from here on; they lie in one word and were all `old`.
+    /// Returns whether they were something else.
+    fn set_alike(&mut self, (first, sectors): (u64, u64), old: Nibble, new: Nibble) -> bool {
+        if new == old {
             return false;
         }
-        let at = index(nibble_at(sector));
-        let byte = &mut self.bytes_mut()[at];
-        let shift = (sector % 2) * 4;
-        *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
+        let word = self.nibbles(first).with(first % WORD_SECTORS, sectors, new);
+        let at = index(nibble_at(first - first % WORD_SECTORS));
+        self.bytes_mut()[at..at + 8].copy_from_slice(&word.0.to_le_bytes());
         for side in Side::BOTH {
             let counted = &mut self.counted[side];
-            *counted = *counted + u64::from(nibble.counts(side)) - u64::from(old.counts(side));
+            *counted =
+                *counted + sectors * u64::from(new.counts(side)) - sectors * u64::from(old.counts(side));
         }
         true
+    }
+
+    /// Makes each sector of `range` what `new` makes of it. Returns whether the map changed. Every word
+    /// changes at once.
+    fn change(&mut self, range: SectorRange, new: impl Fn(&Self, Nibble) -> Nibble) -> bool {
+        let (mut sector, mut changed) = (range.start.0, false);
+        while sector < range.end() {
+            let (alike, old) = self.alike(sector, range.end());
+            let new = new(self, old);
+            changed |= self.set_alike((sector, alike), old, new);
+            sector += alike;
+        }
+        changed
     }
 
     /// Counts what is dirty in `page`, which was not counted yet. Returns the blocks with anything dirty.
@@ -495,8 +524,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let first = self.newest(range.start.0);
         let mut end = range.start.0 + 1;
         if self.is_prepared(chunk) {
-            while end < stop && self.nibble(end).newest() == first {
-                end += 1;
+            while end < stop {
+                let (alike, nibble) = self.alike(end, stop);
+                if nibble.newest() != first {
+                    break;
+                }
+                end += alike;
             }
         } else {
             end = stop;
@@ -506,23 +539,21 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Records that `range` was written in `side`. Returns whether the map changed.
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
-        (range.start.0..range.end()).fold(false, |changed, sector| self.mark(sector, side, false) | changed)
+        self.change(range, |map, old| map.marked(old, side, false))
     }
 
     /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active
     /// one.
-    fn mark(&mut self, sector: u64, side: Side, zeros: bool) -> bool {
-        let old = self.nibble(sector);
+    fn marked(&self, old: Nibble, side: Side, zeros: bool) -> Nibble {
         let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
         let active = self.active();
         let hidden = side != active && old.is_dirty(active) && safeguard(ActiveSideIsNewest);
-        let new = if hidden {
+        if hidden {
             Nibble::on(active, dirty, old.is_zeros())
         } else {
             let is_ended = safeguard(WriteEndsZeros) || !old.is_zeros();
             Nibble::on(side, dirty, zeros || !is_ended)
-        };
-        self.set_nibble(sector, new)
+        }
     }
 
     /// The sectors of `range` that are not dirty in `side`. Appended to `rest`.
@@ -538,27 +569,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// the old or the new ones, and are no longer what the object store has, nor zeros. Returns whether the
     /// map changed.
     pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> bool {
-        let mut changed = false;
-        for sector in range.start.0..range.end() {
-            let old = self.nibble(sector);
-            if old.newest() == Some(side) {
-                let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
-                changed |= self.set_nibble(sector, Nibble::on(side, dirty, false));
-            }
-        }
-        changed
+        self.change(range, |_, old| {
+            let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
+            if old.newest() == Some(side) { Nibble::on(side, dirty, false) } else { old }
+        })
     }
 
     /// Records zeros in `side` for the sectors of `range` that may hold data; the others stay unmarked.
     /// Returns whether the map changed.
     pub(crate) fn mark_zeroed(&mut self, range: SectorRange, side: Side, remote_data: bool) -> bool {
-        let mut changed = false;
-        for sector in range.start.0..range.end() {
-            if remote_data || self.nibble(sector).newest().is_some() {
-                changed |= self.mark(sector, side, true);
-            }
-        }
-        changed
+        self.change(range, |map, old| {
+            if remote_data || old.newest().is_some() { map.marked(old, side, true) } else { old }
+        })
     }
 
     /// The sectors of these blocks of `page` that are dirty in `side`, block by block.
@@ -624,8 +646,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
         let mut forgotten = 0;
         for sector in range.start.0..range.end() {
-            if self.newest(sector).is_some() && self.nibble(sector).0 & Nibble::DIRTY == 0 {
-                self.set_nibble(sector, Nibble::REMOTE);
+            let old = self.nibble(sector);
+            if self.newest(sector).is_some() && old.0 & Nibble::DIRTY == 0 {
+                self.set_alike((sector, 1), old, Nibble::REMOTE);
                 forgotten += 1;
             }
         }

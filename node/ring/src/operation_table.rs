@@ -15,16 +15,19 @@
 //! +------------------------+------------------------+
 //! ```
 //!
-//! *Owns*: every entry from the push to the completion, the buffer that was lent to the kernel with it.
+//! *Owns*: every entry from the push to the completion, the buffer that was lent to the kernel with it. Few
+//! operations have one: buffers lie apart, so that an entry is small.
 //! *Invariants*: a key names one operation: a completion whose generation is gone finds nothing. An entry is
-//! never moved: the table grows by a part of 1 MiB when more operations are in flight than ever before. The
+//! never moved: the table grows by a part when more operations are in flight than ever before. The
 //! entry freed last is used next.
 
 use crate::HeapBuffer;
 
 /// Marks the end of the list of free entries, and belongs to no entry.
 const NONE: u32 = u32::MAX;
-/// Entries of a part of the table, as a power of two: 1 MiB.
+/// In place of the next free entry: memory is lent with the operation.
+const LENT: u32 = u32::MAX - 1;
+/// Entries of a part of the table, as a power of two: at most 1 MiB.
 const PART_BITS: u32 = 14;
 const PART_ENTRIES: u32 = 1 << PART_BITS;
 
@@ -48,14 +51,12 @@ impl OperationKey {
     }
 }
 
-/// One operation. It fills a cache line, of which an owner's `T` of up to 24 bytes leaves some.
-#[repr(align(64))]
+/// One operation.
 struct Entry<T> {
     generation: u32,
-    /// The next free one, while this is free.
+    /// While this is free: the next free one. While it is held: [`LENT`] if memory is lent with it.
     next_free: u32,
     operation: Option<T>,
-    buffer: Option<HeapBuffer>,
 }
 
 /// The operations of one ring.
@@ -63,6 +64,8 @@ pub(crate) struct OperationTable<T> {
     /// All full but the last.
     parts: Vec<Vec<Entry<T>>>,
     first_free: u32,
+    /// The memory that is lent, by entry.
+    lent: Vec<(u32, HeapBuffer)>,
     held: u32,
     most: u32,
     late: u64,
@@ -70,7 +73,7 @@ pub(crate) struct OperationTable<T> {
 
 impl<T> Default for OperationTable<T> {
     fn default() -> Self {
-        Self { parts: Vec::new(), first_free: NONE, held: 0, most: 0, late: 0 }
+        Self { parts: Vec::new(), first_free: NONE, lent: Vec::new(), held: 0, most: 0, late: 0 }
     }
 }
 
@@ -91,34 +94,56 @@ impl<T> OperationTable<T> {
         u32::try_from(number).expect("far fewer operations than 2^32 are in flight")
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, operation: T, buffer: Option<HeapBuffer>) -> OperationKey {
         self.held += 1;
         self.most = self.most.max(self.held);
         let first_free = self.first_free;
-        if let Some(entry) = self.entry(first_free) {
+        let key = if let Some(entry) = self.entry(first_free) {
             let key = OperationKey { entry: first_free, generation: entry.generation };
-            let next_free = entry.next_free;
-            (entry.operation, entry.buffer) = (Some(operation), buffer);
+            let next_free = std::mem::replace(&mut entry.next_free, NONE);
+            let free = entry.operation.replace(operation);
+            debug_assert!(free.is_none(), "a free entry has no operation");
+            // Nothing is in it that could be dropped.
+            std::mem::forget(free);
             self.first_free = next_free;
-            return key;
+            key
+        } else {
+            let entry = self.add(Entry { generation: 0, next_free: NONE, operation: Some(operation) });
+            OperationKey { entry, generation: 0 }
+        };
+        if let Some(buffer) = buffer {
+            self.lend(key.entry, buffer);
         }
-        let entry = self.add(Entry { generation: 0, next_free: NONE, operation: Some(operation), buffer });
-        OperationKey { entry, generation: 0 }
+        key
+    }
+
+    #[cold]
+    fn lend(&mut self, number: u32, buffer: HeapBuffer) {
+        self.entry(number).expect("it was just made").next_free = LENT;
+        self.lent.push((number, buffer));
+    }
+
+    #[cold]
+    fn take_lent(&mut self, number: u32) -> Option<HeapBuffer> {
+        let at = self.lent.iter().position(|(entry, _)| *entry == number)?;
+        Some(self.lent.swap_remove(at).1)
     }
 
     /// Ends an operation. `None`, and counted, if there is none of this key: it has ended before.
+    #[inline]
     pub(crate) fn take(&mut self, key: OperationKey) -> Option<(T, Option<HeapBuffer>)> {
-        let next_free = self.first_free;
+        let first_free = self.first_free;
         let held = self.entry(key.entry).filter(|entry| entry.generation == key.generation);
         let Some((operation, entry)) = held.and_then(|entry| Some((entry.operation.take()?, entry))) else {
             self.late += 1;
             return None;
         };
         entry.generation = entry.generation.wrapping_add(1);
-        entry.next_free = next_free;
-        let buffer = entry.buffer.take();
+        let is_lent = std::mem::replace(&mut entry.next_free, first_free) == LENT;
         self.first_free = key.entry;
         self.held -= 1;
+        let buffer = if is_lent { self.take_lent(key.entry) } else { None };
         Some((operation, buffer))
     }
 
@@ -139,7 +164,7 @@ impl<T> OperationTable<T> {
 
     /// Leaks the memory that is lent: the kernel may still write to it.
     pub(crate) fn leak_buffers(&mut self) {
-        self.parts.iter_mut().flatten().filter_map(|entry| entry.buffer.take()).for_each(std::mem::forget);
+        self.lent.drain(..).for_each(std::mem::forget);
     }
 }
 
@@ -192,8 +217,26 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_fills_one_cache_line() {
-        assert_eq!(size_of::<Entry<[u64; 3]>>(), 64);
+    fn an_entry_is_small_and_no_key_is_the_wakers() {
+        assert!(size_of::<Entry<[u64; 3]>>() <= 40);
         assert_ne!(OperationKey::WAKE.to_bits(), OperationKey { entry: 0, generation: 0 }.to_bits());
+    }
+
+    /// The entries of two operations change places on the list of free ones; their memory does not.
+    #[test]
+    fn each_operation_gets_its_own_memory_back() {
+        let mut table = OperationTable::default();
+        for _ in 0..3 {
+            let keys = [1, 2, 3].map(|pages| {
+                let buffer = (pages != 2).then(|| HeapBuffer::zeroed(pages * 4096));
+                table.insert(pages, buffer)
+            });
+            for (key, pages) in keys.into_iter().zip([1, 2, 3]) {
+                let (taken, buffer) = table.take(key).unwrap();
+                let len = buffer.map(|buffer| buffer.len());
+                assert_eq!((taken, len), (pages, (pages != 2).then_some(pages * 4096)));
+            }
+        }
+        assert!(table.lent.is_empty());
     }
 }

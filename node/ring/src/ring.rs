@@ -56,6 +56,7 @@ pub struct Ring<T> {
     in_flight: OperationTable<T>,
     waker: Waker,
     waker_armed: bool,
+    enters: u64,
     /// `SINGLE_ISSUER`: only the thread that made the ring may use it.
     _thread_confined: PhantomData<*const ()>,
 }
@@ -90,6 +91,7 @@ impl<T> Ring<T> {
             in_flight: OperationTable::default(),
             waker: Waker::new()?,
             waker_armed: false,
+            enters: 0,
             _thread_confined: PhantomData,
         })
     }
@@ -184,6 +186,7 @@ impl<T> Ring<T> {
                 return;
             }
             // A full queue: hand it to the kernel. An error shows again at the next wait.
+            self.enters += 1;
             let _ = self.uring.submit();
             // SAFETY: as above.
             if unsafe { self.uring.submission().push(&entry) }.is_ok() {
@@ -201,6 +204,7 @@ impl<T> Ring<T> {
     pub fn submit(&mut self) -> Result<(), RingError> {
         loop {
             let all_queued = self.refill();
+            self.enters += 1;
             match self.uring.submit() {
                 Ok(_) if all_queued => return Ok(()),
                 Ok(_) => {}
@@ -227,6 +231,7 @@ impl<T> Ring<T> {
         }
         let all_queued = self.refill();
         let wait_for = usize::from(all_queued && timeout != Some(Duration::ZERO));
+        self.enters += 1;
         let entered = match timeout {
             Some(limit) if wait_for > 0 => {
                 let limit = Timespec::from(limit);
@@ -300,6 +305,12 @@ impl<T> Ring<T> {
     #[must_use]
     pub const fn max_operations(&self) -> u32 {
         self.in_flight.most()
+    }
+
+    /// Number of calls of `io_uring_enter`.
+    #[must_use]
+    pub const fn enters(&self) -> u64 {
+        self.enters
     }
 
     /// Number of completions that named an operation that had ended before.

@@ -25,6 +25,9 @@ const POLL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct CharDevice {
     file: File,
+    /// Files in the place of parts of it.
+    #[cfg(feature = "fake")]
+    fake: Option<crate::fake::FakeFiles>,
 }
 
 impl CharDevice {
@@ -34,21 +37,43 @@ impl CharDevice {
         let deadline = Instant::now() + NODE_TIMEOUT;
         loop {
             match OpenOptions::new().read(true).write(true).open(&path) {
-                Ok(file) => return Ok(Self { file }),
+                Ok(file) => return Ok(Self::from(file)),
                 Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < deadline => sleep(POLL),
                 Err(source) => return Err(ControlError::File { path, action: "opened", source }),
             }
         }
     }
 
-    /// A file in the place of a character device.
-    #[cfg(test)]
-    pub(crate) fn of(file: File) -> Self {
-        Self { file }
+    /// A device without the driver: copies go to `file`, the rest to files of `fake`.
+    #[cfg(feature = "fake")]
+    pub(crate) fn fake(file: File, fake: crate::fake::FakeFiles) -> Self {
+        Self { file, fake: Some(fake) }
     }
 
+    /// The file that takes commands.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        #[cfg(feature = "fake")]
+        if let Some(fake) = &self.fake {
+            return fake.commands.as_fd();
+        }
         self.file.as_fd()
+    }
+
+    /// Address of the first byte of each registered buffer. The driver's own begin at 0.
+    pub(crate) fn buffers_at(&self) -> u32 {
+        #[cfg(feature = "fake")]
+        if let Some(fake) = &self.fake {
+            return fake.buffers_at;
+        }
+        0
+    }
+
+    /// True if no driver is behind it.
+    pub(crate) fn is_fake(&self) -> bool {
+        #[cfg(feature = "fake")]
+        return self.fake.is_some();
+        #[cfg(not(feature = "fake"))]
+        false
     }
 
     /// A further use of it.
@@ -57,7 +82,21 @@ impl CharDevice {
     }
 
     pub(crate) fn map_descriptors(&self, queue_id: u16, depth: u16) -> io::Result<Descriptors> {
+        #[cfg(feature = "fake")]
+        if let Some(fake) = &self.fake {
+            return Descriptors::map(&fake.descriptors, queue_id, depth);
+        }
         Descriptors::map(&self.file, queue_id, depth)
+    }
+}
+
+impl From<File> for CharDevice {
+    fn from(file: File) -> Self {
+        Self {
+            file,
+            #[cfg(feature = "fake")]
+            fake: None,
+        }
     }
 }
 

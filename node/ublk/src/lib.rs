@@ -18,6 +18,8 @@ mod device;
 mod device_info;
 mod device_spec;
 mod error;
+#[cfg(feature = "fake")]
+mod fake;
 mod features;
 mod holders;
 mod io_flusher;
@@ -31,6 +33,8 @@ pub use device::{Device, Expected, is_in_host_pid_namespace};
 pub use device_info::{DeviceInfo, DeviceState};
 pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
+#[cfg(feature = "fake")]
+pub use fake::{FakeDevice, FakeMemory, FakeRequest};
 pub use features::{CONTROL_PATH, FeatureNames, Features, ForeignFeatures, Transport, Unsupported};
 pub use holders::{Holder, Holders, Process};
 pub use io_flusher::become_io_flusher;

@@ -114,6 +114,8 @@ pub struct Queue<K> {
     with_kernel: u16,
     with_owner: u16,
     draining: bool,
+    /// Address of the first byte of each registered buffer.
+    buffers_at: u32,
 }
 
 impl<K: Copy> Queue<K> {
@@ -163,6 +165,7 @@ impl<K: Copy> Queue<K> {
             with_kernel: 0,
             with_owner: 0,
             draining: false,
+            buffers_at: char_device.buffers_at(),
         })
     }
 
@@ -416,7 +419,7 @@ impl<K: Copy> Queue<K> {
             file: part.file,
             file_offset_bytes: part.file_offset_bytes,
             buffer_index: buffers.index(request.tag()),
-            buffer_offset_bytes: part.request_offset_bytes,
+            buffer_offset_bytes: self.buffers_at + part.request_offset_bytes,
             len_bytes: part.len_bytes,
         }
     }
@@ -457,7 +460,7 @@ impl<K: std::fmt::Debug> std::fmt::Debug for Queue<K> {
 fn register<T>(ring: &mut Ring<T>, char_device: &CharDevice) -> Result<Option<FileSlot>, RingError> {
     static KEEPS: LazyLock<bool> =
         LazyLock::new(|| KernelRelease::running().is_ok_and(|kernel| kernel.keeps_registered_files()));
-    if *KEEPS {
+    if *KEEPS && !char_device.is_fake() {
         return Ok(None);
     }
     ring.register_file(char_device.file()).map(Some)
@@ -498,7 +501,7 @@ mod tests {
             let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
             files.filter(|file| fs::metadata(file.path()).is_ok_and(|data| data.ino() == inode)).count()
         };
-        let char_device = CharDevice::of(file);
+        let char_device = CharDevice::from(file);
         let spec = QueueSpec { owner: (), queue_id: 0 };
         let mut queue = Queue::open(&mut ring, &device, &char_device, spec).unwrap();
         drop(char_device);

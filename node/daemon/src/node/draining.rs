@@ -15,8 +15,8 @@ use std::path::Path;
 use futures::future::join_all;
 
 use crate::node::Node;
-use crate::node::ring::message::Message;
 use crate::node::ring::placement::Rings;
+use holdfast_serve::Message;
 
 /// Name of the file in the run directory.
 const FILE: &str = "draining";

@@ -2,17 +2,9 @@
 //!
 //! Each bound's comment names its effect. All show how full they were as metrics (`docs/metrics.md`).
 
-/// Messages that wait for a ring thread, at most. A sender of one more waits until the thread has taken one,
-/// or drops it. A thread takes all of them at each turn.
-pub(in crate::node) const RING_MESSAGES: usize = 1024;
-
 /// Background work of a volume beside cold reads: at most one upload, merge, pending record, record to
 /// create, record to read and checkpoint each, and some to spare.
 pub(in crate::node) const WORK_OF_COMMITS: usize = 16;
-
-/// Holes that evictions of a volume punch at a time, at most. The others wait: an eviction may free as many
-/// ranges as the volume has pages with both kinds of sectors.
-pub(in crate::node) const EVICTIONS_IN_FLIGHT: u32 = 64;
 
 /// Volumes whose durable maps are read at the same time, at most. After a restart of the host all volumes of
 /// a node may be attached at once; the others wait. Each takes [`MAP_WINDOW_BYTES`] and about 10 MiB for each

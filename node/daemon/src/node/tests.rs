@@ -40,7 +40,7 @@ use kernel::FakeKernel;
 
 use super::clock::NodeTime;
 use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
-use super::local::live_map::LiveMap;
+use super::local::live_map;
 use super::local::volume_files::{KEPT_LIVE_MAP, Local};
 use super::volume::present::Present;
 use super::volume::state::{State, StateEvent, WriterState};
@@ -139,7 +139,7 @@ impl Dirs {
         let durability = Durability::Object;
         let setup =
             Setup { requests: 128, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
-        let live_map = LiveMap::create(&self.live_map(), SECTORS).unwrap();
+        let live_map = live_map::create(&self.live_map(), SECTORS).unwrap();
         drop(Volume::attach(setup, live_map, AttachState::in_log(manifest), 0, &mut Vec::new()));
         let record = AttachedRecord {
             version: ATTACHED_VERSION,
@@ -461,7 +461,7 @@ async fn leave_volume_dirty(
         unix_ms_at_zero: 0,
     };
     let live_map = acquired.files.live_map;
-    live_map.allocate(&local.live_map_path(), Chunk(0)).unwrap();
+    live_map::allocate_chunk(&live_map, &local.live_map_path(), Chunk(0)).unwrap();
     let mut actions = Vec::new();
     let state = AttachState { manifest: acquired.manifest, generation: acquired.found.generation() };
     let mut served = Volume::attach(setup, live_map, state, 0, &mut actions);

@@ -83,6 +83,20 @@ impl Nibbles {
         (self.0 >> bit) & Self::ONES
     }
 
+    /// Number of them from `first` on that are what that one is, and what it is.
+    pub(super) fn alike(self, first: u64) -> (u64, Nibble) {
+        let rest = self.0 >> (4 * first);
+        let nibble = rest & 15;
+        let others = rest ^ (Self::ONES * nibble);
+        (u64::from(others.trailing_zeros() / 4).min(16 - first), Nibble(nibble as u8))
+    }
+
+    /// With `sectors` of them from `first` on, one or more, set to `nibble`.
+    pub(super) fn with(self, first: u64, sectors: u64, nibble: Nibble) -> Self {
+        let places = (u64::MAX >> (64 - 4 * sectors)) << (4 * first);
+        Self((self.0 & !places) | (Self::ONES * u64::from(nibble.0) & places))
+    }
+
     pub(super) fn any_dirty(self, side: Side) -> bool {
         self.0 & (Self::ONES * u64::from(dirty_bit(side))) != 0
     }
@@ -109,6 +123,18 @@ impl Nibbles {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sectors_that_are_alike_are_set_together() {
+        let nibbles = Nibbles(0x5555_5500_0000_3333);
+        let of = |first| nibbles.alike(first);
+        assert_eq!((of(0), of(3), of(4)), ((4, Nibble(3)), (1, Nibble(3)), (6, Nibble(0))));
+        assert_eq!((of(10), of(15)), ((6, Nibble(5)), (1, Nibble(5))));
+        assert_eq!(Nibbles(0).alike(7), (9, Nibble(0)));
+        assert_eq!(nibbles.with(2, 3, Nibble(10)).0, 0x5555_5500_000a_aa33);
+        assert_eq!(nibbles.with(0, 16, Nibble(6)).0, 0x6666_6666_6666_6666);
+        assert_eq!(nibbles.with(15, 1, Nibble(9)).0, 0x9555_5500_0000_3333);
+    }
 
     #[test]
     fn sixteen_sectors_count_as_each_of_them_does() {

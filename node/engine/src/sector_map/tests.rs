@@ -240,3 +240,40 @@ fn only_a_chunk_that_is_remote_and_clean_is_given_back() {
     assert!(map.unprepare(chunk) && !map.is_prepared(chunk) && map.is_prepared(Chunk(0)));
     assert!(!map.unprepare(chunk), "once");
 }
+
+/// Words of the map are changed at once: the result is that of one sector after the other.
+#[test]
+fn a_range_becomes_what_each_of_its_sectors_becomes() {
+    type Change = fn(&mut SectorMap<Vec<u8>>, SectorRange, Side) -> bool;
+    let changes: [Change; 4] = [
+        |map, range, side| map.mark_written(range, side),
+        |map, range, side| map.mark_uncertain(range, side),
+        |map, range, side| map.mark_zeroed(range, side, false),
+        |map, range, side| map.mark_zeroed(range, side, true),
+    ];
+    let (mut whole, mut each) = (map(200), map(200));
+    let mut random = 1u64;
+    let mut below = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % limit
+    };
+    for _ in 0..3000 {
+        let start = below(200);
+        let range = SectorRange::new(start, 1 + below((200 - start).min(50)));
+        let side = Side::BOTH[below(2) as usize];
+        if below(20) == 0 {
+            let active = whole.active().other();
+            whole.set_active(active);
+            each.set_active(active);
+        }
+        let change = changes[below(4) as usize];
+        let changed = change(&mut whole, range, side);
+        let by_sector =
+            range.split_at_multiples(1).fold(false, |any, one| change(&mut each, one, side) | any);
+        assert_eq!((changed, &whole.memory), (by_sector, &each.memory));
+        assert_eq!(counted(&whole), counted(&each));
+        let (run, newest) = whole.first_run(range);
+        let alike = (range.start.0..range.end()).take_while(|sector| whole.newest(*sector) == newest);
+        assert_eq!(run, SectorRange::new(range.start.0, alike.count() as u64));
+    }
+}

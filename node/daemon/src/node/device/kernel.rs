@@ -18,8 +18,8 @@ use holdfast_ublk::{
 
 use super::udev::{UDEV, Udev};
 use crate::node::TransportChoice;
-use crate::node::ring::message::OpenQueues;
-use crate::node::ring::operation::Queue;
+use holdfast_serve::OpenQueues;
+use holdfast_serve::Queue;
 
 /// The command of the daemon's own program that flushes a block device.
 pub(crate) const FLUSH_DEVICE: &str = "flush-device";

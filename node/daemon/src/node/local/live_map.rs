@@ -1,79 +1,58 @@
-//! The live map's memory: a file in a tmpfs directory, mapped shared.
-//!
-//! It survives the death of the process and vanishes with the host, which is exactly when it must not be
-//! trusted.
-#![allow(unsafe_code)] // mmap of a file of our own
+//! The file of a volume's live map: made, opened and checked in the run directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::path::Path;
 
 use holdfast_engine::sector_map::{HEAD_BYTES, chunk_extent, fixed_extents, map_bytes, sectors_of};
+use holdfast_serve::LiveMap;
 use holdfast_types::{Chunk, VolumeId};
-use memmap2::MmapMut;
 
 use crate::node::error::{LocalDamage, NodeError, file};
 
-/// A volume's live map, mapped.
-pub(crate) struct LiveMap {
-    memory: MmapMut,
-    file: File,
+/// A new, zeroed map with the fixed part allocated.
+pub(crate) fn create(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
+    // A map left by an attach that never finished is worth nothing.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(file(path, "removed")(error));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    let mut options = OpenOptions::new();
+    let handle = options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
+    allocate_fixed(path, &handle, sectors)?;
+    map(path, handle)
 }
 
-impl LiveMap {
-    /// A new, zeroed map with the fixed part allocated.
-    pub(crate) fn create(path: &Path, sectors: u64) -> Result<Self, NodeError> {
-        // A map left by an attach that never finished is worth nothing.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(file(path, "removed")(error));
-            }
-            Ok(()) | Err(_) => {}
-        }
-        let mut options = OpenOptions::new();
-        let handle =
-            options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
-        allocate_fixed(path, &handle, sectors)?;
-        Self::map(path, handle)
-    }
+/// The map a predecessor left, with room for one of `sectors` sectors: it may be of a smaller volume.
+pub(crate) fn open(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
+    let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
+    allocate_fixed(path, &handle, sectors)?;
+    map(path, handle)
+}
 
-    /// The map a predecessor left, with room for one of `sectors` sectors: it may be of a smaller volume.
-    pub(crate) fn open(path: &Path, sectors: u64) -> Result<Self, NodeError> {
-        let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
-        allocate_fixed(path, &handle, sectors)?;
-        Self::map(path, handle)
-    }
-
-    /// Checks that the map at `path` is the volume's, and that this version can read it. Changes nothing.
-    pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
-        let mut head = Vec::new();
-        let handle = File::open(path).map_err(file(path, "opened"))?;
-        handle.take(HEAD_BYTES).read_to_end(&mut head).map_err(file(path, "read"))?;
-        match sectors_of(&head, volume) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let source = LocalDamage::LiveMap(error);
-                Err(NodeError::Damaged { path: path.to_owned(), source })
-            }
+/// Checks that the map at `path` is the volume's, and that this version can read it. Changes nothing.
+pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
+    let mut head = Vec::new();
+    let handle = File::open(path).map_err(file(path, "opened"))?;
+    handle.take(HEAD_BYTES).read_to_end(&mut head).map_err(file(path, "read"))?;
+    match sectors_of(&head, volume) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let source = LocalDamage::LiveMap(error);
+            Err(NodeError::Damaged { path: path.to_owned(), source })
         }
     }
+}
 
-    fn map(path: &Path, handle: File) -> Result<Self, NodeError> {
-        // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user; it
-        // is never truncated while mapped, and pages are allocated before they are touched.
-        let memory = unsafe { MmapMut::map_mut(&handle) }.map_err(file(path, "mapped"))?;
-        Ok(Self { memory, file: handle })
-    }
+fn map(path: &Path, handle: File) -> Result<LiveMap, NodeError> {
+    LiveMap::map(handle).map_err(file(path, "mapped"))
+}
 
-    /// Allocates a chunk: its part may be touched.
-    pub(crate) fn allocate(&self, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
-        allocate(path, &self.file, chunk_extent(chunk))
-    }
-
-    /// The file, for allocating chunks through the ring.
-    pub(crate) fn file(&self) -> &File {
-        &self.file
-    }
+/// Allocates a chunk: its part may be touched.
+pub(crate) fn allocate_chunk(map: &LiveMap, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
+    allocate(path, map.file(), chunk_extent(chunk))
 }
 
 /// Gives the file the length of a map of `sectors` sectors, unless it is longer, and allocates its fixed
@@ -89,18 +68,6 @@ fn allocate_fixed(path: &Path, handle: &File, sectors: u64) -> Result<(), NodeEr
 fn allocate(path: &Path, handle: &File, (offset, length): (u64, u64)) -> Result<(), NodeError> {
     rustix::fs::fallocate(handle, rustix::fs::FallocateFlags::empty(), offset, length)
         .map_err(|errno| file(path, "allocated")(errno.into()))
-}
-
-impl AsRef<[u8]> for LiveMap {
-    fn as_ref(&self) -> &[u8] {
-        &self.memory
-    }
-}
-
-impl AsMut<[u8]> for LiveMap {
-    fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.memory
-    }
 }
 
 #[cfg(test)]
@@ -119,21 +86,21 @@ mod tests {
     fn a_map_is_opened_for_a_volume_that_grew() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("map");
-        let mut small = LiveMap::create(&path, CHUNK_SECTORS).unwrap();
-        small.allocate(&path, Chunk(0)).unwrap();
+        let mut small = create(&path, CHUNK_SECTORS).unwrap();
+        allocate_chunk(&small, &path, Chunk(0)).unwrap();
         let (offset, length) = chunk_extent(Chunk(0));
         let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
         small.as_mut()[marks.clone()].fill(0x55);
         drop(small);
         let groups = 3;
         let sectors = (groups - 1) * 1024 * CHUNK_SECTORS + 1;
-        let large = LiveMap::open(&path, sectors).unwrap();
+        let large = open(&path, sectors).unwrap();
         assert_eq!(large.as_ref().len() as u64, map_bytes(sectors));
         assert!(large.as_ref()[marks].iter().all(|byte| *byte == 0x55), "nothing has moved");
         let allocated = large.file().metadata().unwrap().blocks() * 512;
         assert_eq!(allocated, 4096 + groups * 4096 + CHUNK_BYTES, "and only fixed parts are new");
         drop(large);
-        let again = LiveMap::open(&path, CHUNK_SECTORS).unwrap();
+        let again = open(&path, CHUNK_SECTORS).unwrap();
         assert_eq!(again.as_ref().len() as u64, map_bytes(sectors), "it is never cut off");
     }
 
@@ -142,7 +109,7 @@ mod tests {
     fn a_chunk_that_is_given_back_takes_no_memory() {
         use rustix::fs::{FallocateFlags, fallocate};
         let dir = tempfile::tempdir().unwrap();
-        let mut map = LiveMap::create(&dir.path().join("map"), 8 * CHUNK_SECTORS).unwrap();
+        let mut map = create(&dir.path().join("map"), 8 * CHUNK_SECTORS).unwrap();
         let allocated = |map: &LiveMap| map.file().metadata().unwrap().blocks() * 512;
         let empty = allocated(&map);
         let (offset, length) = chunk_extent(Chunk(5));

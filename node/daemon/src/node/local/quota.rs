@@ -19,12 +19,12 @@ use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
-use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
 use crate::node::store::block_cache::slab_path;
 use crate::node::volume::present::Present;
 use crate::node::volume::table::NodeVolumes;
 use crate::node::{NodeConfig, ticks};
+use holdfast_serve::Message;
 
 /// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

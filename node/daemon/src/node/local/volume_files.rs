@@ -42,10 +42,11 @@ use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::limit::{MAP_READERS, MAP_WINDOW_BYTES};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
 use crate::node::local::file::{allocated_bytes, open_direct, open_mode, sync_dir};
-use crate::node::local::live_map::LiveMap;
+use crate::node::local::live_map;
 use crate::node::local::pending;
 use crate::node::local::record_file::{replace_reserved, spare};
 use crate::node::run_blocking::blocking;
+use holdfast_serve::LiveMap;
 
 /// Paths of one volume's files.
 #[derive(Debug, Clone)]
@@ -230,7 +231,7 @@ impl Local {
         };
         read_parts(&map, &path, &restore.found, &mut |part| {
             if let Some(chunk) = filled.needs(&part) {
-                filled.memory().allocate(&live_path, chunk)?;
+                live_map::allocate_chunk(filled.memory(), &live_path, chunk)?;
             }
             filled.add(&part);
             Ok(())
@@ -393,7 +394,7 @@ impl LocalState for Local {
             local.make_dirs()?;
             let files = local.open_or_make(sectors)?;
             local.reserve_commits(&files.map, sectors)?;
-            let mut live_map = LiveMap::create(&local.live_map_path(), sectors)?;
+            let mut live_map = live_map::create(&local.live_map_path(), sectors)?;
             if let Some(restore) = restore {
                 live_map = local.restore(live_map, sectors, &restore)?;
             }
@@ -545,7 +546,7 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
         local.read_pending()?;
         // Without a device the attach may be making the map.
         if record.device_id.is_some() {
-            LiveMap::check(&local.live_map_path(), &volume)?;
+            live_map::check(&local.live_map_path(), &volume)?;
         }
     }
     Ok(())

@@ -5,46 +5,14 @@
 //! wait for a sender that has begun to put a message into the inbox, never for one that waits.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_ring::Waker;
+use holdfast_serve::{Message, RingFigures, RingStatus};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 
 use crate::node::error::NodeError;
-use crate::node::ring::message::Message;
-
-/// Figures of a ring thread since it was started.
-#[derive(Debug, Default)]
-pub(in crate::node) struct RingFigures {
-    max_messages: AtomicU64,
-    full_inbox: AtomicU64,
-    late_completions: AtomicU64,
-    max_operations: AtomicU64,
-}
-
-impl RingFigures {
-    /// Publishes what the ring thread counts itself.
-    pub(super) fn show(&self, late_completions: u64, max_operations: u32) {
-        self.late_completions.store(late_completions, Ordering::Relaxed);
-        self.max_operations.store(max_operations.into(), Ordering::Relaxed);
-    }
-}
-
-/// Figures of a ring thread at a point in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct RingStatus {
-    /// Messages that waited for the thread at a time, at most.
-    pub(crate) max_messages: u64,
-    /// Times that the inbox was full, and the sender of a message waited or dropped it.
-    pub(crate) full_inbox: u64,
-    /// Completions that came for an operation that had ended, a queue that was closed, or a volume that was
-    /// gone: bugs, dropped.
-    pub(crate) late_completions: u64,
-    /// Operations in flight at a time, at most.
-    pub(crate) max_operations: u64,
-}
 
 /// A ring thread, seen from elsewhere.
 #[derive(Clone)]
@@ -77,11 +45,11 @@ impl RingHandle {
     /// Returns the message if the inbox is full.
     fn send_now(&self, message: Message) -> Option<Message> {
         if let Err(TrySendError::Full(message)) = self.inbox.try_send(message) {
-            self.figures.full_inbox.fetch_add(1, Ordering::Relaxed);
+            self.figures.inbox_was_full();
             return Some(message);
         }
         let waiting = self.inbox.max_capacity() - self.inbox.capacity();
-        self.figures.max_messages.fetch_max(waiting as u64, Ordering::Relaxed);
+        self.figures.messages_wait(waiting);
         self.waker.wake();
         None
     }
@@ -100,13 +68,7 @@ impl RingHandle {
     }
 
     pub(in crate::node) fn status(&self) -> RingStatus {
-        let RingFigures { max_messages, full_inbox, late_completions, max_operations } = &*self.figures;
-        RingStatus {
-            max_messages: max_messages.load(Ordering::Relaxed),
-            full_inbox: full_inbox.load(Ordering::Relaxed),
-            late_completions: late_completions.load(Ordering::Relaxed),
-            max_operations: max_operations.load(Ordering::Relaxed),
-        }
+        self.figures.status()
     }
 }
 
@@ -115,10 +77,10 @@ mod tests {
     use std::time::Duration;
 
     use holdfast_ring::RingOptions;
+    use holdfast_serve::Ring;
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::node::ring::operation::Ring;
 
     fn waker() -> Waker {
         let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };

@@ -3,8 +3,9 @@
 use holdfast_ring::RingOptions;
 
 use crate::node::error::NodeError;
-use crate::node::ring::handle::{RingHandle, RingStatus};
+use crate::node::ring::handle::RingHandle;
 use crate::node::ring::room::{ReservedPlace, RingNeed, Rooms};
+use holdfast_serve::RingStatus;
 
 /// The ring threads.
 pub(in crate::node) struct Rings {

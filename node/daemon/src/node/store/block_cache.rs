@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use holdfast_background::{LineLimit, NoSlot, Slot, SlotTable, Unkept};
 use holdfast_format::compose::ContentKey;
 use holdfast_ring::HeapBuffer;
+use holdfast_serve::SlabSlot;
 use holdfast_types::BLOCK_BYTES;
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -53,16 +54,13 @@ impl Blocks {
             let file = Arc::clone(&self.file);
             run_blocking(move || {
                 // The slot is this content's until the write has ended, also where its reader is dropped.
-                let written = std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset_bytes(&slot));
+                let written =
+                    std::os::unix::fs::FileExt::write_all_at(&*file, &block, SlabSlot::offset_of(&slot));
                 (block, written)
             })
         };
         self.table.slot(key, fetch, write).await
     }
-}
-
-fn offset_bytes(slot: &Slot) -> u64 {
-    u64::from(slot.number()) * BLOCK_BYTES
 }
 
 /// The slab.
@@ -72,26 +70,6 @@ pub(crate) struct BlockSlab {
     /// Blocks that the disk did not take, or could not read.
     unkept: AtomicU64,
     lines: LineLimit,
-}
-
-/// A block in the slab; it stays while this is held.
-#[derive(Clone, Debug)]
-pub(crate) struct SlabSlot {
-    slot: Slot,
-    /// It is in the file in memory.
-    is_in_memory: bool,
-}
-
-impl SlabSlot {
-    /// Offset of the block's first byte in its file.
-    pub(crate) fn offset_bytes(&self) -> u64 {
-        offset_bytes(&self.slot)
-    }
-
-    /// True if it is in [`BlockSlab::memory_file`], false if in [`BlockSlab::file`].
-    pub(crate) fn is_in_memory(&self) -> bool {
-        self.is_in_memory
-    }
 }
 
 /// Files that may hold the block of a cold read.
@@ -153,15 +131,15 @@ impl BlockSlab {
         F: Future<Output = Result<Arc<HeapBuffer>, E>>,
     {
         if let Some(slot) = self.memory.table.get(key) {
-            return Ok(SlabSlot { slot, is_in_memory: true });
+            return Ok(SlabSlot::new(slot, true));
         }
         if let (Among::Both, Some(slot)) = (among, self.disk.table.get(key)) {
-            return Ok(SlabSlot { slot, is_in_memory: false });
+            return Ok(SlabSlot::new(slot, false));
         }
         let fetch = fetch();
         let kept = match among {
             Among::Both => match self.disk.slot(key, fetch).await {
-                Ok(slot) => return Ok(SlabSlot { slot, is_in_memory: false }),
+                Ok(slot) => return Ok(SlabSlot::new(slot, false)),
                 Err(NoSlot::Unmade(error)) => Err(error),
                 Err(NoSlot::Unkept(Unkept { content, error })) => {
                     self.not_kept(&error);
@@ -173,7 +151,7 @@ impl BlockSlab {
                 self.memory.slot(key, fetch).await.map_err(unkept)
             }
         };
-        kept.map(|slot| SlabSlot { slot, is_in_memory: true })
+        kept.map(|slot| SlabSlot::new(slot, true))
     }
 
     fn not_kept(&self, error: &io::Error) {
@@ -190,8 +168,7 @@ impl BlockSlab {
 
     /// The disk cannot read this slot: its content is fetched again, into another.
     pub(crate) fn forget(&self, slot: &SlabSlot) {
-        let SlabSlot { slot, is_in_memory } = slot;
-        if *is_in_memory { &self.memory } else { &self.disk }.table.forget(slot);
+        if slot.is_in_memory() { &self.memory } else { &self.disk }.table.forget(slot.slot());
     }
 }
 

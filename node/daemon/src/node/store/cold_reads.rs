@@ -10,7 +10,8 @@ use holdfast_ring::HeapBuffer;
 use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
 
 use crate::node::clock::NodeTime;
-use crate::node::store::block_cache::{Among, BlockSlab, SlabSlot};
+use crate::node::store::block_cache::{Among, BlockSlab};
+use holdfast_serve::SlabSlot;
 
 /// The node's cold reads.
 pub(crate) struct ColdReads {

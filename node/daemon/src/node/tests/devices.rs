@@ -12,6 +12,7 @@ use super::kernel::{Death, FakeKernel, Loss};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::*;
+use crate::node::local::live_map;
 use crate::node::local::owner::HeldOwner;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::device::LOOK_EVERY;
@@ -831,7 +832,7 @@ fn a_late_write_of_the_last_server_is_seen() {
     host.kernel.hold("start_recovery", None);
     host.daemon(|node| async move {
         let (generation, header) = local.read_header().unwrap().unwrap();
-        let (files, live_map) = (local.open_files(SECTORS), LiveMap::open(&local.live_map_path(), SECTORS));
+        let (files, live_map) = (local.open_files(SECTORS), live_map::open(&local.live_map_path(), SECTORS));
         let files = AttachFiles { files: files.unwrap(), live_map: live_map.unwrap() };
         local.write_header(&files, &header, generation + 7).await.unwrap();
         host.kernel.release();

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::node::TransportChoice;
 use crate::node::device::kernel::Devices;
-use crate::node::ring::message::OpenQueues;
+use holdfast_serve::OpenQueues;
 
 /// Moment at which the process ends: before the command with this number took effect, or after it.
 #[derive(Debug, Clone, Copy)]

@@ -29,7 +29,7 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 /// The lines that `write` logs on this thread.
-pub(in crate::node) fn logged(write: impl FnOnce()) -> Vec<String> {
+pub(crate) fn logged(write: impl FnOnce()) -> Vec<String> {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_writer(log.clone())

@@ -7,8 +7,8 @@ use holdfast_ublk::{QueueCommand, QueueError};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::node::ring::message::OpenQueues;
-use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
+use holdfast_serve::OpenQueues;
+use holdfast_serve::{InFlight, Ring, VolumeKey};
 
 /// Runs `act` on a volume's ring thread.
 pub(super) async fn on_ring(present: &Present, act: impl FnOnce(&mut Ring, VolumeKey) + Send + 'static) {

@@ -28,11 +28,11 @@ use holdfast_types::key::ObjectKey;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::background::LocalSides;
 use crate::node::volume::device::new_device;
 use crate::node::volume::table::Reserved;
+use holdfast_serve::LiveMap;
 
 /// One volume on one node, with everything done at once that its engine asks for.
 struct Writer {

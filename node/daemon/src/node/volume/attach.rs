@@ -17,13 +17,8 @@ use crate::node::clock::{NodeTime, unix_ms_at_zero};
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
-use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
 use crate::node::ring::handle::RingHandle;
-use crate::node::ring::label::Label;
-use crate::node::ring::message::{Message, NewVolume};
-use crate::node::ring::planned::Start;
-use crate::node::ring::published_status::PublishedStatus;
 use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
@@ -35,6 +30,11 @@ use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms}
 use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 use crate::node::volume::table::Reserved;
 use crate::node::{AttachRequest, Attached, Node, millis, sectors_of, unix_ms};
+use holdfast_serve::Label;
+use holdfast_serve::LiveMap;
+use holdfast_serve::PublishedStatus;
+use holdfast_serve::Start;
+use holdfast_serve::{Message, NewVolume};
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it
@@ -187,7 +187,9 @@ impl Node {
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
-        let published = Arc::new(PublishedStatus::new(Arc::clone(&state)));
+        let cell = Arc::clone(&state);
+        let published = PublishedStatus::new(move |writer| cell.apply(&StateEvent::Writer(writer)));
+        let published = Arc::new(published);
         let (work, receiver) = mpsc::channel(shape.waiting_work());
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
@@ -207,7 +209,7 @@ impl Node {
             map,
             work,
             published: published_here,
-            place,
+            place: Box::new(place),
         };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
         let key = added.map_err(|error| NodeError::Queue(error.into()))?;

@@ -29,13 +29,13 @@ use crate::node::clock::{NodeTime, now};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
-use crate::node::ring::label::Label;
-use crate::node::ring::message::Message;
-use crate::node::ring::operation::VolumeKey;
-use crate::node::ring::work::{BackgroundWork, ColdRead};
 use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::ColdReads;
+use holdfast_serve::Label;
+use holdfast_serve::Message;
+use holdfast_serve::VolumeKey;
+use holdfast_serve::{BackgroundWork, ColdRead};
 
 /// Interval at which the counts of log lines that were held back are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);

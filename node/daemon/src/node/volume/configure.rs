@@ -10,10 +10,10 @@ use holdfast_engine::settings::Settings;
 use holdfast_types::VolumeId;
 
 use crate::node::error::NodeError;
-use crate::node::ring::message::Message;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::refusal;
 use crate::node::{Node, SettingsChange, millis};
+use holdfast_serve::Message;
 
 impl Node {
     /// Changes the settings of a volume that is served, which are in effect when this returns. Again it

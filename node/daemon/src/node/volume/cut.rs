@@ -13,7 +13,7 @@ use holdfast_types::{SnapshotUid, VolumeId};
 
 use super::snapshot::{Snapshots, ask, forgotten, refused};
 use crate::node::error::NodeError;
-use crate::node::ring::published_status::SnapshotAnswer;
+use holdfast_serve::SnapshotAnswer;
 
 /// Longest wait for the commit of what is dirty: it is tried again, and writes do not wait meanwhile.
 const PREPARES_WITHIN: Duration = Duration::from_secs(60);

@@ -13,11 +13,11 @@ use crate::node::Node;
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
-use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, StateEvent, WriterState};
 use crate::node::volume::table::refusal;
+use holdfast_serve::Message;
 
 impl Node {
     /// Stops the device, commits what is dirty and releases the volume. Waits for as long as the store is

@@ -18,12 +18,12 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::node::device::kernel::Devices;
 use crate::node::error::NodeError;
-use crate::node::ring::message::Message;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::StateEvent;
 use crate::node::{QUEUE_DEPTH, QUEUES, TransportChoice};
+use holdfast_serve::Message;
 
 /// Time between two looks whether the last program has closed a device.
 pub(in crate::node) const LOOK_EVERY: Duration = Duration::from_millis(200);

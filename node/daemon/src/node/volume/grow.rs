@@ -15,12 +15,12 @@ use holdfast_format::limit::MAX_SECTORS;
 use holdfast_types::VolumeId;
 
 use crate::node::error::NodeError;
-use crate::node::local::live_map::LiveMap;
-use crate::node::ring::message::Message;
+use crate::node::local::live_map;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::refusal;
 use crate::node::{Attached, Node, sectors_of};
+use holdfast_serve::Message;
 
 impl Node {
     /// Grows a volume that is served, and its device, to this size. Again it changes nothing. Waits while the
@@ -51,7 +51,7 @@ impl Node {
             let local = present.local.clone();
             let live_map = blocking(move || {
                 local.open_files(sectors)?;
-                LiveMap::open(&local.live_map_path(), sectors)
+                live_map::open(&local.live_map_path(), sectors)
             });
             let live_map = Box::new(live_map.await?);
             present.ring.send(Message::Grow { key: present.key, live_map, sectors }).await;

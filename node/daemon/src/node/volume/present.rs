@@ -16,12 +16,12 @@ use crate::node::error::NodeError;
 use crate::node::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
-use crate::node::ring::message::{Message, RingRefusal};
-use crate::node::ring::operation::VolumeKey;
-use crate::node::ring::published_status::PublishedStatus;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::state::{State, StateCell, StateEvent};
+use holdfast_serve::PublishedStatus;
+use holdfast_serve::VolumeKey;
+use holdfast_serve::{Message, RingRefusal};
 
 /// The longest wait of a detach for the deletion of its stopped device.
 const DELETED_WITHIN: Duration = Duration::from_secs(5);

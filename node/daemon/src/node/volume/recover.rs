@@ -24,10 +24,8 @@ use crate::node::device::tag::{DeviceTag, Installation};
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::attached_record::AttachedRecord;
-use crate::node::local::live_map::LiveMap;
+use crate::node::local::live_map;
 use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
-use crate::node::ring::message::Message;
-use crate::node::ring::planned::Start;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::attach::Joining;
@@ -36,6 +34,9 @@ use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
 use crate::node::{Inner, Node};
+use holdfast_serve::LiveMap;
+use holdfast_serve::Message;
+use holdfast_serve::Start;
 
 /// Time that a device may take to become quiesced after its last server died, before the daemon continues
 /// without it.
@@ -106,7 +107,7 @@ impl Left {
             return Ok(None);
         };
         let pending = local.read_pending()?;
-        let live_map = LiveMap::open(&local.live_map_path(), header.sectors)?;
+        let live_map = live_map::open(&local.live_map_path(), header.sectors)?;
         let files = local.open_files(record.sectors)?;
         Ok(Some(Self { record, device, device_sectors, header_generation, header, pending, live_map, files }))
     }

@@ -26,12 +26,12 @@ use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_mode;
 use crate::node::local::volume_files::LocalDirs;
-use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
 use crate::node::store::change::NodeStores;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
 use crate::node::volume::table::NodeVolumes;
+use holdfast_serve::Message;
 
 /// Reads of a durable map that is being written, before it counts as damaged.
 const MAP_TRIES: usize = 3;

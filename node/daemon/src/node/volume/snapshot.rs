@@ -17,13 +17,13 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::node::clock::unix_ms;
 use crate::node::error::NodeError;
 use crate::node::local::file::random;
-use crate::node::ring::message::Message;
-use crate::node::ring::published_status::SnapshotAnswer;
 use crate::node::store::change::NodeStores;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
 use crate::node::volume::table::NodeVolumes;
+use holdfast_serve::Message;
+use holdfast_serve::SnapshotAnswer;
 
 /// A volume, and where it is if it is not attached here.
 #[derive(Debug, Clone)]

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use holdfast_engine::settings::Durability;
+pub(crate) use holdfast_serve::WriterState;
 use holdfast_ublk::Device;
 use tokio::sync::watch;
 
@@ -72,24 +73,6 @@ pub(crate) enum State {
     /// It is not attached, and its local files are cleared: no attach may touch them.
     Evicting,
     /// It is not on this node any more.
-    Detached,
-}
-
-/// State of a volume's writer, as the ring thread reports it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WriterState {
-    /// Data that the host's loss left dirty is committed first.
-    Starting,
-    /// Requests may be served.
-    Ready,
-    /// Another writer holds the volume.
-    Fenced,
-    /// Another writer holds the volume, and this one has ended.
-    Preserved {
-        /// The durable map says what the sides hold.
-        complete: bool,
-    },
-    /// The detach record is in the log.
     Detached,
 }
 
@@ -408,28 +391,6 @@ fn next_of_unserved(device: BlockDevice, writer: WriterState, event: &StateEvent
         | StateEvent::DeviceReleased(_)
         | StateEvent::Released => return None,
     })
-}
-
-impl WriterState {
-    /// True if another writer holds the volume.
-    pub(crate) fn is_fenced(self) -> bool {
-        match self {
-            Self::Fenced | Self::Preserved { .. } => true,
-            Self::Starting | Self::Ready | Self::Detached => false,
-        }
-    }
-
-    /// The writer after a report; the same report may come twice.
-    fn next(self, reported: Self) -> Option<Self> {
-        let may_follow = match self {
-            Self::Starting => reported != Self::Starting,
-            Self::Ready => reported != Self::Starting,
-            Self::Fenced => reported.is_fenced(),
-            Self::Preserved { .. } => matches!(reported, Self::Preserved { .. }),
-            Self::Detached => reported == Self::Detached,
-        };
-        may_follow.then_some(reported)
-    }
 }
 
 impl BlockDevice {

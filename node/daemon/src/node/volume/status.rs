@@ -11,11 +11,11 @@ use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
 use crate::node::Attached;
-use crate::node::ring::published_status::ServedCounts;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth, StoreUnreachable};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
+use holdfast_serve::ServedCounts;
 
 /// The longest that a deletion takes which no program holds up.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);

@@ -16,7 +16,8 @@ use holdfast_types::{BLOCK_SECTORS, Epoch, Nonce, SectorRange, Seq};
 use super::*;
 use crate::allocated::most_bytes;
 use crate::node::local::attached_record::ATTACHED_VERSION;
-use crate::node::ring::planned::Start;
+use crate::node::local::live_map;
+use holdfast_serve::Start;
 
 #[test]
 fn a_changed_byte_of_a_volume_file_is_noticed() {
@@ -196,7 +197,7 @@ fn touch(local: &Local, pages: u64) {
     let sectors = pages * PAGE_SECTORS;
     // Without direct I/O: the reader syncs it.
     let map = File::options().write(true).open(local.map_path()).unwrap();
-    let live = LiveMap::create(&local.live_map_path(), sectors).unwrap();
+    let live = live_map::create(&local.live_map_path(), sectors).unwrap();
     let mut volume =
         Volume::attach(setup(header(sectors)), live, AttachState::in_log(log(sectors)), 0, &mut Vec::new());
     for (blocks, of_others) in [(0..MUCH, 0..1), (MUCH..MUCH + 1, 0..0)] {
@@ -278,7 +279,7 @@ fn an_attach_of_a_touched_tebibyte_takes_32_mib() {
     assert!(found.header.has_journal && found.pages.holds_dirty());
     let restore = Restore { found: found.header.clone(), invalidated: SideSet::NONE, trust_clean: true };
     let (planned, made_bytes) = most_bytes(|| {
-        let live_map = LiveMap::create(&local.live_map_path(), sectors).unwrap();
+        let live_map = live_map::create(&local.live_map_path(), sectors).unwrap();
         let live_map = local.restore(live_map, sectors, &restore).unwrap();
         let state = AttachState { manifest: log(sectors), generation: found.pages.generation() };
         Start::Attach(Box::new(state)).make(setup(found.header.clone()), live_map).unwrap()

@@ -11,15 +11,17 @@ use holdfast_types::{Seq, SnapshotUid};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
-use crate::node::volume::state::{StateCell, StateEvent, WriterState};
+use crate::writer_state::WriterState;
 
 /// Answers to requests for snapshots that wait for their receivers; one that misses some asks again.
 const WAITING_ANSWERS: usize = 64;
 
 /// Answer of the volume's writer to a request for a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SnapshotAnswer {
+pub enum SnapshotAnswer {
+    /// It is registered.
     Taken(Snapshot),
+    /// It is not taken.
     Refused(SnapshotUid, SnapshotRefused),
     /// Of its cut.
     Cut(SnapshotUid, CutAnswer),
@@ -27,35 +29,34 @@ pub(crate) enum SnapshotAnswer {
 
 /// Counts of the I/O served since this process attached or recovered the volume. They only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ServedCounts {
+pub struct ServedCounts {
     /// Read requests.
-    pub(crate) reads: u64,
+    pub reads: u64,
     /// Write requests.
-    pub(crate) writes: u64,
+    pub writes: u64,
     /// Flush requests.
-    pub(crate) flushes: u64,
+    pub flushes: u64,
     /// Discard and write-zeroes requests.
-    pub(crate) discards: u64,
+    pub discards: u64,
     /// Bytes read.
-    pub(crate) read_bytes: u64,
+    pub read_bytes: u64,
     /// Bytes written.
-    pub(crate) written_bytes: u64,
+    pub written_bytes: u64,
     /// Reads of blocks that were in the object store only.
-    pub(crate) cold_reads: u64,
+    pub cold_reads: u64,
     /// Reads that the local disk failed, whether or not the store could serve them.
-    pub(crate) local_read_errors: u64,
+    pub local_read_errors: u64,
     /// Requests that failed.
-    pub(crate) errors: u64,
+    pub errors: u64,
     /// Pieces of background work that waited to be begun at a time, at most.
-    pub(crate) max_waiting_work: u64,
+    pub max_waiting_work: u64,
 }
 
 /// Status that one volume publishes.
-#[derive(Debug)]
-pub(crate) struct PublishedStatus {
+pub struct PublishedStatus {
     /// Figures of the planner and of the requests, published at every tick, never per request.
     shown: Mutex<(Status, ServedCounts)>,
-    state: Arc<StateCell>,
+    reported: Box<dyn Fn(WriterState) + Send + Sync>,
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
     snapshots: broadcast::Sender<SnapshotAnswer>,
@@ -66,15 +67,15 @@ pub(crate) struct PublishedStatus {
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
     /// Bytes that the sides hold, as last measured.
-    pub(crate) cached_bytes: AtomicU64,
+    pub cached_bytes: AtomicU64,
 }
 
 impl PublishedStatus {
-    /// The published status of a volume with this state.
-    pub(crate) fn new(state: Arc<StateCell>) -> Self {
+    /// The published status of a volume whose writer's state goes to `reported`.
+    pub fn new(reported: impl Fn(WriterState) + Send + Sync + 'static) -> Self {
         Self {
             shown: Mutex::default(),
-            state,
+            reported: Box::new(reported),
             repairs: watch::Sender::new(0),
             snapshots: broadcast::Sender::new(WAITING_ANSWERS),
             registered: watch::Sender::new(Arc::default()),
@@ -84,76 +85,80 @@ impl PublishedStatus {
         }
     }
 
-    pub(crate) fn status(&self) -> Status {
+    /// Figures of the planner, as of the last tick.
+    pub fn status(&self) -> Status {
         self.shown.lock().0
     }
 
-    pub(crate) fn served(&self) -> ServedCounts {
+    /// Counts of requests, as of the last tick.
+    pub fn served(&self) -> ServedCounts {
         self.shown.lock().1
     }
 
     /// Publishes new figures unless a reader holds the old ones: the ring thread does not wait.
-    pub(crate) fn show(&self, status: Status, served: ServedCounts) {
+    pub fn show(&self, status: Status, served: ServedCounts) {
         if let Some(mut shown) = self.shown.try_lock() {
             *shown = (status, served);
         }
     }
 
     /// Publishes how the volume's writer is.
-    pub(crate) fn report(&self, writer: WriterState) {
-        self.state.apply(&StateEvent::Writer(writer));
+    pub fn report(&self, writer: WriterState) {
+        (self.reported)(writer);
     }
 
-    pub(crate) fn repaired(&self) {
+    /// Publishes that damage in the store was repaired.
+    pub fn repaired(&self) {
         self.repairs.send_modify(|count| *count += 1);
     }
 
     /// Publishes the places of the registered snapshots.
-    pub(crate) fn snapshots_registered(&self, places: Arc<[Seq]>) {
+    pub fn snapshots_registered(&self, places: Arc<[Seq]>) {
         self.registered.send_replace(places);
     }
 
     /// The places of the registered snapshots, ascending, at the last answer about one or later; none while
     /// the log is not known.
-    pub(crate) fn registered_snapshots(&self) -> Arc<[Seq]> {
+    pub fn registered_snapshots(&self) -> Arc<[Seq]> {
         Arc::clone(&self.registered.borrow())
     }
 
     /// Publishes the answer to a request for a snapshot.
-    pub(crate) fn snapshot_answered(&self, answer: SnapshotAnswer) {
+    pub fn snapshot_answered(&self, answer: SnapshotAnswer) {
         // No receiver may wait any more: a request that is repeated is answered again.
         let _receivers = self.snapshots.send(answer);
     }
 
     /// Receives every answer from now on.
-    pub(crate) fn snapshot_answers(&self) -> broadcast::Receiver<SnapshotAnswer> {
+    pub fn snapshot_answers(&self) -> broadcast::Receiver<SnapshotAnswer> {
         self.snapshots.subscribe()
     }
 
     /// Publishes that requests to this many sectors may come.
-    pub(crate) fn grown(&self, sectors: u64) {
+    pub fn grown(&self, sectors: u64) {
         self.sectors.send_replace(sectors);
     }
 
     /// Ends once the volume has grown to this many sectors or more. Returns how many it has.
-    pub(crate) async fn reach_sectors(&self, wanted: u64) -> u64 {
+    pub async fn reach_sectors(&self, wanted: u64) -> u64 {
         let mut sectors = self.sectors.subscribe();
         *sectors.wait_for(|has| *has >= wanted).await.expect("the status itself holds the sender")
     }
 
-    pub(crate) fn queue_refused(&self, errno: Errno) {
+    /// Publishes that the kernel refused a command of the device's queues.
+    pub fn queue_refused(&self, errno: Errno) {
         self.refused.send_replace(Some(errno));
     }
 
     /// Ends once the kernel has refused a command of the device's queues.
-    pub(crate) async fn refused(&self) -> Errno {
+    pub async fn refused(&self) -> Errno {
         let mut refused = self.refused.subscribe();
         let found = refused.wait_for(Option::is_some).await.expect("the status itself holds the sender");
         found.expect("it was just seen")
     }
 
     /// Receives every repair from now on.
-    pub(crate) fn repairs(&self) -> watch::Receiver<u64> {
+    pub fn repairs(&self) -> watch::Receiver<u64> {
         self.repairs.subscribe()
     }
 }

@@ -7,14 +7,14 @@ use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
 
 use super::{ServedVolume, bytes};
-use crate::node::ring::operation::{FileOperation, Ring};
-use crate::node::ring::work::{BackgroundWork, ColdRead};
-use crate::node::store::block_cache::SlabSlot;
+use crate::operation::{FileOperation, Ring};
+use crate::slab_slot::SlabSlot;
+use crate::work::{BackgroundWork, ColdRead};
 
 impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
     /// comes late is dropped.
-    pub(in crate::node) fn on_command(
+    pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,
         (queue, tag): (u16, u16),
@@ -72,7 +72,7 @@ impl ServedVolume {
     }
 
     /// A file operation of this volume ended.
-    pub(in crate::node) fn on_file(
+    pub(crate) fn on_file(
         &mut self,
         ring: &mut Ring,
         operation: FileOperation,
@@ -137,7 +137,7 @@ impl ServedVolume {
     }
 
     /// The block of a cold read is in the slab, or is unavailable.
-    pub(in crate::node) fn on_cold(
+    pub(crate) fn on_cold(
         &mut self,
         ring: &mut Ring,
         mut read: Box<ColdRead>,

@@ -14,7 +14,7 @@ use holdfast_ring::Errno as KernelErrno;
 use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
 
-use crate::node::ring::label::Label;
+use crate::label::Label;
 
 /// Writes a volume's log lines.
 #[derive(Debug)]

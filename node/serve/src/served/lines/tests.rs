@@ -2,7 +2,7 @@ use holdfast_types::{Epoch, Seq};
 use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, Transport};
 
 use super::*;
-use crate::node::tests::logged::logged;
+use crate::logged::logged;
 
 /// The lines of `vol-1` on `/dev/ublkb7`, whose writer has epoch 3.
 fn lines() -> Lines {

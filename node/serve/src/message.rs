@@ -1,5 +1,6 @@
 //! Messages to a ring thread, and its answers.
 
+use std::any::Any;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -9,37 +10,40 @@ use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::node::local::live_map::LiveMap;
-use crate::node::ring::label::Label;
-use crate::node::ring::operation::{Queue, Ring, VolumeKey};
-use crate::node::ring::planned::Planned;
-use crate::node::ring::published_status::PublishedStatus;
-use crate::node::ring::room::ReservedPlace;
-use crate::node::ring::work::{BackgroundWork, ColdRead};
-use crate::node::store::block_cache::SlabSlot;
+use crate::label::Label;
+use crate::live_map::LiveMap;
+use crate::operation::{Queue, Ring, VolumeKey};
+use crate::planned::Planned;
+use crate::published_status::PublishedStatus;
+use crate::slab_slot::SlabSlot;
+use crate::work::{BackgroundWork, ColdRead};
 
 /// Opens the queues of a device on a ring thread, for the volume of a key.
-pub(in crate::node) type OpenQueues =
-    Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<Queue>, QueueError> + Send>;
+pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<Queue>, QueueError> + Send>;
 
 /// A volume for a ring thread.
-pub(in crate::node) struct NewVolume {
-    pub(in crate::node) planned: Planned,
-    /// Of its log lines.
-    pub(in crate::node) label: Arc<Label>,
+pub struct NewVolume {
+    /// Its planner.
+    pub planned: Planned,
+    /// The name in its log lines.
+    pub label: Arc<Label>,
     /// The live map's file, for allocating chunks.
-    pub(in crate::node) live: File,
-    pub(in crate::node) sides: [File; 2],
-    pub(in crate::node) map: File,
-    pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
-    pub(in crate::node) published: Arc<PublishedStatus>,
-    /// Free again once the thread has released the volume.
-    pub(in crate::node) place: ReservedPlace,
+    pub live: File,
+    /// Its data files, A and B.
+    pub sides: [File; 2],
+    /// The durable map.
+    pub map: File,
+    /// Receives its background work.
+    pub work: mpsc::Sender<BackgroundWork>,
+    /// Receives its status.
+    pub published: Arc<PublishedStatus>,
+    /// Reserved room on the ring: dropped once the thread has released the volume.
+    pub place: Box<dyn Any + Send>,
 }
 
 /// Reason why a ring thread did not do what it was asked to do with a volume.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::node) enum RingRefusal {
+pub enum RingRefusal {
     /// The volume was released before.
     #[error("it is not on its ring any more")]
     Gone,
@@ -49,6 +53,7 @@ pub(in crate::node) enum RingRefusal {
     /// The kernel has its queues.
     #[error("its queues are with the kernel")]
     Armed,
+    /// A queue could not be opened or closed, or a file not be taken off the ring.
     #[error(transparent)]
     Queue(#[from] QueueError),
 }
@@ -60,55 +65,81 @@ impl From<RingError> for RingRefusal {
 }
 
 /// The way by which a ring thread answers.
-pub(in crate::node) type Reply = oneshot::Sender<Result<(), RingRefusal>>;
+pub type Reply = oneshot::Sender<Result<(), RingRefusal>>;
 
 /// A message to a ring thread.
-pub(in crate::node) enum Message {
+pub enum Message {
+    /// Takes a volume onto the thread.
     Add {
+        /// The volume.
         volume: Box<NewVolume>,
+        /// Receives the answer.
         done: oneshot::Sender<Result<VolumeKey, RingError>>,
     },
     /// Serves the queues of a volume's device from now on.
     Open {
+        /// The volume.
         key: VolumeKey,
+        /// Its device.
         device: Device,
+        /// Opens its queues.
         queues: OpenQueues,
+        /// Receives the answer.
         done: Reply,
     },
     /// Releases a stopped device, once all its tags are back.
     Close {
+        /// The volume.
         key: VolumeKey,
+        /// Receives the answer.
         done: Reply,
     },
     /// Releases a volume whose queues are closed.
     Remove {
+        /// The volume.
         key: VolumeKey,
+        /// Receives the answer.
         done: Reply,
     },
     /// Changes the settings of a volume, and shows them in effect.
     Configure {
+        /// The volume.
         key: VolumeKey,
+        /// Its settings from then on.
         settings: Settings,
+        /// Receives the answer.
         done: Reply,
     },
     /// Grows a volume, over a longer mapping of its live map. For a volume that is gone it is dropped, as are
     /// those below.
     Grow {
+        /// The volume.
         key: VolumeKey,
+        /// The longer mapping.
         live_map: Box<LiveMap>,
+        /// Sectors that it is to have.
         sectors: u64,
     },
+    /// An event for the planner of a volume.
     Event {
+        /// The volume.
         key: VolumeKey,
+        /// The event.
         event: Event,
     },
+    /// A block was fetched, or could not be.
     Cold {
+        /// The volume.
         key: VolumeKey,
+        /// The part of a read that waited for it.
         read: Box<ColdRead>,
+        /// The slot of its block, or why there is none.
         slot: Result<SlabSlot, Errno>,
     },
+    /// Time passed.
     Tick,
     /// All volumes, also those that come later, commit soon while this is true.
     CommitSoon(bool),
+    /// Leaves all requests to the successor and ends the thread.
     Leave,
 }

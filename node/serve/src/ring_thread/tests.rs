@@ -1,26 +1,24 @@
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
+use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, Transport};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::node::local::live_map::LiveMap;
-use crate::node::ring::label::Label;
-use crate::node::ring::planned::Start;
-use crate::node::ring::published_status::PublishedStatus;
-use crate::node::ring::room::Rooms;
-use crate::node::ring::shape::DeviceShape;
-use crate::node::tests::logged::logged;
-use crate::node::volume::state::{State, StateCell};
+use crate::label::Label;
+use crate::live_map::LiveMap;
+use crate::logged::logged;
+use crate::planned::Start;
+use crate::published_status::PublishedStatus;
 
 const SECTORS: u64 = 64;
 const LIMIT: Duration = Duration::from_secs(20);
 
-pub(super) fn device() -> Device {
+fn device() -> Device {
     let info = DeviceInfo {
         id: 7,
         state: DeviceState::Live,
@@ -35,31 +33,30 @@ pub(super) fn device() -> Device {
     Device::of(&info, 1, &Expected { tag: 0, sectors: 1 }).unwrap()
 }
 
-fn start() -> (RingHandle, JoinHandle<Option<OwnedFd>>) {
-    holdfast_ring::raise_open_file_limit().unwrap();
-    spawn(0, files()).unwrap()
-}
-
 fn files() -> SharedFiles<File> {
     let [slab, memory, zeros] = [(); 3].map(|()| tempfile::tempfile().unwrap());
     SharedFiles { slab, memory, zeros }
 }
 
 /// The answer was that the ring is lost, which sends an administrator to restart the daemon for nothing.
-#[tokio::test]
-async fn a_volume_that_is_gone_is_no_lost_ring() {
-    let (ring, thread) = start();
+#[test]
+fn a_volume_that_is_gone_is_no_lost_ring() {
+    let mut thread = ring_thread();
     let key = VolumeKey { index: 0, serial: 7 };
-    let queues = Box::new(|_: &mut Ring, _| panic!("there is no volume to open them for"));
-    let device = device();
-    let opened = ring.call(|done| Message::Open { key, device, queues, done }).await.unwrap();
-    assert!(matches!(opened, Err(RingRefusal::Gone)));
-    let closed = ring.call(|done| Message::Close { key, done }).await.unwrap();
-    assert!(matches!(closed, Err(RingRefusal::Gone)));
-    let removed = ring.call(|done| Message::Remove { key, done }).await.unwrap();
-    assert!(matches!(removed, Err(RingRefusal::Gone)));
-    ring.send(Message::Leave).await;
-    thread.join().unwrap();
+    let mut answer = |message: fn(VolumeKey, Reply) -> Message| {
+        let (done, mut answer) = oneshot::channel();
+        thread.on_message(message(key, done), now());
+        answer.try_recv()
+    };
+    let opened = answer(|key, done| {
+        let queues = Box::new(|_: &mut Ring, _| panic!("there is no volume to open them for"));
+        Message::Open { key, device: device(), queues, done }
+    });
+    assert!(matches!(opened, Ok(Err(RingRefusal::Gone))));
+    let closed = answer(|key, done| Message::Close { key, done });
+    assert!(matches!(closed, Ok(Err(RingRefusal::Gone))));
+    let removed = answer(|key, done| Message::Remove { key, done });
+    assert!(matches!(removed, Ok(Err(RingRefusal::Gone))));
 }
 
 /// A volume without anything in it, for a ring thread.
@@ -89,14 +86,14 @@ fn new_volume() -> NewVolume {
         unix_ms_at_zero: 0,
     };
     let run = tempfile::tempdir_in("/dev/shm").unwrap();
-    let live_map = LiveMap::create(&run.path().join("live"), SECTORS).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(run.path().join("live")).unwrap();
+    file.set_len(map_bytes(SECTORS)).unwrap();
+    let live_map = LiveMap::map(file).unwrap();
     let live = live_map.file().try_clone().unwrap();
     let manifest = Manifest::empty(volume.clone());
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
     let planned = start.make(setup, live_map).unwrap();
     let file = || tempfile::tempfile().unwrap();
-    let state = StateCell::new(State::attaching("main".to_owned(), Durability::Local));
-    let place = Rooms::new(1, &RingOptions::default()).reserve(DeviceShape::NONE.need()).unwrap();
     NewVolume {
         planned,
         label: Arc::new(Label::new(volume, Epoch(1))),
@@ -104,12 +101,13 @@ fn new_volume() -> NewVolume {
         sides: [file(), file()],
         map: file(),
         work: mpsc::channel(1).0,
-        published: Arc::new(PublishedStatus::new(state)),
-        place,
+        published: Arc::new(PublishedStatus::new(|_| ())),
+        place: Box::new(()),
     }
 }
 
 fn ring_thread() -> RingThread {
+    holdfast_ring::raise_open_file_limit().unwrap();
     RingThread::new(&files(), mpsc::channel(1).1).unwrap()
 }
 
@@ -161,4 +159,22 @@ fn an_open_while_a_remove_waits_is_refused() {
     assert!(matches!(opened.try_recv(), Ok(Err(RingRefusal::Removing))));
     turns(&mut thread, |thread| thread.removed.is_empty());
     assert!(matches!(removed.try_recv(), Ok(Ok(()))));
+}
+
+/// Reading the clock at each turn was a part of the cost of each request.
+#[test]
+fn the_time_is_read_when_a_message_comes() {
+    holdfast_ring::raise_open_file_limit().unwrap();
+    let (inbox, messages) = mpsc::channel(1);
+    let mut thread = RingThread::new(&files(), messages).unwrap();
+    thread.now = 0;
+    let gone = VolumeKey { index: 0, serial: 7 };
+    thread.ring.no_operation(InFlight::Command(QueueCommand { owner: gone, queue_id: 0, tag: 0 }));
+    thread.turn().unwrap();
+    assert_eq!((thread.late, thread.now), (1, 0));
+    assert!(inbox.try_send(Message::Tick).is_ok());
+    thread.waker().wake();
+    let before = now();
+    thread.turn().unwrap();
+    assert!((before..=now()).contains(&thread.now));
 }

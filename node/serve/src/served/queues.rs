@@ -7,8 +7,8 @@ use holdfast_engine::event::RequestId;
 use holdfast_ring::{Errno, IoResult};
 use holdfast_ublk::{DeviceRequest, QueueEvent};
 
-use crate::node::ring::message::{Reply, RingRefusal};
-use crate::node::ring::operation::{Queue, Ring};
+use crate::message::{Reply, RingRefusal};
+use crate::operation::{Queue, Ring};
 
 /// A request that is with the planner.
 struct OpenRequest {
@@ -109,6 +109,11 @@ impl Queues {
         for queue in &mut self.queues {
             queue.drain();
         }
+    }
+
+    /// Number of requests that are with the planner.
+    pub(super) fn with_owner(&self) -> u32 {
+        self.queues.iter().map(|queue| u32::from(queue.requests_with_owner())).sum()
     }
 
     /// True if the queues are with the kernel.

@@ -8,24 +8,28 @@ use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::settings::{AttachState, Pending, Setup};
 use holdfast_engine::volume::Volume;
 
-use crate::node::clock::now;
-use crate::node::local::live_map::LiveMap;
+use crate::clock::now;
+use crate::live_map::LiveMap;
 
 /// Start of a volume's planner.
-pub(crate) enum Start {
+pub enum Start {
     /// Just attached.
     Attach(Box<AttachState>),
     /// Taken over from a dead or retired process.
-    Resume { pending: Option<Pending> },
+    Resume {
+        /// The commit that the predecessor had begun.
+        pending: Option<Pending>,
+    },
 }
 
 /// A volume's planner that is not on a ring thread yet.
-pub(crate) struct Planned {
+pub struct Planned {
     /// Most requests that it may have in flight.
-    pub(in crate::node) requests: u32,
-    pub(in crate::node) volume: Volume<LiveMap>,
+    pub requests: u32,
+    /// The planner.
+    pub volume: Volume<LiveMap>,
     /// Actions that it requested when it was made.
-    pub(in crate::node) actions: Vec<Action>,
+    pub actions: Vec<Action>,
 }
 
 impl Start {
@@ -33,7 +37,7 @@ impl Start {
     ///
     /// # Errors
     /// [`LiveMapError`] when what a predecessor left is not the volume's live map.
-    pub(crate) fn make(self, setup: Setup, live_map: LiveMap) -> Result<Planned, LiveMapError> {
+    pub fn make(self, setup: Setup, live_map: LiveMap) -> Result<Planned, LiveMapError> {
         let requests = setup.requests;
         let mut actions = Vec::with_capacity(64);
         let volume = match self {

@@ -3,8 +3,9 @@
 //! Owns: the volume's planner, its device's queues, the requests and the file operations in flight.
 //! Runs on: its ring thread. No lock, no wait, no allocation for a request that is served locally.
 //! Invariants: a request stays in `queues` until it is completed; an operation in the ring says what it is
-//! for ([`FileOperation`](crate::node::ring::operation::FileOperation)).
+//! for ([`FileOperation`](crate::operation::FileOperation)).
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -19,16 +20,15 @@ use holdfast_types::{Millis, SectorRange, Seq};
 use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 
-use crate::node::clock::unix_ms_at_zero;
-use crate::node::limit::EVICTIONS_IN_FLIGHT;
-use crate::node::local::live_map::LiveMap;
-use crate::node::ring::label::Label;
-use crate::node::ring::message::Reply;
-use crate::node::ring::operation::{Queue, Ring, VolumeKey};
-use crate::node::ring::planned::Planned;
-use crate::node::ring::published_status::{PublishedStatus, ServedCounts};
-use crate::node::ring::room::ReservedPlace;
-use crate::node::ring::work::BackgroundWork;
+use crate::clock::unix_ms_at_zero;
+use crate::label::Label;
+use crate::limit::EVICTIONS_IN_FLIGHT;
+use crate::live_map::LiveMap;
+use crate::message::Reply;
+use crate::operation::{Queue, Ring, VolumeKey};
+use crate::planned::Planned;
+use crate::published_status::{PublishedStatus, ServedCounts};
+use crate::work::BackgroundWork;
 
 mod completion;
 mod lines;
@@ -41,23 +41,25 @@ use queues::Queues;
 
 /// Files every volume reads from: open, or in a ring's table.
 #[derive(Clone, Copy)]
-pub(in crate::node) struct SharedFiles<F> {
-    pub(in crate::node) slab: F,
+pub struct SharedFiles<F> {
+    /// The file of fetched blocks.
+    pub slab: F,
     /// Blocks in memory, in place of those that the disk does not take.
-    pub(in crate::node) memory: F,
-    pub(in crate::node) zeros: F,
+    pub memory: F,
+    /// A file that reads as zeros.
+    pub zeros: F,
 }
 
 /// The volume's own files in the ring's table.
-pub(in crate::node) struct Slots {
-    pub(in crate::node) sides: [FileSlot; 2],
-    pub(in crate::node) map: FileSlot,
-    pub(in crate::node) live: FileSlot,
+pub(crate) struct Slots {
+    pub(crate) sides: [FileSlot; 2],
+    pub(crate) map: FileSlot,
+    pub(crate) live: FileSlot,
 }
 
 impl Slots {
     /// Takes the files off the ring.
-    pub(in crate::node) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+    pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         let Self { sides: [a, b], map, live } = self;
         [a, b, map, live].into_iter().try_for_each(|slot| ring.unregister_file(slot))
     }
@@ -99,7 +101,7 @@ impl Evictions {
 }
 
 /// One volume on a ring thread.
-pub(in crate::node) struct ServedVolume {
+pub(crate) struct ServedVolume {
     key: VolumeKey,
     lines: Lines,
     volume: Volume<LiveMap>,
@@ -116,22 +118,22 @@ pub(in crate::node) struct ServedVolume {
     published: Arc<PublishedStatus>,
     /// The newest registered snapshot that was published.
     newest_snapshot: Option<Seq>,
-    _place: ReservedPlace,
+    _place: Box<dyn Any + Send>,
 }
 
 /// Resources that a volume gets on its ring thread.
-pub(in crate::node) struct ServedParts {
-    pub(in crate::node) key: VolumeKey,
-    pub(in crate::node) label: Arc<Label>,
-    pub(in crate::node) slots: Slots,
-    pub(in crate::node) shared: SharedFiles<FileSlot>,
-    pub(in crate::node) work: mpsc::Sender<BackgroundWork>,
-    pub(in crate::node) published: Arc<PublishedStatus>,
-    pub(in crate::node) place: ReservedPlace,
+pub(crate) struct ServedParts {
+    pub(crate) key: VolumeKey,
+    pub(crate) label: Arc<Label>,
+    pub(crate) slots: Slots,
+    pub(crate) shared: SharedFiles<FileSlot>,
+    pub(crate) work: mpsc::Sender<BackgroundWork>,
+    pub(crate) published: Arc<PublishedStatus>,
+    pub(crate) place: Box<dyn Any + Send>,
 }
 
 impl ServedVolume {
-    pub(in crate::node) fn new(planned: Planned, made: ServedParts) -> Self {
+    pub(crate) fn new(planned: Planned, made: ServedParts) -> Self {
         let Planned { requests, volume, actions } = planned;
         let ServedParts { key, label, slots, shared, work, published, place } = made;
         Self {
@@ -154,36 +156,46 @@ impl ServedVolume {
     }
 
     /// Serves the queues of the volume's device from now on.
-    pub(in crate::node) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue>) {
+    pub(crate) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue>) {
         self.lines.set_device(device);
         self.queues.open(ring, queues);
     }
 
     /// Passes an event to the planner and does what it answers.
-    pub(in crate::node) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
+    pub(crate) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
-        for action in actions.drain(..) {
-            self.perform(ring, action);
+        // A request that needs nothing else has one at a time.
+        if actions.len() == 1
+            && let Some(only) = actions.pop()
+        {
+            self.perform(ring, only);
+        } else {
+            for action in actions.drain(..) {
+                self.perform(ring, action);
+            }
         }
-        self.actions = actions;
+        let empty = std::mem::replace(&mut self.actions, actions);
+        debug_assert!(empty.capacity() == 0, "an action passes no event to the planner");
+        // Nothing is in it that could be dropped.
+        std::mem::forget(empty);
     }
 
     /// The volume has these settings from here on.
-    pub(in crate::node) fn configure(&mut self, ring: &mut Ring, settings: Settings, now: Millis) {
+    pub(crate) fn configure(&mut self, ring: &mut Ring, settings: Settings, now: Millis) {
         self.handle(ring, Event::Configure(settings), now);
         self.show();
     }
 
     /// The volume is to have this many sectors, which `live_map` has room for.
-    pub(in crate::node) fn grow(&mut self, ring: &mut Ring, live_map: LiveMap, sectors: u64, now: Millis) {
+    pub(crate) fn grow(&mut self, ring: &mut Ring, live_map: LiveMap, sectors: u64, now: Millis) {
         // The same file; the ring has it open already.
         *self.volume.memory_mut() = live_map;
         self.handle(ring, Event::Grow { sectors }, now);
     }
 
     /// Does what the planner asked for when the volume was made, and shows its first figures.
-    pub(in crate::node) fn begin(&mut self, ring: &mut Ring) {
+    pub(crate) fn begin(&mut self, ring: &mut Ring) {
         for action in std::mem::take(&mut self.actions) {
             self.perform(ring, action);
         }
@@ -191,7 +203,7 @@ impl ServedVolume {
     }
 
     /// Time passed: limits are looked at, figures shown.
-    pub(in crate::node) fn tick(&mut self, ring: &mut Ring, now: Millis) {
+    pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.handle(ring, Event::Tick, now);
         self.lines.write(Rest::Due(now));
@@ -215,32 +227,37 @@ impl ServedVolume {
     }
 
     /// Releases the device's queues once all tags are back; the device was stopped.
-    pub(in crate::node) fn close(&mut self, ring: &mut Ring, done: Reply) {
+    pub(crate) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.queues.close(ring, done);
     }
 
     /// From now on requests are left to the successor.
-    pub(in crate::node) fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         self.queues.drain();
     }
 
     /// True if no file operation is in flight.
-    pub(in crate::node) fn is_still(&self) -> bool {
+    pub(crate) fn is_still(&self) -> bool {
         self.operations == 0
     }
 
+    /// Number of requests that the kernel handed over and that are not completed.
+    pub(crate) fn requests(&self) -> u32 {
+        self.queues.with_owner()
+    }
+
     /// True if the device's queues are with the kernel.
-    pub(in crate::node) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.queues.is_open()
     }
 
     /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
-    pub(in crate::node) fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         self.queues.leave(self.is_still());
     }
 
     /// Takes the volume's files off the ring.
-    pub(in crate::node) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+    pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         self.slots.release(ring)
     }
 }

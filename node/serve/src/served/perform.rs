@@ -13,8 +13,8 @@ use holdfast_ublk::RequestPart;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::{ServedVolume, bytes};
-use crate::node::ring::operation::{FileOperation, InFlight, Ring};
-use crate::node::ring::work::{BackgroundWork, ColdRead};
+use crate::operation::{FileOperation, InFlight, Ring};
+use crate::work::{BackgroundWork, ColdRead};
 
 impl ServedVolume {
     pub(super) fn perform(&mut self, ring: &mut Ring, action: Action) {

@@ -8,16 +8,16 @@ use holdfast_format::side::Side;
 use holdfast_types::Chunk;
 use holdfast_ublk::QueueCommand;
 
-use crate::node::ring::work::ColdRead;
+use crate::work::ColdRead;
 
 /// The ring of a ring thread.
-pub(in crate::node) type Ring = holdfast_ring::Ring<InFlight>;
+pub type Ring = holdfast_ring::Ring<InFlight>;
 /// A queue of a device on it.
-pub(in crate::node) type Queue = holdfast_ublk::Queue<VolumeKey>;
+pub type Queue = holdfast_ublk::Queue<VolumeKey>;
 
 /// Identifies one stay of a volume on a ring thread: what comes late for an earlier one is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::node) struct VolumeKey {
+pub struct VolumeKey {
     /// Its place in the thread's table.
     pub(super) index: u16,
     pub(super) serial: u32,
@@ -25,11 +25,14 @@ pub(in crate::node) struct VolumeKey {
 
 /// An operation in a ring, and whose it is.
 #[derive(Debug)]
-pub(in crate::node) enum InFlight {
+pub enum InFlight {
     /// A tag that the kernel has.
     Command(QueueCommand<VolumeKey>),
+    /// An operation on a file.
     File {
+        /// The volume that it is for.
         volume: VolumeKey,
+        /// Its purpose.
         operation: FileOperation,
     },
 }
@@ -42,24 +45,30 @@ impl From<QueueCommand<VolumeKey>> for InFlight {
 
 /// Something done to a file of a volume, or to one that all volumes read from.
 #[derive(Debug)]
-pub(in crate::node) enum FileOperation {
+pub enum FileOperation {
     /// Moves a part of a request.
     Move {
+        /// The request.
         request: RequestId,
+        /// Length of the part.
         len_bytes: u32,
+        /// False for a part of a read.
         is_write: bool,
     },
     /// Copies a part of a read out of the slab.
     CopyCold(Box<ColdRead>),
     /// Punches a hole for a request.
     Punch {
+        /// The request.
         request: RequestId,
     },
     /// Punches a hole where clean data was evicted.
     Evict,
+    /// Makes the data of a side durable.
     SyncSide(Side),
     /// Writes a piece of the durable map.
     WriteMap,
+    /// Makes the durable map durable.
     SyncMap,
     /// Allocates the live map's memory of a chunk.
     PrepareLive(Chunk),
@@ -75,9 +84,9 @@ pub(in crate::node) enum FileOperation {
 mod tests {
     use super::*;
 
-    /// The table of a ring has a cache line for each operation; 24 bytes of it are not the owner's.
+    /// The table of a ring writes and reads one for each operation.
     #[test]
-    fn an_operation_leaves_its_entry_within_one_cache_line() {
+    fn an_operation_is_small() {
         assert!(size_of::<InFlight>() <= 32, "{}", size_of::<InFlight>());
     }
 }

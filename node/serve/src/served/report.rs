@@ -3,9 +3,9 @@
 use holdfast_engine::action::Report;
 
 use super::ServedVolume;
-use crate::node::clock::now;
-use crate::node::ring::published_status::SnapshotAnswer;
-use crate::node::volume::state::WriterState;
+use crate::clock::now;
+use crate::published_status::SnapshotAnswer;
+use crate::writer_state::WriterState;
 
 impl ServedVolume {
     pub(super) fn report(&mut self, report: &Report) {

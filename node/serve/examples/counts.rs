@@ -1,0 +1,373 @@
+//! Counts what a request costs a ring thread, where there is no ublk driver: run under callgrind, which
+//! writes a part of its output for each row.
+//!
+//! The ring thread, its io_uring and its planner are those that are shipped. Fetches of requests end at once,
+//! as if each had waited in the kernel; files are `/dev/zero` where nothing is flushed.
+//! `cargo e2e test counts` runs it and compares with its bars.
+#![allow(unsafe_code)] // a counting allocator, and requests to valgrind
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_format::manifest::Manifest;
+use holdfast_format::side::{Side, SideSet};
+use holdfast_ring::RingError;
+use holdfast_serve::{
+    BackgroundWork, Label, LiveMap, Message, NewVolume, PublishedStatus, RingThread, SharedFiles, Start,
+};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+use holdfast_ublk::{
+    Device, DeviceInfo, DeviceState, Expected, FakeDevice, FakeRequest, ForeignFeatures, Operation, Queue,
+    QueueSpec, Transport,
+};
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, fcntl_setfl, memfd_create};
+use tokio::sync::{mpsc, oneshot};
+
+/// Sectors of a volume: 64 MiB.
+const SECTORS: u64 = 1 << 14;
+/// Longest request.
+const MAX_IO_BYTES: u32 = 1 << 20;
+/// Requests of a device under load.
+const DEPTH: u16 = 32;
+/// Times that all of them are counted.
+const BATCHES: u32 = 16;
+/// Turns of the thread within which requests end.
+const MAX_TURNS: u32 = 100_000;
+/// Requests that are counted one by one.
+const SINGLES: u32 = 16;
+
+/// Counts allocations while they are asked for.
+struct Counting;
+
+static IS_COUNTING: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if IS_COUNTING.load(Ordering::Relaxed) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Requests of a program to callgrind, from `valgrind/callgrind.h`.
+mod callgrind {
+    const TOGGLE_COLLECT: u64 = 0x4354_0002;
+    const DUMP_STATS_AT: u64 = 0x4354_0003;
+
+    fn request(number: u64, argument: u64) {
+        let arguments = [number, argument, 0, 0, 0, 0];
+        // SAFETY: the sequence of `valgrind/valgrind.h` for this processor, which does nothing without
+        // valgrind: the rotations come to 128 bits. Valgrind reads the arguments.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            core::arch::asm!(
+                "rol rdi, 3",
+                "rol rdi, 13",
+                "rol rdi, 61",
+                "rol rdi, 51",
+                "xchg rbx, rbx",
+                in("rax") arguments.as_ptr(),
+                inout("rdx") 0_u64 => _,
+                options(nostack),
+            );
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _unknown = arguments;
+    }
+
+    /// Begins to count, or ends it.
+    pub(crate) fn toggle() {
+        request(TOGGLE_COLLECT, 0);
+    }
+
+    /// Writes what was counted since the last time, by this name.
+    pub(crate) fn dump(name: &std::ffi::CStr) {
+        request(DUMP_STATS_AT, name.as_ptr() as u64);
+    }
+}
+
+/// A ring thread with one volume, on this thread.
+struct Served {
+    /// Never dropped: the device has requests to the end of the process.
+    thread: ManuallyDrop<RingThread>,
+    device: FakeDevice,
+    depth: u16,
+    /// Of the sectors of requests.
+    random: u64,
+    /// First sector that no request of one by one had.
+    fresh: u64,
+    /// Counted system calls of the ring.
+    enters: u64,
+    _work: mpsc::Receiver<BackgroundWork>,
+}
+
+fn in_memory(bytes: u64) -> File {
+    let file = File::from(memfd_create("counts", MemfdFlags::CLOEXEC).expect("memory for a file"));
+    file.set_len(bytes).expect("memory has no limit of a file's length");
+    file
+}
+
+/// The same, which the ring reads without a worker thread. Source: `io_file_get_flags` in `io_uring/rsrc.c`.
+fn read_at_once(bytes: u64) -> File {
+    let file = in_memory(bytes);
+    fcntl_setfl(&file, OFlags::NONBLOCK).expect("each file takes the flag");
+    file
+}
+
+/// Takes writes at once. A long read of it may end early.
+fn zeros() -> File {
+    OpenOptions::new().read(true).write(true).open("/dev/zero").expect("each host has it")
+}
+
+impl Served {
+    fn new(transport: Transport, depth: u16, sides: [File; 2]) -> io::Result<Self> {
+        let (inbox, messages) = mpsc::channel(8);
+        let files = SharedFiles { slab: in_memory(4096), memory: in_memory(4096), zeros: zeros() };
+        let mut thread = RingThread::new(&files, messages).map_err(io::Error::other)?;
+        let device = FakeDevice::new(depth, MAX_IO_BYTES)?;
+        let (work, kept) = mpsc::channel(64);
+        let (done, mut added) = oneshot::channel();
+        let volume = Box::new(volume(u32::from(depth), sides, work)?);
+        let waker = thread.waker();
+        let send = |thread: &mut RingThread, message| {
+            assert!(inbox.try_send(message).is_ok(), "the inbox has room");
+            waker.wake();
+            thread.turn().map_err(io::Error::other)
+        };
+        send(&mut thread, Message::Add { volume, done })?;
+        let key = added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?;
+        let info = DeviceInfo {
+            id: 0,
+            state: DeviceState::Live,
+            queues: 1,
+            depth,
+            max_io_bytes: MAX_IO_BYTES,
+            transport: Some(transport),
+            server_pid: -1,
+            tag: 0,
+            foreign: ForeignFeatures::among(0),
+        };
+        let expected = Expected { tag: 0, sectors: SECTORS };
+        let shown = Device::of(&info, 1, &expected).expect("the description is of such a device");
+        let char_device = device.char_device()?;
+        let fake = device.memory();
+        let queues = Box::new(move |ring: &mut holdfast_serve::Ring, owner| {
+            let spec = QueueSpec { owner, queue_id: 0 };
+            let queue = Queue::open(ring, &shown, &char_device, spec)?;
+            if transport == Transport::ZeroCopy {
+                fake.register(ring).expect("the ring takes the memory");
+            }
+            Ok(vec![queue])
+        });
+        let mut served = Self {
+            thread: ManuallyDrop::new(thread),
+            device,
+            depth,
+            random: 1,
+            fresh: 0,
+            enters: 0,
+            _work: kept,
+        };
+        // The first requests come with the first turn after the one that opens the queues.
+        served.load(Operation::Write, 1);
+        let (done, mut opened) = oneshot::channel();
+        send(&mut served.thread, Message::Open { key, device: shown, queues, done })?;
+        opened.try_recv().expect("it was opened in that turn").map_err(io::Error::other)?;
+        Ok(served)
+    }
+
+    /// Sets a request of this kind for each tag.
+    fn load(&mut self, operation: Operation, sectors: u32) {
+        for tag in 0..self.depth {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let places = SECTORS / u64::from(sectors);
+            let start_sector = (self.random >> 33) % places * u64::from(sectors);
+            self.device.set(tag, Some(FakeRequest { operation, start_sector, sectors }));
+        }
+    }
+
+    /// Serves what the device has, to its end. Meanwhile it gets nothing new.
+    fn serve(&mut self) -> io::Result<()> {
+        self.turns(RingThread::turn)
+    }
+
+    /// The same, counted.
+    fn count(&mut self) -> io::Result<()> {
+        let before = self.thread.enters();
+        self.turns(|thread| {
+            IS_COUNTING.store(true, Ordering::Relaxed);
+            callgrind::toggle();
+            let turned = thread.turn();
+            callgrind::toggle();
+            IS_COUNTING.store(false, Ordering::Relaxed);
+            turned
+        })?;
+        self.enters += self.thread.enters() - before;
+        Ok(())
+    }
+
+    fn turns(&mut self, turn: impl Fn(&mut RingThread) -> Result<(), RingError>) -> io::Result<()> {
+        for turns in 0..MAX_TURNS {
+            turn(&mut self.thread).map_err(io::Error::other)?;
+            if self.thread.requests() == 0 {
+                return Ok(());
+            }
+            (0..self.depth).for_each(|tag| self.device.set(tag, None));
+            // Worker threads of the kernel may need the processor.
+            if turns > 2 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        Err(io::Error::other(format!("{} requests did not end", self.thread.requests())))
+    }
+
+    /// Writes every sector once.
+    fn fill(&mut self) -> io::Result<()> {
+        let sectors = MAX_IO_BYTES / 4096;
+        // The request that came with the queues, which waits for the map of its chunk.
+        self.serve()?;
+        let mut starts = (0..SECTORS).step_by(sectors as usize).peekable();
+        while starts.peek().is_some() {
+            for (tag, start_sector) in (0..self.depth).zip(&mut starts) {
+                self.device
+                    .set(tag, Some(FakeRequest { operation: Operation::Write, start_sector, sectors }));
+            }
+            self.serve()?;
+        }
+        Ok(())
+    }
+
+    /// Ends a row: name, requests, allocations, system calls of the ring; and a part of callgrind's output.
+    #[allow(clippy::print_stdout, reason = "its output is read by its caller")]
+    fn row(&mut self, name: &CStr, requests: u32) {
+        callgrind::dump(name);
+        let allocations = ALLOCATIONS.swap(0, Ordering::Relaxed);
+        let enters = std::mem::take(&mut self.enters);
+        println!("{} {requests} {allocations} {enters}", name.to_str().expect("ASCII"));
+    }
+
+    /// Counts requests that come all at once.
+    fn row_under_load(&mut self, name: &CStr, operation: Operation, sectors: u32) -> io::Result<()> {
+        // What a first request of its kind costs is not counted.
+        self.load(operation, sectors);
+        self.serve()?;
+        for _ in 0..BATCHES {
+            self.load(operation, sectors);
+            self.count()?;
+        }
+        self.row(name, BATCHES * u32::from(self.depth));
+        Ok(())
+    }
+
+    /// Counts requests that follow each a write of 4 KiB to where nothing was written since `fresh`.
+    fn row_of_singles(&mut self, name: &CStr, operation: Operation, sectors: u32) -> io::Result<()> {
+        for _ in 0..SINGLES {
+            let start_sector = self.fresh;
+            self.fresh += u64::from(sectors.max(1));
+            self.device.set(
+                0,
+                Some(FakeRequest { operation: Operation::Write, start_sector, sectors: sectors.max(1) }),
+            );
+            self.serve()?;
+            self.device.set(0, Some(FakeRequest { operation, start_sector, sectors }));
+            self.count()?;
+        }
+        self.row(name, SINGLES);
+        Ok(())
+    }
+}
+
+fn volume(requests: u32, sides: [File; 2], work: mpsc::Sender<BackgroundWork>) -> io::Result<NewVolume> {
+    let name: VolumeId = "counts".parse().expect("a name");
+    let nonce = Nonce([7; 16]);
+    let header = Header {
+        volume: name.clone(),
+        identity: nonce,
+        sectors: SECTORS,
+        epoch: Epoch(1),
+        writer: nonce,
+        nonces: vec![nonce],
+        active: Side::A,
+        closed_clean: false,
+        invalidated: SideSet::NONE,
+        has_journal: false,
+        seq: Seq(0),
+        synced_generation: 0,
+    };
+    let setup = Setup {
+        requests,
+        limits: DirtyLimits { seal_bytes: 1 << 49, max_bytes: 1 << 50, max_age_ms: 1 << 40 },
+        durability: Durability::Local,
+        header,
+        header_generation: 1,
+        unix_ms_at_zero: 0,
+    };
+    let live = in_memory(map_bytes(SECTORS));
+    fallocate(live.as_fd(), FallocateFlags::empty(), 0, map_bytes(SECTORS))?;
+    let live_map = LiveMap::map(live.try_clone()?)?;
+    let start = Start::Attach(Box::new(AttachState::in_log(Manifest::empty(name.clone()))));
+    Ok(NewVolume {
+        planned: start.make(setup, live_map).map_err(io::Error::other)?,
+        label: Arc::new(Label::new(name, Epoch(1))),
+        live,
+        sides,
+        map: in_memory(1 << 30),
+        work,
+        published: Arc::new(PublishedStatus::new(|_| ())),
+        place: Box::new(()),
+    })
+}
+
+fn main() -> io::Result<()> {
+    holdfast_ring::raise_open_file_limit()?;
+    let bytes = SECTORS * 4096;
+    for (transport, rows) in [
+        (Transport::ZeroCopy, &[(c"read4k", 1), (c"read128k", 32), (c"read1m", 256)][..]),
+        (Transport::UserCopy, &[(c"user_copy_read4k", 1)]),
+    ] {
+        let mut reads = Served::new(transport, DEPTH, [read_at_once(bytes), in_memory(0)])?;
+        reads.fill()?;
+        for &(name, sectors) in rows {
+            reads.row_under_load(name, Operation::Read, sectors)?;
+        }
+    }
+    for (transport, rows) in [
+        (Transport::ZeroCopy, &[(c"write4k", 1), (c"write128k", 32), (c"write1m", 256)][..]),
+        (Transport::UserCopy, &[(c"user_copy_write4k", 1)]),
+    ] {
+        let mut writes = Served::new(transport, DEPTH, [zeros(), zeros()])?;
+        writes.fill()?;
+        for &(name, sectors) in rows {
+            writes.row_under_load(name, Operation::Write, sectors)?;
+        }
+    }
+    let mut flushed = Served::new(Transport::UserCopy, 1, [in_memory(bytes), in_memory(bytes)])?;
+    flushed.serve()?;
+    flushed.device.set(0, Some(FakeRequest { operation: Operation::Flush, start_sector: 0, sectors: 0 }));
+    flushed.serve()?;
+    flushed.row_of_singles(c"flush", Operation::Flush, 0)?;
+    flushed.row_of_singles(c"discard128k", Operation::Discard, 32)?;
+    Ok(())
+}

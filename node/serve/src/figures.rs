@@ -1,0 +1,55 @@
+//! Figures of a ring thread, which other threads read.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Figures of a ring thread since it was started.
+#[derive(Debug, Default)]
+pub struct RingFigures {
+    max_messages: AtomicU64,
+    full_inbox: AtomicU64,
+    late_completions: AtomicU64,
+    max_operations: AtomicU64,
+}
+
+impl RingFigures {
+    /// Publishes what the ring thread counts itself.
+    pub(crate) fn show(&self, late_completions: u64, max_operations: u32) {
+        self.late_completions.store(late_completions, Ordering::Relaxed);
+        self.max_operations.store(max_operations.into(), Ordering::Relaxed);
+    }
+
+    /// So many messages wait for the thread.
+    pub fn messages_wait(&self, messages: usize) {
+        self.max_messages.fetch_max(messages as u64, Ordering::Relaxed);
+    }
+
+    /// The inbox was full.
+    pub fn inbox_was_full(&self) {
+        self.full_inbox.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Figures now.
+    pub fn status(&self) -> RingStatus {
+        let Self { max_messages, full_inbox, late_completions, max_operations } = self;
+        RingStatus {
+            max_messages: max_messages.load(Ordering::Relaxed),
+            full_inbox: full_inbox.load(Ordering::Relaxed),
+            late_completions: late_completions.load(Ordering::Relaxed),
+            max_operations: max_operations.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Figures of a ring thread at a point in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingStatus {
+    /// Messages that waited for the thread at a time, at most.
+    pub max_messages: u64,
+    /// Times that the inbox was full, and the sender of a message waited or dropped it.
+    pub full_inbox: u64,
+    /// Completions that came for an operation that had ended, a queue that was closed, or a volume that was
+    /// gone: bugs, dropped.
+    pub late_completions: u64,
+    /// Operations in flight at a time, at most.
+    pub max_operations: u64,
+}

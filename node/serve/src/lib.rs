@@ -1,0 +1,41 @@
+//! A ring thread: many volumes' devices served on one io_uring.
+//!
+//! *Owns*: the meeting of planner and device: what the kernel's requests and the ring's completions mean for
+//! a volume, and what its planner's actions do to the ring.
+//! *Does not own*: the threads themselves, the room on them, files by path, the object store. Background work
+//! leaves by a channel and comes back as a message.
+//! *Runs on*: one thread a ring ([`RingThread`]); messages, published status and figures cross threads.
+//! *On failure*: a broken ring ends [`RingThread::turn`] with its error; the devices stay quiesced.
+
+pub mod clock;
+mod figures;
+mod label;
+pub mod limit;
+mod live_map;
+mod message;
+mod operation;
+mod planned;
+mod published_status;
+mod ring_thread;
+mod served;
+mod slab_slot;
+mod volume_table;
+mod work;
+mod writer_state;
+
+pub use figures::{RingFigures, RingStatus};
+pub use label::Label;
+pub use live_map::LiveMap;
+pub use message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
+pub use operation::{FileOperation, InFlight, Queue, Ring, VolumeKey};
+pub use planned::{Planned, Start};
+pub use published_status::{PublishedStatus, ServedCounts, SnapshotAnswer};
+pub use ring_thread::RingThread;
+pub use served::SharedFiles;
+pub use slab_slot::SlabSlot;
+pub use work::{BackgroundWork, ColdRead};
+pub use writer_state::WriterState;
+
+#[cfg(test)]
+#[path = "../../daemon/src/node/tests/logged.rs"]
+mod logged;

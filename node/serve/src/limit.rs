@@ -1,0 +1,11 @@
+//! The bounds of what waits for a ring thread, and of what is in flight in a ring.
+//!
+//! Both show how full they were as metrics (`docs/metrics.md`).
+
+/// Messages that wait for a ring thread, at most. A sender of one more waits until the thread has taken one,
+/// or drops it. A thread takes all of them at each turn.
+pub const RING_MESSAGES: usize = 1024;
+
+/// Holes that evictions of a volume punch at a time, at most. The others wait: an eviction may free as many
+/// ranges as the volume has pages with both kinds of sectors.
+pub const EVICTIONS_IN_FLIGHT: u32 = 64;

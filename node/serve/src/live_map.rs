@@ -1,0 +1,53 @@
+//! The live map's memory: a file in a tmpfs directory, mapped shared.
+//!
+//! It survives the death of the process and vanishes with the host, which is exactly when it must not be
+//! trusted.
+#![allow(unsafe_code)] // mmap of a file of our own
+
+use std::fs::File;
+use std::io;
+
+use memmap2::MmapMut;
+
+/// A volume's live map, mapped.
+pub struct LiveMap {
+    memory: MmapMut,
+    file: File,
+}
+
+impl LiveMap {
+    /// Maps a file, whose fixed parts are allocated.
+    ///
+    /// # Errors
+    /// The kernel's, if it cannot map it.
+    pub fn map(file: File) -> io::Result<Self> {
+        // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user; it
+        // is never truncated while mapped, and pages are allocated before they are touched.
+        let memory = unsafe { MmapMut::map_mut(&file) }?;
+        Ok(Self { memory, file })
+    }
+
+    /// The file, for allocating chunks through the ring.
+    #[must_use]
+    pub const fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl AsRef<[u8]> for LiveMap {
+    fn as_ref(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
+impl AsMut<[u8]> for LiveMap {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+}
+
+impl std::fmt::Debug for LiveMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LiveMap").field("file", &self.file).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,306 @@
+//! A ring thread: one io_uring that carries the devices of many volumes.
+//!
+//! Runs on: a thread of its own, which blocks only in the ring (and, for a moment, where a sender is just
+//! putting a message into the inbox). Other threads reach it by messages and a wake.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use holdfast_engine::event::Event;
+use holdfast_ring::{Completion, Ended, FileSlot, RingError, RingOptions, Waker};
+use holdfast_types::Millis;
+use holdfast_ublk::{Device, QueueCommand};
+use tokio::sync::mpsc::Receiver;
+
+use crate::clock::now;
+use crate::figures::RingFigures;
+use crate::limit::RING_MESSAGES;
+use crate::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
+use crate::operation::{InFlight, Ring, VolumeKey};
+use crate::served::{ServedParts, ServedVolume, SharedFiles, Slots};
+use crate::volume_table::VolumeTable;
+
+/// Longest wait of a leaving thread for file operations in flight.
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
+
+/// A ring thread.
+pub struct RingThread {
+    ring: Ring,
+    /// The last use of the ring.
+    ring_file: Option<OwnedFd>,
+    shared: SharedFiles<FileSlot>,
+    volumes: VolumeTable<ServedVolume>,
+    figures: Arc<RingFigures>,
+    /// Completions for volumes that were gone, or queues that were closed.
+    late: u64,
+    messages: Receiver<Message>,
+    completions: Vec<Completion>,
+    /// The time at the last message: a tick comes each 250 ms, and the time of an event has no finer use.
+    now: Millis,
+    /// All volumes commit soon.
+    commits_soon: bool,
+    leaving: Option<Instant>,
+    /// Volumes to release once no operation on their files is in flight.
+    removed: Vec<(VolumeKey, Reply)>,
+}
+
+impl RingThread {
+    /// The thread that calls it becomes the ring's. It reads from these shared files.
+    ///
+    /// # Errors
+    /// [`RingError`] if the ring cannot be made.
+    pub fn new(files: &SharedFiles<File>, messages: Receiver<Message>) -> Result<Self, RingError> {
+        let mut ring = Ring::new(&RingOptions::default())?;
+        let shared = SharedFiles {
+            slab: ring.register_file(files.slab.as_fd())?,
+            memory: ring.register_file(files.memory.as_fd())?,
+            zeros: ring.register_file(files.zeros.as_fd())?,
+        };
+        let ring_file = Some(ring.share()?);
+        Ok(Self {
+            ring,
+            ring_file,
+            shared,
+            volumes: VolumeTable::new(),
+            figures: Arc::default(),
+            late: 0,
+            messages,
+            completions: Vec::with_capacity(4096),
+            now: now(),
+            commits_soon: false,
+            leaving: None,
+            removed: Vec::new(),
+        })
+    }
+
+    /// A handle by which other threads end this thread's wait, after they sent a message.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.ring.waker()
+    }
+
+    /// Figures that the thread publishes.
+    #[must_use]
+    pub fn figures(&self) -> Arc<RingFigures> {
+        Arc::clone(&self.figures)
+    }
+
+    /// Number of requests that the kernel handed over and that are not completed.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.volumes.iter().map(ServedVolume::requests).sum()
+    }
+
+    /// Number of system calls with which the thread drove its ring.
+    #[must_use]
+    pub const fn enters(&self) -> u64 {
+        self.ring.enters()
+    }
+
+    /// Serves until it was told to leave. Returns the last use of the ring: drop that only after the thread
+    /// has ended. Before Linux 6.15 the kernel may hand a request to a living thread whose ring is being
+    /// closed, and then waits for its answer permanently (`docs/kernels.md`).
+    ///
+    /// # Errors
+    /// [`RingError::Enter`]: the ring is broken.
+    pub fn run(&mut self) -> Result<OwnedFd, RingError> {
+        loop {
+            self.turn()?;
+            if let Some(since) = self.leaving
+                && (self.is_still() || since.elapsed() > LEAVE_WITHIN)
+            {
+                return self.leave();
+            }
+        }
+    }
+
+    /// Waits until something has ended or a message came, and takes in all of that.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn turn(&mut self) -> Result<(), RingError> {
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.clear();
+        let timeout = self.leaving.map(|_| Duration::from_millis(10));
+        let woken = self.ring.submit_and_wait(timeout, &mut completions)?;
+        if woken {
+            self.now = now();
+        }
+        let now = self.now;
+        for &completion in &completions {
+            self.on_completion(completion, now);
+        }
+        self.completions = completions;
+        if woken {
+            // What comes meanwhile wakes the thread again.
+            for _ in 0..RING_MESSAGES {
+                let Ok(message) = self.messages.try_recv() else { break };
+                self.on_message(message, now);
+            }
+        }
+        self.release_removed();
+        Ok(())
+    }
+
+    /// Hands an operation that ended to its volume. What comes late, for an operation that has ended, a queue
+    /// that is closed or a volume that is gone, is dropped and counted.
+    fn on_completion(&mut self, completion: Completion, now: Millis) {
+        let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
+        let key = match &operation {
+            InFlight::Command(command) => command.owner,
+            InFlight::File { volume, .. } => *volume,
+        };
+        let Some(served) = self.volumes.get_mut(key) else {
+            self.late += 1;
+            return;
+        };
+        match operation {
+            InFlight::Command(QueueCommand { owner: _, queue_id, tag }) => {
+                let in_time = served.on_command(&mut self.ring, (queue_id, tag), outcome, now);
+                self.late += u64::from(!in_time);
+            }
+            InFlight::File { volume: _, operation } => {
+                served.on_file(&mut self.ring, operation, (outcome, buffer), now);
+            }
+        }
+    }
+
+    fn release_removed(&mut self) {
+        if self.removed.is_empty() {
+            return;
+        }
+        let mut waiting = Vec::new();
+        for (key, done) in std::mem::take(&mut self.removed) {
+            if self.volumes.get_mut(key).is_none() {
+                drop(done.send(Err(RingRefusal::Gone)));
+            } else if let Some(served) = self.volumes.remove_if(key, ServedVolume::is_still) {
+                assert!(!served.is_open(), "its queues are with the kernel");
+                drop(done.send(served.release(&mut self.ring).map_err(RingRefusal::from)));
+            } else {
+                waiting.push((key, done));
+            }
+        }
+        self.removed = waiting;
+    }
+
+    fn is_still(&self) -> bool {
+        self.volumes.iter().all(ServedVolume::is_still)
+    }
+
+    fn leave(&mut self) -> Result<OwnedFd, RingError> {
+        self.ring.submit()?;
+        for served in self.volumes.iter_mut() {
+            served.leave();
+        }
+        Ok(self.ring_file.take().expect("a thread leaves once"))
+    }
+
+    fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {
+        Some((&mut self.ring, self.volumes.get_mut(key)?))
+    }
+
+    fn on_message(&mut self, message: Message, now: Millis) {
+        match message {
+            Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
+            Message::Open { key, device, queues, done } => {
+                drop(done.send(self.open(key, device, queues)));
+            }
+            Message::Close { key, done } => match self.find(key) {
+                Some((ring, served)) => served.close(ring, done),
+                None => drop(done.send(Err(RingRefusal::Gone))),
+            },
+            Message::Remove { key, done } => match self.find(key).map(|(_, served)| served.is_open()) {
+                Some(false) => self.removed.push((key, done)),
+                Some(true) => drop(done.send(Err(RingRefusal::Armed))),
+                None => drop(done.send(Err(RingRefusal::Gone))),
+            },
+            Message::Configure { key, settings, done } => {
+                let found = self.find(key).ok_or(RingRefusal::Gone);
+                drop(done.send(found.map(|(ring, served)| served.configure(ring, settings, now))));
+            }
+            Message::Grow { key, live_map, sectors } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.grow(ring, *live_map, sectors, now);
+                }
+            }
+            Message::Event { key, event } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.handle(ring, event, now);
+                }
+            }
+            Message::Cold { key, read, slot } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.on_cold(ring, read, slot, now);
+                }
+            }
+            Message::Tick => {
+                for served in self.volumes.iter_mut() {
+                    served.tick(&mut self.ring, now);
+                }
+                let late = self.late + self.ring.late_completions();
+                self.figures.show(late, self.ring.max_operations());
+            }
+            Message::CommitSoon(soon) => {
+                self.commits_soon = soon;
+                for served in self.volumes.iter_mut() {
+                    served.handle(&mut self.ring, Event::CommitSoon(soon), now);
+                }
+            }
+            Message::Leave => {
+                for served in self.volumes.iter_mut() {
+                    served.drain();
+                }
+                self.leaving = Some(Instant::now());
+            }
+        }
+    }
+
+    fn open(&mut self, key: VolumeKey, device: Device, queues: OpenQueues) -> Result<(), RingRefusal> {
+        if self.removed.iter().any(|(removed, _)| *removed == key) {
+            return Err(RingRefusal::Removing);
+        }
+        let (ring, served) = self.find(key).ok_or(RingRefusal::Gone)?;
+        let queues = queues(ring, key)?;
+        // So that all fetches of a queue go to the kernel with one call: before Linux 6.15 it never gives a
+        // ring back whose thread ended between them.
+        ring.submit()?;
+        served.open(ring, device, queues);
+        Ok(())
+    }
+
+    fn add(&mut self, new: NewVolume, now: Millis) -> Result<VolumeKey, RingError> {
+        let slots = self.register(&new)?;
+        let NewVolume { planned, label, work, published, place, .. } = new;
+        let (ring, shared, commits_soon) = (&mut self.ring, self.shared, self.commits_soon);
+        Ok(self.volumes.insert(|key| {
+            let made = ServedParts { key, label, slots, shared, work, published, place };
+            let mut served = ServedVolume::new(planned, made);
+            served.begin(ring);
+            if commits_soon {
+                served.handle(ring, Event::CommitSoon(true), now);
+            }
+            served
+        }))
+    }
+
+    fn register(&mut self, new: &NewVolume) -> Result<Slots, RingError> {
+        let mut taken = Vec::with_capacity(4);
+        for file in [&new.sides[0], &new.sides[1], &new.map, &new.live] {
+            match self.ring.register_file(file.as_fd()) {
+                Ok(slot) => taken.push(slot),
+                Err(error) => {
+                    for slot in taken {
+                        self.ring.unregister_file(slot)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Slots { sides: [taken[0], taken[1]], map: taken[2], live: taken[3] })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,43 @@
+//! A block in the slab: the node's files of fetched blocks, from which a ring thread copies.
+
+use holdfast_background::Slot;
+use holdfast_types::BLOCK_BYTES;
+
+/// A block in the slab; it stays while this is held.
+#[derive(Clone, Debug)]
+pub struct SlabSlot {
+    slot: Slot,
+    is_in_memory: bool,
+}
+
+impl SlabSlot {
+    /// A block in this slot of the slab's file in memory, or of the one on disk.
+    #[must_use]
+    pub const fn new(slot: Slot, is_in_memory: bool) -> Self {
+        Self { slot, is_in_memory }
+    }
+
+    /// The slot.
+    #[must_use]
+    pub const fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    /// Offset of the block's first byte in its file.
+    #[must_use]
+    pub fn offset_bytes(&self) -> u64 {
+        Self::offset_of(&self.slot)
+    }
+
+    /// The same of a slot.
+    #[must_use]
+    pub fn offset_of(slot: &Slot) -> u64 {
+        u64::from(slot.number()) * BLOCK_BYTES
+    }
+
+    /// True if it is in the file in memory, false if in the one on disk.
+    #[must_use]
+    pub const fn is_in_memory(&self) -> bool {
+        self.is_in_memory
+    }
+}

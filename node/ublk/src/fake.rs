@@ -1,0 +1,170 @@
+//! A device without the driver, to count the cost of requests where there is none.
+//!
+//! *Owns*: the descriptors of its requests and the memory that they move. Commands go to `/dev/null`, which
+//! ends each at once, as the driver does once it has a request; copies go to `/dev/zero`.
+//! *Runs on*: the thread of its ring.
+//! *Invariants*: the memory is registered with the ring, and mapped, for as long as the process lives.
+#![allow(unsafe_code)] // mappings, and io_uring_register(2)
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use holdfast_ring::Ring;
+use libublk::sys;
+
+use crate::{CharDevice, KERNEL_SECTORS_PER_SECTOR, Operation};
+
+/// Files in the place of parts of the character device.
+#[derive(Debug)]
+pub(crate) struct FakeFiles {
+    pub(crate) commands: File,
+    pub(crate) descriptors: File,
+    pub(crate) buffers_at: u32,
+}
+
+/// A request that the device is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FakeRequest {
+    /// Its kind.
+    pub operation: Operation,
+    /// First sector (of 4096 bytes).
+    pub start_sector: u64,
+    /// Number of sectors (of 4096 bytes).
+    pub sectors: u32,
+}
+
+/// Address of the memory of the next device, below 4 GiB: positions in a buffer have 32 bits.
+static MEMORY_AT: AtomicU32 = AtomicU32::new(0x7000_0000);
+
+/// A device without the driver, with one queue.
+#[derive(Debug)]
+pub struct FakeDevice {
+    depth: u16,
+    descriptors: File,
+    first: *mut sys::ublksrv_io_desc,
+    buffers_at: u32,
+    buffer_bytes: usize,
+}
+
+impl FakeDevice {
+    /// A kind of request that does not exist.
+    const UNKNOWN: u32 = 0xff;
+    /// `struct io_uring_rsrc_update2` in `linux/io_uring.h`.
+    const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
+
+    /// A device of `depth` requests of at most `max_io_bytes`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(depth: u16, max_io_bytes: u32) -> io::Result<Self> {
+        // SAFETY: the name is a C string; the result is checked below.
+        let raw = unsafe { libc::memfd_create(c"descriptors".as_ptr(), libc::MFD_CLOEXEC) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a file descriptor that was just made and has no other owner.
+        let descriptors = unsafe { File::from_raw_fd(raw) };
+        let bytes = (usize::from(depth) * size_of::<sys::ublksrv_io_desc>()).next_multiple_of(4096);
+        descriptors.set_len(bytes as u64)?;
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file of this length.
+        let first = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, descriptors.as_raw_fd(), 0)
+        };
+        if first == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let buffers_at = MEMORY_AT.fetch_add(max_io_bytes, Ordering::Relaxed);
+        let buffer_bytes = max_io_bytes as usize;
+        Ok(Self { depth, descriptors, first: first.cast(), buffers_at, buffer_bytes })
+    }
+
+    /// The character device, for the queue.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn char_device(&self) -> io::Result<CharDevice> {
+        let open = |path| OpenOptions::new().read(true).write(true).open(path);
+        let commands = open("/dev/null")?;
+        let descriptors = self.descriptors.try_clone()?;
+        let fake = FakeFiles { commands, descriptors, buffers_at: self.buffers_at };
+        Ok(CharDevice::fake(open("/dev/zero")?, fake))
+    }
+
+    /// The memory of its requests.
+    #[must_use]
+    pub const fn memory(&self) -> FakeMemory {
+        FakeMemory { depth: self.depth, at: self.buffers_at, bytes: self.buffer_bytes }
+    }
+
+    /// The request that the device has under a tag from the next fetch or commit of it on. Without one it has
+    /// again and again a request of an unknown kind, which the queue refuses.
+    ///
+    /// # Panics
+    /// If the tag is not below the queue's depth.
+    pub fn set(&mut self, tag: u16, request: Option<FakeRequest>) {
+        assert!(tag < self.depth, "tag {tag} is below the queue's depth");
+        // SAFETY: the mapping has `depth` descriptors.
+        let place = unsafe { self.first.add(usize::from(tag)) };
+        // SAFETY: as above, and each bit pattern is a valid descriptor.
+        let mut descriptor = unsafe { place.read_volatile() };
+        descriptor.op_flags = Self::UNKNOWN;
+        if let Some(FakeRequest { operation, start_sector, sectors }) = request {
+            descriptor.op_flags = match operation {
+                Operation::Read => sys::UBLK_IO_OP_READ,
+                Operation::Write => sys::UBLK_IO_OP_WRITE,
+                Operation::Flush => sys::UBLK_IO_OP_FLUSH,
+                Operation::Discard => sys::UBLK_IO_OP_DISCARD,
+                Operation::WriteZeroes => sys::UBLK_IO_OP_WRITE_ZEROES,
+            };
+            descriptor.nr_sectors = sectors * KERNEL_SECTORS_PER_SECTOR as u32;
+            descriptor.start_sector = start_sector * KERNEL_SECTORS_PER_SECTOR;
+        }
+        // SAFETY: as above; the queue reads it on this thread.
+        unsafe { place.write_volatile(descriptor) };
+    }
+}
+
+/// The memory that the requests of a fake device move. One piece serves all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct FakeMemory {
+    depth: u16,
+    at: u32,
+    bytes: usize,
+}
+
+impl FakeMemory {
+    /// Registers the memory of requests with a ring whose first buffers this device's queue has, as the
+    /// driver does for each request.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn register<T>(&self, ring: &Ring<T>) -> io::Result<()> {
+        // SAFETY: the address is of no other mapping, or the call fails.
+        let memory = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            libc::mmap(std::ptr::without_provenance_mut(self.at as usize), self.bytes, access, flags, -1, 0)
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let buffer = libc::iovec { iov_base: memory, iov_len: self.bytes };
+        let buffers = vec![buffer; usize::from(self.depth)];
+        // offset, reserved, address of the buffers, no tags, number of buffers, reserved.
+        let update = [0, buffers.as_ptr().addr() as u64, 0, u64::from(self.depth)];
+        // SAFETY: the kernel reads the update and the buffers during the call; the memory stays mapped.
+        let updated = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                ring.as_raw_fd(),
+                FakeDevice::REGISTER_BUFFERS_UPDATE,
+                update.as_ptr(),
+                size_of_val(&update),
+            )
+        };
+        if updated < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
