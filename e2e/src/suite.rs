@@ -70,13 +70,13 @@ impl Tally {
 }
 
 /// Things that all parts of a run share.
-struct Run<'a> {
+struct SuiteRun<'a> {
     toolbox: &'a Toolbox,
     display: &'a Display,
     tally: &'a Mutex<Tally>,
 }
 
-impl Run<'_> {
+impl SuiteRun<'_> {
     /// Plays a scenario in a process of its own, as a step of the display.
     fn scenario(&self, lane: Lane) {
         let name = lane.to_string();
@@ -148,7 +148,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         display
             .begin(&filter.map_or("cargo e2e test".to_owned(), |filter| format!("cargo e2e test {filter}")));
 
-        let run = Run { toolbox: &toolbox, display: &display, tally: &tally };
+        let run = SuiteRun { toolbox: &toolbox, display: &display, tally: &tally };
         let in_turn = whole.map(|(preparation, lane)| {
             // A part that cannot be made was shown; the scenarios that need it fail, the others run.
             preparation.make().ok();

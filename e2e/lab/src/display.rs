@@ -37,23 +37,23 @@ pub type Excerpt = fn(&str) -> String;
 
 /// The display; it ends when it is dropped.
 pub struct Display {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBoard>,
     logs: PathBuf,
     times: Times,
     ticker: OnceLock<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
-struct Shared {
+struct SharedBoard {
     started: Instant,
-    state: Mutex<State>,
+    state: Mutex<Drawn>,
 }
 
-struct State {
+struct Drawn {
     board: Board,
-    output: Output,
+    output: DisplayOutput,
 }
 
-enum Output {
+enum DisplayOutput {
     /// The lines at the foot of the screen, below all that was printed.
     Terminal { screen: MultiProgress, foot: Vec<ProgressBar> },
     /// One line after the other.
@@ -68,17 +68,17 @@ impl Display {
     /// If the directory cannot be made.
     pub fn open(logs: &Path, times: Times) -> Result<Self> {
         let output = if io::stderr().is_terminal() {
-            Output::Terminal { screen: MultiProgress::new(), foot: Vec::new() }
+            DisplayOutput::Terminal { screen: MultiProgress::new(), foot: Vec::new() }
         } else {
-            Output::Plain(Box::new(io::stderr()))
+            DisplayOutput::Plain(Box::new(io::stderr()))
         };
         Self::on(output, logs, times)
     }
 
-    fn on(output: Output, logs: &Path, times: Times) -> Result<Self> {
+    fn on(output: DisplayOutput, logs: &Path, times: Times) -> Result<Self> {
         fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
-        let state = Mutex::new(State { board: Board::default(), output });
-        let shared = Arc::new(Shared { started: Instant::now(), state });
+        let state = Mutex::new(Drawn { board: Board::default(), output });
+        let shared = Arc::new(SharedBoard { started: Instant::now(), state });
         Ok(Self { shared, logs: logs.to_owned(), times, ticker: OnceLock::new() })
     }
 
@@ -132,7 +132,7 @@ impl Display {
                 if took >= LEAST_NOTED {
                     self.times.note(name, took);
                 }
-                if let Output::Terminal { .. } = state.output {
+                if let DisplayOutput::Terminal { .. } = state.output {
                     state.print(&format!("PASS {}", board::ended(name, took, note)));
                 }
             }
@@ -175,11 +175,11 @@ impl Drop for Display {
         let now = self.shared.started.elapsed();
         let mut state = self.shared.lock();
         if let Some(line) = state.board.rest(now)
-            && let Output::Plain(_) = state.output
+            && let DisplayOutput::Plain(_) = state.output
         {
             state.print(&line);
         }
-        if let Output::Terminal { screen, .. } = &state.output {
+        if let DisplayOutput::Terminal { screen, .. } = &state.output {
             // A terminal that is gone shows nothing.
             screen.clear().ok();
         }
@@ -188,23 +188,23 @@ impl Drop for Display {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedBoard {
+    fn lock(&self) -> MutexGuard<'_, Drawn> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }
 
-impl State {
+impl Drawn {
     fn print(&mut self, line: &str) {
         // A standard error that is closed is not an error: nothing reads it.
         match &mut self.output {
-            Output::Terminal { screen, .. } => drop(screen.println(line)),
-            Output::Plain(out) => drop(writeln!(out, "{line}")),
+            DisplayOutput::Terminal { screen, .. } => drop(screen.println(line)),
+            DisplayOutput::Plain(out) => drop(writeln!(out, "{line}")),
         }
     }
 
     fn tick(&mut self, now: Duration) {
-        if let Output::Terminal { screen, foot } = &mut self.output {
+        if let DisplayOutput::Terminal { screen, foot } = &mut self.output {
             let lines = self.board.foot(now);
             while foot.len() > lines.len() {
                 foot.pop().inspect(ProgressBar::finish_and_clear);
@@ -251,7 +251,7 @@ mod tests {
     fn a_failed_step_shows_the_end_of_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let screen = Screen::default();
-        let output = Output::Plain(Box::new(screen.clone()));
+        let output = DisplayOutput::Plain(Box::new(screen.clone()));
         let display = Display::on(output, &dir.path().join("logs"), Times::default()).unwrap();
         display.plan(1, [("fetch it".to_owned(), Duration::ZERO), ("build it".to_owned(), Duration::ZERO)]);
         display.step("fetch it", end_of, |_| Ok(String::new())).unwrap();

@@ -23,7 +23,7 @@ use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
 use lanes::Part;
-pub use lanes::Preparation;
+pub use lanes::SetupPlan;
 use root_fs::UserSpace;
 
 pub mod apt;
@@ -114,16 +114,11 @@ impl Toolbox {
         &self.workspace
     }
 
-    /// Plans the parts that [`Preparation::make`] makes: all that runs need and is not there yet, machines
+    /// Plans the parts that [`SetupPlan::make`] makes: all that runs need and is not there yet, machines
     /// with these kernels included; with `tests` the workspace's own tests too. Independent parts are made at
     /// the same time: first packages of the host and sources of crates; then files of machines, programs in
     /// Go, programs in Rust.
-    pub fn prepare<'a>(
-        &'a self,
-        display: &'a Display,
-        kernels: &[KernelPin],
-        tests: bool,
-    ) -> Preparation<'a> {
+    pub fn prepare<'a>(&'a self, display: &'a Display, kernels: &[KernelPin], tests: bool) -> SetupPlan<'a> {
         let first = vec![
             vec![Part::new("host packages", apt::HOST_PACKAGES_EXPECTED, apt::install_host_packages)],
             vec![Part::new("sources of crates", CRATES_EXPECTED, || self.fetch_crates())],
@@ -153,7 +148,7 @@ impl Toolbox {
                 command::show(self.cargo("test").args(["--workspace", "--no-run"]))
             }));
         }
-        Preparation::plan(display, [first, vec![machines, in_go, in_rust]])
+        SetupPlan::plan(display, [first, vec![machines, in_go, in_rust]])
     }
 
     /// Fetches what the Rust programs are built from, on this machine's platform only.

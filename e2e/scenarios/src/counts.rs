@@ -29,7 +29,7 @@ const BARS: &[(&str, f64, f64, f64)] = &[
 
 /// The cost of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Cost {
+struct RequestCost {
     instructions: f64,
     allocations: f64,
     enters: f64,
@@ -88,14 +88,14 @@ fn part(text: &str) -> Option<(String, f64)> {
 }
 
 /// Reads a row that the program printed: name, requests, allocations, calls of `io_uring_enter`.
-fn cost<'a>(row: &'a str, parts: &BTreeMap<String, f64>) -> Result<(&'a str, Cost)> {
+fn cost<'a>(row: &'a str, parts: &BTreeMap<String, f64>) -> Result<(&'a str, RequestCost)> {
     let mut words = row.split_whitespace();
     let name = words.next().context("an empty row")?;
     let mut number =
         || words.next().and_then(|word| word.parse::<f64>().ok()).context("a row has three numbers");
     let (requests, allocations, enters) = (number()?, number()?, number()?);
     let instructions = parts.get(name).with_context(|| format!("callgrind wrote no part {name}"))?;
-    let cost = Cost {
+    let cost = RequestCost {
         instructions: instructions / requests,
         allocations: allocations / requests,
         enters: enters / requests,
@@ -112,7 +112,7 @@ mod tests {
         let text = "version: 1\ndesc: Trigger: Client Request: read4k\nevents: Ir\nsummary: 9\n\
                     fn=x\n1 2\ntotals: 1024\n";
         let parts = BTreeMap::from([part(text).unwrap()]);
-        let expected = Cost { instructions: 2.0, allocations: 0.25, enters: 0.0625 };
+        let expected = RequestCost { instructions: 2.0, allocations: 0.25, enters: 0.0625 };
         assert_eq!(cost("read4k 512 128 32", &parts).unwrap(), ("read4k", expected));
         assert!(part("desc: Trigger: Program termination\ntotals: 1\n").is_none());
         assert!(cost("write4k 512 0 32", &parts).is_err());

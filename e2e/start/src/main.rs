@@ -49,7 +49,7 @@ fn build() -> io::Result<PathBuf> {
         .stdout(out.try_clone()?)
         .stderr(out)
         .spawn()?;
-    let mut shown = Shown::default();
+    let mut shown = BuildLines::default();
     let started = Instant::now();
     let status = loop {
         if let Some(status) = cargo.try_wait()? {
@@ -72,12 +72,12 @@ fn build() -> io::Result<PathBuf> {
 
 /// The lines that say how far the build is.
 #[derive(Default)]
-struct Shown {
+struct BuildLines {
     first: bool,
     next: Duration,
 }
 
-impl Shown {
+impl BuildLines {
     fn tick(&mut self, now: Duration, log: &Path) {
         if !self.first && now >= QUIET {
             self.first = true;

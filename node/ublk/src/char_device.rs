@@ -17,6 +17,15 @@ use crate::ControlError;
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
 
+/// Files in the place of parts of the character device.
+#[cfg(feature = "fake")]
+#[derive(Debug)]
+pub(crate) struct FakeFiles {
+    pub(crate) commands: File,
+    pub(crate) descriptors: File,
+    pub(crate) buffers_at: u32,
+}
+
 /// `/dev/ublkcN`, opened. The kernel lets one process at a time have it open.
 ///
 /// Each [`Queue`](crate::Queue) keeps what it needs of it, so it can be dropped once all queues are
@@ -27,7 +36,7 @@ pub struct CharDevice {
     file: File,
     /// Files in the place of parts of it.
     #[cfg(feature = "fake")]
-    fake: Option<crate::fake::FakeFiles>,
+    fake: Option<FakeFiles>,
 }
 
 impl CharDevice {
@@ -46,7 +55,7 @@ impl CharDevice {
 
     /// A device without the driver: copies go to `file`, the rest to files of `fake`.
     #[cfg(feature = "fake")]
-    pub(crate) fn fake(file: File, fake: crate::fake::FakeFiles) -> Self {
+    pub(crate) fn fake(file: File, fake: FakeFiles) -> Self {
         Self { file, fake: Some(fake) }
     }
 

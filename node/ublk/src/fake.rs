@@ -14,15 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use holdfast_ring::Ring;
 use libublk::sys;
 
+use crate::char_device::FakeFiles;
 use crate::{CharDevice, KERNEL_SECTORS_PER_SECTOR, Operation};
-
-/// Files in the place of parts of the character device.
-#[derive(Debug)]
-pub(crate) struct FakeFiles {
-    pub(crate) commands: File,
-    pub(crate) descriptors: File,
-    pub(crate) buffers_at: u32,
-}
 
 /// A request that the device is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,11 +28,11 @@ struct Step {
     name: String,
     expected: Duration,
     stage: usize,
-    state: State,
+    state: StepState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StepState {
     ToCome,
     /// Since when.
     Running(Duration),
@@ -49,7 +49,7 @@ impl Board {
             name,
             expected,
             stage,
-            state: State::ToCome,
+            state: StepState::ToCome,
         }));
     }
 
@@ -68,15 +68,15 @@ impl Board {
         if !self.steps.iter().any(|step| step.name == name) {
             self.plan(1, [(name.to_owned(), Duration::ZERO)]);
         }
-        self.step(name).into_iter().for_each(|step| step.state = State::Running(now));
+        self.step(name).into_iter().for_each(|step| step.state = StepState::Running(now));
     }
 
     /// A step has ended; `note` stands beside its time, which is returned.
     pub fn end(&mut self, name: &str, now: Duration, passed: bool, note: &str) -> Duration {
         let Some(step) = self.step(name) else { return Duration::ZERO };
-        let State::Running(since) = step.state else { return Duration::ZERO };
+        let StepState::Running(since) = step.state else { return Duration::ZERO };
         let took = now.saturating_sub(since);
-        step.state = if passed { State::Passed } else { State::Failed };
+        step.state = if passed { StepState::Passed } else { StepState::Failed };
         if passed {
             self.unsaid.push(ended(name, took, note));
         }
@@ -125,18 +125,18 @@ impl Board {
 
     fn counts(&self) -> String {
         let count = |state| self.steps.iter().filter(|step| step.state == state).count();
-        let (passed, failed) = (count(State::Passed), count(State::Failed));
+        let (passed, failed) = (count(StepState::Passed), count(StepState::Failed));
         let ended = format!("{} of {} ended", passed + failed, self.steps.len());
         if failed == 0 { ended } else { format!("{ended}, {failed} failed") }
     }
 
     fn running(&self, now: Duration) -> impl Iterator<Item = String> {
         self.steps.iter().filter_map(move |step| match step.state {
-            State::Running(since) => {
+            StepState::Running(since) => {
                 let elapsed = now.saturating_sub(since);
                 Some(format!("{} {} of {}", step.name, clock(elapsed), clock(step.expected)))
             }
-            State::ToCome | State::Passed | State::Failed => None,
+            StepState::ToCome | StepState::Passed | StepState::Failed => None,
         })
     }
 
@@ -145,7 +145,7 @@ impl Board {
         let to_come: Vec<&str> = self
             .steps
             .iter()
-            .filter(|step| step.state == State::ToCome)
+            .filter(|step| step.state == StepState::ToCome)
             .map(|step| step.name.as_str())
             .collect();
         let mut parts = Vec::new();
@@ -160,7 +160,7 @@ impl Board {
     }
 
     fn runs(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step.state, State::Running(_)))
+        self.steps.iter().any(|step| matches!(step.state, StepState::Running(_)))
     }
 
     /// Expected time until the end: stages follow each other, and each takes as long as its longest step, or
@@ -169,9 +169,9 @@ impl Board {
         let stages = self.places.iter().enumerate().map(|(stage, &places)| {
             let steps = self.steps.iter().filter(|step| step.stage == stage);
             let left = steps.map(|step| match step.state {
-                State::ToCome => step.expected,
-                State::Running(since) => step.expected.saturating_sub(now.saturating_sub(since)),
-                State::Passed | State::Failed => Duration::ZERO,
+                StepState::ToCome => step.expected,
+                StepState::Running(since) => step.expected.saturating_sub(now.saturating_sub(since)),
+                StepState::Passed | StepState::Failed => Duration::ZERO,
             });
             let (longest, all) = left.fold((Duration::ZERO, Duration::ZERO), |(longest, all), left| {
                 (longest.max(left), all + left)

@@ -27,12 +27,12 @@ impl<'a> Part<'a> {
 }
 
 /// Parts that are planned: lanes that run at the same time, stage after stage.
-pub struct Preparation<'a> {
+pub struct SetupPlan<'a> {
     display: &'a Display,
     stages: Vec<Vec<Vec<Part<'a>>>>,
 }
 
-impl<'a> Preparation<'a> {
+impl<'a> SetupPlan<'a> {
     /// Adds all parts to the plan of `display`. On two cores those of a stage take as long as if two ran at
     /// once, however many lanes there are.
     pub(super) fn plan(display: &'a Display, stages: impl IntoIterator<Item = Vec<Vec<Part<'a>>>>) -> Self {
@@ -92,7 +92,7 @@ mod tests {
     fn run(lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
         let dir = tempfile::tempdir().unwrap();
         let display = Display::open(dir.path(), Times::default()).unwrap();
-        Preparation::plan(&display, [lanes]).make()
+        SetupPlan::plan(&display, [lanes]).make()
     }
 
     #[test]
