@@ -26,8 +26,15 @@ pub(crate) fn pages() -> Vec<(String, String)> {
 fn architecture_names_what_there_is() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = page("docs/architecture.md");
-    // A bare file name is one of the engine's, the daemon's or the ring thread's.
-    let places = ["", "node/engine/src", "node/daemon/src", "node/daemon/src/node", "node/serve/src"];
+    // A bare file name is one of the formats', the engine's, the daemon's or the ring thread's.
+    let places = [
+        "",
+        "node/format/src",
+        "node/engine/src",
+        "node/daemon/src",
+        "node/daemon/src/node",
+        "node/serve/src",
+    ];
     let is_path = |word: &&str| {
         let first = word.split('/').next().unwrap_or_default();
         word.ends_with(".rs") || (word.contains('/') && root.join(first).is_dir())
@@ -61,7 +68,7 @@ fn architecture_says_which_crates_know_which() {
         let path = path.trim_matches('`');
         let Ok(manifest) = fs::read_to_string(root.join(path).join("Cargo.toml")) else { continue };
         let manifest: toml::Table = manifest.parse().unwrap();
-        let used = manifest["dependencies"].as_table().unwrap().keys();
+        let used = manifest.get("dependencies").into_iter().flat_map(|all| all.as_table().unwrap().keys());
         let used: Vec<&str> = used.filter_map(|name| name.strip_prefix("holdfast-")).collect();
         let expected = if used.is_empty() { "nothing".to_owned() } else { used.join(", ") };
         let knows = if knows.starts_with("nothing") { "nothing" } else { knows };

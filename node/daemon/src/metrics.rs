@@ -499,8 +499,8 @@ mod tests {
                 others.iter().any(|program| word.starts_with(program))
             };
             let words = words.filter(|word| word.starts_with("holdfast_") && !is_other(word));
-            // The target of the daemon's log lines.
-            let words = words.filter(|word| *word != "holdfast_node");
+            // The targets of the daemon's log lines.
+            let words = words.filter(|word| !["holdfast_node", "holdfast_serve"].contains(word));
             for word in words {
                 assert!(text.contains(&format!("# TYPE {word} ")), "{path} names {word}, which is no metric");
             }

@@ -9,6 +9,7 @@ use holdfast_ublk::{DeviceInfo, DeviceState};
 use tokio::runtime::{Builder, Runtime};
 
 use super::kernel::{Death, FakeKernel, Loss};
+use super::logged::second_subscriber;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::*;
@@ -979,7 +980,7 @@ fn the_lines_of_an_operation_name_its_volume() {
         .with_ansi(false)
         .with_span_events(FmtSpan::CLOSE)
         .finish();
-    let _installed = tracing::subscriber::set_default(subscriber);
+    let (_second, _installed) = (second_subscriber(), tracing::subscriber::set_default(subscriber));
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;

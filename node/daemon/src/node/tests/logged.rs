@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tracing::Dispatch;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Captured log output.
@@ -28,6 +29,13 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
+/// A second subscriber, to be kept while a test captures lines. With a single one, tracing asks the thread that
+/// comes to a span or a line first, which may be another test's without a subscriber, and keeps the answer.
+#[must_use]
+pub(crate) fn second_subscriber() -> Dispatch {
+    Dispatch::new(tracing_subscriber::registry())
+}
+
 /// The lines that `write` logs on this thread.
 pub(crate) fn logged(write: impl FnOnce()) -> Vec<String> {
     let log = Log::default();
@@ -36,6 +44,7 @@ pub(crate) fn logged(write: impl FnOnce()) -> Vec<String> {
         .with_ansi(false)
         .with_max_level(tracing::Level::DEBUG)
         .finish();
+    let _second = second_subscriber();
     tracing::subscriber::with_default(subscriber, write);
     let text = String::from_utf8(std::mem::take(&mut *log.0.lock())).unwrap();
     text.lines().map(str::to_owned).collect()
