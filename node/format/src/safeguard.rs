@@ -16,6 +16,8 @@ pub enum Safeguard {
     SyncMapBeforeAnswer,
     /// A side is uploaded once no write to it is in flight.
     UploadStillSides,
+    /// The direct path of a write is taken only while no seal is in progress.
+    DirectWhileOpen,
     /// Another writer's record in the log fences this one.
     NoticeOtherWriters,
     /// An ambiguous PUT is resolved by reading the key.
@@ -200,10 +202,11 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 92] = [
+    pub const ALL: [Self; 93] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
+        Self::DirectWhileOpen,
         Self::NoticeOtherWriters,
         Self::ReadBackAmbiguous,
         Self::CleanOnlyIfClosed,
@@ -331,7 +334,7 @@ impl Safeguard {
             Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
             Self::SegmentBeforeCommit | Self::NameMovedFrame | Self::PlanMergedReads => 7,
-            Self::UploadStillSides => 10,
+            Self::UploadStillSides | Self::DirectWhileOpen => 10,
             Self::NoticeOtherWriters
             | Self::ReadBackAmbiguous
             | Self::KeepAttachRecords

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use holdfast_engine::action::{Action, Report};
-use holdfast_engine::event::Event;
+use holdfast_engine::action::{Action, Report, Source};
+use holdfast_engine::event::{Event, Op};
 use holdfast_engine::settings::Settings;
 use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::Volume;
@@ -132,7 +132,10 @@ impl Host {
         let mut out = Vec::new();
         let told = self.run(|host| {
             let process = host.process.as_mut().expect("a process takes events");
-            process.volume.as_mut().expect("an attached one").handle(now, event, &mut out);
+            let volume = process.volume.as_mut().expect("an attached one");
+            if !directly(volume, now, &event, &mut out) {
+                volume.handle(now, event, &mut out);
+            }
         });
         if told.is_some() {
             self.take(now, out, trace);
@@ -187,4 +190,32 @@ impl Host {
             process.begin(action, now, &mut self.device, &self.disk, self.content.sealed());
         }
     }
+}
+
+/// Takes an event as the daemon does: the planner's direct path first ([`Volume::begin`], [`Volume::end`]),
+/// where that takes it. The actions are those with which it would have answered the event.
+fn directly<M: AsRef<[u8]> + AsMut<[u8]>>(
+    volume: &mut Volume<M>,
+    now: Millis,
+    event: &Event,
+    out: &mut Vec<Action>,
+) -> bool {
+    if let Event::Request { id, op, range } = *event
+        && let Some(side) = volume.begin(now, id, op, range)
+    {
+        out.push(match op {
+            Op::Read => Action::Read { id, range, at: 0, from: Source::Side(side) },
+            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes | Op::Flush => {
+                Action::Write { id, range, side }
+            }
+        });
+        return true;
+    }
+    if let Event::IoCompleted { id, result: Ok(()) } = *event
+        && volume.end(now, id)
+    {
+        out.push(Action::Complete { id, result: Ok(()) });
+        return true;
+    }
+    false
 }

@@ -15,7 +15,7 @@ use holdfast_format::safeguard::{
     safeguard,
 };
 use holdfast_format::side::{Side, SideSet};
-use holdfast_types::{CHUNK_SECTORS, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
+use holdfast_types::{BLOCK_SECTORS, CHUNK_SECTORS, Millis, Place, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
@@ -200,9 +200,21 @@ impl<M: Memory> Core<M> {
 
     /// Returns true if `side` has as many dirty bytes, or blocks, as one commit should.
     pub(super) fn is_seal_full(&self, side: Side) -> bool {
+        self.dirty_bytes(side) >= self.seal_limit() || self.dirty[side].blocks.count() >= SEAL_BLOCKS
+    }
+
+    /// Dirty bytes at which a side is sealed.
+    fn seal_limit(&self) -> u64 {
         let usual = self.limits.seal_bytes;
-        let limit = if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual };
-        self.dirty_bytes(side) >= limit || self.dirty[side].blocks.count() >= SEAL_BLOCKS
+        if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual }
+    }
+
+    /// Returns true if `side` may be full enough to be sealed once `range` is dirty there.
+    pub(super) fn may_fill(&self, side: Side, range: SectorRange) -> bool {
+        // A range touches at most one block more than lie in it whole, at each end.
+        let blocks = range.sectors / BLOCK_SECTORS + 2;
+        self.dirty_bytes(side) + range.bytes() >= self.seal_limit()
+            || self.dirty[side].blocks.count() + blocks >= SEAL_BLOCKS
     }
 
     /// Returns true if nothing more may become dirty on `side`.

@@ -169,6 +169,65 @@ impl DataPath {
         true
     }
 
+    /// Begins a read that one part of a side answers whole. `None`, with nothing changed, for any other.
+    pub(super) fn begin_read<M: Memory>(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        core: &Core<M>,
+    ) -> Option<Side> {
+        let (run, newest) = core.map.first_run(range);
+        let side = newest.filter(|_| run == range)?;
+        self.requests.begin(id, Op::Read, range, core.map.active());
+        let on_side = Some(self.evictor.read_began());
+        self.requests.reading(id, 1, on_side, core.merges);
+        Some(side)
+    }
+
+    /// Begins a write, nothing of which has to wait, while no seal is in progress. `None`, with nothing
+    /// changed, for one that may have to.
+    pub(super) fn begin_write<M: Memory>(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        core: &mut Core<M>,
+    ) -> Option<Side> {
+        let chunk = range.start.chunk();
+        let is_prepared = range.end() <= (chunk.0 + 1) * CHUNK_SECTORS && core.map.is_prepared(chunk);
+        if !is_prepared || self.evictor.is_full() {
+            return None;
+        }
+        self.requests.begin(id, Op::Write, range, core.map.active());
+        let side = self.start_store(id, core);
+        self.evictor.take_room(range.bytes());
+        Some(side)
+    }
+
+    /// Ends a read or a write on the active side whose last part ended well: it is complete. Returns false,
+    /// with nothing changed, for any other.
+    pub(super) fn end<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> bool {
+        let request = *self.requests.get(id);
+        if !request.ends_well_next() {
+            return false;
+        }
+        let active = core.map.active();
+        match request.op {
+            Op::Read if !core.is_seal_full(active) => {
+                if let Some(generation) = request.on_side {
+                    self.evictor.read_ended(generation);
+                }
+            }
+            Op::Write if request.side == active && !core.may_fill(active, request.range) => {
+                core.dirty[active].in_flight -= 1;
+                core.unflushed.side_written(active);
+                self.written(request.range, active, core);
+            }
+            Op::Read | Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes | Op::Flush => return false,
+        }
+        self.requests.end(id);
+        true
+    }
+
     fn start_store<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> Side {
         let side = core.map.active();
         core.dirty[side].in_flight += 1;
@@ -289,23 +348,32 @@ impl DataPath {
         out: &mut Vec<Action>,
     ) -> StoreEnd {
         let Request { op, range, side, .. } = request;
-        self.evictor.disk_has_space();
-        reach(CrashPoint::Stored);
         if op.is_write() {
-            core.record_write(range, side);
+            self.written(range, side, core);
         } else {
+            self.evictor.disk_has_space();
+            reach(CrashPoint::Stored);
             core.record_zeroes(range, side);
             for written in self.requests.take_overlaps(id) {
                 core.mark_unstored(written, side);
             }
+            self.unreadable.stored(range);
+            reach(CrashPoint::Marked);
         }
-        self.unreadable.stored(range);
-        reach(CrashPoint::Marked);
         if op == Op::WriteFua {
             return StoreEnd::MakeDurable;
         }
         self.requests.complete(id, Ok(()), out);
         StoreEnd::Nothing
+    }
+
+    /// The bytes of a write are in the side's file.
+    fn written<M: Memory>(&mut self, range: SectorRange, side: Side, core: &mut Core<M>) {
+        self.evictor.disk_has_space();
+        reach(CrashPoint::Stored);
+        core.record_write(range, side);
+        self.unreadable.stored(range);
+        reach(CrashPoint::Marked);
     }
 
     fn not_stored<M: Memory>(

@@ -39,6 +39,13 @@ pub(super) struct Request {
     pub(super) on_side: Option<ReadGeneration>,
 }
 
+impl Request {
+    /// Returns true if nothing of it failed and one part is left.
+    pub(super) fn ends_well_next(&self) -> bool {
+        self.pending == 1 && self.failed.is_none() && self.unreadable.is_none()
+    }
+}
+
 fn is_zeroing(op: Op) -> bool {
     matches!(op, Op::Discard | Op::WriteZeroes)
 }
@@ -107,9 +114,14 @@ impl RequestTable {
     }
 
     pub(super) fn complete(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        self.end(id);
+        out.push(Action::Complete { id, result });
+    }
+
+    /// The request ends: its id is free.
+    pub(super) fn end(&mut self, id: RequestId) {
         let taken = self.slots[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
-        out.push(Action::Complete { id, result });
     }
 
     /// The request waits until something changes.

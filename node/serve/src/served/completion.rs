@@ -30,7 +30,10 @@ impl ServedVolume {
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
                 let op = self.count(&request);
                 let id = self.queues.insert(queue, request);
-                self.handle(ring, Event::Request { id, op, range }, now);
+                match self.volume.begin(now, id, op, range) {
+                    Some(side) => self.move_whole(ring, id, range, side, op == Op::Write),
+                    None => self.handle(ring, Event::Request { id, op, range }, now),
+                }
             }
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
@@ -80,6 +83,12 @@ impl ServedVolume {
         now: Millis,
     ) {
         self.operations -= 1;
+        if let FileOperation::Move { request: id, len_bytes, is_write: _ } = &operation
+            && outcome.result() == Ok(*len_bytes)
+            && self.volume.end(now, *id)
+        {
+            return self.queues.complete(ring, *id, Ok(()));
+        }
         let event = match operation {
             FileOperation::Move { request: id, len_bytes, is_write } => {
                 Event::IoCompleted { id, result: moved(outcome, len_bytes, is_write) }

@@ -34,7 +34,7 @@ impl ServedVolume {
                 let read = ColdRead { request: id, range, at, runs, slot: None, again: false };
                 self.send(BackgroundWork::Cold(Box::new(read)));
             }
-            Action::Write { id, range, side } => self.write(ring, id, range, side),
+            Action::Write { id, range, side } => self.move_whole(ring, id, range, side, true),
             Action::Punch { id, range, side } => {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
             }
@@ -91,12 +91,24 @@ impl ServedVolume {
         }
     }
 
-    fn write(&mut self, ring: &mut Ring, id: RequestId, range: SectorRange, side: Side) {
+    /// Moves all of a request between its pages and a side.
+    pub(super) fn move_whole(
+        &mut self,
+        ring: &mut Ring,
+        id: RequestId,
+        range: SectorRange,
+        side: Side,
+        is_write: bool,
+    ) {
         let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
-        let operation = FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: true };
+        let operation = FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write };
         let operation = self.begin_file(operation);
         let (queue, request) = self.queues.request(id);
-        queue.write_part(ring, request, &part, operation);
+        if is_write {
+            queue.write_part(ring, request, &part, operation);
+        } else {
+            queue.read_part(ring, request, &part, operation);
+        }
     }
 
     pub(super) fn send(&mut self, work: BackgroundWork) {
