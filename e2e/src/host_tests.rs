@@ -52,8 +52,8 @@ fn count(output: &str) -> u32 {
     passed.sum()
 }
 
-/// What the output says of failures: the end of what each failed test printed, the names of all, the programs
-/// that a signal ended, and cargo's list of them. The end of the output if it says nothing of these.
+/// The failures in an output: the end of the lines of each failed test, the names of all, the programs that a
+/// signal ended, and cargo's list of them. The end of the output if it has none of these.
 pub fn failures(output: &str) -> String {
     /// Lines before the report of a signal, which say what the program did last.
     const BEFORE_SIGNAL: usize = 14;

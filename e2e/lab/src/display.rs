@@ -186,7 +186,8 @@ impl Drop for Display {
 }
 
 impl DisplayOutput {
-    /// A terminal only if lines can be changed on it: on one that cannot (`TERM=dumb`), nothing would be seen.
+    /// A terminal only if lines can be changed on it: on one that cannot (`TERM=dumb`), nothing would be
+    /// seen.
     fn of(screen: MultiProgress, is_terminal: bool) -> Self {
         if is_terminal && !screen.is_hidden() {
             Self::Terminal { screen, foot: Vec::new() }

@@ -128,8 +128,8 @@ pub const IMAGE_PACKAGES: &[&str] = &[
     "xfsprogs",
     "zlib1g",
 ];
-/// Packages the host needs: the emulator, what makes its disk images, what the Rust build needs, and valgrind,
-/// which counts instructions.
+/// Packages the host needs: the emulator, what makes its disk images, what the Rust build needs, and
+/// valgrind, which counts instructions.
 pub const HOST_PACKAGES: &[&str] = &[
     "binutils",
     "ca-certificates",

@@ -143,7 +143,7 @@ impl Toolbox {
             Part::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
             Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kubernetes("kube-apiserver")),
             Part::new("helm", go::HELM_EXPECTED, || self.helm()),
-            Part::new("csi-sanity", go::CSI_SANITY_EXPECTED, || self.csi_sanity()),
+            Part::new("program csi-sanity", go::CSI_SANITY_EXPECTED, || self.csi_sanity()),
         ];
         let mut in_rust =
             vec![Part::new("programs under test", PROGRAMS_EXPECTED, || self.programs(Profile::Dev))];

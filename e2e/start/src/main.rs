@@ -123,7 +123,7 @@ impl BuildLines {
     }
 }
 
-/// Returns true if standard error is a terminal on which a line can be written anew.
+/// Returns true if standard error is a terminal on which a line can be written again.
 fn changes_lines() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|kind| kind != "dumb")
 }

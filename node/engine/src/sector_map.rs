@@ -455,8 +455,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Says what `sectors` sectors from `first` on are from here on; they lie in one word and were all `old`.
-    /// Returns whether they were something else. A process that dies meanwhile leaves each sector as it was or
-    /// as it will be: each is in one byte, of which nothing else changes.
+    /// Returns whether they were something else. A process that dies meanwhile leaves each sector as it was
+    /// or as it will be: each is in one byte, of which nothing else changes.
     fn set_alike(&mut self, (first, sectors): (u64, u64), old: Nibble, new: Nibble) -> bool {
         if new == old {
             return false;

@@ -37,8 +37,9 @@ pub struct RingThread {
     late: u64,
     messages: Receiver<Message>,
     completions: Vec<Completion>,
-    /// The time at the last message: a tick comes each 250 ms, and the time of an event has no finer use. After
-    /// a pause of the process it is that before the pause: what is dirty then counts as older, never as younger.
+    /// The time at the last message: a tick comes each 250 ms, and the time of an event has no finer use.
+    /// After a pause of the process it is that before the pause: what is dirty then counts as older, never as
+    /// younger.
     now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,

@@ -44,7 +44,8 @@ impl<'a> SetupPlan<'a> {
         Self { display, stages }
     }
 
-    /// Makes all parts, stage after stage. If one fails, the others of its stage are made, and no later stage.
+    /// Makes all parts, stage after stage. If one fails, the others of its stage are made, and no later
+    /// stage.
     ///
     /// # Errors
     /// The first failure.

@@ -48,9 +48,9 @@ pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
 }
 
 fn map(path: &Path, handle: File) -> Result<LiveMap, NodeError> {
-    // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user. It is not
-    // truncated while it is mapped, and the planner allocates pages before it touches them. A map that grows is
-    // written through the new mapping alone.
+    // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user. It is
+    // not truncated while it is mapped, and the planner allocates pages before it touches them. A map that
+    // grows is written through the new mapping alone.
     unsafe { LiveMap::map(handle) }.map_err(file(path, "mapped"))
 }
 
