@@ -1,11 +1,15 @@
 # Sourced by the scripts beside it.
 
+# What is compiled for tests alone is linted, too.
+lint_features='--features holdfast-serve/fake'
+
 # step NAME COMMAND...: one line with its time if it passes, else the end of its output, all of which is in
 # target/ci/NAME.log.
 step() {
     local name=$1 log=target/ci/$1.log begun=$SECONDS
     shift
     mkdir -p target/ci
+    printf '== %s\n' "$*" >&2
     if "$@" </dev/null >"$log" 2>&1; then
         printf 'PASS %s (%s s)\n' "$name" $((SECONDS - begun)) >&2
     else

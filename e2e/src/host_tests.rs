@@ -9,6 +9,8 @@ use holdfast_lab::display::{SHOWN_LINES, end_of};
 use holdfast_lab::process::Process;
 use holdfast_lab::setup::Toolbox;
 
+/// Lines that are shown of a failed test at least, however many failed.
+const SHOWN_AT_LEAST: usize = 8;
 /// Time limit, with all but the documentation's examples compiled.
 const LIMIT: Duration = Duration::from_secs(1200);
 
@@ -50,26 +52,55 @@ fn count(output: &str) -> u32 {
     passed.sum()
 }
 
-/// Output of the tests that failed, from that of all; its end if no test failed.
+/// The failures in an output: the end of the lines of each failed test, the names of all, the programs that a
+/// signal ended, and cargo's list of them. The end of the output if it has none of these.
 pub fn failures(output: &str) -> String {
-    let mut shown = Vec::new();
+    /// Lines before the report of a signal, which say what the program did last.
+    const BEFORE_SIGNAL: usize = 14;
+    let lines: Vec<&str> = output.lines().collect();
+    // Lines of each failed test, the one with its name first.
+    let mut printed: Vec<Vec<&str>> = Vec::new();
+    let mut rest = Vec::new();
     let mut within = false;
-    for line in output.lines() {
-        match line {
-            "failures:" => within = true,
-            line if line.starts_with("test result: ") => within = false,
-            line if within && !line.is_empty() => shown.push(line),
-            _ => {}
+    for (at, &line) in lines.iter().enumerate() {
+        if line == "failures:" {
+            within = true;
+        } else if line.starts_with("test result: ") {
+            within = false;
+        } else if within && line.starts_with("---- ") {
+            printed.push(vec![line]);
+        } else if within && is_name(line) {
+            rest.push(line);
+        } else if within && !line.is_empty() {
+            printed.last_mut().unwrap_or(&mut rest).push(line);
+        } else if line.contains("process didn't exit successfully") && line.contains("(signal: ") {
+            rest.extend(&lines[at.saturating_sub(BEFORE_SIGNAL)..=at]);
         }
     }
-    if shown.is_empty() {
+    let is_list = |line: &&str| line.starts_with("error: ") && line.ends_with(" failed:");
+    if let Some(at) = lines.iter().rposition(is_list) {
+        rest.extend(&lines[at..]);
+    }
+    if printed.is_empty() && rest.is_empty() {
         return end_of(output);
     }
-    if shown.len() > SHOWN_LINES {
-        shown.truncate(SHOWN_LINES);
-        shown.push("...");
+    let most = (SHOWN_LINES / printed.len().max(1)).max(SHOWN_AT_LEAST);
+    let mut shown = Vec::new();
+    for test in printed {
+        let (name, lines) = test.split_first().expect("it begins with its name");
+        shown.push(*name);
+        if lines.len() > most {
+            shown.push("...");
+        }
+        shown.extend(&lines[lines.len().saturating_sub(most)..]);
     }
+    shown.extend(rest);
     shown.join("\n")
+}
+
+/// Returns true for a line of the list of failed tests.
+fn is_name(line: &str) -> bool {
+    line.strip_prefix("    ").is_some_and(|name| !name.starts_with(' ') && !name.contains(' '))
 }
 
 #[cfg(test)]
@@ -104,7 +135,34 @@ error: 1 target failed:
 
     #[test]
     fn failures_are_shown_from_amid_the_output() {
-        assert_eq!(failures(OUTPUT), "---- b stdout ----\nit broke\n    b");
+        let shown = "---- b stdout ----\nit broke\n    b\nerror: 1 target failed:\n    `-p x --lib`";
+        assert_eq!(failures(OUTPUT), shown);
         assert_eq!(failures("error: no space left\n"), "error: no space left");
+    }
+
+    #[test]
+    fn of_a_test_that_printed_much_the_end_is_shown_and_no_name_is_lost() {
+        let long: String = (0..1000).map(|line| format!("step {line}\n")).collect();
+        let shown =
+            failures(&OUTPUT.replace("it broke\n", &long).replace(
+                "failures:\n    b\n",
+                "---- c stdout ----\nit broke, too\n\nfailures:\n    b\n    c\n",
+            ));
+        for line in ["---- b stdout ----\n...\n", "step 999\n", "it broke, too\n", "    b\n    c\n"] {
+            assert!(shown.contains(line), "{line} in {shown}");
+        }
+        assert!(!shown.contains("step 0\n") && shown.lines().count() < 60, "{shown}");
+    }
+
+    /// It has no result, and hundreds of lines of others may follow.
+    #[test]
+    fn a_program_that_a_signal_ended_is_shown() {
+        let aborted = "test c ... thread 'c' has overflowed its stack\n\
+                       error: test failed, to rerun pass `-p y --lib`\n\nCaused by:\n  \
+                       process didn't exit successfully: `y` (signal: 6, SIGABRT: process abort signal)\n";
+        let shown = failures(&format!("{aborted}{OUTPUT}"));
+        for line in ["has overflowed its stack", "SIGABRT", "it broke"] {
+            assert!(shown.contains(line), "{line} in {shown}");
+        }
     }
 }

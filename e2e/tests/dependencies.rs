@@ -110,6 +110,8 @@ struct Package {
     folder: String,
     /// True if a dependency, or a feature of its own, asks for the feature `simulation`.
     simulates: bool,
+    /// True if one asks for devices without the driver.
+    fakes: bool,
     /// Direct dependencies that are built into it or run when it is built, by name.
     named: BTreeSet<String>,
     /// The same, resolved, by package id.
@@ -134,20 +136,24 @@ fn packages() -> BTreeMap<String, Package> {
     for package in metadata["packages"].as_array().unwrap() {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
         let named = dependencies.filter(|one| one["kind"] != "dev").map(|one| text(&one["name"])).collect();
-        let asks = |features: &Value| {
-            let asked = |one: &Value| one.as_str().is_some_and(|name| name.ends_with("simulation"));
-            features.as_array().unwrap().iter().any(asked)
+        let asks_for = |feature: &str| {
+            let asks = |features: &Value| {
+                let asked = |one: &Value| one.as_str().is_some_and(|name| name.ends_with(feature));
+                features.as_array().unwrap().iter().any(asked)
+            };
+            package["dependencies"].as_array().unwrap().iter().any(|one| asks(&one["features"]))
+                || package["features"].as_object().unwrap().values().any(asks)
         };
-        let simulates = package["dependencies"].as_array().unwrap().iter().any(|one| asks(&one["features"]))
-            || package["features"].as_object().unwrap().values().any(asks);
+        let local = package["source"].is_null();
         packages.insert(
             text(&package["id"]),
             Package {
                 name: text(&package["name"]),
                 licence: text(&package["license"]),
-                local: package["source"].is_null(),
+                local,
                 folder: folder(&package["manifest_path"]),
-                simulates,
+                simulates: asks_for("simulation"),
+                fakes: local && asks_for("fake"),
                 named,
                 resolved: Vec::new(),
             },
@@ -233,6 +239,15 @@ fn only_the_simulation_asks_for_its_engine_feature() {
     let asking: Vec<&str> =
         packages.values().filter(|package| package.simulates).map(|p| p.name.as_str()).collect();
     assert_eq!(asking, ["holdfast-sim"]);
+}
+
+/// Devices without the driver are for the counts of `node/serve/examples`, which is never shipped.
+#[test]
+fn only_the_example_of_the_ring_thread_has_fake_devices() {
+    let packages = packages();
+    let asking: Vec<&str> =
+        packages.values().filter(|package| package.fakes).map(|p| p.name.as_str()).collect();
+    assert_eq!(asking, ["holdfast-serve"]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! gRPC interfaces: of the node daemon, of CSI, which the kubelet and the CSI sidecars speak, and of the
 //! registration of plugins with the kubelet.
 //!
-//! Owns: the `.proto` files, and how Rust is generated from them (`build.rs`, which needs no protobuf compiler).
-//! The generated files are in cargo's target directory, and in the documentation of this crate.
+//! Owns: the `.proto` files, and how Rust is generated from them (`build.rs`, which needs no protobuf
+//! compiler). The generated files are in cargo's target directory, and in the documentation of this crate.
 
 /// The Container Storage Interface.
 pub mod csi {

@@ -67,12 +67,7 @@ impl Display {
     /// # Errors
     /// If the directory cannot be made.
     pub fn open(logs: &Path, times: Times) -> Result<Self> {
-        let output = if io::stderr().is_terminal() {
-            DisplayOutput::Terminal { screen: MultiProgress::new(), foot: Vec::new() }
-        } else {
-            DisplayOutput::Plain(Box::new(io::stderr()))
-        };
-        Self::on(output, logs, times)
+        Self::on(DisplayOutput::of(MultiProgress::new(), io::stderr().is_terminal()), logs, times)
     }
 
     fn on(output: DisplayOutput, logs: &Path, times: Times) -> Result<Self> {
@@ -119,6 +114,8 @@ impl Display {
         work: impl FnOnce(&File) -> Result<String>,
     ) -> Result<()> {
         let path = self.log(name);
+        // Another run at the same time keeps its own file.
+        fs::remove_file(&path).ok();
         let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
         self.shared.lock().board.begin(name, self.shared.started.elapsed());
         let result = report::into(&file, || work(&file))?;
@@ -188,6 +185,18 @@ impl Drop for Display {
     }
 }
 
+impl DisplayOutput {
+    /// A terminal only if lines can be changed on it: on one that cannot (`TERM=dumb`), nothing would be
+    /// seen.
+    fn of(screen: MultiProgress, is_terminal: bool) -> Self {
+        if is_terminal && !screen.is_hidden() {
+            Self::Terminal { screen, foot: Vec::new() }
+        } else {
+            Self::Plain(Box::new(io::stderr()))
+        }
+    }
+}
+
 impl SharedBoard {
     fn lock(&self) -> MutexGuard<'_, Drawn> {
         self.state.lock().expect("nothing panics while it holds this lock")
@@ -231,6 +240,7 @@ pub fn end_of(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::bail;
+    use indicatif::ProgressDrawTarget;
 
     use super::*;
 
@@ -245,6 +255,12 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_terminal_that_cannot_change_lines_gets_plain_ones() {
+        let hidden = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
+        assert!(matches!(DisplayOutput::of(hidden, true), DisplayOutput::Plain(_)));
     }
 
     #[test]

@@ -73,7 +73,6 @@ pub const GUEST_PACKAGES: &[&str] = &[
     "psmisc",
     "strace",
     "util-linux",
-    "valgrind",
     "xfsprogs",
 ];
 /// Packages that the root file system of a cluster's node has beside those.
@@ -129,7 +128,8 @@ pub const IMAGE_PACKAGES: &[&str] = &[
     "xfsprogs",
     "zlib1g",
 ];
-/// Packages the host needs: the emulator, what makes its disk images, and what the Rust build needs.
+/// Packages the host needs: the emulator, what makes its disk images, what the Rust build needs, and
+/// valgrind, which counts instructions.
 pub const HOST_PACKAGES: &[&str] = &[
     "binutils",
     "ca-certificates",
@@ -143,6 +143,7 @@ pub const HOST_PACKAGES: &[&str] = &[
     "protobuf-compiler",
     "qemu-system-x86",
     "util-linux",
+    "valgrind",
     "xz-utils",
     "zstd",
 ];

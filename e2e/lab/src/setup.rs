@@ -82,8 +82,12 @@ impl Toolbox {
     /// If a package cannot be installed.
     pub fn open() -> Result<Self> {
         let toolbox = Self::find()?;
-        apt::install_host_packages()?;
+        toolbox.install_host_packages()?;
         Ok(toolbox)
+    }
+
+    fn install_host_packages(&self) -> Result<()> {
+        apt::install_host_packages(&self.cache.path("host-packages.lock"))
     }
 
     /// Opens the cache. Only for what [`Toolbox::prepare`] then sets up.
@@ -120,7 +124,7 @@ impl Toolbox {
     /// Go, programs in Rust.
     pub fn prepare<'a>(&'a self, display: &'a Display, kernels: &[KernelPin], tests: bool) -> SetupPlan<'a> {
         let first = vec![
-            vec![Part::new("host packages", apt::HOST_PACKAGES_EXPECTED, apt::install_host_packages)],
+            vec![Part::new("host packages", apt::HOST_PACKAGES_EXPECTED, || self.install_host_packages())],
             vec![Part::new("sources of crates", CRATES_EXPECTED, || self.fetch_crates())],
         ];
         let mut machines = vec![Part::new("etcd and kubectl", apt::TOOLS_EXPECTED, || self.etcd())];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
 use holdfast_lab::world::World;
 
@@ -133,11 +133,17 @@ pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
         let on_usual = ALL.iter().chain(BY_NAME).map(|scenario| Lane { scenario, kernel: KERNEL });
         let on_others = usual_lanes().into_iter().filter(|lane| lane.kernel != KERNEL);
         let all = on_usual.chain(on_others);
-        return Ok(all.filter(|lane| lane.scenario.name.contains(filter)).collect());
+        return some(filter, all.filter(|lane| lane.scenario.name.contains(filter)).collect());
     };
     let kernel = KernelPin::of(series)?;
     let all = ALL.iter().chain(BY_NAME).filter(|scenario| scenario.name.contains(part));
-    Ok(all.map(|scenario| Lane { scenario, kernel }).collect())
+    some(filter, all.map(|scenario| Lane { scenario, kernel }).collect())
+}
+
+/// These lanes, unless there are none: a wrong name must not look like a run in which nothing failed.
+fn some(filter: &str, lanes: Vec<Lane>) -> Result<Vec<Lane>> {
+    ensure!(!lanes.is_empty(), "no scenario has {filter:?} in its name: `cargo e2e list` shows them");
+    Ok(lanes)
 }
 
 /// The lane of this name.

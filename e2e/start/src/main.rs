@@ -24,27 +24,43 @@ const SHOWN_LINES: usize = 40;
 
 fn main() -> ExitCode {
     let error = match build() {
-        // It returns only if it cannot start the harness.
-        Ok(harness) => Command::new(harness).args(std::env::args_os().skip(1)).exec(),
+        // It returns only if it cannot start the harness, which builds the rest in the same directory.
+        Ok((harness, target)) => {
+            let arguments = std::env::args_os().skip(1);
+            let mut command = Command::new(&harness);
+            command.args(arguments).env("CARGO_TARGET_DIR", target).env_remove("CARGO_BUILD_TARGET");
+            at(&harness)(command.exec())
+        }
         Err(error) => error,
     };
     eprintln!("error: {error}");
     ExitCode::from(2)
 }
 
-/// Builds the harness and returns its program, which is beside this one.
-fn build() -> io::Result<PathBuf> {
+/// Names the file in an error.
+fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::other(format!("{}: {error}", path.display()))
+}
+
+/// Builds the harness. Returns its program, which is beside this one, and cargo's target directory.
+fn build() -> io::Result<(PathBuf, PathBuf)> {
     let this = std::env::current_exe()?;
     let beside = this.parent().ok_or_else(|| io::Error::other("this program is in no directory"))?;
     let target = beside.parent().ok_or_else(|| io::Error::other("cargo's target directory has no parent"))?;
     let runs = target.join("e2e");
-    fs::create_dir_all(&runs)?;
+    fs::create_dir_all(&runs).map_err(at(&runs))?;
     let log = runs.join("harness.log");
-    let out = File::create(&log)?;
+    let out = File::create(&log).map_err(at(&log))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cargo = Command::new(cargo)
-        .args(["build", "--package", "holdfast-e2e"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--package", "holdfast-e2e", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        // Where this program is, however cargo was told that; so that the harness is found beside it.
+        .arg("--target-dir")
+        .arg(target)
+        .env_remove("CARGO_BUILD_TARGET")
+        .env("CARGO_TERM_COLOR", "never")
+        .env("CARGO_TERM_QUIET", "false")
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)
         .stderr(out)
@@ -60,9 +76,10 @@ fn build() -> io::Result<PathBuf> {
     };
     shown.end(started.elapsed());
     if status.success() {
-        return Ok(beside.join("holdfast-e2e"));
+        return Ok((beside.join("holdfast-e2e"), target.to_owned()));
     }
-    let text = fs::read_to_string(&log)?;
+    let text = fs::read(&log).map_err(at(&log))?;
+    let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
         eprintln!("  | {line}");
@@ -88,7 +105,7 @@ impl BuildLines {
                 log.display()
             );
         }
-        if self.first && io::stderr().is_terminal() {
+        if self.first && changes_lines() {
             eprint!("\r{}\x1b[K", progress(now, log));
             // A terminal that is gone shows nothing.
             drop(io::stderr().flush());
@@ -100,10 +117,15 @@ impl BuildLines {
 
     fn end(&self, now: Duration) {
         if self.first {
-            let begin = if io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
+            let begin = if changes_lines() { "\r\x1b[K" } else { "" };
             eprintln!("{begin}compile the harness: ended after {} s", now.as_secs());
         }
     }
+}
+
+/// Returns true if standard error is a terminal on which a line can be written again.
+fn changes_lines() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|kind| kind != "dumb")
 }
 
 fn progress(now: Duration, log: &Path) -> String {

@@ -25,7 +25,7 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{Lineage, Mask};
 use parking_lot::Mutex;
 
-use holdfast_log::{ObjectError, all};
+use holdfast_log::{ObjectError, join_reads};
 
 use crate::ColdError;
 
@@ -119,7 +119,7 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
     ) -> Result<Arc<B>, ObjectError> {
         let _turn = self.turn.lock().await;
         let missing = self.missing(plan);
-        all(missing.into_iter().map(|piece| self.request(objects, lineage, piece))).await?;
+        join_reads(missing.into_iter().map(|piece| self.request(objects, lineage, piece))).await?;
         Ok(self.finish())
     }
 

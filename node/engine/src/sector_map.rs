@@ -455,7 +455,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Says what `sectors` sectors from `first` on are from here on; they lie in one word and were all `old`.
-    /// Returns whether they were something else.
+    /// Returns whether they were something else. A process that dies meanwhile leaves each sector as it was
+    /// or as it will be: each is in one byte, of which nothing else changes.
     fn set_alike(&mut self, (first, sectors): (u64, u64), old: Nibble, new: Nibble) -> bool {
         if new == old {
             return false;
@@ -471,8 +472,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         true
     }
 
-    /// Makes each sector of `range` what `new` makes of it. Returns whether the map changed. Every word
-    /// changes at once.
+    /// Makes each sector of `range` what `new` makes of it. Returns whether the map changed. Sectors that are
+    /// alike and lie in one word change together.
     fn change(&mut self, range: SectorRange, new: impl Fn(&Self, Nibble) -> Nibble) -> bool {
         let (mut sector, mut changed) = (range.start.0, false);
         while sector < range.end() {

@@ -163,7 +163,7 @@ impl Indexes {
         runs: &Runs,
     ) -> Result<Composition, ObjectError> {
         let near = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let known = all(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
+        let known = join_reads(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
         Ok(compose(block, wanted, known.iter().flatten().map(PartOfRun::layer)))
     }
 
@@ -261,7 +261,7 @@ async fn read_stored<T>(
 ///
 /// # Errors
 /// The first one that a retry finds again, else the first.
-pub async fn all<T>(
+pub async fn join_reads<T>(
     reads: impl IntoIterator<Item = impl Future<Output = Result<T, ObjectError>>>,
 ) -> Result<Vec<T>, ObjectError> {
     let (mut done, mut failed) = (Vec::new(), None);

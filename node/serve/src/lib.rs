@@ -37,5 +37,4 @@ pub use work::{BackgroundWork, ColdRead};
 pub use writer_state::WriterState;
 
 #[cfg(test)]
-#[path = "../../daemon/src/node/tests/logged.rs"]
 mod logged;

@@ -16,13 +16,17 @@ pub struct LiveMap {
 }
 
 impl LiveMap {
-    /// Maps a file, whose fixed parts are allocated.
+    /// Maps a file.
     ///
     /// # Errors
     /// The kernel's, if it cannot map it.
-    pub fn map(file: File) -> io::Result<Self> {
-        // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user; it
-        // is never truncated while mapped, and pages are allocated before they are touched.
+    ///
+    /// # Safety
+    /// No other process uses the file, and this one writes to it through one mapping at a time. It is never
+    /// truncated while it is mapped, and pages are allocated before they are touched: else the process is
+    /// killed.
+    pub unsafe fn map(file: File) -> io::Result<Self> {
+        // SAFETY: the caller's promise.
         let memory = unsafe { MmapMut::map_mut(&file) }?;
         Ok(Self { memory, file })
     }

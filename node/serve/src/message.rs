@@ -1,6 +1,5 @@
 //! Messages to a ring thread, and its answers.
 
-use std::any::Any;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -38,7 +37,7 @@ pub struct NewVolume {
     /// Receives its status.
     pub published: Arc<PublishedStatus>,
     /// Reserved room on the ring: dropped once the thread has released the volume.
-    pub place: Box<dyn Any + Send>,
+    pub place: Box<dyn Send>,
 }
 
 /// Reason why a ring thread did not do what it was asked to do with a volume.

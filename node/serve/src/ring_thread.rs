@@ -38,6 +38,8 @@ pub struct RingThread {
     messages: Receiver<Message>,
     completions: Vec<Completion>,
     /// The time at the last message: a tick comes each 250 ms, and the time of an event has no finer use.
+    /// After a pause of the process it is that before the pause: what is dirty then counts as older, never as
+    /// younger.
     now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,

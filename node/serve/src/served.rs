@@ -5,7 +5,6 @@
 //! Invariants: a request stays in `queues` until it is completed; an operation in the ring says what it is
 //! for ([`FileOperation`](crate::operation::FileOperation)).
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -118,7 +117,7 @@ pub(crate) struct ServedVolume {
     published: Arc<PublishedStatus>,
     /// The newest registered snapshot that was published.
     newest_snapshot: Option<Seq>,
-    _place: Box<dyn Any + Send>,
+    _place: Box<dyn Send>,
 }
 
 /// Resources that a volume gets on its ring thread.
@@ -129,7 +128,7 @@ pub(crate) struct ServedParts {
     pub(crate) shared: SharedFiles<FileSlot>,
     pub(crate) work: mpsc::Sender<BackgroundWork>,
     pub(crate) published: Arc<PublishedStatus>,
-    pub(crate) place: Box<dyn Any + Send>,
+    pub(crate) place: Box<dyn Send>,
 }
 
 impl ServedVolume {

@@ -46,7 +46,7 @@ impl CharDevice {
         let deadline = Instant::now() + NODE_TIMEOUT;
         loop {
             match OpenOptions::new().read(true).write(true).open(&path) {
-                Ok(file) => return Ok(Self::from(file)),
+                Ok(file) => return Ok(Self::of(file)),
                 Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < deadline => sleep(POLL),
                 Err(source) => return Err(ControlError::File { path, action: "opened", source }),
             }
@@ -99,8 +99,9 @@ impl CharDevice {
     }
 }
 
-impl From<File> for CharDevice {
-    fn from(file: File) -> Self {
+impl CharDevice {
+    /// The device that `file` is.
+    pub(crate) fn of(file: File) -> Self {
         Self {
             file,
             #[cfg(feature = "fake")]

@@ -501,7 +501,7 @@ mod tests {
             let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
             files.filter(|file| fs::metadata(file.path()).is_ok_and(|data| data.ino() == inode)).count()
         };
-        let char_device = CharDevice::from(file);
+        let char_device = CharDevice::of(file);
         let spec = QueueSpec { owner: (), queue_id: 0 };
         let mut queue = Queue::open(&mut ring, &device, &char_device, spec).unwrap();
         drop(char_device);

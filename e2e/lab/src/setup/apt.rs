@@ -3,7 +3,7 @@
 //! Packages of a newer suite are fetched through an apt root of their own, so the host's configuration
 //! and package state stay as they are. The mirror is the one the machine uses already.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -25,12 +25,18 @@ pub(super) const HOST_PACKAGES_EXPECTED: Duration = Duration::from_secs(90);
 /// Time it takes to fetch and unpack these.
 pub(super) const TOOLS_EXPECTED: Duration = Duration::from_secs(20);
 
-/// Installs what the host lacks of [`HOST_PACKAGES`].
+/// Installs what the host lacks of [`HOST_PACKAGES`]. One harness at a time: `apt-get update` does not wait
+/// for another one. The lock is a file at `lock`.
 ///
 /// # Errors
 /// If this is not Debian, sudo asks for a password, or apt-get fails.
-pub fn install_host_packages() -> Result<()> {
-    let missing: Vec<&str> = HOST_PACKAGES.iter().copied().filter(|package| !installed(package)).collect();
+pub fn install_host_packages(lock: &Path) -> Result<()> {
+    if missing().is_empty() {
+        return Ok(());
+    }
+    let lock = File::create(lock).with_context(|| format!("create {}", lock.display()))?;
+    lock.lock().context("wait for another harness that installs packages")?;
+    let missing = missing();
     if missing.is_empty() {
         return Ok(());
     }
@@ -42,11 +48,17 @@ pub fn install_host_packages() -> Result<()> {
     report::step(format_args!("apt-get install {}", missing.join(" ")));
     let apt = || {
         let mut command = as_root("env");
-        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]);
+        // Programs of the host may be installing, too.
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=600"]);
         command
     };
     show(apt().arg("update"))?;
     show(apt().args(["install", "-y", "--no-install-recommends"]).args(missing))
+}
+
+/// The packages of [`HOST_PACKAGES`] that the host lacks.
+fn missing() -> Vec<&'static str> {
+    HOST_PACKAGES.iter().copied().filter(|package| !installed(package)).collect()
 }
 
 /// The unpacked packages of `TOOLS`; programs are below `usr/bin`.

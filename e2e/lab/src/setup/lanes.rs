@@ -44,15 +44,13 @@ impl<'a> SetupPlan<'a> {
         Self { display, stages }
     }
 
-    /// Makes all parts. The others are made even if one fails.
+    /// Makes all parts, stage after stage. If one fails, the others of its stage are made, and no later
+    /// stage.
     ///
     /// # Errors
     /// The first failure.
     pub fn make(self) -> Result<()> {
-        // First all of them, then the first failure.
-        let results: Vec<Result<()>> =
-            self.stages.into_iter().map(|lanes| run(self.display, lanes)).collect();
-        results.into_iter().collect()
+        self.stages.into_iter().try_for_each(|lanes| run(self.display, lanes))
     }
 }
 

@@ -6,6 +6,7 @@ mod devices;
 mod draining;
 pub(super) mod host;
 pub(super) mod kernel;
+#[path = "../../../serve/src/logged.rs"]
 pub(super) mod logged;
 mod rings;
 mod snapshots;

@@ -1,3 +1,5 @@
+#![allow(unsafe_code)] // mmap of a file of the test
+
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::map_bytes;
@@ -88,7 +90,8 @@ fn new_volume() -> NewVolume {
     let run = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = File::options().read(true).write(true).create_new(true).open(run.path().join("live")).unwrap();
     file.set_len(map_bytes(SECTORS)).unwrap();
-    let live_map = LiveMap::map(file).unwrap();
+    // SAFETY: a file of this test alone, for whose pages there is memory.
+    let live_map = unsafe { LiveMap::map(file) }.unwrap();
     let live = live_map.file().try_clone().unwrap();
     let manifest = Manifest::empty(volume.clone());
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));

@@ -29,8 +29,9 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// A second subscriber, to be kept while a test captures lines. With a single one, tracing asks the thread that
-/// comes to a span or a line first, which may be another test's without a subscriber, and keeps the answer.
+/// A second subscriber, to be kept while a test captures lines. With a single one, tracing asks the thread
+/// that comes to a span or a line first, which may be another test's without a subscriber, and keeps the
+/// answer.
 #[must_use]
 pub(crate) fn second_subscriber() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry())
