@@ -109,20 +109,20 @@ fn alerts_name_values_of_labels_that_there_are() {
 #[test]
 fn each_alert_has_its_texts_and_its_runbook() {
     let text = read(ALERTS);
-    let page = read("docs/operations.md");
+    let page = read("docs/failures.md");
     let alerts = alerts(&text);
     for (name, alert) in &alerts {
         for field in ["labels: {severity: ", "summary: ", "description: "] {
             assert!(alert.contains(field), "{name} lacks `{field}`");
         }
-        let runbook = format!("runbook: docs/operations.md#{}", name.to_ascii_lowercase());
+        let runbook = format!("runbook: docs/failures.md#{}", name.to_ascii_lowercase());
         assert!(alert.lines().any(|line| line.trim() == runbook), "{name} lacks `{runbook}`");
         let heading = format!("### {name}");
-        assert!(page.lines().any(|line| line == heading), "docs/operations.md lacks `{heading}`");
+        assert!(page.lines().any(|line| line == heading), "docs/failures.md lacks `{heading}`");
     }
     for heading in page.lines().filter_map(|line| line.strip_prefix("### Holdfast")) {
         let is_alert = alerts.iter().any(|(name, _)| name.strip_prefix("Holdfast") == Some(heading));
-        assert!(is_alert, "docs/operations.md has a runbook for Holdfast{heading}, which is no alert");
+        assert!(is_alert, "docs/failures.md has a runbook for Holdfast{heading}, which is no alert");
     }
 }
 

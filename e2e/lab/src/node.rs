@@ -30,7 +30,7 @@ pub const METRICS_PORT: u16 = 9181;
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(300);
-/// Exit code of a command that needs something outside which does not answer (`docs/operations.md`).
+/// Exit code of a command that needs something outside which does not answer (`docs/monitoring.md`).
 const UNAVAILABLE: i32 = 7;
 
 /// Number of the signal that ends a process at once.

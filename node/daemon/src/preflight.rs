@@ -4,7 +4,7 @@
 //! Does not own: what the daemon needs. The checks call what the daemon calls at its start.
 //! Runs on: the thread of the command line. It works without a daemon, and beside one.
 //! Invariants: nothing stays. A directory, a file or an object that a check makes is gone when the check has
-//! ended (`docs/operations.md` names what a killed process leaves).
+//! ended (`docs/install.md` names what a killed process leaves).
 //! On failure: what a check cannot find out is its verdict.
 
 mod directories;

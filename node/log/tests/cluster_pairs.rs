@@ -4,7 +4,7 @@
 //! first continues. Each does what its operator and its node do, in the same order and with the same
 //! functions of the log. Afterwards both empty the trash and sweep until nothing changes. No byte that was
 //! acknowledged may be missing that something still needs, and both must have got answers that
-//! docs/operations.md names ("Two clusters and one bucket").
+//! docs/recovery.md names ("Two clusters and one bucket").
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -394,7 +394,7 @@ fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
     gate
 }
 
-/// Answers of a pair that docs/operations.md allows: those of the first and of the second.
+/// Answers of a pair that docs/recovery.md allows: those of the first and of the second.
 fn may_get(first: Act, second: Act, got: (Got, Got)) -> bool {
     use Act::{Adopt, Delete, Restore, Snapshot, Sweep};
     use Got::{Attached, Done, Forgotten, Gone, Kept, Snapshots};

@@ -109,7 +109,7 @@ pub(super) fn check_sectors(disk: Option<&StateDisk>) -> Check {
             Check::warn(
                 NAME,
                 found,
-                "format the disk with blocks of 4096 bytes (docs/operations.md), or use another one",
+                "format the disk with blocks of 4096 bytes (docs/install.md), or use another one",
             )
         }
         None => {
