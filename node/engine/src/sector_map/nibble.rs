@@ -94,7 +94,7 @@ impl Nibbles {
     /// With `sectors` of them from `first` on, one or more, set to `nibble`.
     pub(super) fn with(self, first: u64, sectors: u64, nibble: Nibble) -> Self {
         let places = (u64::MAX >> (64 - 4 * sectors)) << (4 * first);
-        Self((self.0 & !places) | (Self::ONES * u64::from(nibble.0) & places))
+        Self((self.0 & !places) | ((Self::ONES * u64::from(nibble.0)) & places))
     }
 
     pub(super) fn any_dirty(self, side: Side) -> bool {
