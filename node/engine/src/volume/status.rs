@@ -97,7 +97,7 @@ pub struct IndexStatus {
 /// Reason why writes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Delay {
-    /// The volume holds [`super::DirtyLimits::max_bytes`], or sectors of
+    /// The volume holds [`crate::settings::DirtyLimits::max_bytes`], or sectors of
     /// [`MAX_DIRTY_BLOCKS`](crate::limit::MAX_DIRTY_BLOCKS) blocks, that are not committed.
     DirtyLimit,
     /// The volume's share of the node's cache holds nothing more that can be evicted.
