@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it.
+# Sourced by the other scripts of this directory.
 
 # What is compiled for tests alone is linted, too.
 lint_features='--features holdfast-serve/fake'

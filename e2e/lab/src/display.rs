@@ -103,7 +103,7 @@ impl Display {
     }
 
     /// Does a step. What this thread says meanwhile, and what programs print that it starts, is in the
-    /// step's file, which `work` gets. The text that `work` returns stands beside the step's time.
+    /// step's file, which `work` gets. The text that `work` returns is shown next to the step's time.
     ///
     /// # Errors
     /// The error of `work`; it was shown, with `excerpt` of the file.

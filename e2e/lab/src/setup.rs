@@ -55,7 +55,7 @@ const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
 /// Time that it then needs to build the workspace's tests.
 const TESTS_EXPECTED: Duration = Duration::from_secs(240);
 
-/// Directory of the output of a run's steps, beside those of scenarios.
+/// Directory of the output of a run's steps, next to those of scenarios.
 pub const LOGS: &str = "logs";
 
 /// Ways to compile the workspace's programs.

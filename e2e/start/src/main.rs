@@ -42,7 +42,7 @@ fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::other(format!("{}: {error}", path.display()))
 }
 
-/// Builds the harness. Returns its program, which is beside this one, and cargo's target directory.
+/// Builds the harness. Returns its program, which is in this one's directory, and cargo's target directory.
 fn build() -> io::Result<(PathBuf, PathBuf)> {
     let this = std::env::current_exe()?;
     let beside = this.parent().ok_or_else(|| io::Error::other("this program is in no directory"))?;
@@ -55,7 +55,8 @@ fn build() -> io::Result<(PathBuf, PathBuf)> {
     let mut cargo = Command::new(cargo)
         .args(["build", "--package", "holdfast-e2e", "--manifest-path"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
-        // Where this program is, however cargo was told that; so that the harness is found beside it.
+        // Where this program is, however cargo was told that; so that the harness is found in the same
+        // directory.
         .arg("--target-dir")
         .arg(target)
         .env_remove("CARGO_BUILD_TARGET")

@@ -33,6 +33,7 @@ mod commit;
 mod core;
 mod cut;
 mod data_path;
+mod direct;
 mod dirty;
 mod durability;
 mod evict;
@@ -60,9 +61,9 @@ use holdfast_format::manifest::Manifest;
 use holdfast_format::record::Body;
 use holdfast_format::safeguard::{
     Safeguard::{
-        CommitAfterFailedSync, DirectWhileOpen, FlushAfterCommit, FlushInNextRound, FlushInNextSeal,
-        FlushInRoundWaits, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease,
-        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
+        CommitAfterFailedSync, FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits,
+        FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease, LastRoundOfFenced,
+        NameHeldChunks, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
     },
     safeguard,
 };
@@ -303,40 +304,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
         }
         self.settle(if self.core.lifecycle.is_fenced() { AFTER_FENCING } else { AFTER_EVENT }, out);
-    }
-
-    /// Takes a read or a write that one operation on a side answers and nothing else follows from: its whole
-    /// range moves between the request and the side that is returned, in place of [`Event::Request`] and one
-    /// [`Action::Read`] or [`Action::Write`]. `None`, with nothing changed but the time, for any other: then
-    /// the event takes it. Most requests come this way, which costs them no list of actions.
-    pub fn begin(&mut self, now: Millis, id: RequestId, op: Op, range: SectorRange) -> Option<Side> {
-        if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
-            return None;
-        }
-        // Whatever takes the request, it came now.
-        self.core.now = now;
-        match op {
-            Op::Read => self.data.begin_read(id, range, &self.core),
-            Op::Write if self.is_open_for_writes() => self.data.begin_write(id, range, &mut self.core),
-            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes | Op::Flush => None,
-        }
-    }
-
-    /// Returns true if no write has to wait for a seal or a cut, whatever side it would go to.
-    fn is_open_for_writes(&self) -> bool {
-        (self.sealer.is_open() || !safeguard(DirectWhileOpen)) && !self.cut.stops_writes()
-    }
-
-    /// Takes the end of an operation that moved all it was to move, where the request is complete with it
-    /// and nothing else follows: in place of [`Event::IoCompleted`] and one [`Action::Complete`] without
-    /// an error. Returns false, with nothing changed but the time, for any other: then the event takes it.
-    ///
-    /// # Panics
-    /// If there is no such request: a bug of the caller.
-    pub fn end(&mut self, now: Millis, id: RequestId) -> bool {
-        self.core.now = now;
-        let is_quiet = self.sealer.is_open() && self.cut.is_idle() && self.data.evictor.is_idle();
-        is_quiet && self.data.end(id, &mut self.core)
     }
 
     /// The one loop that does what follows from the state: the steps in this order, some of them again after

@@ -307,3 +307,27 @@ fn a_growth_beyond_the_largest_size_never_reaches_the_log() {
     );
     assert_eq!(volume.status().sectors, SECTORS);
 }
+
+/// The direct path takes what one operation on a side answers; the event says what becomes of anything else.
+#[test]
+fn the_direct_path_takes_no_request_beyond_the_end() {
+    let mut volume = volume();
+    let inside = SectorRange::new(0, 1);
+    assert_eq!(volume.begin(1000, RequestId(0), Op::Write, inside), None, "the map has no place yet");
+    tell(&mut volume, 1000, Event::Request { id: RequestId(0), op: Op::Write, range: inside });
+    tell(&mut volume, 1000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
+    assert!(volume.end(1000, RequestId(0)));
+    for op in [Op::Read, Op::Write] {
+        assert_eq!(volume.begin(1000, RequestId(0), op, inside), Some(Side::A), "{op:?}");
+        assert!(volume.end(1000, RequestId(0)));
+    }
+    for op in [Op::WriteFua, Op::Discard, Op::WriteZeroes, Op::Flush] {
+        assert_eq!(volume.begin(1000, RequestId(0), op, inside), None, "{op:?}");
+    }
+    for (op, start) in [(Op::Write, SECTORS - 1), (Op::Write, SECTORS), (Op::Read, SECTORS - 1)] {
+        let range = SectorRange::new(start, 2);
+        assert_eq!(volume.begin(1000, RequestId(0), op, range), None, "{op:?} {range:?}");
+        let refused = tell(&mut volume, 1000, Event::Request { id: RequestId(0), op, range });
+        assert_eq!(refused, [Action::Complete { id: RequestId(0), result: Err(Errno::EIO) }]);
+    }
+}

@@ -133,7 +133,7 @@ impl Host {
         let told = self.run(|host| {
             let process = host.process.as_mut().expect("a process takes events");
             let volume = process.volume.as_mut().expect("an attached one");
-            if !directly(volume, now, &event, &mut out) {
+            if !(DIRECT.get() && directly(volume, now, &event, &mut out)) {
                 volume.handle(now, event, &mut out);
             }
         });
@@ -190,6 +190,16 @@ impl Host {
             process.begin(action, now, &mut self.device, &self.disk, self.content.sealed());
         }
     }
+}
+
+thread_local! {
+    static DIRECT: std::cell::Cell<bool> = const { std::cell::Cell::new(true) };
+}
+
+/// From now on the volumes of this thread take the planner's direct path, as the daemon does, or events
+/// alone.
+pub fn use_direct_path(is_used: bool) {
+    DIRECT.set(is_used);
 }
 
 /// Takes an event as the daemon does: the planner's direct path first ([`Volume::begin`], [`Volume::end`]),

@@ -47,6 +47,7 @@ pub mod world;
 mod writers;
 
 pub use disk::Fate;
+pub use host::use_direct_path;
 pub use invariant::Invariant;
 pub use profile::Profile;
 pub use rng::Rng;

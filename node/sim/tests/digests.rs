@@ -2,6 +2,7 @@
 
 use holdfast_sim::case::Case;
 use holdfast_sim::fleet::FleetCase;
+use holdfast_sim::use_direct_path;
 
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of
 /// what the engine does changes them: then take the new ones from the message of the failure.
@@ -56,4 +57,17 @@ fn telling_the_story_changes_nothing() {
     let told = case.run(50);
     assert_eq!(told.story.len(), 50);
     assert_eq!(told.digest, case.run(0).digest);
+}
+
+/// The planner's direct path asks for the same operations in the same order as events do.
+#[test]
+fn the_direct_path_changes_nothing() {
+    for seed in 0..52 {
+        let case = Case { seed, operations: 2000, bug: None };
+        let direct = case.run(0).digest;
+        use_direct_path(false);
+        let by_events = case.run(0).digest;
+        use_direct_path(true);
+        assert_eq!(direct, by_events, "seed {seed}");
+    }
 }

@@ -71,7 +71,7 @@ impl Board {
         self.step(name).into_iter().for_each(|step| step.state = StepState::Running(now));
     }
 
-    /// A step has ended; `note` stands beside its time, which is returned.
+    /// A step has ended; `note` is shown next to its time, which is returned.
     pub fn end(&mut self, name: &str, now: Duration, passed: bool, note: &str) -> Duration {
         let Some(step) = self.step(name) else { return Duration::ZERO };
         let StepState::Running(since) = step.state else { return Duration::ZERO };
