@@ -14,18 +14,28 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Work of one job. It is bounded by a number of requests, not by time: that is what repeats.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
-    /// The block device or file.
-    pub target: &'a str,
+    /// The block devices or files. Each has a process of its own.
+    pub targets: &'a [&'a str],
     /// `randread`, `randwrite`, `read` or `write`; `write:124k` leaves out that much after each request.
     pub pattern: &'a str,
     /// Size of each request, in bytes.
     pub block_bytes: u32,
-    /// Requests in flight.
-    pub depth: u32,
+    /// Requests in flight at a target, sent through io_uring. Without them (`None`) one follows the other,
+    /// each a system call of its own.
+    pub depth: Option<u32>,
     /// Requests in all.
     pub requests: u32,
     /// The bytes of the target it is about; all of them if empty.
     pub region: Range<u64>,
+    /// Each write is followed by an fsync.
+    pub fsync: bool,
+}
+
+impl<'a> Job<'a> {
+    /// Requests of 4 KiB to the whole of the targets, 32 in flight.
+    pub fn of(targets: &'a [&'a str], pattern: &'a str, requests: u32) -> Self {
+        Self { targets, pattern, block_bytes: 4096, depth: Some(32), requests, region: 0..0, fsync: false }
+    }
 }
 
 /// Result of a job, in the machine's time.
@@ -37,23 +47,30 @@ pub struct Measured {
     pub p99_us: f64,
 }
 
-/// Runs a job with direct I/O through io_uring.
+/// Runs a job with direct I/O.
 ///
 /// # Errors
 /// If fio fails or reports an I/O error.
 pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
-    let Job { target, pattern, block_bytes, depth, requests, region } = job;
+    let Job { targets, pattern, block_bytes, depth, requests, region, fsync } = job;
     let region = if region.is_empty() {
         String::new()
     } else {
         format!("--offset={} --size={}", region.start, region.end - region.start)
     };
+    let engine = match depth {
+        Some(depth) => format!("--ioengine=io_uring --iodepth={depth}"),
+        None => "--ioengine=psync".to_owned(),
+    };
+    let fsync = u8::from(*fsync);
     // In bytes: a number of requests would restart in each pass over a region that is smaller than all of
     // them.
-    let all_bytes = u64::from(*requests) * u64::from(*block_bytes);
+    let each_bytes = u64::from(*requests) * u64::from(*block_bytes) / targets.len() as u64;
+    let tests: String = targets.iter().map(|target| format!("test -e {target} && ")).collect();
+    let jobs: String = targets.iter().map(|target| format!(" --name={target} --filename={target}")).collect();
     let script = format!(
-        "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \
-         --bs={block_bytes} --iodepth={depth} {region} --io_size={all_bytes} --norandommap --output-format=json"
+        "{tests} exec fio --direct=1 {engine} --fsync={fsync} --rw={pattern} --bs={block_bytes} {region} \
+         --io_size={each_bytes} --norandommap --group_reporting --output-format=json {jobs}"
     );
     let done = vm.run(&bash(&script), LIMIT)?;
     ensure!(done.exit == Exit::Code(0), "fio {job:?}: {:?}\n{}{}", done.exit, done.stdout, done.stderr);

@@ -9,6 +9,9 @@ use holdfast_lab::world::World;
 /// Longest wait for a device to appear, in the machine's time.
 const APPEAR: Duration = Duration::from_secs(30);
 
+/// Tags of a queue: those of the daemon's devices.
+const DEPTH: u32 = 128;
+
 /// Ways by which kublk moves data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -34,19 +37,23 @@ pub fn share(world: &World) -> Result<()> {
 }
 
 impl<'a> Kublk<'a> {
-    /// Serves `file` as a device with one queue.
+    /// Serves `file` as a device with one queue, with as many tags as the daemon's devices have, no scheduler
+    /// and no throttling of writes, as they are.
     ///
     /// # Errors
     /// If the device does not appear.
-    pub fn serve(vm: &'a Vm, id: u32, file: &str, depth: u32, mode: Mode) -> Result<Self> {
+    pub fn serve(vm: &'a Vm, id: u32, file: &str, mode: Mode) -> Result<Self> {
         let mode = match mode {
             Mode::ZeroCopy => "--auto_zc",
             Mode::UserCopy => "-u",
         };
-        vm.exec(&format!("kublk add -t loop -n {id} -q 1 -d {depth} {mode} {file} > /dev/null"))
+        vm.exec(&format!("kublk add -t loop -n {id} -q 1 -d {DEPTH} {mode} {file} > /dev/null"))
             .context("start kublk")?;
         let served = Self { vm, id };
         vm.wait_block_device(&served.device(), APPEAR)?;
+        vm.exec(&format!(
+            "cd /sys/block/ublkb{id}/queue; echo none > scheduler; if [ -e wbt_lat_usec ]; then echo 0 > wbt_lat_usec; fi"
+        ))?;
         Ok(served)
     }
 

@@ -16,6 +16,8 @@ use holdfast_lab::world::World;
 use serde::Serialize;
 
 pub mod coverage;
+mod daemon;
+mod data_plane;
 mod external_storage;
 mod field;
 pub mod fio;
@@ -57,10 +59,17 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "main-job",
-        about: "volumes of the daemon: S3 requests of each step, 4 KiB requests against kublk, 64 volumes",
-        expected: Duration::from_secs(240),
+        about: "volumes of the daemon: S3 requests of each step, 64 volumes",
+        expected: Duration::from_secs(180),
         profile: Profile::Release,
         run: main_job::run,
+    },
+    Benchmark {
+        name: "data-plane",
+        about: "requests of volumes against the kernel's own server: both transports, one device and 16",
+        expected: Duration::from_secs(400),
+        profile: Profile::Release,
+        run: data_plane::run,
     },
     Benchmark {
         name: "index-policy",

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::PROGRAM;
+use holdfast_lab::vm::bash;
 
-use super::{Bench, PROGRAM, bash};
+use crate::daemon::{Bench, DEVICE_LIMIT};
 use crate::{Bar, Figure, median};
 
 /// Volumes attached at the same time.
@@ -91,7 +93,7 @@ fn fields(line: &str) -> BTreeMap<&str, &str> {
 
 fn ring_threads(bench: &Bench) -> Result<u32> {
     let script = "cat /proc/[0-9]*/task/*/comm | grep -c '^ring-'";
-    let done = bench.vm.run(&bash(script), super::DEVICE_LIMIT)?;
+    let done = bench.vm.run(&bash(script), DEVICE_LIMIT)?;
     done.stdout.trim().parse().with_context(|| format!("count ring threads: {done:?}"))
 }
 

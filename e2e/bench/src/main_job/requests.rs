@@ -7,7 +7,8 @@ use anyhow::{Result, ensure};
 use holdfast_lab::s3::S3Request;
 use holdfast_lab::wait::until;
 
-use super::{BUCKET, Bench, COMMIT_LIMIT, DEPTH, HELD_BACK};
+use super::HELD_BACK;
+use crate::daemon::{BUCKET, Bench, COMMIT_LIMIT};
 use crate::fio::{self, Job};
 use crate::{Bar, Figure};
 
@@ -36,7 +37,7 @@ pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
     bench.create("store-in-use", "64Mi")?;
     let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
     fill(bench)?;
-    bench.restart_with(HELD_BACK)?;
+    bench.restart_with("zero-copy", HELD_BACK)?;
     // A daemon probes a bucket before its first use: no request of the volume.
     bench.create("store-in-use", "64Mi")?;
     let (device, attached) = asked(bench, || bench.attach(VOLUME, &[]))?;
@@ -113,15 +114,8 @@ fn fill(bench: &Bench) -> Result<()> {
 fn write_cold(bench: &Bench, device: &str) -> Result<()> {
     let reads = |bench: &Bench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
     let before = reads(bench)?;
-    let job = Job {
-        target: device,
-        pattern: "randwrite",
-        block_bytes: 4096,
-        depth: DEPTH,
-        requests: WRITES,
-        region: WRITTEN_AT..WRITTEN_AT + (NOISE_MIB << 20),
-    };
-    fio::run(&bench.vm, &job)?;
+    let region = WRITTEN_AT..WRITTEN_AT + (NOISE_MIB << 20);
+    fio::run(&bench.vm, &Job { region, ..Job::of(&[device], "randwrite", WRITES) })?;
     let after = reads(bench)?;
     ensure!(before.is_some() && before == after, "{before:?} reads before the writes, {after:?} after them");
     Ok(())
@@ -133,15 +127,8 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     let_merges_end(bench)?;
     let seq = bench.committed_seq(VOLUME)?;
     let ((), flushed) = asked(bench, || {
-        let job = Job {
-            target: &device,
-            pattern: "write:124k",
-            block_bytes: 4096,
-            depth: DEPTH,
-            requests: SCATTERED,
-            region: WRITTEN_AT..WRITTEN_AT + u64::from(SCATTERED) * BLOCK_BYTES,
-        };
-        fio::run(&bench.vm, &job)?;
+        let region = WRITTEN_AT..WRITTEN_AT + u64::from(SCATTERED) * BLOCK_BYTES;
+        fio::run(&bench.vm, &Job { region, ..Job::of(&[&device], "write:124k", SCATTERED) })?;
         bench.wait_committed_after(VOLUME, seq)
     })?;
     // The device's own counter: nothing but those writes is in what was uploaded.

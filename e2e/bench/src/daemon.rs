@@ -1,0 +1,87 @@
+//! A daemon to be measured: one machine that counts its instructions, everything on ext4 on a ramdisk.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::vm::Vm;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+/// The bucket.
+pub(crate) const BUCKET: &str = "bench";
+/// The daemon's state directory: the file system on the ramdisk.
+pub(crate) const STATE_DIR: &str = "/var/lib/holdfast";
+/// Longest wait until all that a volume wrote is committed.
+pub(crate) const COMMIT_LIMIT: Duration = Duration::from_secs(300);
+/// Longest wait for a device.
+pub(crate) const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+
+/// The daemon and what surrounds it.
+pub(crate) struct Bench {
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) s3: Arc<S3Server>,
+    control: Control,
+    pub(crate) node: Node,
+}
+
+impl Bench {
+    /// Boots a machine and starts the daemon with these `data` settings, with zero copy.
+    pub(crate) fn start(world: &World, data: &str) -> Result<Self> {
+        let s3 = world.s3()?;
+        s3.create_bucket(BUCKET)?;
+        let vm = world.vm_with("bench", Options::benchmark)?;
+        vm.exec(&format!(
+            "modprobe brd rd_nr=1 rd_size=1572864; mkfs.ext4 -q -F /dev/ram0; mount /dev/ram0 {STATE_DIR}"
+        ))?;
+        let control = Control::standalone(&s3, BUCKET);
+        let node = Node::start(Arc::clone(&vm), &control, "zero-copy", data)?;
+        Ok(Self { vm, s3, control, node })
+    }
+
+    /// Restarts the daemon with other settings, and with nothing of any volume left on the node. No volume
+    /// may be attached.
+    pub(crate) fn restart_with(&mut self, transport: &str, data: &str) -> Result<()> {
+        self.node.terminate()?;
+        self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
+        self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;
+        Ok(())
+    }
+
+    /// Creates a volume.
+    pub(crate) fn create(&self, volume: &str, size: &str) -> Result<()> {
+        self.node.cli(&["create", volume, "--size", size, "--store", "store"]).map(drop)
+    }
+
+    /// Attaches a volume; returns its device.
+    pub(crate) fn attach(&self, volume: &str, more: &[&str]) -> Result<String> {
+        let device = self.node.cli(&[&["attach", volume, "--store", "store"], more].concat())?;
+        let device = device.trim().to_owned();
+        self.vm.wait_block_device(&device, DEVICE_LIMIT)?;
+        Ok(device)
+    }
+
+    /// Detaches a volume.
+    pub(crate) fn detach(&self, volume: &str) -> Result<()> {
+        self.node.cli(&["detach", volume]).map(drop)
+    }
+
+    /// Waits until the volume has committed a record later than `seq` and holds nothing that is not
+    /// committed.
+    pub(crate) fn wait_committed_after(&self, volume: &str, seq: f64) -> Result<()> {
+        until("the commit", COMMIT_LIMIT, || {
+            let committed = self.node.metric("holdfast_volume_committed_seq", volume)?;
+            let dirty = self.node.metric("holdfast_volume_dirty_bytes", volume)?;
+            Ok((committed > Some(seq) && dirty == Some(0.0)).then_some(()))
+        })
+    }
+
+    /// Number of the last record that the volume committed.
+    pub(crate) fn committed_seq(&self, volume: &str) -> Result<f64> {
+        let seq = self.node.metric("holdfast_volume_committed_seq", volume)?;
+        seq.with_context(|| format!("{volume} has no committed_seq"))
+    }
+}

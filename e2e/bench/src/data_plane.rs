@@ -1,0 +1,165 @@
+//! Requests of volumes against the kernel's own server (`kublk`), both transports: same ramdisk, same boot, same
+//! jobs; as many tags, no scheduler and no throttling of writes on either side.
+
+use anyhow::Result;
+use holdfast_lab::report;
+use holdfast_lab::vm::Vm;
+use holdfast_lab::world::World;
+
+use super::daemon::{Bench, STATE_DIR};
+use super::fio::{self, Job, Measured};
+use super::kublk::{self, Kublk, Mode};
+use super::{Bar, Figure, median};
+
+/// Uploads held back: nothing is sealed while a volume is measured.
+const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
+/// Rounds; the median of each side counts.
+const ROUNDS: u32 = 3;
+const DEVICES: u32 = 16;
+/// The volume that is filled, and its like that is not.
+const FILLED: &str = "filled";
+
+/// A row of the comparison.
+struct Row {
+    name: &'static str,
+    job: Job<'static>,
+    /// Least ratio to the kernel's server, where there is a bar.
+    least: Option<f64>,
+}
+
+fn rows() -> [Row; 6] {
+    let of = |pattern, requests| Job::of(&[], pattern, requests);
+    let large = |pattern| Job { block_bytes: 128 << 10, depth: Some(16), ..of(pattern, 2_000) };
+    let in_turn = |pattern, requests, fsync| Job { depth: None, fsync, ..of(pattern, requests) };
+    [
+        Row { name: "randread4k", job: of("randread", 12_000), least: Some(1.0) },
+        Row { name: "randwrite4k", job: of("randwrite", 12_000), least: Some(1.0) },
+        Row { name: "read128k", job: large("read"), least: Some(1.0) },
+        Row { name: "write128k", job: large("write"), least: Some(1.0) },
+        Row { name: "fsync4k", job: in_turn("randwrite", 1_000, true), least: Some(0.5) },
+        Row { name: "psync_randread4k", job: in_turn("randread", 4_000, false), least: None },
+    ]
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    kublk::share(world)?;
+    let mut bench = Bench::start(world, HELD_BACK)?;
+    let mut figures = Vec::new();
+    for (transport, mode, prefix) in
+        [("zero-copy", Mode::ZeroCopy, ""), ("user-copy", Mode::UserCopy, "usercopy_")]
+    {
+        bench.restart_with(transport, HELD_BACK)?;
+        report::step(format_args!("{transport}: one device"));
+        figures.extend(one_device(&bench, mode, prefix)?);
+        report::step(format_args!("{transport}: {DEVICES} devices"));
+        figures.extend(many_devices(&bench, mode, prefix)?);
+    }
+    bench.vm.power_off()?;
+    Ok(figures)
+}
+
+/// A volume whose side is filled against a file on the same ramdisk, one after the other, round after round;
+/// then a volume to which nothing was written against the filled one.
+fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
+    let vm = &bench.vm;
+    let name = format!("{prefix}{FILLED}").replace('_', "-");
+    let volume = |round: u32| format!("{prefix}fresh-{round}").replace('_', "-");
+    bench.create(&name, "256Mi")?;
+    let device = bench.attach(&name, &[])?;
+    let file = format!("{STATE_DIR}/kublk.img");
+    vm.exec(&format!("{} {}", fill(&device, 256), fill(&file, 256)))?;
+    let rows = rows();
+    let (mut ours, mut theirs) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
+    let mut fresh = Vec::new();
+    for round in 0..ROUNDS {
+        measure(vm, &rows, &device, &mut ours)?;
+        let reference = Kublk::serve(vm, 9, &file, mode)?;
+        measure(vm, &rows, &reference.device(), &mut theirs)?;
+        reference.remove()?;
+        bench.create(&volume(round), "256Mi")?;
+        let unwritten = bench.attach(&volume(round), &[])?;
+        fresh.push(fio::run(vm, &Job::of(&[&unwritten], "randwrite", 12_000))?.iops);
+        discard_and_detach(bench, &volume(round), &unwritten)?;
+    }
+    vm.exec(&format!("rm {file}"))?;
+    discard_and_detach(bench, &name, &device)?;
+    let filled = median(ours[1].clone());
+    let mut figures: Vec<Figure> = rows
+        .iter()
+        .zip(ours.into_iter().zip(theirs))
+        .map(|(row, (ours, theirs))| {
+            ratio(format!("{prefix}{}_vs_kublk", row.name), (median(ours), median(theirs)), "IOPS", row.least)
+        })
+        .collect();
+    let name = format!("{prefix}randwrite4k_fresh_vs_filled");
+    figures.push(ratio(name, (median(fresh), filled), "IOPS", Some(0.7)));
+    Ok(figures)
+}
+
+/// Random reads of as many devices at once, on either side: requests a second of all, and the 99th percentile.
+fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
+    let vm = &bench.vm;
+    let volumes: Vec<String> =
+        (0..DEVICES).map(|number| format!("{prefix}of-many-{number}").replace('_', "-")).collect();
+    let (mut devices, mut files) = (Vec::new(), Vec::new());
+    for (number, volume) in volumes.iter().enumerate() {
+        bench.create(volume, "16Mi")?;
+        let device = bench.attach(volume, &[])?;
+        let file = format!("{STATE_DIR}/kublk-{number}.img");
+        vm.exec(&format!("{} {}", fill(&device, 16), fill(&file, 16)))?;
+        devices.push(device);
+        files.push(file);
+    }
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        ours.push(read_all(vm, &devices)?);
+        let references = (100..).zip(&files).map(|(id, file)| Kublk::serve(vm, id, file, mode));
+        let references = references.collect::<Result<Vec<_>>>()?;
+        theirs.push(read_all(vm, &references.iter().map(Kublk::device).collect::<Vec<_>>())?);
+        references.into_iter().try_for_each(Kublk::remove)?;
+    }
+    for (volume, device) in volumes.iter().zip(&devices) {
+        discard_and_detach(bench, volume, device)?;
+    }
+    vm.exec(&format!("rm {}", files.join(" ")))?;
+    let of = |side: &[Measured], value: fn(&Measured) -> f64| median(side.iter().map(value).collect());
+    let (iops, p99): (fn(&Measured) -> f64, fn(&Measured) -> f64) = (|done| done.iops, |done| done.p99_us);
+    let pairs = |value| (of(&ours, value), of(&theirs, value));
+    let name = |figure| format!("{prefix}devices{DEVICES}_{figure}_vs_kublk");
+    let p99 =
+        Figure { bar: Some(Bar::AtMost(1.0)), ..ratio(name("p99"), pairs(p99), "us, 99th percentile", None) };
+    Ok(vec![ratio(name("randread4k"), pairs(iops), "IOPS", Some(0.97)), p99])
+}
+
+fn read_all(vm: &Vm, devices: &[String]) -> Result<Measured> {
+    let targets: Vec<&str> = devices.iter().map(String::as_str).collect();
+    fio::run(vm, &Job::of(&targets, "randread", 32_000))
+}
+
+fn measure(vm: &Vm, rows: &[Row], device: &str, results: &mut [Vec<f64>]) -> Result<()> {
+    for (row, result) in rows.iter().zip(results) {
+        result.push(fio::run(vm, &Job { targets: &[device], ..row.job.clone() })?.iops);
+    }
+    Ok(())
+}
+
+/// A script that fills a file or device with zeros.
+fn fill(target: &str, mib: u32) -> String {
+    format!("dd if=/dev/zero of={target} bs=1M count={mib} oflag=direct status=none; sync;")
+}
+
+/// Detaches a volume; its upload is of holes.
+fn discard_and_detach(bench: &Bench, volume: &str, device: &str) -> Result<()> {
+    bench.vm.exec(&format!("blkdiscard {device}"))?;
+    bench.detach(volume)
+}
+
+fn ratio(name: String, (ours, theirs): (f64, f64), unit: &str, least: Option<f64>) -> Figure {
+    Figure {
+        name,
+        value: ours / theirs,
+        unit: "ratio",
+        against: format!("{ours:.0} to {theirs:.0} {unit}"),
+        bar: least.map(Bar::AtLeast),
+    }
+}
