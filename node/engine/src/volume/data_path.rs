@@ -176,8 +176,7 @@ impl DataPath {
         range: SectorRange,
         core: &Core<M>,
     ) -> Option<Side> {
-        let (run, newest) = core.map.first_run(range);
-        let side = newest.filter(|_| run == range)?;
+        let side = core.map.newest_of_all(range)?;
         self.requests.begin(id, Op::Read, range, core.map.active());
         let on_side = Some(self.evictor.read_began());
         self.requests.reading(id, 1, on_side, core.merges);
