@@ -41,11 +41,13 @@ pub(super) struct Request {
 
 impl Request {
     /// Returns true if nothing of it failed and one part is left.
+    #[inline]
     pub(super) fn ends_well_next(&self) -> bool {
         self.pending == 1 && self.failed.is_none() && self.unreadable.is_none()
     }
 }
 
+#[inline]
 fn is_zeroing(op: Op) -> bool {
     matches!(op, Op::Discard | Op::WriteZeroes)
 }
@@ -92,6 +94,7 @@ impl RequestTable {
     }
 
     /// A request comes.
+    #[inline]
     pub(super) fn begin(&mut self, id: RequestId, op: Op, range: SectorRange, active: Side) {
         let slot = &mut self.slots[id.0 as usize];
         assert!(slot.is_none(), "a request id is in use once");
@@ -109,6 +112,7 @@ impl RequestTable {
         });
     }
 
+    #[inline]
     pub(super) fn get(&mut self, id: RequestId) -> &mut Request {
         self.slots[id.0 as usize].as_mut().expect("an answer belongs to a request in flight")
     }
@@ -119,6 +123,7 @@ impl RequestTable {
     }
 
     /// The request ends: its id is free.
+    #[inline]
     pub(super) fn end(&mut self, id: RequestId) {
         let taken = self.slots[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
@@ -152,6 +157,7 @@ impl RequestTable {
     }
 
     /// A read was planned, with so many parts.
+    #[inline]
     pub(super) fn reading(
         &mut self,
         id: RequestId,
@@ -167,6 +173,7 @@ impl RequestTable {
     }
 
     /// A write or punch on `side` was planned.
+    #[inline]
     pub(super) fn storing(&mut self, id: RequestId, side: Side) {
         let slot = self.get(id);
         slot.side = side;
@@ -178,6 +185,7 @@ impl RequestTable {
     }
 
     /// Concurrent zeroing and writing of a sector complete in unknown order, so the sector counts as data.
+    #[inline]
     fn record_overlaps(&mut self, id: RequestId, request: Request) {
         let zeroing = is_zeroing(request.op);
         if !zeroing && self.zeroing == 0 {
