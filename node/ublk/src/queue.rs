@@ -182,6 +182,7 @@ impl<K: Copy> Queue<K> {
     }
 
     /// Takes in the outcome of a [`QueueCommand`] of this queue.
+    #[inline]
     pub fn on_completion<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -257,6 +258,7 @@ impl<K: Copy> Queue<K> {
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed.
+    #[inline]
     pub fn complete<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -333,6 +335,7 @@ impl<K: Copy> Queue<K> {
         Ok(())
     }
 
+    #[inline]
     fn take_request<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -402,22 +405,26 @@ impl<K: Copy> Queue<K> {
         unsafe { ring.push(entry.build(), in_flight.into()) };
     }
 
+    #[inline]
     fn check(request: &DeviceRequest, part: &RequestPart) {
         let end = u64::from(part.request_offset_bytes) + u64::from(part.len_bytes);
         assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
     }
 
     /// The place of a part of a request in its copy buffer.
+    #[inline]
     const fn buffer_part(request: &DeviceRequest, part: &RequestPart) -> BufferPart {
         let &RequestPart { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
         BufferPart { tag: request.tag(), offset_bytes, len_bytes }
     }
 
     /// The copy buffers, for a request that has one.
+    #[inline]
     fn copies_of(&self, request: &DeviceRequest) -> Option<&CopyBuffers> {
         self.copies.as_ref().filter(|copies| copies.has(request.tag()))
     }
 
+    #[inline]
     fn transfer(&self, request: &DeviceRequest, part: &RequestPart) -> FixedTransfer {
         let buffers =
             self.registered.as_ref().expect("a request without a copy buffer has its pages registered");
@@ -432,6 +439,7 @@ impl<K: Copy> Queue<K> {
 
     /// Position at which the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
     /// `linux/ublk_cmd.h`).
+    #[inline]
     fn copy_position(&self, tag: u16, offset_bytes: u32) -> u64 {
         u64::from(sys::UBLKSRV_IO_BUF_OFFSET)
             + (u64::from(self.queue_id) << sys::UBLK_QID_OFF)

@@ -25,7 +25,7 @@ pub(super) struct Request {
     /// Of a store: where it goes.
     pub(super) side: Side,
     /// Parts in flight.
-    pending: u32,
+    pub(super) pending: u32,
     pub(super) failed: Option<Errno>,
     /// Of a read: a part on a side failed.
     pub(super) unreadable: Option<Errno>,
@@ -40,6 +40,23 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// One of which nothing is planned. `active` is the active side.
+    #[inline]
+    pub(super) const fn new(op: Op, range: SectorRange, active: Side) -> Self {
+        Self {
+            op,
+            range,
+            side: active,
+            pending: 0,
+            failed: None,
+            unreadable: None,
+            again: false,
+            merges: 0,
+            stale: 0,
+            on_side: None,
+        }
+    }
+
     /// Returns true if nothing of it failed and one part is left.
     #[inline]
     pub(super) fn ends_well_next(&self) -> bool {
@@ -96,20 +113,14 @@ impl RequestTable {
     /// A request comes.
     #[inline]
     pub(super) fn begin(&mut self, id: RequestId, op: Op, range: SectorRange, active: Side) {
+        self.insert(id, Request::new(op, range, active));
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, id: RequestId, request: Request) {
         let slot = &mut self.slots[id.0 as usize];
         assert!(slot.is_none(), "a request id is in use once");
-        *slot = Some(Request {
-            op,
-            range,
-            side: active,
-            pending: 0,
-            failed: None,
-            unreadable: None,
-            again: false,
-            merges: 0,
-            stale: 0,
-            on_side: None,
-        });
+        *slot = Some(request);
     }
 
     #[inline]
