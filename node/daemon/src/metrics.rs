@@ -361,6 +361,12 @@ impl<V: Volumes> Collector for RingCollector<V> {
 /// The metrics as OpenMetrics text.
 pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
+    registry.register_with_unit(
+        "holdfast_attach_step",
+        "Time that a step of an attach took",
+        Unit::Seconds,
+        volumes.attach_times().histograms(),
+    );
     registry.register_collector(Box::new(RingCollector(volumes.clone())));
     registry.register_collector(Box::new(VolumeCollector(volumes)));
     registry.register_collector(Box::new(DroppedLines));

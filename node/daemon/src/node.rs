@@ -54,6 +54,7 @@ pub(crate) use local::volume_files::check_attached;
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
+pub(crate) use volume::attach_steps::AttachTimes;
 pub(crate) use volume::cut::CutStep;
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
@@ -247,6 +248,7 @@ struct Inner {
     threads: Mutex<Vec<JoinHandle<Option<OwnedFd>>>>,
     cold: Arc<ColdReads>,
     pools: Pools,
+    attach_times: AttachTimes,
     stores: NodeStores,
     volumes: NodeVolumes,
     dirs: LocalDirs,
@@ -316,6 +318,7 @@ impl Node {
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
             pools,
+            attach_times: AttachTimes::default(),
             stores: NodeStores::new(volumes.clone(), dirs.clone()),
             volumes,
             dirs,
@@ -387,6 +390,11 @@ impl Node {
     /// Figures of each ring thread.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.0.rings.status()
+    }
+
+    /// Times of the steps of attaches.
+    pub(crate) fn attach_times(&self) -> &AttachTimes {
+        &self.0.attach_times
     }
 
     /// Capabilities of the node.

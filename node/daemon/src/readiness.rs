@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::kubernetes::names::VolumeNames;
-use crate::node::{NodeVolumeStatus, RingStatus, VolumeState};
+use crate::node::{AttachTimes, NodeVolumeStatus, RingStatus, VolumeState};
 use crate::volumes::Volumes;
 
 /// Stage of the process: it waits for the lock, recovers devices, or serves.
@@ -57,6 +57,11 @@ impl<V: Volumes> Readiness<V> {
     /// Figures of each ring thread; none before the volumes are recovered.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.served().map_or_else(Vec::new, |volumes| volumes.rings())
+    }
+
+    /// Times of the steps of attaches; none before the volumes are recovered.
+    pub(crate) fn attach_times(&self) -> AttachTimes {
+        self.served().map_or_else(AttachTimes::default, |volumes| volumes.attach_times())
     }
 
     /// Fetched blocks that the local disk did not take, or could not read.

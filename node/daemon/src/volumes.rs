@@ -12,7 +12,7 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Content, CutStep, Node, NodeVolumeStatus, RingStatus,
+    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, Node, NodeVolumeStatus, RingStatus,
     ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
 };
 
@@ -128,6 +128,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// read them.
     fn unkept_blocks(&self) -> u64;
 
+    /// Times of the steps of attaches.
+    fn attach_times(&self) -> AttachTimes;
+
     /// Capabilities of this node.
     fn capabilities(&self) -> Capabilities;
 }
@@ -235,6 +238,10 @@ impl Volumes for Node {
 
     fn unkept_blocks(&self) -> u64 {
         Self::unkept_blocks(self)
+    }
+
+    fn attach_times(&self) -> AttachTimes {
+        Self::attach_times(self).clone()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -164,11 +164,13 @@ pub fn chunk_extent(chunk: Chunk) -> (u64, u64) {
 }
 
 /// Byte offset of the group of `chunk`.
+#[inline]
 fn group_at(chunk: Chunk) -> u64 {
     HEAD_BYTES + chunk.0 / GROUP_CHUNKS * GROUP_BYTES
 }
 
 /// Byte offset of the four bits of `sector`, which are half of it.
+#[inline]
 fn nibble_at(sector: u64) -> u64 {
     HEAD_BYTES + (sector / GROUP_SECTORS + 1) * GROUP_FIXED_BYTES + sector / 2
 }
@@ -179,12 +181,14 @@ fn slot_at(page: u64) -> u64 {
 }
 
 /// Byte offset of the bit of `chunk`.
+#[inline]
 fn prepared_at(chunk: Chunk) -> u64 {
     group_at(chunk) + PREPARED_AT + chunk.0 % GROUP_CHUNKS / 8
 }
 
 /// `offset` as an index: the memory is mapped, so it fits.
 #[allow(clippy::cast_possible_truncation, reason = "the offset lies within memory of this process")]
+#[inline]
 const fn index(offset: u64) -> usize {
     offset as usize
 }
@@ -270,6 +274,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Sectors of the volume.
+    #[inline]
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
@@ -279,6 +284,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.sectors.div_ceil(PAGE_SECTORS)
     }
 
+    #[inline]
     pub(crate) fn active(&self) -> Side {
         if self.memory.as_ref()[40] == 0 { Side::A } else { Side::B }
     }
@@ -380,6 +386,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Returns true if the chunk's part of the map may be touched; if not, every sector of it is remote and
     /// clean.
+    #[inline]
     pub(crate) fn is_prepared(&self, chunk: Chunk) -> bool {
         self.memory.as_ref()[index(prepared_at(chunk))] & (1 << (chunk.0 % 8)) != 0
     }
@@ -435,6 +442,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
+    #[inline]
     fn nibble(&self, sector: u64) -> Nibble {
         let byte = self.memory.as_ref()[index(nibble_at(sector))];
         Nibble((byte >> ((sector % 2) * 4)) & 15)
@@ -538,8 +546,35 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (SectorRange::new(range.start.0, end - range.start.0), first)
     }
 
+    /// The side that has the newest bytes of all of `range`, where it lies in one chunk.
+    #[inline]
+    pub(crate) fn newest_of_all(&self, range: SectorRange) -> Newest {
+        let chunk = range.start.chunk();
+        if range.end() > (chunk.0 + 1) * CHUNK_SECTORS || !self.is_prepared(chunk) {
+            return None;
+        }
+        let first = self.nibble(range.start.0);
+        let side = first.newest()?;
+        (self.are_all(range, first) || self.first_run(range) == (range, Some(side))).then_some(side)
+    }
+
+    /// Returns true if each sector of `range`, which lies in one chunk, is `nibble`.
+    #[inline]
+    fn are_all(&self, range: SectorRange, nibble: Nibble) -> bool {
+        let (first, last) = (range.start.0 / WORD_SECTORS, (range.end() - 1) / WORD_SECTORS);
+        let at = index(nibble_at(first * WORD_SECTORS));
+        let words = &self.memory.as_ref()[at..at + 8 * (last - first + 1) as usize];
+        Nibbles::are_all(words.as_chunks::<8>().0, range.start.0 % WORD_SECTORS, range.sectors, nibble)
+    }
+
     /// Records that `range` was written in `side`. Returns whether the map changed.
+    #[inline]
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
+        // What is written again, as most of a volume that is in use.
+        let as_written = Nibble::on(side, dirty_bit(side), false);
+        if side == self.active() && range.sectors > 0 && self.are_all(range, as_written) {
+            return false;
+        }
         self.change(range, |map, old| map.marked(old, side, false))
     }
 

@@ -1,7 +1,6 @@
 //! The end of one operation.
 
 use crate::HeapBuffer;
-use crate::operation_table::OperationKey;
 
 /// An error number of the kernel, positive, as in `errno.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +26,7 @@ impl Errno {
 
     /// The error number itself (positive). A value that is no error number becomes `EIO`.
     #[must_use]
+    #[inline]
     pub const fn new(number: i32) -> Self {
         if number > 0 && number < 4096 { Self(number) } else { Self::EIO }
     }
@@ -62,6 +62,7 @@ impl IoResult {
     ///
     /// # Errors
     /// The error number the operation ended with.
+    #[inline]
     pub const fn result(self) -> Result<u32, Errno> {
         if self.0 < 0 { Err(Errno::new(self.0.wrapping_neg())) } else { Ok(self.0 as u32) }
     }
@@ -72,6 +73,7 @@ impl IoResult {
     /// The error number the operation ended with; `EIO` where it moved another number of bytes: a
     /// transfer between a request and a file that holds the device's whole range is never short
     /// without a reason.
+    #[inline]
     pub const fn exactly(self, expected_bytes: u32) -> Result<(), Errno> {
         match self.result() {
             Ok(bytes) if bytes == expected_bytes => Ok(()),
@@ -84,7 +86,8 @@ impl IoResult {
 /// A completion that the kernel gave. [`Ring::end`](crate::Ring::end) says whose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    pub(crate) key: OperationKey,
+    /// The user data of its entry.
+    pub(crate) user_data: u64,
     pub(crate) outcome: IoResult,
 }
 

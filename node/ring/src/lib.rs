@@ -25,7 +25,7 @@ pub use completion::{Completion, Ended, Errno, IoResult};
 pub use error::RingError;
 pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;
-pub use operation::{FileRange, FixedTransfer};
+pub use operation::{FileRange, FixedTransfer, RingOperation};
 pub use ring::{Ring, RingOptions};
 pub use slot::{BufferRange, FileSlot};
 pub use waker::Waker;

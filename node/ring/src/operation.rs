@@ -1,10 +1,24 @@
-//! The file operations a data path needs, on fixed files only.
+//! What an operation is for, and the file operations a data path needs, on fixed files only.
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use io_uring::opcode;
 use io_uring::types::FsyncFlags;
 
 use crate::{FileSlot, HeapBuffer, Ring};
+
+/// The purpose of an operation, in the words of the ring's owner.
+pub trait RingOperation: Sized {
+    /// Bits that a word may have.
+    const WORD_BITS: u32 = 63;
+
+    /// The operation as a word of [`WORD_BITS`](Self::WORD_BITS) bits, where it fits: it then travels with the
+    /// entry and takes no place in the ring's table. The table recognises a completion that comes a second
+    /// time, a word does not: the owner has to know from its own state that the operation is in flight.
+    fn to_word(&self) -> Option<u64>;
+
+    /// The operation of a word that [`to_word`](Self::to_word) returned.
+    fn from_word(word: u64) -> Self;
+}
 
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +45,9 @@ pub struct FixedTransfer {
     pub len_bytes: u32,
 }
 
-impl<T> Ring<T> {
+impl<T: RingOperation> Ring<T> {
     /// Reads from a file into a fixed buffer that the kernel registered.
+    #[inline]
     pub fn read_fixed(&mut self, transfer: &FixedTransfer, operation: T) {
         let &FixedTransfer { file, file_offset_bytes, buffer_index, buffer_offset_bytes, len_bytes } =
             transfer;
@@ -45,6 +60,7 @@ impl<T> Ring<T> {
     }
 
     /// Writes from a fixed buffer that the kernel registered into a file.
+    #[inline]
     pub fn write_fixed(&mut self, transfer: &FixedTransfer, operation: T) {
         let &FixedTransfer { file, file_offset_bytes, buffer_index, buffer_offset_bytes, len_bytes } =
             transfer;
@@ -63,7 +79,7 @@ impl<T> Ring<T> {
         let entry = opcode::Read::new(file.fixed(), address, len).offset(offset_bytes).build();
         // SAFETY: the buffer lies beside the operation until its completion was handed out, and is leaked if
         // the ring goes first. Moving a `HeapBuffer` does not move its memory.
-        unsafe { self.push_with(entry, operation, Some(buffer)) };
+        unsafe { self.push_with(entry, operation, buffer) };
     }
 
     /// Writes a whole buffer to a file; otherwise as [`read`](Self::read).
@@ -71,7 +87,7 @@ impl<T> Ring<T> {
         let (address, len) = (buffer.as_raw(), buffer_len(&buffer));
         let entry = opcode::Write::new(file.fixed(), address, len).offset(offset_bytes).build();
         // SAFETY: as for `read`.
-        unsafe { self.push_with(entry, operation, Some(buffer)) };
+        unsafe { self.push_with(entry, operation, buffer) };
     }
 
     /// Does nothing: its completion comes in a later turn of the thread.

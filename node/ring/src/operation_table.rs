@@ -6,13 +6,16 @@
 //!   FREE ----------------> HELD ------------------------------------> FREE, generation + 1
 //! ```
 //!
-//! The key of an entry travels as the 64 bits of user data:
+//! The key of an entry travels as the 64 bits of user data. The highest is 1 where they are an operation
+//! itself ([`RingOperation::to_word`](crate::RingOperation::to_word)), which has no entry:
 //!
 //! ```text
-//!  63                    32 31                     0
-//! +------------------------+------------------------+
-//! |       generation       |         entry          |
-//! +------------------------+------------------------+
+//!  63  62                32 31                     0
+//! +---+--------------------+------------------------+
+//! | 0 |     generation     |         entry          |
+//! +---+--------------------+------------------------+
+//! | 1 |                    word                     |
+//! +---+---------------------------------------------+
 //! ```
 //!
 //! *Owns*: every entry from the push to the completion, the buffer that was lent to the kernel with it. Few
@@ -31,7 +34,10 @@ const LENT: u32 = u32::MAX - 1;
 const PART_BITS: u32 = 14;
 const PART_ENTRIES: u32 = 1 << PART_BITS;
 
-/// Names an operation in flight.
+/// The bits of a generation.
+const GENERATION: u32 = u32::MAX >> 1;
+
+/// Names an operation in flight that has an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OperationKey {
     entry: u32,
@@ -40,12 +46,14 @@ pub(crate) struct OperationKey {
 
 impl OperationKey {
     /// The poll that a [`Waker`](crate::Waker) fires; it has no entry.
-    pub(crate) const WAKE: Self = Self { entry: NONE, generation: u32::MAX };
+    pub(crate) const WAKE: Self = Self { entry: NONE, generation: GENERATION };
 
+    #[inline]
     pub(crate) const fn to_bits(self) -> u64 {
         ((self.generation as u64) << 32) | self.entry as u64
     }
 
+    #[inline]
     pub(crate) const fn from_bits(bits: u64) -> Self {
         Self { entry: bits as u32, generation: (bits >> 32) as u32 }
     }
@@ -67,17 +75,17 @@ pub(crate) struct OperationTable<T> {
     /// The memory that is lent, by entry.
     lent: Vec<(u32, HeapBuffer)>,
     held: u32,
-    most: u32,
     late: u64,
 }
 
 impl<T> Default for OperationTable<T> {
     fn default() -> Self {
-        Self { parts: Vec::new(), first_free: NONE, lent: Vec::new(), held: 0, most: 0, late: 0 }
+        Self { parts: Vec::new(), first_free: NONE, lent: Vec::new(), held: 0, late: 0 }
     }
 }
 
 impl<T> OperationTable<T> {
+    #[inline]
     fn entry(&mut self, entry: u32) -> Option<&mut Entry<T>> {
         self.parts.get_mut((entry >> PART_BITS) as usize)?.get_mut((entry & (PART_ENTRIES - 1)) as usize)
     }
@@ -97,7 +105,6 @@ impl<T> OperationTable<T> {
     #[inline]
     pub(crate) fn insert(&mut self, operation: T, buffer: Option<HeapBuffer>) -> OperationKey {
         self.held += 1;
-        self.most = self.most.max(self.held);
         let first_free = self.first_free;
         let key = if let Some(entry) = self.entry(first_free) {
             let key = OperationKey { entry: first_free, generation: entry.generation };
@@ -139,7 +146,7 @@ impl<T> OperationTable<T> {
             self.late += 1;
             return None;
         };
-        entry.generation = entry.generation.wrapping_add(1);
+        entry.generation = (entry.generation + 1) & GENERATION;
         let is_lent = std::mem::replace(&mut entry.next_free, first_free) == LENT;
         self.first_free = key.entry;
         self.held -= 1;
@@ -150,11 +157,6 @@ impl<T> OperationTable<T> {
     /// Number of operations in flight.
     pub(crate) const fn count(&self) -> u32 {
         self.held
-    }
-
-    /// Largest number of them at a time.
-    pub(crate) const fn most(&self) -> u32 {
-        self.most
     }
 
     /// Number of completions that named an operation that had ended before.
@@ -198,7 +200,7 @@ mod tests {
                 assert!(matches!(table.take(key), Some((taken, None)) if taken == (round, number)));
             }
         }
-        assert_eq!((table.parts.len(), table.parts[0].len(), table.most()), (1, 4, 4));
+        assert_eq!((table.parts.len(), table.parts[0].len()), (1, 4));
     }
 
     /// The table was one piece of 512 MiB of address space, which a host with `vm.overcommit_memory=2` counts

@@ -13,7 +13,9 @@ use io_uring::{IoUring, cqueue, opcode};
 
 use crate::operation_table::{OperationKey, OperationTable};
 use crate::slot::{BufferTable, FileTable};
-use crate::{BufferRange, Completion, Ended, FileSlot, HeapBuffer, IoResult, RingError, Waker};
+use crate::{
+    BufferRange, Completion, Ended, FileSlot, HeapBuffer, IoResult, RingError, RingOperation, Waker,
+};
 
 /// Sizes of a ring and its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,9 @@ impl Default for RingOptions {
     }
 }
 
+/// In the user data of an entry: the rest is the operation itself.
+const WORD: u64 = 1 << 63;
+
 /// One io_uring with its tables, owned by the thread that made it.
 ///
 /// Operations are started by [`read_fixed`](Self::read_fixed) and its like or pushed as raw entries, each
@@ -54,6 +59,9 @@ pub struct Ring<T> {
     files: FileTable,
     buffers: BufferTable,
     in_flight: OperationTable<T>,
+    /// Operations in flight that are words.
+    words: u32,
+    most_operations: u32,
     waker: Waker,
     waker_armed: bool,
     enters: u64,
@@ -89,6 +97,8 @@ impl<T> Ring<T> {
             files: FileTable::new(options.files),
             buffers: BufferTable::new(options.buffers),
             in_flight: OperationTable::default(),
+            words: 0,
+            most_operations: 0,
             waker: Waker::new()?,
             waker_armed: false,
             enters: 0,
@@ -156,35 +166,22 @@ impl<T> Ring<T> {
         self.buffers.give_back(range);
     }
 
-    /// Queues one entry, for `operation`. It is submitted by the next wait, or now if the queue is full; it
-    /// is never lost and never refused.
-    ///
     /// # Safety
-    /// Memory named by the entry must stay valid, and untouched where the kernel writes to it, until
-    /// the entry's completion has been handed out or the process ends.
-    pub unsafe fn push(&mut self, entry: Entry, operation: T) {
-        // SAFETY: the same contract.
-        unsafe { self.push_with(entry, operation, None) };
-    }
-
-    /// The same with memory that is lent to it.
-    ///
-    /// # Safety
-    /// As for [`push`](Self::push), but for `buffer`.
-    pub(crate) unsafe fn push_with(&mut self, entry: Entry, operation: T, buffer: Option<HeapBuffer>) {
-        let key = self.in_flight.insert(operation, buffer);
-        // SAFETY: the same contract; the buffer stays in the table until the completion was handed out.
-        unsafe { self.queue(entry.user_data(key.to_bits())) };
+    /// As for [`push`](Self::push).
+    #[inline]
+    unsafe fn queue(&mut self, entry: Entry) {
+        // SAFETY: what the entry names is valid by this function's contract.
+        if !self.backlog.is_empty() || unsafe { self.uring.submission().push(&entry) }.is_err() {
+            // SAFETY: the same contract.
+            unsafe { self.queue_when_full(entry) };
+        }
     }
 
     /// # Safety
     /// As for [`push`](Self::push).
-    unsafe fn queue(&mut self, entry: Entry) {
+    #[cold]
+    unsafe fn queue_when_full(&mut self, entry: Entry) {
         if self.backlog.is_empty() {
-            // SAFETY: what the entry names is valid by this function's contract.
-            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
-                return;
-            }
             // A full queue: hand it to the kernel. An error shows again at the next wait.
             self.enters += 1;
             let _ = self.uring.submit();
@@ -230,6 +227,7 @@ impl<T> Ring<T> {
             self.arm_waker();
         }
         let all_queued = self.refill();
+        self.most_operations = self.most_operations.max(self.operations());
         let wait_for = usize::from(all_queued && timeout != Some(Duration::ZERO));
         self.enters += 1;
         let entered = match timeout {
@@ -266,12 +264,12 @@ impl<T> Ring<T> {
     fn drain(&mut self, completions: &mut Vec<Completion>) -> bool {
         let mut woken = false;
         for entry in self.uring.completion() {
-            let key = OperationKey::from_bits(entry.user_data());
-            if key == OperationKey::WAKE {
+            let (user_data, outcome) = (entry.user_data(), IoResult(entry.result()));
+            if user_data == OperationKey::WAKE.to_bits() {
                 woken = true;
                 self.waker_armed = cqueue::more(entry.flags());
             } else {
-                completions.push(Completion { key, outcome: IoResult(entry.result()) });
+                completions.push(Completion { user_data, outcome });
             }
         }
         if woken {
@@ -288,23 +286,16 @@ impl<T> Ring<T> {
         self.waker_armed = true;
     }
 
-    /// Ends the operation of a completion: says what it was for and gives back the buffer it had. `None`, and
-    /// counted by [`late_completions`](Self::late_completions), where that operation has ended before.
-    pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
-        let (operation, buffer) = self.in_flight.take(completion.key)?;
-        Some(Ended { operation, outcome: completion.outcome, buffer })
-    }
-
     /// Number of operations in flight.
     #[must_use]
     pub const fn operations(&self) -> u32 {
-        self.in_flight.count()
+        self.in_flight.count() + self.words
     }
 
-    /// Largest number of operations that were in flight at a time.
+    /// Largest number of operations that were in flight while the thread waited.
     #[must_use]
     pub const fn max_operations(&self) -> u32 {
-        self.in_flight.most()
+        self.most_operations
     }
 
     /// Number of calls of `io_uring_enter`.
@@ -317,6 +308,51 @@ impl<T> Ring<T> {
     #[must_use]
     pub const fn late_completions(&self) -> u64 {
         self.in_flight.late()
+    }
+}
+
+impl<T: RingOperation> Ring<T> {
+    /// Queues one entry, for `operation`. It is submitted by the next wait, or now if the queue is full; it
+    /// is never lost and never refused.
+    ///
+    /// # Safety
+    /// Memory named by the entry must stay valid, and untouched where the kernel writes to it, until
+    /// the entry's completion has been handed out or the process ends.
+    #[inline]
+    pub unsafe fn push(&mut self, entry: Entry, operation: T) {
+        let user_data = match operation.to_word() {
+            Some(word) => {
+                debug_assert!(word & WORD == 0, "a word has 63 bits");
+                self.words += 1;
+                WORD | word
+            }
+            None => self.in_flight.insert(operation, None).to_bits(),
+        };
+        // SAFETY: the same contract.
+        unsafe { self.queue(entry.user_data(user_data)) };
+    }
+
+    /// The same with memory that is lent to it.
+    ///
+    /// # Safety
+    /// As for [`push`](Self::push), but for `buffer`.
+    pub(crate) unsafe fn push_with(&mut self, entry: Entry, operation: T, buffer: HeapBuffer) {
+        let key = self.in_flight.insert(operation, Some(buffer));
+        // SAFETY: the same contract; the buffer stays in the table until the completion was handed out.
+        unsafe { self.queue(entry.user_data(key.to_bits())) };
+    }
+
+    /// Ends the operation of a completion: says what it was for and gives back the buffer it had. `None`, and
+    /// counted by [`late_completions`](Self::late_completions), where that operation has ended before.
+    #[inline]
+    pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
+        let Completion { user_data, outcome } = completion;
+        if user_data & WORD != 0 {
+            self.words = self.words.saturating_sub(1);
+            return Some(Ended { operation: T::from_word(user_data & !WORD), outcome, buffer: None });
+        }
+        let (operation, buffer) = self.in_flight.take(OperationKey::from_bits(user_data))?;
+        Some(Ended { operation, outcome, buffer })
     }
 }
 

@@ -10,12 +10,14 @@ pub struct FileSlot(pub(crate) u32);
 impl FileSlot {
     /// The index in the table.
     #[must_use]
+    #[inline]
     pub const fn index(self) -> u32 {
         self.0
     }
 
     /// The form an entry of the submission queue takes it in.
     #[must_use]
+    #[inline]
     pub const fn fixed(self) -> io_uring::types::Fixed {
         io_uring::types::Fixed(self.0)
     }
@@ -34,6 +36,7 @@ impl BufferRange {
     /// # Panics
     /// If the range is not that long.
     #[must_use]
+    #[inline]
     pub const fn index(&self, offset: u16) -> u16 {
         assert!(offset < self.count, "the buffer lies inside the range");
         self.first + offset
@@ -41,6 +44,7 @@ impl BufferRange {
 
     /// Number of buffers in the range.
     #[must_use]
+    #[inline]
     pub const fn count(&self) -> u16 {
         self.count
     }

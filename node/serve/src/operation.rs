@@ -5,6 +5,7 @@
 
 use holdfast_engine::event::RequestId;
 use holdfast_format::side::Side;
+use holdfast_ring::RingOperation;
 use holdfast_types::Chunk;
 use holdfast_ublk::QueueCommand;
 
@@ -20,7 +21,21 @@ pub type Queue = holdfast_ublk::Queue<VolumeKey>;
 pub struct VolumeKey {
     /// Its place in the thread's table.
     pub(super) index: u16,
+    /// At most [`VolumeKey::SERIAL`].
     pub(super) serial: u32,
+}
+
+impl VolumeKey {
+    /// The bits of a serial number.
+    pub(super) const SERIAL: u32 = (1 << 30) - 1;
+
+    const fn to_bits(self) -> u64 {
+        ((self.serial as u64) << 16) | self.index as u64
+    }
+
+    const fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u16, serial: (bits >> 16) as u32 & Self::SERIAL }
+    }
 }
 
 /// An operation in a ring, and whose it is.
@@ -43,17 +58,64 @@ impl From<QueueCommand<VolumeKey>> for InFlight {
     }
 }
 
+/// The operations that most requests consist of are words:
+///
+/// ```text
+///  62    61           32 31           16 15         12 11          0
+/// +---+-----------------+---------------+-------------+-------------+
+/// | 0 |  serial number  |     index     |    queue    |     tag     |  a command
+/// +---+-----------------+---------------+-------------+-------------+
+/// | 1 |  serial number  |     index     |          request          |  moves a whole request
+/// +---+-----------------+---------------+---------------------------+
+/// ```
+impl RingOperation for InFlight {
+    #[inline]
+    fn to_word(&self) -> Option<u64> {
+        match self {
+            Self::Command(QueueCommand { owner, queue_id, tag }) => {
+                let number = (queue_id << TAG_BITS) | tag;
+                let fits = *queue_id < 1 << (16 - TAG_BITS) && *tag < 1 << TAG_BITS;
+                fits.then_some((owner.to_bits() << 16) | u64::from(number))
+            }
+            Self::File { volume, operation: FileOperation::MoveWhole { request } } => {
+                let number = u16::try_from(request.0).ok()?;
+                Some(MOVE | (volume.to_bits() << 16) | u64::from(number))
+            }
+            Self::File { .. } => None,
+        }
+    }
+
+    #[inline]
+    fn from_word(word: u64) -> Self {
+        let (volume, number) = (VolumeKey::from_bits(word >> 16), word as u16);
+        if word & MOVE != 0 {
+            let request = RequestId(number.into());
+            Self::File { volume, operation: FileOperation::MoveWhole { request } }
+        } else {
+            let (queue_id, tag) = (number >> TAG_BITS, number & ((1 << TAG_BITS) - 1));
+            Self::Command(QueueCommand { owner: volume, queue_id, tag })
+        }
+    }
+}
+
+/// Bits of a tag in a word: a queue has 4,096 at most (`UBLK_MAX_QUEUE_DEPTH` in `linux/ublk_cmd.h`).
+const TAG_BITS: u32 = 12;
+const MOVE: u64 = 1 << 62;
+
 /// Something done to a file of a volume, or to one that all volumes read from.
 #[derive(Debug)]
 pub enum FileOperation {
-    /// Moves a part of a request.
-    Move {
+    /// Moves all of a request between its pages and a side.
+    MoveWhole {
+        /// The request.
+        request: RequestId,
+    },
+    /// Moves a part of a read.
+    MovePart {
         /// The request.
         request: RequestId,
         /// Length of the part.
         len_bytes: u32,
-        /// False for a part of a read.
-        is_write: bool,
     },
     /// Copies a part of a read out of the slab.
     CopyCold(Box<ColdRead>),
@@ -88,5 +150,37 @@ mod tests {
     #[test]
     fn an_operation_is_small() {
         assert!(size_of::<InFlight>() <= 32, "{}", size_of::<InFlight>());
+    }
+
+    #[test]
+    fn an_operation_is_its_word() {
+        let keys = [(0, 0), (7, 9), (u16::MAX, VolumeKey::SERIAL)];
+        for owner in keys.map(|(index, serial)| VolumeKey { index, serial }) {
+            for (queue_id, tag) in [(0, 0), (3, 127), (15, 4095)] {
+                let command = InFlight::Command(QueueCommand { owner, queue_id, tag });
+                let word = command.to_word().unwrap();
+                assert_eq!(word >> InFlight::WORD_BITS, 0);
+                assert_eq!(format!("{:?}", InFlight::from_word(word)), format!("{command:?}"));
+            }
+            for request in [0, 127, u16::MAX.into()].map(RequestId) {
+                let whole = InFlight::File { volume: owner, operation: FileOperation::MoveWhole { request } };
+                let word = whole.to_word().unwrap();
+                assert_eq!(word >> InFlight::WORD_BITS, 0);
+                assert_eq!(format!("{:?}", InFlight::from_word(word)), format!("{whole:?}"));
+            }
+        }
+    }
+
+    /// Cut to the bits that there are, it would name another one.
+    #[test]
+    fn what_fits_no_word_is_none() {
+        let owner = VolumeKey { index: 1, serial: 2 };
+        for (queue_id, tag) in [(16, 0), (0, 4096)] {
+            assert_eq!(InFlight::Command(QueueCommand { owner, queue_id, tag }).to_word(), None);
+        }
+        let request = RequestId(1 << 16);
+        let whole = InFlight::File { volume: owner, operation: FileOperation::MoveWhole { request } };
+        assert_eq!(whole.to_word(), None);
+        assert_eq!(InFlight::File { volume: owner, operation: FileOperation::NextTurn }.to_word(), None);
     }
 }

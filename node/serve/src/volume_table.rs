@@ -23,11 +23,12 @@ impl<V> VolumeTable<V> {
         });
         let index = u16::try_from(free).expect("the table of fixed files is full long before");
         let key = VolumeKey { index, serial: self.next_serial };
-        self.next_serial = self.next_serial.wrapping_add(1);
+        self.next_serial = (self.next_serial + 1) & VolumeKey::SERIAL;
         self.places[free] = Some((key.serial, make(key)));
         key
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, key: VolumeKey) -> Option<&mut V> {
         let (serial, volume) = self.places.get_mut(usize::from(key.index))?.as_mut()?;
         (*serial == key.serial).then_some(volume)

@@ -17,21 +17,25 @@ pub struct Sector(pub u64);
 
 impl Sector {
     /// The byte offset of the sector's first byte.
+    #[inline]
     pub const fn byte_offset(self) -> u64 {
         self.0 * SECTOR_BYTES
     }
 
     /// The block that holds the sector.
+    #[inline]
     pub const fn block(self) -> Block {
         Block(self.0 / BLOCK_SECTORS)
     }
 
     /// The chunk that holds the sector.
+    #[inline]
     pub const fn chunk(self) -> Chunk {
         Chunk(self.0 / CHUNK_SECTORS)
     }
 
     /// The sector's place in its block, `0..32`.
+    #[inline]
     pub const fn in_block(self) -> u32 {
         (self.0 % BLOCK_SECTORS) as u32
     }
@@ -43,11 +47,13 @@ pub struct Block(pub u64);
 
 impl Block {
     /// The block's first sector.
+    #[inline]
     pub const fn first_sector(self) -> Sector {
         Sector(self.0 * BLOCK_SECTORS)
     }
 
     /// The chunk that holds the block.
+    #[inline]
     pub const fn chunk(self) -> Chunk {
         Chunk(self.0 / CHUNK_BLOCKS)
     }
@@ -59,6 +65,7 @@ pub struct Chunk(pub u64);
 
 impl Chunk {
     /// The chunk's first sector.
+    #[inline]
     pub const fn first_sector(self) -> Sector {
         Sector(self.0 * CHUNK_SECTORS)
     }
@@ -75,21 +82,25 @@ pub struct SectorRange {
 
 impl SectorRange {
     /// The run of `sectors` sectors from `start`.
+    #[inline]
     pub const fn new(start: u64, sectors: u64) -> Self {
         Self { start: Sector(start), sectors }
     }
 
     /// One past the last sector.
+    #[inline]
     pub const fn end(self) -> u64 {
         self.start.0 + self.sectors
     }
 
     /// Length in bytes.
+    #[inline]
     pub const fn bytes(self) -> u64 {
         self.sectors * SECTOR_BYTES
     }
 
     /// The part of this run that also lies in `other`, if any.
+    #[inline]
     pub fn intersect(self, other: Self) -> Option<Self> {
         let start = self.start.0.max(other.start.0);
         let end = self.end().min(other.end());
@@ -97,6 +108,7 @@ impl SectorRange {
     }
 
     /// Cuts the run at multiples of `unit` sectors.
+    #[inline]
     pub fn split_at_multiples(self, unit: u64) -> impl Iterator<Item = Self> {
         let (mut at, end) = (self.start.0, self.end());
         std::iter::from_fn(move || {

@@ -145,6 +145,7 @@ impl Descriptors {
     }
 
     /// Reads the descriptor that the kernel wrote for a tag whose fetch has completed.
+    #[inline]
     pub(crate) fn read(&self, tag: u16) -> sys::ublksrv_io_desc {
         assert!(tag < self.depth, "tag {tag} is below the queue's depth");
         // SAFETY: `first` points at `depth` descriptors and `tag` is below `depth`.

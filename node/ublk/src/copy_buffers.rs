@@ -64,6 +64,7 @@ impl CopyBuffers {
     ///
     /// # Panics
     /// If it has one.
+    #[inline]
     pub(crate) fn lend(&mut self, tag: u16) {
         let buffer = self.free.pop().expect("there are as many buffers as tags");
         let before = self.of_tag[usize::from(tag)].replace(buffer);
@@ -71,11 +72,13 @@ impl CopyBuffers {
     }
 
     /// True if a tag has a buffer.
+    #[inline]
     pub(crate) fn has(&self, tag: u16) -> bool {
         self.of_tag[usize::from(tag)].is_some()
     }
 
     /// Takes a tag's buffer back, if it has one.
+    #[inline]
     pub(crate) fn take_back(&mut self, tag: u16) {
         self.free.extend(self.of_tag[usize::from(tag)].take());
     }

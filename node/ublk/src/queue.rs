@@ -19,7 +19,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 
-use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring, RingError};
+use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring, RingError, RingOperation};
 use io_uring::{opcode, types};
 use libublk::sys;
 
@@ -174,7 +174,7 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the queue was armed before.
-    pub fn arm<T: From<QueueCommand<K>>>(&mut self, ring: &mut Ring<T>) {
+    pub fn arm<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         assert!(self.with_kernel == 0 && self.with_owner == 0, "a queue is armed once");
         for tag in 0..self.depth {
             self.push_command(ring, sys::UBLK_U_IO_FETCH_REQ, tag, -1);
@@ -182,7 +182,8 @@ impl<K: Copy> Queue<K> {
     }
 
     /// Takes in the outcome of a [`QueueCommand`] of this queue.
-    pub fn on_completion<T: From<QueueCommand<K>>>(
+    #[inline]
+    pub fn on_completion<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
         tag: u16,
@@ -202,7 +203,8 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a read, or the part does not lie inside it.
-    pub fn read_part<T>(
+    #[inline]
+    pub fn read_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
         request: &DeviceRequest,
@@ -227,7 +229,8 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a write, or the part does not lie inside it.
-    pub fn write_part<T>(
+    #[inline]
+    pub fn write_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
         request: &DeviceRequest,
@@ -255,7 +258,8 @@ impl<K: Copy> Queue<K> {
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed.
-    pub fn complete<T: From<QueueCommand<K>>>(
+    #[inline]
+    pub fn complete<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
         request: DeviceRequest,
@@ -331,7 +335,12 @@ impl<K: Copy> Queue<K> {
         Ok(())
     }
 
-    fn take_request<T: From<QueueCommand<K>>>(&mut self, ring: &mut Ring<T>, tag: u16) -> QueueEvent {
+    #[inline]
+    fn take_request<T: From<QueueCommand<K>> + RingOperation>(
+        &mut self,
+        ring: &mut Ring<T>,
+        tag: u16,
+    ) -> QueueEvent {
         let descriptor = self.descriptors.read(tag);
         self.with_owner += 1;
         let operation = match descriptor.op_flags & 0xff {
@@ -368,7 +377,7 @@ impl<K: Copy> Queue<K> {
         QueueEvent::Request(if is_forced { request.forced() } else { request })
     }
 
-    fn push_command<T: From<QueueCommand<K>>>(
+    fn push_command<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
         command: u32,
@@ -396,22 +405,26 @@ impl<K: Copy> Queue<K> {
         unsafe { ring.push(entry.build(), in_flight.into()) };
     }
 
+    #[inline]
     fn check(request: &DeviceRequest, part: &RequestPart) {
         let end = u64::from(part.request_offset_bytes) + u64::from(part.len_bytes);
         assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
     }
 
     /// The place of a part of a request in its copy buffer.
+    #[inline]
     const fn buffer_part(request: &DeviceRequest, part: &RequestPart) -> BufferPart {
         let &RequestPart { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
         BufferPart { tag: request.tag(), offset_bytes, len_bytes }
     }
 
     /// The copy buffers, for a request that has one.
+    #[inline]
     fn copies_of(&self, request: &DeviceRequest) -> Option<&CopyBuffers> {
         self.copies.as_ref().filter(|copies| copies.has(request.tag()))
     }
 
+    #[inline]
     fn transfer(&self, request: &DeviceRequest, part: &RequestPart) -> FixedTransfer {
         let buffers =
             self.registered.as_ref().expect("a request without a copy buffer has its pages registered");
@@ -426,6 +439,7 @@ impl<K: Copy> Queue<K> {
 
     /// Position at which the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
     /// `linux/ublk_cmd.h`).
+    #[inline]
     fn copy_position(&self, tag: u16, offset_bytes: u32) -> u64 {
         u64::from(sys::UBLKSRV_IO_BUF_OFFSET)
             + (u64::from(self.queue_id) << sys::UBLK_QID_OFF)
@@ -475,6 +489,16 @@ mod tests {
 
     use super::*;
     use crate::{DeviceInfo, DeviceState, Expected, ForeignFeatures};
+
+    impl RingOperation for QueueCommand<()> {
+        fn to_word(&self) -> Option<u64> {
+            None
+        }
+
+        fn from_word(word: u64) -> Self {
+            unreachable!("no command is the word {word}")
+        }
+    }
 
     /// A queue that was dropped with requests kept the character device open with their memory, so that the
     /// kernel quiesced the device only when the process had ended.

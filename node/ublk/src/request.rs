@@ -33,11 +33,13 @@ pub struct DeviceRequest {
 }
 
 impl DeviceRequest {
+    #[inline]
     pub(crate) const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
         Self { tag, operation, start_sector, sectors, is_fua: false }
     }
 
     /// The same request as a forced write (`UBLK_IO_F_FUA`).
+    #[inline]
     pub(crate) const fn forced(mut self) -> Self {
         self.is_fua = true;
         self
@@ -46,30 +48,35 @@ impl DeviceRequest {
     /// The request's number within its queue, below the queue's depth; free for the next request once
     /// this one is completed.
     #[must_use]
+    #[inline]
     pub const fn tag(&self) -> u16 {
         self.tag
     }
 
     /// Its kind.
     #[must_use]
+    #[inline]
     pub const fn operation(&self) -> Operation {
         self.operation
     }
 
     /// The first sector (of 4096 bytes) it covers; 0 for a flush.
     #[must_use]
+    #[inline]
     pub const fn start_sector(&self) -> u64 {
         self.start_sector
     }
 
     /// Number of sectors (of 4096 bytes) that it covers; 0 for a flush.
     #[must_use]
+    #[inline]
     pub const fn sectors(&self) -> u32 {
         self.sectors
     }
 
     /// Number of bytes that it covers.
     #[must_use]
+    #[inline]
     pub const fn len_bytes(&self) -> u64 {
         self.sectors as u64 * SECTOR_BYTES
     }
@@ -77,6 +84,7 @@ impl DeviceRequest {
     /// True for a write that must be durable when it is completed, as if a flush had followed it
     /// (`UBLK_IO_F_FUA` in `linux/ublk_cmd.h`). The kernel sets this only on devices that announce it.
     #[must_use]
+    #[inline]
     pub const fn is_fua(&self) -> bool {
         self.is_fua
     }
@@ -88,6 +96,7 @@ impl DeviceRequest {
     }
 
     /// Ends the token's life; the caller completes it in the kernel.
+    #[inline]
     pub(crate) const fn disarm(self) -> (u16, Operation, u32) {
         let parts = (self.tag, self.operation, self.sectors);
         std::mem::forget(self);
@@ -96,6 +105,7 @@ impl DeviceRequest {
 }
 
 impl Drop for DeviceRequest {
+    #[inline]
     fn drop(&mut self) {
         assert!(std::thread::panicking(), "request {} was dropped without completion", self.tag);
     }

@@ -1,6 +1,7 @@
 //! One volume on this node: attach, recovery, service, detach.
 
 pub(in crate::node) mod attach;
+pub(in crate::node) mod attach_steps;
 pub(in crate::node) mod background;
 pub(in crate::node) mod configure;
 pub(in crate::node) mod cut;

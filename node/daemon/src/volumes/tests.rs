@@ -19,9 +19,9 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus, FailureKind,
-    NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk,
-    StoreHealth, StoreStatus, SweepRequest, VolumeInStore, VolumeState, millis,
+    AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
+    FailureKind, NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange,
+    StateDisk, StoreHealth, StoreStatus, SweepRequest, VolumeInStore, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -380,6 +380,10 @@ impl Volumes for Fake {
 
     fn unkept_blocks(&self) -> u64 {
         5
+    }
+
+    fn attach_times(&self) -> AttachTimes {
+        AttachTimes::default()
     }
 
     fn capabilities(&self) -> Capabilities {

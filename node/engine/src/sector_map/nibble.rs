@@ -15,6 +15,7 @@ impl Nibble {
 
     /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty
     /// there.
+    #[inline]
     pub(super) fn on(side: Side, dirty: u8, zeros: bool) -> Self {
         let both = dirty & Self::DIRTY == Self::DIRTY;
         match side {
@@ -24,12 +25,13 @@ impl Nibble {
         }
     }
 
+    #[inline]
     pub(crate) fn newest(self) -> Newest {
-        match self.0 {
-            1 | 5 | 9 | 13 | 7 | 15 => Some(Side::A),
-            2 | 6 | 10 | 14 | 11 | 12 => Some(Side::B),
-            _ => None,
-        }
+        const OF: [Newest; 16] = {
+            let (a, b) = (Some(Side::A), Some(Side::B));
+            [None, a, b, None, None, a, b, a, None, a, b, b, b, a, b, a]
+        };
+        OF[usize::from(self.0 & 15)]
     }
 
     /// Returns true if the newest copy is dirty and zeros.
@@ -91,6 +93,24 @@ impl Nibbles {
         (u64::from(others.trailing_zeros() / 4).min(16 - first), Nibble(nibble as u8))
     }
 
+    /// Returns true if `sectors` sectors from the `first` of these words on are all `nibble`; the last of them
+    /// lies in the last word.
+    #[inline]
+    pub(super) fn are_all(words: &[[u8; 8]], first: u64, sectors: u64, nibble: Nibble) -> bool {
+        let all = Self::ONES * u64::from(nibble.0);
+        let others = |word: &[u8; 8]| u64::from_le_bytes(*word) ^ all;
+        let (before, after) = (4 * first, 4 * (words.len() as u64 * 16 - first - sectors));
+        match words {
+            [] => true,
+            [one] => (others(one) >> before) << (before + after) == 0,
+            [head, middle @ .., tail] => {
+                others(head) >> before == 0
+                    && others(tail) << after == 0
+                    && middle.iter().all(|word| others(word) == 0)
+            }
+        }
+    }
+
     /// With `sectors` of them from `first` on, one or more, set to `nibble`.
     pub(super) fn with(self, first: u64, sectors: u64, nibble: Nibble) -> Self {
         let places = (u64::MAX >> (64 - 4 * sectors)) << (4 * first);
@@ -134,6 +154,30 @@ mod tests {
         assert_eq!(nibbles.with(2, 3, Nibble(10)).0, 0x5555_5500_000a_aa33);
         assert_eq!(nibbles.with(0, 16, Nibble(6)).0, 0x6666_6666_6666_6666);
         assert_eq!(nibbles.with(15, 1, Nibble(9)).0, 0x9555_5500_0000_3333);
+    }
+
+    #[test]
+    fn a_range_of_words_is_alike_or_not() {
+        for sectors in 1..=40u64 {
+            for first in 0..16u64 {
+                let words = ((first + sectors).div_ceil(16)) as usize;
+                let mut alike = vec![[0u8; 8]; words];
+                let set = |words: &mut Vec<[u8; 8]>, sector: u64, nibble: u8| {
+                    let byte = &mut words[(sector / 16) as usize][(sector % 16 / 2) as usize];
+                    let shift = sector % 2 * 4;
+                    *byte = *byte & !(15 << shift) | nibble << shift;
+                };
+                (first..first + sectors).for_each(|sector| set(&mut alike, sector, 9));
+                assert!(Nibbles::are_all(&alike, first, sectors, Nibble(9)), "{first} {sectors}");
+                for sector in 0..words as u64 * 16 {
+                    let mut other = alike.clone();
+                    set(&mut other, sector, 5);
+                    let lies_within = (first..first + sectors).contains(&sector);
+                    let all = Nibbles::are_all(&other, first, sectors, Nibble(9));
+                    assert_eq!(all, !lies_within, "{first} {sectors} {sector}");
+                }
+            }
+        }
     }
 
     #[test]

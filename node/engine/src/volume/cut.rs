@@ -73,11 +73,13 @@ pub(super) enum CutStep {
 }
 
 impl Cut {
+    #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.state == State::Idle
     }
 
     /// Returns true if writes have to wait.
+    #[inline]
     pub(super) fn stops_writes(&self) -> bool {
         matches!(self.state, State::Stopping { .. } | State::Swapping { .. } | State::Held(..))
     }

@@ -170,22 +170,28 @@ impl DataPath {
     }
 
     /// Begins a read that one part of a side answers whole. `None`, with nothing changed, for any other.
+    #[inline]
     pub(super) fn begin_read<M: Memory>(
         &mut self,
         id: RequestId,
         range: SectorRange,
         core: &Core<M>,
     ) -> Option<Side> {
-        let (run, newest) = core.map.first_run(range);
-        let side = newest.filter(|_| run == range)?;
-        self.requests.begin(id, Op::Read, range, core.map.active());
+        let side = core.map.newest_of_all(range)?;
         let on_side = Some(self.evictor.read_began());
-        self.requests.reading(id, 1, on_side, core.merges);
+        let request = Request {
+            pending: 1,
+            merges: core.merges,
+            on_side,
+            ..Request::new(Op::Read, range, core.map.active())
+        };
+        self.requests.insert(id, request);
         Some(side)
     }
 
     /// Begins a write, nothing of which has to wait, while no seal is in progress. `None`, with nothing
     /// changed, for one that may have to.
+    #[inline]
     pub(super) fn begin_write<M: Memory>(
         &mut self,
         id: RequestId,
@@ -205,22 +211,23 @@ impl DataPath {
 
     /// Ends a read or a write on the active side whose last part ended well: it is complete. Returns false,
     /// with nothing changed, for any other.
+    #[inline]
     pub(super) fn end<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> bool {
-        let request = *self.requests.get(id);
-        if !request.ends_well_next() {
-            return false;
-        }
+        let &mut Request { op, range, side, on_side, .. } = match self.requests.get(id) {
+            request if request.ends_well_next() => request,
+            _ => return false,
+        };
         let active = core.map.active();
-        match request.op {
+        match op {
             Op::Read if !core.is_seal_full(active) => {
-                if let Some(generation) = request.on_side {
+                if let Some(generation) = on_side {
                     self.evictor.read_ended(generation);
                 }
             }
-            Op::Write if request.side == active && !core.may_fill(active, request.range) => {
+            Op::Write if side == active && !core.may_fill(active, range) => {
                 core.dirty[active].in_flight -= 1;
                 core.unflushed.side_written(active);
-                self.written(request.range, active, core);
+                self.written(range, active, core);
             }
             Op::Read | Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes | Op::Flush => return false,
         }

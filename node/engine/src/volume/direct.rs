@@ -21,6 +21,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// range moves between the request and the side that is returned, in place of [`Event::Request`] and one
     /// [`Action::Read`] or [`Action::Write`]. `None`, with nothing changed but the time, for any other: then
     /// the event takes it. Most requests come this way, which costs them no list of actions.
+    #[inline]
     pub fn begin(&mut self, now: Millis, id: RequestId, op: Op, range: SectorRange) -> Option<Side> {
         if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
             return None;
@@ -35,6 +36,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     /// Returns true if no write has to wait for a seal or a cut, whatever side it would go to.
+    #[inline]
     fn is_open_for_writes(&self) -> bool {
         (self.sealer.is_open() || !safeguard(DirectWhileOpen)) && !self.cut.stops_writes()
     }
@@ -45,6 +47,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     ///
     /// # Panics
     /// If there is no such request: a bug of the caller.
+    #[inline]
     pub fn end(&mut self, now: Millis, id: RequestId) -> bool {
         self.core.now = now;
         let is_quiet = self.sealer.is_open() && self.cut.is_idle() && self.data.evictor.is_idle();

@@ -105,11 +105,13 @@ impl Evictor {
         Side::BOTH.into_iter().for_each(|side| self.may_hold_more(side));
     }
 
+    #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.step == EvictStep::Idle
     }
 
     /// Returns true if no more may be written before the next measurement.
+    #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.room == 0
     }
@@ -127,16 +129,19 @@ impl Evictor {
     }
 
     /// `bytes` of the room are about to be taken.
+    #[inline]
     pub(super) fn take_room(&mut self, bytes: u64) {
         self.room = self.room.saturating_sub(bytes);
     }
 
     /// A read on a side begins. Returns what [`Self::read_ended`] wants to know.
+    #[inline]
     pub(super) fn read_began(&mut self) -> ReadGeneration {
         self.reads[usize::from(self.generation.0)] += 1;
         self.generation
     }
 
+    #[inline]
     pub(super) fn read_ended(&mut self, generation: ReadGeneration) {
         self.reads[usize::from(generation.0)] -= 1;
     }
@@ -154,11 +159,13 @@ impl Evictor {
     }
 
     /// A write found space on the disk.
+    #[inline]
     pub(super) fn disk_has_space(&mut self) {
         self.disk_full = false;
     }
 
     /// `side` may hold more to evict than was known.
+    #[inline]
     pub(super) fn may_hold_more(&mut self, side: Side) {
         self.pages_to_scan[side] = self.pages;
     }

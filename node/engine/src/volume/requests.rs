@@ -25,7 +25,7 @@ pub(super) struct Request {
     /// Of a store: where it goes.
     pub(super) side: Side,
     /// Parts in flight.
-    pending: u32,
+    pub(super) pending: u32,
     pub(super) failed: Option<Errno>,
     /// Of a read: a part on a side failed.
     pub(super) unreadable: Option<Errno>,
@@ -40,12 +40,31 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// One of which nothing is planned. `active` is the active side.
+    #[inline]
+    pub(super) const fn new(op: Op, range: SectorRange, active: Side) -> Self {
+        Self {
+            op,
+            range,
+            side: active,
+            pending: 0,
+            failed: None,
+            unreadable: None,
+            again: false,
+            merges: 0,
+            stale: 0,
+            on_side: None,
+        }
+    }
+
     /// Returns true if nothing of it failed and one part is left.
+    #[inline]
     pub(super) fn ends_well_next(&self) -> bool {
         self.pending == 1 && self.failed.is_none() && self.unreadable.is_none()
     }
 }
 
+#[inline]
 fn is_zeroing(op: Op) -> bool {
     matches!(op, Op::Discard | Op::WriteZeroes)
 }
@@ -92,23 +111,19 @@ impl RequestTable {
     }
 
     /// A request comes.
+    #[inline]
     pub(super) fn begin(&mut self, id: RequestId, op: Op, range: SectorRange, active: Side) {
-        let slot = &mut self.slots[id.0 as usize];
-        assert!(slot.is_none(), "a request id is in use once");
-        *slot = Some(Request {
-            op,
-            range,
-            side: active,
-            pending: 0,
-            failed: None,
-            unreadable: None,
-            again: false,
-            merges: 0,
-            stale: 0,
-            on_side: None,
-        });
+        self.insert(id, Request::new(op, range, active));
     }
 
+    #[inline]
+    pub(super) fn insert(&mut self, id: RequestId, request: Request) {
+        let slot = &mut self.slots[id.0 as usize];
+        assert!(slot.is_none(), "a request id is in use once");
+        *slot = Some(request);
+    }
+
+    #[inline]
     pub(super) fn get(&mut self, id: RequestId) -> &mut Request {
         self.slots[id.0 as usize].as_mut().expect("an answer belongs to a request in flight")
     }
@@ -119,6 +134,7 @@ impl RequestTable {
     }
 
     /// The request ends: its id is free.
+    #[inline]
     pub(super) fn end(&mut self, id: RequestId) {
         let taken = self.slots[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
@@ -152,6 +168,7 @@ impl RequestTable {
     }
 
     /// A read was planned, with so many parts.
+    #[inline]
     pub(super) fn reading(
         &mut self,
         id: RequestId,
@@ -167,6 +184,7 @@ impl RequestTable {
     }
 
     /// A write or punch on `side` was planned.
+    #[inline]
     pub(super) fn storing(&mut self, id: RequestId, side: Side) {
         let slot = self.get(id);
         slot.side = side;
@@ -178,6 +196,7 @@ impl RequestTable {
     }
 
     /// Concurrent zeroing and writing of a sector complete in unknown order, so the sector counts as data.
+    #[inline]
     fn record_overlaps(&mut self, id: RequestId, request: Request) {
         let zeroing = is_zeroing(request.op);
         if !zeroing && self.zeroing == 0 {

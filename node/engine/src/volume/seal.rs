@@ -138,6 +138,7 @@ impl Sealer {
         self.seal
     }
 
+    #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.seal == Seal::Open
     }

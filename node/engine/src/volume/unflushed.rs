@@ -39,6 +39,7 @@ impl Unflushed {
         self.blocks.insert_range(range);
     }
 
+    #[inline]
     pub(super) fn side_written(&mut self, side: Side) {
         self.sides = self.sides.with(side);
     }

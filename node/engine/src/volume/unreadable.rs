@@ -69,6 +69,7 @@ impl UnreadableDirty {
     }
 
     /// `range` was written or zeroed on the active side.
+    #[inline]
     pub(super) fn stored(&mut self, range: SectorRange) {
         if !self.is_overwritten_by(range) {
             return;

@@ -4,10 +4,21 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use crate::{Ended, Errno, FileRange, FileSlot, HeapBuffer, RingError, RingOptions};
+use crate::{Ended, Errno, FileRange, FileSlot, HeapBuffer, RingError, RingOperation, RingOptions};
 
 /// A ring whose operations have a number.
 type Ring = crate::Ring<u16>;
+
+impl RingOperation for u16 {
+    /// Numbers from 1,000 on are words.
+    fn to_word(&self) -> Option<u64> {
+        (*self >= 1000).then_some((1 << (Self::WORD_BITS - 1)) | u64::from(*self))
+    }
+
+    fn from_word(word: u64) -> Self {
+        word as Self
+    }
+}
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -71,6 +82,17 @@ fn a_late_completion_ends_no_other_operation() {
     assert_eq!((ring.late_completions(), ring.operations()), (1, 1));
     assert_eq!(wait_for_one(&mut ring).operation, 2);
     assert_eq!((ring.max_operations(), ring.operations()), (1, 0));
+}
+
+#[test]
+fn a_word_comes_back_beside_entries_of_the_table() {
+    let mut ring = ring(8);
+    let numbers = [1, 1000, 2, 65535];
+    numbers.into_iter().for_each(|number| ring.no_operation(number));
+    assert_eq!(ring.operations(), 4);
+    let ended: Vec<u16> = wait_for(&mut ring, 4).iter().map(|ended| ended.operation).collect();
+    assert_eq!(ended, numbers);
+    assert_eq!((ring.operations(), ring.max_operations(), ring.late_completions()), (0, 4, 0));
 }
 
 #[test]

@@ -46,6 +46,7 @@ impl ServedVolume {
         true
     }
 
+    #[inline]
     fn count(&mut self, request: &DeviceRequest) -> Op {
         let tally = &mut self.tally;
         match request.operation() {
@@ -83,15 +84,19 @@ impl ServedVolume {
         now: Millis,
     ) {
         self.operations -= 1;
-        if let FileOperation::Move { request: id, len_bytes, is_write: _ } = &operation
-            && outcome.result() == Ok(*len_bytes)
-            && self.volume.end(now, *id)
-        {
-            return self.queues.complete(ring, *id, Ok(()));
-        }
         let event = match operation {
-            FileOperation::Move { request: id, len_bytes, is_write } => {
+            FileOperation::MoveWhole { request: id } => {
+                let request = self.queues.request(id).1;
+                // A request has at most 1 MiB.
+                let len_bytes = request.len_bytes() as u32;
+                if outcome.result() == Ok(len_bytes) && self.volume.end(now, id) {
+                    return self.queues.complete(ring, id, Ok(()));
+                }
+                let is_write = request.operation() == Operation::Write;
                 Event::IoCompleted { id, result: moved(outcome, len_bytes, is_write) }
+            }
+            FileOperation::MovePart { request: id, len_bytes } => {
+                Event::IoCompleted { id, result: exactly(outcome, len_bytes) }
             }
             FileOperation::CopyCold(read) => match self.copied(read, outcome) {
                 Some(fetched) => fetched,

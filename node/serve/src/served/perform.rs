@@ -25,8 +25,7 @@ impl ServedVolume {
                     Source::Zeros => (self.shared.zeros, 0),
                 };
                 let part = part(range, at, file, file_offset_bytes);
-                let operation =
-                    FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: false };
+                let operation = FileOperation::MovePart { request: id, len_bytes: part.len_bytes };
                 self.read_part(ring, id, &part, operation);
             }
             Action::ReadCold { id, range, at, runs } => {
@@ -101,8 +100,7 @@ impl ServedVolume {
         is_write: bool,
     ) {
         let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
-        let operation = FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write };
-        let operation = self.begin_file(operation);
+        let operation = self.begin_file(FileOperation::MoveWhole { request: id });
         let (queue, request) = self.queues.request(id);
         if is_write {
             queue.write_part(ring, request, &part, operation);

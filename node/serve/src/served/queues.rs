@@ -51,7 +51,8 @@ impl Queues {
         }
     }
 
-    /// Takes in what a command came to; `None` where its queue was closed.
+    /// Takes in what a command came to; `None` where its queue was closed, or the tag is not with the kernel.
+    #[inline]
     pub(super) fn on_command(
         &mut self,
         ring: &mut Ring,
@@ -59,24 +60,33 @@ impl Queues {
         tag: u16,
         outcome: IoResult,
     ) -> Option<QueueEvent> {
-        Some(self.queues.get_mut(usize::from(queue))?.on_completion(ring, tag, outcome))
+        let is_with_planner = self.requests.get(self.id(queue, tag).0 as usize)?.is_some();
+        let queue = self.queues.get_mut(usize::from(queue)).filter(|_| !is_with_planner)?;
+        Some(queue.on_completion(ring, tag, outcome))
+    }
+
+    #[inline]
+    fn id(&self, queue: u16, tag: u16) -> RequestId {
+        RequestId(u32::from(queue) * self.depth + u32::from(tag))
     }
 
     /// Keeps a request until it is completed.
+    #[inline]
     pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest) -> RequestId {
-        let id = u32::from(queue) * self.depth + u32::from(request.tag());
-        let place = &mut self.requests[id as usize];
+        let id = self.id(queue, request.tag());
+        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, request });
         assert!(place.is_none(), "the kernel hands out a tag once");
-        *place = Some(OpenRequest { queue, request });
-        RequestId(id)
+        id
     }
 
     /// A request, with the queue it came from.
+    #[inline]
     pub(super) fn request(&self, id: RequestId) -> (&Queue, &DeviceRequest) {
         let OpenRequest { queue, request } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }
 
+    #[inline]
     pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
         let open = self.requests[id.0 as usize].take();
         let OpenRequest { queue, request } = open.expect("the planner completes what is in flight");

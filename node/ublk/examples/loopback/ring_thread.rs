@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
-use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOptions, Waker};
+use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOperation, RingOptions, Waker};
 use holdfast_ublk::{
     CharDevice, Device, DeviceRequest, Operation, QueueCommand, QueueEvent, QueueSpec, RequestPart,
     SECTOR_BYTES, become_io_flusher,
@@ -29,6 +29,22 @@ enum InFlight {
 impl From<QueueCommand<u16>> for InFlight {
     fn from(command: QueueCommand<u16>) -> Self {
         Self::Command(command)
+    }
+}
+
+impl RingOperation for InFlight {
+    /// Commands: a device has one queue.
+    fn to_word(&self) -> Option<u64> {
+        match self {
+            Self::Command(QueueCommand { owner, queue_id: 0, tag }) => {
+                Some((u64::from(*owner) << 16) | u64::from(*tag))
+            }
+            Self::Command(_) | Self::Part { .. } => None,
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        Self::Command(QueueCommand { owner: (word >> 16) as u16, queue_id: 0, tag: word as u16 })
     }
 }
 

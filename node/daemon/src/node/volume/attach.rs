@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
 
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
@@ -23,6 +22,7 @@ use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
+use crate::node::volume::attach_steps::AttachStep;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::device::new_device;
 use crate::node::volume::own_log::OwnLog;
@@ -95,7 +95,7 @@ impl Node {
         request: AttachRequest,
         state: &Arc<StateCell>,
     ) -> Result<Attached, NodeError> {
-        let begun = Instant::now();
+        let mut timer = self.0.attach_times.begin();
         let transport = self.0.devices.transport().await?;
         let objects = if request.probe {
             self.0.stores.probed(&request.store_name, &request.store).await?
@@ -103,14 +103,19 @@ impl Node {
             self.0.stores.connected(&request.store_name, &request.store).await?
         };
         let store_time = objects.current().time();
+        timer.end(AttachStep::Store);
         let joining = self.acquire(request, objects, transport, state).await?;
+        timer.end(AttachStep::Acquire);
         let present = self.add_to_ring(joining).await?;
         present.remember()?;
+        timer.end(AttachStep::Ring);
         let started = present.state.reach(|state| state.writer() != Some(WriterState::Starting)).await;
         if started.is_fenced() {
             return Err(NodeError::Fenced(present.volume().clone()));
         }
+        timer.end(AttachStep::Start);
         let device = self.0.devices.add(&present, transport).await?;
+        timer.end(AttachStep::Device);
         let attached = present.attached_by(device);
         present.state.apply(&StateEvent::Attached);
         // Requests of other volumes to the same store are in its time too.
@@ -119,8 +124,10 @@ impl Node {
             volume = %present.volume(),
             device = %attached.device_path.display(),
             epoch = attached.epoch,
-            took_us = begun.elapsed().as_micros(),
+            took_us = timer.elapsed().as_micros(),
             store_us = store_time.as_micros(),
+            steps = %timer,
+            slowest = timer.slowest().map(tracing::field::display),
             "the device serves"
         );
         Ok(attached)

@@ -1,0 +1,140 @@
+//! Times of the steps of attaches: in the log line of each, and as a histogram of the node.
+//!
+//! Does not own: the steps (`attach.rs`). A step that fails is not counted: its time is that of the failure.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+
+/// A step of an attach, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum AttachStep {
+    /// Connects to the store, and probes it before its first use.
+    Store,
+    /// Reads the log and the local files, and creates the record that acquires the volume.
+    Acquire,
+    /// Makes or opens the live map and hands the volume to its ring thread.
+    Ring,
+    /// Waits until the ring thread has made the first state of the volume durable.
+    Start,
+    /// Adds and starts the ublk device.
+    Device,
+}
+
+impl AttachStep {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Acquire => "acquire",
+            Self::Ring => "ring",
+            Self::Start => "start",
+            Self::Device => "device",
+        }
+    }
+}
+
+impl fmt::Display for AttachStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl EncodeLabelValue for AttachStep {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        fmt::Write::write_str(encoder, self.as_str())
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct StepLabels {
+    step: AttachStep,
+}
+
+/// The times of the steps of all attaches since the process started; clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct AttachTimes(Family<StepLabels, Histogram>);
+
+impl Default for AttachTimes {
+    fn default() -> Self {
+        Self(Family::new_with_constructor(histogram as fn() -> Histogram))
+    }
+}
+
+/// From 1 ms to 65 s.
+fn histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 17))
+}
+
+impl AttachTimes {
+    /// The histograms, by step.
+    pub(crate) fn histograms(&self) -> Family<StepLabels, Histogram> {
+        self.0.clone()
+    }
+
+    /// An attach begins.
+    pub(in crate::node) fn begin(&self) -> AttachTimer<'_> {
+        let now = Instant::now();
+        AttachTimer { times: self, begun: now, last: now, steps: Vec::with_capacity(5) }
+    }
+}
+
+/// The steps of one attach.
+pub(in crate::node) struct AttachTimer<'a> {
+    times: &'a AttachTimes,
+    begun: Instant,
+    last: Instant,
+    steps: Vec<(AttachStep, Duration)>,
+}
+
+impl AttachTimer<'_> {
+    /// A step ended, and the next begins.
+    pub(in crate::node) fn end(&mut self, step: AttachStep) {
+        let now = Instant::now();
+        let took = now - std::mem::replace(&mut self.last, now);
+        self.times.0.get_or_create(&StepLabels { step }).observe(took.as_secs_f64());
+        self.steps.push((step, took));
+    }
+
+    /// Time since the attach began.
+    pub(in crate::node) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// The step that took longest.
+    pub(in crate::node) fn slowest(&self) -> Option<AttachStep> {
+        self.steps.iter().max_by_key(|(_, took)| *took).map(|(step, _)| *step)
+    }
+}
+
+/// The steps with their times, as `store 1.2ms, acquire 40.1ms`.
+impl fmt::Display for AttachTimer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (step, took)) in self.steps.iter().enumerate() {
+            let comma = if number == 0 { "" } else { ", " };
+            write!(f, "{comma}{step} {took:.1?}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_step_is_named() {
+        let times = AttachTimes::default();
+        let mut timer = times.begin();
+        timer.end(AttachStep::Store);
+        std::thread::sleep(Duration::from_millis(5));
+        timer.end(AttachStep::Acquire);
+        timer.end(AttachStep::Ring);
+        assert_eq!(timer.slowest(), Some(AttachStep::Acquire));
+        let shown = timer.to_string();
+        let names: Vec<&str> = shown.split(", ").filter_map(|step| Some(step.split_once(' ')?.0)).collect();
+        assert_eq!(names, ["store", "acquire", "ring"], "{shown}");
+    }
+}
