@@ -14,17 +14,17 @@ use holdfast_lab::world::World;
 /// Most instructions, allocations and calls of `io_uring_enter` of a request. The first are 5 % above what is
 /// measured, since the C library copies memory otherwise on other processors: lower them with the cost.
 const BARS: &[(&str, f64, f64, f64)] = &[
-    ("read4k", 1444.0, 0.0, 0.07),
-    ("read128k", 1567.0, 0.0, 0.07),
-    ("read1m", 2435.0, 0.0, 0.07),
-    ("user_copy_read4k", 1600.0, 0.0, 0.07),
-    ("write4k", 1657.0, 0.0, 0.07),
-    ("write128k", 1823.0, 0.0, 0.07),
-    ("write1m", 4145.0, 0.0, 0.07),
-    ("user_copy_write4k", 1812.0, 0.0, 0.07),
+    ("read4k", 979.0, 0.0, 0.07),
+    ("read128k", 991.0, 0.0, 0.07),
+    ("read1m", 1065.0, 0.0, 0.07),
+    ("user_copy_read4k", 1128.0, 0.0, 0.07),
+    ("write4k", 1137.0, 0.0, 0.07),
+    ("write128k", 1150.0, 0.0, 0.07),
+    ("write1m", 1223.0, 0.0, 0.07),
+    ("user_copy_write4k", 1278.0, 0.0, 0.07),
     // These wait for worker threads of the kernel: the number of their turns is not always the same.
     ("flush", 28000.0, 9.0, 6.0),
-    ("discard128k", 4200.0, 1.0, 4.0),
+    ("discard128k", 3252.0, 1.0, 4.0),
 ];
 
 /// The cost of one request.

@@ -346,13 +346,23 @@ impl<T: RingOperation> Ring<T> {
     /// counted by [`late_completions`](Self::late_completions), where that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
-        let Completion { user_data, outcome } = completion;
-        if user_data & WORD != 0 {
-            self.words = self.words.saturating_sub(1);
-            return Some(Ended { operation: T::from_word(user_data & !WORD), outcome, buffer: None });
+        if let Some((operation, outcome)) = self.end_word(completion) {
+            return Some(Ended { operation, outcome, buffer: None });
         }
+        let Completion { user_data, outcome } = completion;
         let (operation, buffer) = self.in_flight.take(OperationKey::from_bits(user_data))?;
         Some(Ended { operation, outcome, buffer })
+    }
+
+    /// The same, for an operation that is a word; `None`, with nothing changed, for any other.
+    #[inline]
+    pub fn end_word(&mut self, completion: Completion) -> Option<(T, IoResult)> {
+        let Completion { user_data, outcome } = completion;
+        if user_data & WORD == 0 {
+            return None;
+        }
+        self.words -= 1;
+        Some((T::from_word(user_data & !WORD), outcome))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::clock::now;
 use crate::figures::RingFigures;
 use crate::limit::RING_MESSAGES;
 use crate::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
-use crate::operation::{InFlight, Ring, VolumeKey};
+use crate::operation::{FileOperation, InFlight, Ring, VolumeKey};
 use crate::served::{ServedParts, ServedVolume, SharedFiles, Slots};
 use crate::volume_table::VolumeTable;
 
@@ -148,7 +148,30 @@ impl RingThread {
 
     /// Hands an operation that ended to its volume. What comes late, for an operation that has ended, a queue
     /// that is closed or a volume that is gone, is dropped and counted.
+    #[inline]
     fn on_completion(&mut self, completion: Completion, now: Millis) {
+        match self.ring.end_word(completion) {
+            Some((InFlight::Command(QueueCommand { owner, queue_id, tag }), outcome)) => {
+                if let Some(served) = self.volumes.get_mut(owner)
+                    && served.on_command(&mut self.ring, (queue_id, tag), outcome, now)
+                {
+                    return;
+                }
+                self.late += 1;
+            }
+            Some((InFlight::File { volume, operation }, outcome)) => {
+                let FileOperation::MoveWhole { request } = operation else { unreachable!("it is no word") };
+                match self.volumes.get_mut(volume) {
+                    Some(served) => served.on_moved(&mut self.ring, request, outcome, now),
+                    None => self.late += 1,
+                }
+            }
+            None => self.on_entry(completion, now),
+        }
+    }
+
+    /// The same, of an operation that has an entry in the ring's table.
+    fn on_entry(&mut self, completion: Completion, now: Millis) {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
         let key = match &operation {
             InFlight::Command(command) => command.owner,

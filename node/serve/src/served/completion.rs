@@ -75,6 +75,25 @@ impl ServedVolume {
         }
     }
 
+    /// All of a request was moved, or the kernel says why not.
+    #[inline]
+    pub(crate) fn on_moved(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
+        self.operations -= 1;
+        self.moved_whole(ring, id, outcome, now);
+    }
+
+    #[inline]
+    fn moved_whole(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
+        let request = self.queues.request(id).1;
+        // A request has at most 1 MiB.
+        let len_bytes = request.len_bytes() as u32;
+        if outcome.result() == Ok(len_bytes) && self.volume.end(now, id) {
+            return self.queues.complete(ring, id, Ok(()));
+        }
+        let result = moved(outcome, len_bytes, request.operation() == Operation::Write);
+        self.handle(ring, Event::IoCompleted { id, result }, now);
+    }
+
     /// A file operation of this volume ended.
     pub(crate) fn on_file(
         &mut self,
@@ -85,15 +104,8 @@ impl ServedVolume {
     ) {
         self.operations -= 1;
         let event = match operation {
-            FileOperation::MoveWhole { request: id } => {
-                let request = self.queues.request(id).1;
-                // A request has at most 1 MiB.
-                let len_bytes = request.len_bytes() as u32;
-                if outcome.result() == Ok(len_bytes) && self.volume.end(now, id) {
-                    return self.queues.complete(ring, id, Ok(()));
-                }
-                let is_write = request.operation() == Operation::Write;
-                Event::IoCompleted { id, result: moved(outcome, len_bytes, is_write) }
+            FileOperation::MoveWhole { request } => {
+                return self.moved_whole(ring, request, outcome, now);
             }
             FileOperation::MovePart { request: id, len_bytes } => {
                 Event::IoCompleted { id, result: exactly(outcome, len_bytes) }
