@@ -84,6 +84,14 @@ pub struct Figures {
     pub refused_pages: u64,
 }
 
+impl Figures {
+    /// Pages that are not zeros.
+    #[must_use]
+    pub const fn content_pages(&self) -> u64 {
+        self.same_filled_pages + self.compressed_pages + self.plain_pages
+    }
+}
+
 /// A memory volume.
 #[derive(Debug)]
 pub struct MemoryVolume<M> {
