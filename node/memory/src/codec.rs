@@ -11,9 +11,9 @@ use crate::word::Form;
 /// Level of zstd: at a higher one a write takes longer than on a disk.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Codec of the pages that a volume writes. It reads those of both.
+/// PageCodec of the pages that a volume writes. It reads those of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Codec {
+pub enum PageCodec {
     /// lz4.
     #[default]
     Lz4,
@@ -21,7 +21,7 @@ pub enum Codec {
     Zstd,
 }
 
-impl Codec {
+impl PageCodec {
     /// The form of what it makes.
     pub(crate) const fn form(self) -> Form {
         match self {
@@ -56,8 +56,8 @@ impl Codecs {
     ///
     /// # Errors
     /// No memory.
-    pub fn prepare(&mut self, codec: Codec) -> io::Result<()> {
-        if codec == Codec::Zstd && self.zstd.is_none() {
+    pub fn prepare(&mut self, codec: PageCodec) -> io::Result<()> {
+        if codec == PageCodec::Zstd && self.zstd.is_none() {
             let mut compressor = Compressor::new(ZSTD_LEVEL)?;
             compressor.include_contentsize(false)?;
             self.zstd = Some((compressor, Decompressor::new()?));
@@ -69,11 +69,11 @@ impl Codecs {
     ///
     /// # Panics
     /// If the codec was not [prepared](Self::prepare).
-    pub(crate) fn compress(&mut self, codec: Codec, page: &[u8], most: usize) -> Option<&[u8]> {
+    pub(crate) fn compress(&mut self, codec: PageCodec, page: &[u8], most: usize) -> Option<&[u8]> {
         let Self { lz4, zstd, out } = self;
         let len = match codec {
-            Codec::Lz4 => compress_into_with_table(page, out, lz4).ok(),
-            Codec::Zstd => {
+            PageCodec::Lz4 => compress_into_with_table(page, out, lz4).ok(),
+            PageCodec::Zstd => {
                 let (compressor, _) = zstd.as_mut().expect("the codec was prepared");
                 compressor.compress_to_buffer(page, &mut out[..]).ok()
             }
@@ -85,10 +85,10 @@ impl Codecs {
     ///
     /// # Panics
     /// If the codec was not prepared.
-    pub(crate) fn decompress(&mut self, codec: Codec, bytes: &[u8], page: &mut [u8]) -> bool {
+    pub(crate) fn decompress(&mut self, codec: PageCodec, bytes: &[u8], page: &mut [u8]) -> bool {
         let len = match codec {
-            Codec::Lz4 => decompress_into(bytes, page).ok(),
-            Codec::Zstd => {
+            PageCodec::Lz4 => decompress_into(bytes, page).ok(),
+            PageCodec::Zstd => {
                 let (_, decompressor) = self.zstd.as_mut().expect("the codec was prepared");
                 decompressor.decompress_to_buffer(bytes, page).ok()
             }

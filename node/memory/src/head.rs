@@ -17,7 +17,7 @@
 
 use holdfast_types::VolumeId;
 
-use crate::Codec;
+use crate::PageCodec;
 
 /// Bytes before the table.
 pub const HEAD_BYTES: usize = 4096;
@@ -29,13 +29,13 @@ const SUM_AT: usize = 48;
 
 /// The head of a volume's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
+pub struct TableHead {
     /// Pages of the volume.
     pub pages: u64,
     /// Slabs that it may have.
     pub slabs: u32,
-    /// Codec of the pages that it writes.
-    pub codec: Codec,
+    /// PageCodec of the pages that it writes.
+    pub codec: PageCodec,
     /// A number of its own for each attach.
     pub nonce: u64,
 }
@@ -62,7 +62,7 @@ pub enum HeadError {
     Codec(u8),
 }
 
-impl Head {
+impl TableHead {
     /// Its bytes.
     #[must_use]
     pub fn encode(&self, volume: &VolumeId) -> [u8; HEAD_BYTES] {
@@ -74,8 +74,8 @@ impl Head {
         bytes[16..32].copy_from_slice(&hash(volume.as_str().as_bytes()));
         bytes[32..36].copy_from_slice(&slabs.to_le_bytes());
         bytes[36] = match codec {
-            Codec::Lz4 => 0,
-            Codec::Zstd => 1,
+            PageCodec::Lz4 => 0,
+            PageCodec::Zstd => 1,
         };
         bytes[40..48].copy_from_slice(&nonce.to_le_bytes());
         let sum = hash(&bytes[..SUM_AT]);
@@ -105,8 +105,8 @@ impl Head {
             return Err(HeadError::OtherVolume);
         }
         let codec = match head[36] {
-            0 => Codec::Lz4,
-            1 => Codec::Zstd,
+            0 => PageCodec::Lz4,
+            1 => PageCodec::Zstd,
             other => return Err(HeadError::Codec(other)),
         };
         Ok(Self { pages: u64_at(8), slabs: u32_at(32), codec, nonce: u64_at(40) })
@@ -123,14 +123,14 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
 mod tests {
     use super::*;
 
-    const HEAD: Head = Head { pages: 1 << 18, slabs: 4096, codec: Codec::Zstd, nonce: 7 };
+    const HEAD: TableHead = TableHead { pages: 1 << 18, slabs: 4096, codec: PageCodec::Zstd, nonce: 7 };
 
     #[test]
     fn a_head_reads_as_it_was_written() {
         let volume = "scratch".parse().unwrap();
-        for codec in [Codec::Lz4, Codec::Zstd] {
-            let head = Head { codec, ..HEAD };
-            assert_eq!(Head::decode(&head.encode(&volume), &volume), Ok(head));
+        for codec in [PageCodec::Lz4, PageCodec::Zstd] {
+            let head = TableHead { codec, ..HEAD };
+            assert_eq!(TableHead::decode(&head.encode(&volume), &volume), Ok(head));
         }
     }
 
@@ -146,9 +146,9 @@ mod tests {
                 4..8 => HeadError::Version(1 ^ (4 << (8 * (at - 4)))),
                 _ => HeadError::Checksum,
             };
-            assert_eq!(Head::decode(&bad, &volume), Err(expected), "byte {at}");
+            assert_eq!(TableHead::decode(&bad, &volume), Err(expected), "byte {at}");
         }
-        assert_eq!(Head::decode(&good[..4095], &volume), Err(HeadError::NotATable));
-        assert_eq!(Head::decode(&good, &"other".parse().unwrap()), Err(HeadError::OtherVolume));
+        assert_eq!(TableHead::decode(&good[..4095], &volume), Err(HeadError::NotATable));
+        assert_eq!(TableHead::decode(&good, &"other".parse().unwrap()), Err(HeadError::OtherVolume));
     }
 }

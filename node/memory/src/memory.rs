@@ -1,5 +1,7 @@
 //! The memory of a volume, as its owner gives it.
 
+use std::ops::Range;
+
 use crate::PAGE_BYTES;
 use crate::pool::SLAB_BYTES;
 
@@ -8,11 +10,11 @@ use crate::pool::SLAB_BYTES;
 #[error("the system has no memory for another slab")]
 pub struct NoRoom;
 
-/// Memory that outlives the process: a word for each page, and slabs. Offsets count from the first slab.
+/// PageMemory that outlives the process: a word for each page, and slabs. Offsets count from the first slab.
 ///
 /// Each change is in the memory, for the next process, before a later one is. A process that ends in the
 /// middle of [`write`](Self::write) has written some of the bytes.
-pub trait Memory {
+pub trait PageMemory {
     /// The word of a page.
     fn word(&self, page: u64) -> u64;
 
@@ -31,11 +33,11 @@ pub trait Memory {
     /// [`NoRoom`]: nothing changed.
     fn take_slab(&mut self, slab: u32) -> Result<(), NoRoom>;
 
-    /// Gives the memory of a slab back to the system. Where it fails, the memory stays.
-    fn give_back_slab(&mut self, slab: u32);
+    /// Gives the memory of slabs back to the system. Where it fails, the memory stays.
+    fn give_back(&mut self, slabs: Range<u32>);
 }
 
-/// Memory of this process, for tests and simulations: it outlives nothing.
+/// PageMemory of this process, for tests and simulations: it outlives nothing.
 #[derive(Debug, Clone)]
 pub struct HeapMemory {
     words: Vec<u64>,
@@ -45,7 +47,7 @@ pub struct HeapMemory {
 }
 
 impl HeapMemory {
-    /// Memory for so many pages and slabs, in a system that has memory for `room` slabs.
+    /// PageMemory for so many pages and slabs, in a system that has memory for `room` slabs.
     #[must_use]
     pub fn new(pages: usize, slabs: usize, room: usize) -> Self {
         Self { words: vec![0; pages], slabs: vec![None; slabs], room }
@@ -68,7 +70,7 @@ impl HeapMemory {
     }
 }
 
-impl Memory for HeapMemory {
+impl PageMemory for HeapMemory {
     fn word(&self, page: u64) -> u64 {
         self.words[Self::page(page)]
     }
@@ -98,7 +100,9 @@ impl Memory for HeapMemory {
         Ok(())
     }
 
-    fn give_back_slab(&mut self, slab: u32) {
-        self.room += usize::from(self.slabs[slab as usize].take().is_some());
+    fn give_back(&mut self, slabs: Range<u32>) {
+        for slab in slabs {
+            self.room += usize::from(self.slabs[slab as usize].take().is_some());
+        }
     }
 }

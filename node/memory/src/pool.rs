@@ -9,9 +9,9 @@
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
-/// Bytes of a slab. Smaller than a huge page: of 49 classes each has one slab that is half used, which is
-/// 6 MiB with these and 49 MiB with slabs of 2 MiB.
-pub const SLAB_BYTES: usize = 256 << 10;
+/// Bytes of a slab. Smaller than a huge page: of 49 classes each may have one slab that is half used, which is
+/// 1.5 MiB with these and 49 MiB with slabs of 2 MiB.
+pub const SLAB_BYTES: usize = 64 << 10;
 /// Bytes by which classes differ, and of which a slot's offset is a multiple.
 pub const CLASS_BYTES: usize = 64;
 /// The class of a whole page.
@@ -26,12 +26,12 @@ const NONE: u32 = u32::MAX;
 
 /// A slot: part of a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot {
+pub struct PageSlot {
     class: u8,
     unit: u64,
 }
 
-impl Slot {
+impl PageSlot {
     /// The slot of a class at an offset in units of [`CLASS_BYTES`]; `None` if there is no such slot.
     #[must_use]
     pub const fn at(class: u8, unit: u64) -> Option<Self> {
@@ -102,7 +102,7 @@ const fn slots_of(class: u8) -> usize {
 
 /// A slab, beside its bitmap.
 #[derive(Debug, Clone, Copy)]
-struct Slab {
+struct PoolSlab {
     /// 0 while it has none.
     class: u8,
     used: u16,
@@ -128,7 +128,7 @@ pub enum SlotTaken {
 /// The pool.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    slabs: Vec<Slab>,
+    slabs: Vec<PoolSlab>,
     slab_count: u32,
     /// [`BITMAP_WORDS`] for each slab; a bit is set while its slot is used.
     bitmaps: Vec<u64>,
@@ -149,7 +149,7 @@ impl Pool {
         assert!(slabs != NONE, "a number that is no slab");
         let count = slabs as usize;
         let mut pool = Self {
-            slabs: vec![Slab { class: 0, used: 0, next: NONE, previous: NONE }; count],
+            slabs: vec![PoolSlab { class: 0, used: 0, next: NONE, previous: NONE }; count],
             slab_count: slabs,
             bitmaps: vec![0; count * BITMAP_WORDS],
             first: [NONE; PAGE_CLASS as usize + 1],
@@ -187,7 +187,7 @@ impl Pool {
     }
 
     /// Uses a free slot of a class, in a slab that has used ones.
-    pub fn take(&mut self, class: u8) -> Option<Slot> {
+    pub fn take(&mut self, class: u8) -> Option<PageSlot> {
         let slab = self.first[usize::from(class)];
         (slab != NONE).then(|| self.take_in(slab))
     }
@@ -203,7 +203,7 @@ impl Pool {
     ///
     /// # Panics
     /// If there is no such slab.
-    pub fn take_first(&mut self, class: u8) -> Slot {
+    pub fn take_first(&mut self, class: u8) -> PageSlot {
         let slab = self.next_slab().expect("the caller asked for it");
         self.set_class(slab, class);
         self.take_in(slab)
@@ -213,7 +213,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`SlotTaken`]: the table is damaged.
-    pub fn take_again(&mut self, slot: Slot) -> Result<(), SlotTaken> {
+    pub fn take_again(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
         let slab = slot.slab().filter(|slab| (*slab as usize) < self.slabs.len()).ok_or(SlotTaken::Beyond)?;
         let class = self.slabs[slab as usize].class;
         if class == 0 {
@@ -233,7 +233,7 @@ impl Pool {
     ///
     /// # Panics
     /// If it is not used.
-    pub fn free(&mut self, slot: Slot) -> Option<u32> {
+    pub fn free(&mut self, slot: PageSlot) -> Option<u32> {
         let number = slot.slab().expect("a used slot lies in the pool");
         let (word, bit) = Self::place(number, slot.index());
         assert!(self.bitmaps[word] & bit != 0, "a slot is freed once");
@@ -265,7 +265,7 @@ impl Pool {
     }
 
     /// Uses a free slot of a slab that has one.
-    fn take_in(&mut self, slab: u32) -> Slot {
+    fn take_in(&mut self, slab: u32) -> PageSlot {
         let class = self.slabs[slab as usize].class;
         let first = slab as usize * BITMAP_WORDS;
         let bitmap = &self.bitmaps[first..first + BITMAP_WORDS];
@@ -276,13 +276,13 @@ impl Pool {
             .expect("a slab in a list has a free slot");
         let index = at * 64 + word.trailing_ones() as usize;
         debug_assert!(index < slots_of(class), "a slab in a list has a free slot");
-        let slot = Slot::new(class, slab, index);
+        let slot = PageSlot::new(class, slab, index);
         self.mark(slab, slot);
         slot
     }
 
     /// Marks a free slot as used.
-    fn mark(&mut self, number: u32, slot: Slot) {
+    fn mark(&mut self, number: u32, slot: PageSlot) {
         let (word, bit) = Self::place(number, slot.index());
         if safeguard(Safeguard::TakeSlotOnce) {
             self.bitmaps[word] |= bit;
@@ -312,7 +312,7 @@ impl Pool {
 
     /// Takes a slab out of a list.
     fn unlink(&mut self, list: u8, slab: u32) {
-        let Slab { next, previous, .. } = self.slabs[slab as usize];
+        let PoolSlab { next, previous, .. } = self.slabs[slab as usize];
         match self.slabs.get_mut(previous as usize) {
             Some(previous) => previous.next = next,
             None => self.first[usize::from(list)] = next,
@@ -340,7 +340,7 @@ mod tests {
             for pair in taken.windows(2) {
                 assert!(pair[0].unit() + u64::from(class) <= pair[1].unit());
             }
-            assert!(taken.iter().all(|slot| Slot::at(slot.class(), slot.unit()) == Some(*slot)));
+            assert!(taken.iter().all(|slot| PageSlot::at(slot.class(), slot.unit()) == Some(*slot)));
             assert_eq!((pool.slabs_in_use(), pool.next_slab()), (1, Some(1)));
             let last = taken.pop().unwrap();
             assert!(taken.into_iter().all(|slot| pool.free(slot).is_none()));
@@ -353,13 +353,13 @@ mod tests {
     #[test]
     fn a_slot_that_cannot_be_is_refused() {
         let mut pool = Pool::new(1);
-        pool.take_again(Slot::at(3, 6).unwrap()).unwrap();
-        assert_eq!(pool.take_again(Slot::at(3, 6).unwrap()), Err(SlotTaken::Shared));
-        assert_eq!(pool.take_again(Slot::at(4, 8).unwrap()), Err(SlotTaken::OtherClass));
-        assert_eq!(pool.take_again(Slot::at(3, SLAB_UNITS).unwrap()), Err(SlotTaken::Beyond));
-        assert_eq!(pool.take_again(Slot::at(3, 1 << 47).unwrap()), Err(SlotTaken::Beyond));
-        assert_eq!(pool.take(3).map(Slot::unit), Some(0), "the free ones are given out");
-        assert_eq!([3, 9].map(|unit| pool.take(3).map(Slot::unit) == Some(unit)), [true; 2]);
+        pool.take_again(PageSlot::at(3, 6).unwrap()).unwrap();
+        assert_eq!(pool.take_again(PageSlot::at(3, 6).unwrap()), Err(SlotTaken::Shared));
+        assert_eq!(pool.take_again(PageSlot::at(4, 8).unwrap()), Err(SlotTaken::OtherClass));
+        assert_eq!(pool.take_again(PageSlot::at(3, SLAB_UNITS).unwrap()), Err(SlotTaken::Beyond));
+        assert_eq!(pool.take_again(PageSlot::at(3, 1 << 47).unwrap()), Err(SlotTaken::Beyond));
+        assert_eq!(pool.take(3).map(PageSlot::unit), Some(0), "the free ones are given out");
+        assert_eq!([3, 9].map(|unit| pool.take(3).map(PageSlot::unit) == Some(unit)), [true; 2]);
     }
 
     #[test]

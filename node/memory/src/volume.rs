@@ -17,10 +17,10 @@
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
-use crate::codec::{Codec, Codecs};
-use crate::head::Head;
-use crate::memory::Memory;
-use crate::pool::{CLASS_BYTES, PAGE_CLASS, Pool, SLAB_BYTES, Slot, SlotTaken, class_of};
+use crate::codec::{Codecs, PageCodec};
+use crate::head::TableHead;
+use crate::memory::PageMemory;
+use crate::pool::{CLASS_BYTES, PAGE_CLASS, PageSlot, Pool, SLAB_BYTES, SlotTaken, class_of};
 use crate::same_filled::{fill, half, pattern_of};
 use crate::word::{Form, InvalidWord, Word};
 use crate::{PAGE_BYTES, same_filled};
@@ -65,9 +65,9 @@ pub enum RecoverError {
     },
 }
 
-/// Figures of a volume.
+/// MemoryFigures of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Figures {
+pub struct MemoryFigures {
     /// Pages that are a pattern over and over, zeros apart.
     pub same_filled_pages: u64,
     /// Pages stored compressed.
@@ -84,7 +84,7 @@ pub struct Figures {
     pub refused_pages: u64,
 }
 
-impl Figures {
+impl MemoryFigures {
     /// Pages that are not zeros.
     #[must_use]
     pub const fn content_pages(&self) -> u64 {
@@ -97,7 +97,7 @@ impl Figures {
 pub struct MemoryVolume<M> {
     memory: M,
     pages: u64,
-    codec: Codec,
+    codec: PageCodec,
     pool: Pool,
     /// A slab that has no used slot and keeps its memory, for the next that is needed.
     spare: Option<u32>,
@@ -107,13 +107,13 @@ pub struct MemoryVolume<M> {
     refused_pages: u64,
 }
 
-impl<M: Memory> MemoryVolume<M> {
+impl<M: PageMemory> MemoryVolume<M> {
     /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table: 8 bytes a
-    /// page. Memory that no page needs is given back.
+    /// page. PageMemory that no page needs is given back.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.
-    pub fn open(memory: M, head: &Head) -> Result<Self, RecoverError> {
+    pub fn open(memory: M, head: &TableHead) -> Result<Self, RecoverError> {
         let mut volume = Self {
             memory,
             pages: head.pages,
@@ -133,9 +133,13 @@ impl<M: Memory> MemoryVolume<M> {
             }
             volume.count(word, 1);
         }
-        for slab in 0..head.slabs {
-            if !volume.pool.is_in_use(slab) {
-                volume.memory.give_back_slab(slab);
+        let mut begin = 0;
+        for slab in 0..=head.slabs {
+            if slab == head.slabs || volume.pool.is_in_use(slab) {
+                if begin < slab {
+                    volume.memory.give_back(begin..slab);
+                }
+                begin = slab + 1;
             }
         }
         Ok(volume)
@@ -143,14 +147,14 @@ impl<M: Memory> MemoryVolume<M> {
 
     /// The codec of the pages that it writes.
     #[must_use]
-    pub const fn codec(&self) -> Codec {
+    pub const fn codec(&self) -> PageCodec {
         self.codec
     }
 
-    /// Figures now.
+    /// MemoryFigures now.
     #[must_use]
-    pub const fn figures(&self) -> Figures {
-        Figures {
+    pub const fn figures(&self) -> MemoryFigures {
+        MemoryFigures {
             same_filled_pages: self.same_filled_pages,
             compressed_pages: self.compressed_pages,
             plain_pages: self.plain_pages,
@@ -279,7 +283,7 @@ impl<M: Memory> MemoryVolume<M> {
     }
 
     /// Uses a slot of a class. Where no slab can get the class, a free slot of a greater one does.
-    fn take(&mut self, class: u8) -> Result<Slot, PageError> {
+    fn take(&mut self, class: u8) -> Result<PageSlot, PageError> {
         if let Some(slot) = self.pool.take(class) {
             return Ok(slot);
         }
@@ -305,7 +309,7 @@ impl<M: Memory> MemoryVolume<M> {
         {
             // It is the next to be used; only the one before it goes.
             if let Some(before) = self.spare.replace(slab) {
-                self.memory.give_back_slab(before);
+                self.memory.give_back(before..before + 1);
             }
         }
     }
@@ -332,13 +336,19 @@ impl<M: Memory> MemoryVolume<M> {
             Word::Stored(Form::Plain, slot) => {
                 content.copy_from_slice(self.memory.bytes(slot.offset(), PAGE_BYTES));
             }
-            Word::Stored(Form::Lz4, slot) => self.decompress(codecs, Codec::Lz4, slot, content)?,
-            Word::Stored(Form::Zstd, slot) => self.decompress(codecs, Codec::Zstd, slot, content)?,
+            Word::Stored(Form::Lz4, slot) => self.decompress(codecs, PageCodec::Lz4, slot, content)?,
+            Word::Stored(Form::Zstd, slot) => self.decompress(codecs, PageCodec::Zstd, slot, content)?,
         }
         Some(())
     }
 
-    fn decompress(&self, codecs: &mut Codecs, codec: Codec, slot: Slot, content: &mut [u8]) -> Option<()> {
+    fn decompress(
+        &self,
+        codecs: &mut Codecs,
+        codec: PageCodec,
+        slot: PageSlot,
+        content: &mut [u8],
+    ) -> Option<()> {
         let bytes = self.memory.bytes(slot.offset(), usize::from(slot.class()) * CLASS_BYTES);
         let (len, bytes) = bytes.split_first_chunk::<LENGTH_BYTES>()?;
         let bytes = bytes.get(..usize::from(u16::from_le_bytes(*len)))?;

@@ -18,7 +18,7 @@
 //! The size class is the length of a slot in units of 64 bytes, 1 to 64. It says which slots the slab has, and
 //! may be greater than the content needs.
 
-use crate::pool::Slot;
+use crate::pool::PageSlot;
 
 /// Content of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Word {
     /// Four bytes, over and over.
     Filled(u32),
     /// In a slot.
-    Stored(Form, Slot),
+    Stored(Form, PageSlot),
 }
 
 /// Form of the content in a slot.
@@ -87,7 +87,7 @@ impl Word {
             5 => Form::Plain,
             _ => return Err(InvalidWord(bits)),
         };
-        match Slot::at((bits >> 8) as u8, bits >> 16) {
+        match PageSlot::at((bits >> 8) as u8, bits >> 16) {
             Some(slot) => Ok(Self::Stored(form, slot)),
             None => Err(InvalidWord(bits)),
         }
@@ -95,7 +95,7 @@ impl Word {
 
     /// The slot that it names.
     #[must_use]
-    pub const fn slot(self) -> Option<Slot> {
+    pub const fn slot(self) -> Option<PageSlot> {
         match self {
             Self::Zeros | Self::Filled(_) => None,
             Self::Stored(_, slot) => Some(slot),
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_word_reads_as_it_was_written() {
-        let slots = [Slot::at(1, 0).unwrap(), Slot::at(64, 4096 * 7 + 64).unwrap()];
+        let slots = [PageSlot::at(1, 0).unwrap(), PageSlot::at(64, 4096 * 7 + 64).unwrap()];
         let forms = [Form::Pattern, Form::Lz4, Form::Zstd, Form::Plain];
         let stored = forms.iter().flat_map(|form| slots.map(|slot| Word::Stored(*form, slot)));
         for word in stored.chain([Word::Zeros, Word::Filled(u32::MAX), Word::Filled(1)]) {

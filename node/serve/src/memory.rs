@@ -1,28 +1,27 @@
-//! Memory volumes on a ring thread.
+//! PageMemory volumes on a ring thread.
 //!
 //! Owns: the memory volumes of a thread, their requests and the queues of their devices.
 //! Does not own: where a page lies ([`holdfast_memory`]).
 //! Runs on: the ring thread. A request is answered in the turn in which it came, so none waits. One system call
-//! moves its data; another takes the memory of a slab, once for 64 pages or more. No allocation for a request.
+//! moves its data; another takes the memory of a slab, once for 16 pages or more. No allocation for a request.
 //! Invariants: the key of a memory volume is no other volume's.
 
 mod files;
+pub(crate) mod new_volume;
 mod published;
 mod served;
 
-use std::sync::Arc;
-
-use holdfast_memory::{Codecs, MemoryVolume};
+use holdfast_memory::Codecs;
 use holdfast_ring::IoResult;
 use holdfast_types::Millis;
 use holdfast_ublk::Device;
 
-use crate::label::Label;
 use crate::message::{OpenQueues, Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::volume_table::VolumeTable;
 
 pub use files::MemoryFiles;
+pub use new_volume::NewMemoryVolume;
 pub use published::PublishedMemory;
 use served::ServedMemory;
 
@@ -32,18 +31,6 @@ const MEMORY: u16 = 1 << 15;
 /// True for the key of a memory volume.
 pub(crate) const fn is_memory(key: VolumeKey) -> bool {
     key.index & MEMORY != 0
-}
-
-/// A memory volume for a ring thread.
-pub struct NewMemoryVolume {
-    /// The volume, opened.
-    pub volume: MemoryVolume<MemoryFiles>,
-    /// The name in its log lines.
-    pub label: Arc<Label>,
-    /// Receives its figures.
-    pub published: Arc<PublishedMemory>,
-    /// Reserved room on the ring: dropped once the thread has released the volume.
-    pub place: Box<dyn Send>,
 }
 
 /// The memory volumes of a ring thread.

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::label::Label;
 use crate::live_map::LiveMap;
-use crate::memory::NewMemoryVolume;
+use crate::memory::new_volume::NewMemoryVolume;
 use crate::operation::{Queue, Ring, VolumeKey};
 use crate::planned::Planned;
 use crate::published_status::PublishedStatus;

@@ -3,10 +3,12 @@
 //! The memory counts the stores of a life and ends it before one of them, or in the middle of one of many bytes. The next life opens what is left, reads all pages, and gets the request again that
 //! was not answered, as the kernel issues it again.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 
 use holdfast_memory::{
-    Codec, Codecs, Figures, Head, HeapMemory, Memory, MemoryVolume, NoRoom, PAGE_BYTES, PageError,
+    Codecs, HeapMemory, MemoryFigures, MemoryVolume, NoRoom, PAGE_BYTES, PageCodec, PageError, PageMemory,
+    TableHead,
 };
 
 use crate::Rng;
@@ -17,13 +19,13 @@ use crate::violation::{self, Violation};
 
 const PAGES: usize = 24;
 const SLABS: u32 = 4;
-const HEAD: Head = Head { pages: PAGES as u64, slabs: SLABS, codec: Codec::Lz4, nonce: 1 };
+const HEAD: TableHead = TableHead { pages: PAGES as u64, slabs: SLABS, codec: PageCodec::Lz4, nonce: 1 };
 /// Most stores of a life.
 const STORES: usize = 60;
 
-type Page = Box<[u8; PAGE_BYTES]>;
+type PageBytes = Box<[u8; PAGE_BYTES]>;
 
-/// Memory that a process uses until it ends.
+/// PageMemory that a process uses until it ends.
 #[derive(Debug, Clone)]
 struct MortalMemory {
     memory: HeapMemory,
@@ -41,7 +43,7 @@ impl MortalMemory {
     }
 }
 
-impl Memory for MortalMemory {
+impl PageMemory for MortalMemory {
     fn word(&self, page: u64) -> u64 {
         self.memory.word(page)
     }
@@ -67,17 +69,17 @@ impl Memory for MortalMemory {
         self.memory.take_slab(slab)
     }
 
-    fn give_back_slab(&mut self, slab: u32) {
-        self.memory.give_back_slab(slab);
+    fn give_back(&mut self, slabs: Range<u32>) {
+        self.memory.give_back(slabs);
     }
 }
 
 /// A request.
 #[derive(Debug, Clone)]
-struct Request {
+struct MemoryRequest {
     first: usize,
     /// Pages to write; for a discard zeros.
-    pages: Vec<Page>,
+    pages: Vec<PageBytes>,
     is_discard: bool,
 }
 
@@ -106,17 +108,17 @@ impl MemoryCase {
 
     /// Runs it. Returns what it violates.
     pub fn run(self) -> Option<Violation> {
-        violation::catch(|| Run::new(self.seed).play(self.operations)).err()
+        violation::catch(|| MemoryRun::new(self.seed).play(self.operations)).err()
     }
 }
 
-struct Run {
+struct MemoryRun {
     rng: Rng,
     codecs: Codecs,
-    expected: Vec<Page>,
+    expected: Vec<PageBytes>,
 }
 
-impl Run {
+impl MemoryRun {
     fn new(seed: u64) -> Self {
         let zeros = || Box::new([0; PAGE_BYTES]);
         let expected = (0..PAGES).map(|_| zeros()).collect();
@@ -139,7 +141,7 @@ impl Run {
             if again.is_none() {
                 // It ended between two requests: what it counted is what a successor finds.
                 let found = Self::open(volume.memory().clone()).figures();
-                let counted = Figures { refused_pages: 0, ..volume.figures() };
+                let counted = MemoryFigures { refused_pages: 0, ..volume.figures() };
                 Invariant::MemoryPageIsWhole
                     .check(found == counted, || format!("{counted:?} became {found:?}"));
             }
@@ -147,7 +149,7 @@ impl Run {
     }
 
     /// Serves a request. Returns false if the process ended in it; then it comes again.
-    fn serve(&mut self, volume: &mut MemoryVolume<MortalMemory>, again: &mut Option<Request>) -> bool {
+    fn serve(&mut self, volume: &mut MemoryVolume<MortalMemory>, again: &mut Option<MemoryRequest>) -> bool {
         let request = again.take().unwrap_or_else(|| self.request());
         let ended = catch_unwind(AssertUnwindSafe(|| self.send(volume, &request)));
         match ended {
@@ -175,8 +177,12 @@ impl Run {
         }
     }
 
-    fn send(&mut self, volume: &mut MemoryVolume<MortalMemory>, request: &Request) -> Result<(), PageError> {
-        let Request { first, pages, is_discard } = request;
+    fn send(
+        &mut self,
+        volume: &mut MemoryVolume<MortalMemory>,
+        request: &MemoryRequest,
+    ) -> Result<(), PageError> {
+        let MemoryRequest { first, pages, is_discard } = request;
         if *is_discard {
             volume.discard(*first as u64, pages.len() as u64);
             return Ok(());
@@ -186,7 +192,7 @@ impl Run {
     }
 
     /// Reads all pages: each is as expected, or as this request makes it; then that is expected.
-    fn look(&mut self, volume: &MemoryVolume<MortalMemory>, maybe: Option<&Request>) {
+    fn look(&mut self, volume: &MemoryVolume<MortalMemory>, maybe: Option<&MemoryRequest>) {
         for (at, expected) in self.expected.iter_mut().enumerate() {
             let mut page = Box::new([1; PAGE_BYTES]);
             let read = volume.read(&mut self.codecs, at as u64, &mut page[..]);
@@ -198,16 +204,16 @@ impl Run {
         }
     }
 
-    fn request(&mut self) -> Request {
+    fn request(&mut self) -> MemoryRequest {
         let first = self.rng.below(PAGES);
         let count = 1 + self.rng.below(4.min(PAGES - first));
         let is_discard = self.rng.once_in(6);
         let pages = (0..count).map(|_| if is_discard { Box::new([0; PAGE_BYTES]) } else { self.page() });
-        Request { first, pages: pages.collect(), is_discard }
+        MemoryRequest { first, pages: pages.collect(), is_discard }
     }
 
     /// Zeros, a pattern, or noise of some length.
-    fn page(&mut self) -> Page {
+    fn page(&mut self) -> PageBytes {
         let mut page = Box::new([0; PAGE_BYTES]);
         match self.rng.below(8) {
             0 => {}

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_format::displaced::Displaced;
-use holdfast_memory::{Codec, Figures, PAGE_BYTES};
+use holdfast_memory::{MemoryFigures, PAGE_BYTES, PageCodec};
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
@@ -142,15 +142,15 @@ pub(crate) fn memory_attach(
         return Err(InvalidField::NoLimit);
     }
     let codec = match wire::Compression::try_from(compression) {
-        Ok(wire::Compression::Unspecified | wire::Compression::Lz4) => Codec::Lz4,
-        Ok(wire::Compression::Zstd) => Codec::Zstd,
+        Ok(wire::Compression::Unspecified | wire::Compression::Lz4) => PageCodec::Lz4,
+        Ok(wire::Compression::Zstd) => PageCodec::Zstd,
         Err(_unknown) => return Err(InvalidField::Compression(compression)),
     };
     Ok(MemoryAttach { volume: volume_id.try_into()?, bytes: size(size_bytes)?, limit_bytes, codec })
 }
 
-fn memory_use(figures: Figures) -> wire::MemoryUse {
-    let Figures { same_filled_pages, slab_bytes, limit_bytes, refused_pages, .. } = figures;
+fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
+    let MemoryFigures { same_filled_pages, slab_bytes, limit_bytes, refused_pages, .. } = figures;
     let content_bytes = figures.content_pages() * PAGE_BYTES as u64;
     wire::MemoryUse { used_bytes: slab_bytes, limit_bytes, content_bytes, same_filled_pages, refused_pages }
 }

@@ -1,4 +1,4 @@
-//! Memory volumes on this node: attached, recovered, detached. They know no store, no log and no state
+//! PageMemory volumes on this node: attached, recovered, detached. They know no store, no log and no state
 //! directory.
 //!
 //! Owns: the table of memory volumes, and the order of files, ring thread and device for each of these.
@@ -15,7 +15,7 @@ mod present;
 mod recover;
 mod table;
 
-use holdfast_memory::Codec;
+use holdfast_memory::PageCodec;
 use holdfast_types::VolumeId;
 
 #[cfg(test)]
@@ -34,8 +34,8 @@ pub(crate) struct MemoryAttach {
     pub(crate) bytes: u64,
     /// Bytes of memory that its content may take; absent: as much as any content needs.
     pub(crate) limit_bytes: Option<u64>,
-    /// Codec of its pages.
-    pub(crate) codec: Codec,
+    /// PageCodec of its pages.
+    pub(crate) codec: PageCodec,
 }
 
 impl Node {

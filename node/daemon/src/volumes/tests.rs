@@ -10,7 +10,7 @@ use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
-use holdfast_memory::Figures;
+use holdfast_memory::MemoryFigures;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
@@ -227,8 +227,10 @@ impl Volumes for Fake {
 
     async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, Failure> {
         let device = Attached { bytes: request.bytes, epoch: 0, ..attached("any").attached.unwrap() };
-        let memory =
-            Figures { limit_bytes: request.limit_bytes.unwrap_or(request.bytes), ..Figures::default() };
+        let memory = MemoryFigures {
+            limit_bytes: request.limit_bytes.unwrap_or(request.bytes),
+            ..MemoryFigures::default()
+        };
         let status = NodeVolumeStatus {
             volume: request.volume.clone(),
             store: StoreStatus::default(),

@@ -3,10 +3,11 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use holdfast_memory::pool::SLAB_BYTES;
-use holdfast_memory::{HEAD_BYTES, Memory, NoRoom};
+use holdfast_memory::{HEAD_BYTES, NoRoom, PageMemory};
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -41,13 +42,13 @@ impl MemoryFiles {
         HEAD_BYTES + usize::try_from(page).expect("the table is mapped") * size_of::<u64>()
     }
 
-    fn range(offset: u64, len: usize) -> std::ops::Range<usize> {
+    fn range(offset: u64, len: usize) -> Range<usize> {
         let from = usize::try_from(offset).expect("the slabs are mapped");
         from..from + len
     }
 }
 
-impl Memory for MemoryFiles {
+impl PageMemory for MemoryFiles {
     fn word(&self, page: u64) -> u64 {
         let at = Self::at(page);
         let bytes = &self.table[at..at + size_of::<u64>()];
@@ -81,10 +82,10 @@ impl Memory for MemoryFiles {
             .map_err(|_full| NoRoom)
     }
 
-    fn give_back_slab(&mut self, slab: u32) {
+    fn give_back(&mut self, slabs: Range<u32>) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let offset = u64::from(slab) * SLAB_BYTES as u64;
+        let [from, to] = [slabs.start, slabs.end].map(|slab| u64::from(slab) * SLAB_BYTES as u64);
         // Where it fails the memory stays, and is used again.
-        let _kept = fallocate(&self.slab_file, hole, offset, SLAB_BYTES as u64);
+        let _kept = fallocate(&self.slab_file, hole, from, to - from);
     }
 }

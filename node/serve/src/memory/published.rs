@@ -1,6 +1,6 @@
-//! Figures of a memory volume, which other threads read.
+//! MemoryFigures of a memory volume, which other threads read.
 
-use holdfast_memory::Figures;
+use holdfast_memory::MemoryFigures;
 use holdfast_ring::Errno;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use crate::published_status::ServedCounts;
 #[derive(Debug)]
 pub struct PublishedMemory {
     /// Published at every tick, never per request.
-    shown: Mutex<(Figures, ServedCounts)>,
+    shown: Mutex<(MemoryFigures, ServedCounts)>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
 }
@@ -23,14 +23,14 @@ impl Default for PublishedMemory {
 }
 
 impl PublishedMemory {
-    /// Figures of the volume and counts of its requests, as of the last tick.
+    /// MemoryFigures of the volume and counts of its requests, as of the last tick.
     #[must_use]
-    pub fn shown(&self) -> (Figures, ServedCounts) {
+    pub fn shown(&self) -> (MemoryFigures, ServedCounts) {
         *self.shown.lock()
     }
 
     /// Publishes new ones unless a reader holds the old ones: the ring thread does not wait.
-    pub(super) fn show(&self, figures: Figures, served: ServedCounts) {
+    pub(super) fn show(&self, figures: MemoryFigures, served: ServedCounts) {
         if let Some(mut shown) = self.shown.try_lock() {
             *shown = (figures, served);
         }

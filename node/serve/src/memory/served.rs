@@ -8,7 +8,9 @@ use holdfast_ring::{Errno, IoResult};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, DeviceRequest, Operation, Queue as DeviceQueue, QueueEvent};
 
-use super::{MemoryFiles, NewMemoryVolume, PublishedMemory};
+use super::files::MemoryFiles;
+use super::new_volume::NewMemoryVolume;
+use super::published::PublishedMemory;
 use crate::label::Label;
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Queue, Ring};
@@ -75,7 +77,7 @@ impl ServedMemory {
                 let served = serve(volume, codecs, queue, &request, tally);
                 tally.errors += u64::from(served.is_err());
                 let (first, sectors) = (request.start_sector(), request.sectors());
-                queue.complete(ring, request, served.map_err(Failure::errno));
+                queue.complete(ring, request, served.map_err(RequestFailure::errno));
                 if let Err(failure) = served {
                     self.log(failure, first, sectors, now);
                 }
@@ -94,10 +96,10 @@ impl ServedMemory {
         true
     }
 
-    fn log(&mut self, failure: Failure, sector: u64, sectors: u32, now: Millis) {
+    fn log(&mut self, failure: RequestFailure, sector: u64, sectors: u32, now: Millis) {
         let _volume = self.label.span().entered();
         match failure {
-            Failure::Page(PageError::NoSpace) => {
+            RequestFailure::Page(PageError::NoSpace) => {
                 let Some(held_back) = self.full.one(now) else { return };
                 let figures = self.volume.figures();
                 tracing::error!(
@@ -108,11 +110,11 @@ impl ServedMemory {
                      attach it with a higher limit"
                 );
             }
-            Failure::Page(PageError::Damaged(page)) => {
+            RequestFailure::Page(PageError::Damaged(page)) => {
                 let Some(held_back) = self.damaged.one(now) else { return };
                 tracing::error!(page, held_back, "a page of a memory volume is damaged: its reads fail");
             }
-            Failure::Copy => {
+            RequestFailure::Copy => {
                 let Some(held_back) = self.damaged.one(now) else { return };
                 tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
             }
@@ -173,12 +175,12 @@ impl ServedMemory {
 
 /// Reason why a request failed.
 #[derive(Debug, Clone, Copy)]
-enum Failure {
+enum RequestFailure {
     Page(PageError),
     Copy,
 }
 
-impl Failure {
+impl RequestFailure {
     const fn errno(self) -> Errno {
         match self {
             Self::Page(PageError::NoSpace) => Errno::new(libc::ENOSPC),
@@ -194,19 +196,19 @@ fn serve<K: Copy>(
     queue: &mut DeviceQueue<K>,
     request: &DeviceRequest,
     tally: &mut ServedCounts,
-) -> Result<(), Failure> {
+) -> Result<(), RequestFailure> {
     let first = request.start_sector();
     match request.operation() {
         Operation::Read => {
             tally.reads += 1;
             tally.read_bytes += request.len_bytes();
-            volume.read(codecs, first, queue.buffer_of_read(request)).map_err(Failure::Page)
+            volume.read(codecs, first, queue.buffer_of_read(request)).map_err(RequestFailure::Page)
         }
         Operation::Write => {
             tally.writes += 1;
             tally.written_bytes += request.len_bytes();
-            let data = queue.data_of_write(request).map_err(|_errno| Failure::Copy)?;
-            volume.write(codecs, first, data).map_err(Failure::Page)
+            let data = queue.data_of_write(request).map_err(|_errno| RequestFailure::Copy)?;
+            volume.write(codecs, first, data).map_err(RequestFailure::Page)
         }
         Operation::Flush => {
             tally.flushes += 1;

@@ -3,15 +3,17 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use holdfast_memory::pool::SLAB_BYTES;
-use holdfast_memory::{Codec, HEAD_BYTES, Head, PAGE_BYTES};
+use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 use holdfast_types::Epoch;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::label::Label;
 
-const HEAD: Head = Head { pages: 256, slabs: 8, codec: Codec::Lz4, nonce: 1 };
+const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1 };
 
 /// The files in this directory, made where they are not there.
 fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {

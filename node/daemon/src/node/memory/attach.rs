@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use holdfast_engine::limit::MAX_IO_BYTES;
-use holdfast_memory::{Head, MemoryVolume};
+use holdfast_memory::{MemoryVolume, TableHead};
 use holdfast_serve::{Label, MemoryFiles, Message, NewMemoryVolume, PublishedMemory};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
@@ -61,7 +61,7 @@ impl Node {
         })
         .await?;
         let nonce = u64::from_le_bytes(random());
-        let head = Head { pages, slabs, codec, nonce };
+        let head = TableHead { pages, slabs, codec, nonce };
         let local = MemoryLocal::new(&self.0.dirs.run, &volume);
         let tag = self.0.installation.tag(&volume, nonce).0;
         let opened = blocking({

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use holdfast_memory::pool::{PAGE_CLASS, SLAB_BYTES};
-use holdfast_memory::{HEAD_BYTES, Head, MemoryVolume};
+use holdfast_memory::{HEAD_BYTES, MemoryVolume, TableHead};
 use holdfast_serve::MemoryFiles;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -64,7 +64,7 @@ pub(super) fn attached_memory(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError
 }
 
 /// Slabs of a volume of so many pages whose content may take `limit_bytes`: at most what any content needs,
-/// which is a slab for each 64 pages, and one that is partly used for each class.
+/// which is a slab for each 16 pages, and one that is partly used for each class.
 pub(super) fn slabs_of(pages: u64, limit_bytes: Option<u64>) -> Option<u32> {
     let most = pages.div_ceil(SLAB_BYTES as u64 / SECTOR_BYTES).checked_add(u64::from(PAGE_CLASS))?;
     let slabs = limit_bytes.map_or(most, |limit| most.min(limit.div_ceil(SLAB_BYTES as u64).max(1)));
@@ -92,7 +92,7 @@ impl MemoryLocal {
     ///
     /// # Errors
     /// No room.
-    pub(super) fn create(&self, head: &Head) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+    pub(super) fn create(&self, head: &TableHead) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
         // What an attach that never ended left is worth nothing.
         self.remove()?;
         fs::create_dir_all(&self.dir).map_err(file(&self.dir, "created"))?;
@@ -128,7 +128,7 @@ impl MemoryLocal {
         io::Read::read_to_end(&mut io::Read::take(&table, HEAD_BYTES as u64), &mut bytes)
             .map_err(file(&table_path, "read"))?;
         let damaged = |source| NodeError::Damaged { path: table_path.clone(), source };
-        let head = Head::decode(&bytes, &self.volume).map_err(|error| damaged(error.into()))?;
+        let head = TableHead::decode(&bytes, &self.volume).map_err(|error| damaged(error.into()))?;
         if (head.pages, head.nonce) != (record.sectors, record.nonce) {
             return Err(damaged(LocalDamage::OtherAttach));
         }
@@ -150,7 +150,12 @@ impl MemoryLocal {
         self.map(&table, slabs, &head)
     }
 
-    fn map(&self, table: &File, slabs: File, head: &Head) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+    fn map(
+        &self,
+        table: &File,
+        slabs: File,
+        head: &TableHead,
+    ) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
         // SAFETY: the files lie in a directory of the daemon, whose lock makes this process their only user,
         // and the table of volumes has each once. They are never truncated; the table is allocated, and the
         // volume takes the memory of a slab before it touches it.

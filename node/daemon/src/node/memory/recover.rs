@@ -27,14 +27,14 @@ const AGAIN_AFTER: Backoff =
 
 /// Steps of a recovery that are made once, also where a later one fails.
 #[derive(Default)]
-struct Progress {
+struct RecoverySteps {
     begun: Option<Device>,
     present: Option<Arc<PresentMemory>>,
     is_armed: bool,
 }
 
 /// What a predecessor left of a volume.
-struct Found {
+struct LeftMemory {
     record: MemoryRecord,
     device: Device,
 }
@@ -64,7 +64,7 @@ impl Node {
     async fn recover_one_memory(self, volume: VolumeId, local: MemoryLocal, first: oneshot::Sender<()>) {
         let _alone = ExitOnPanic("the recovery of a memory volume");
         let mut first = Some(first);
-        let mut progress = Progress::default();
+        let mut progress = RecoverySteps::default();
         let mut attempt = 0;
         let mut known = String::new();
         loop {
@@ -90,10 +90,10 @@ impl Node {
         &self,
         volume: &VolumeId,
         local: &MemoryLocal,
-        progress: &mut Progress,
+        progress: &mut RecoverySteps,
     ) -> Result<(), NodeError> {
         let kernel = Arc::clone(self.0.devices.kernel());
-        let Some(Found { record, device }) = self.find_memory(volume, local).await? else {
+        let Some(LeftMemory { record, device }) = self.find_memory(volume, local).await? else {
             self.0.memory.forget(volume);
             return Ok(());
         };
@@ -123,7 +123,11 @@ impl Node {
 
     /// The record and the device of a volume. Nothing if it never served, or was being detached: then its files
     /// are removed.
-    async fn find_memory(&self, volume: &VolumeId, local: &MemoryLocal) -> Result<Option<Found>, NodeError> {
+    async fn find_memory(
+        &self,
+        volume: &VolumeId,
+        local: &MemoryLocal,
+    ) -> Result<Option<LeftMemory>, NodeError> {
         let (kernel, installation) = (Arc::clone(self.0.devices.kernel()), self.0.installation);
         let (named, files) = (volume.clone(), local.clone());
         let found = blocking(move || {
@@ -139,7 +143,7 @@ impl Node {
         });
         match found.await? {
             Some((record, device, DeviceState::Live | DeviceState::Quiesced | DeviceState::FailIo)) => {
-                return Ok(Some(Found { record, device }));
+                return Ok(Some(LeftMemory { record, device }));
             }
             Some((_, device, DeviceState::Dead)) => {
                 delete_device(&self.0.tasks, self.0.devices.kernel(), device).await;

@@ -27,7 +27,7 @@ pub(super) enum MemoryState {
     Detaching,
 }
 
-struct Entry {
+struct TableEntry {
     state: MemoryState,
     /// Once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
@@ -35,7 +35,7 @@ struct Entry {
 
 /// The table.
 #[derive(Default)]
-pub(in crate::node) struct MemoryTable(Mutex<BTreeMap<VolumeId, Entry>>);
+pub(in crate::node) struct MemoryTable(Mutex<BTreeMap<VolumeId, TableEntry>>);
 
 impl MemoryTable {
     /// True if there is the volume, in whatever state.
@@ -49,8 +49,8 @@ impl MemoryTable {
     /// What its state refuses.
     pub(super) fn reserve(&self, volume: &VolumeId) -> Result<Option<Attached>, NodeError> {
         let mut entries = self.0.lock();
-        let Some(Entry { state, present }) = entries.get(volume) else {
-            let entry = Entry { state: MemoryState::Attaching, present: None };
+        let Some(TableEntry { state, present }) = entries.get(volume) else {
+            let entry = TableEntry { state: MemoryState::Attaching, present: None };
             entries.insert(volume.clone(), entry);
             return Ok(None);
         };
@@ -62,7 +62,7 @@ impl MemoryTable {
 
     /// Reserves a volume for its recovery.
     pub(super) fn recover(&self, volume: VolumeId) {
-        let entry = Entry { state: MemoryState::Recovering { error: None }, present: None };
+        let entry = TableEntry { state: MemoryState::Recovering { error: None }, present: None };
         self.0.lock().insert(volume, entry);
     }
 
@@ -107,7 +107,7 @@ impl MemoryTable {
     /// Status of all.
     pub(super) fn list(&self) -> Vec<NodeVolumeStatus> {
         let entries = self.0.lock();
-        let all = entries.iter().map(|(volume, Entry { state, present })| {
+        let all = entries.iter().map(|(volume, TableEntry { state, present })| {
             let (shown, device, message) = match state {
                 MemoryState::Attaching => (VolumeState::Attaching, None, None),
                 MemoryState::Recovering { error: None } => (VolumeState::Recovering, None, None),

@@ -1,6 +1,6 @@
-//! Memory volumes: what a daemon takes over from one that was killed, and what it refuses.
+//! PageMemory volumes: what a daemon takes over from one that was killed, and what it refuses.
 
-use holdfast_memory::{Codec, Codecs, PAGE_BYTES};
+use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
 use super::*;
@@ -11,7 +11,7 @@ const WITHIN: Duration = Duration::from_millis(500);
 
 fn scratch() -> MemoryAttach {
     let volume = "scratch".parse().unwrap();
-    MemoryAttach { volume, bytes: SECTORS * SECTOR_BYTES, limit_bytes: None, codec: Codec::Lz4 }
+    MemoryAttach { volume, bytes: SECTORS * SECTOR_BYTES, limit_bytes: None, codec: PageCodec::Lz4 }
 }
 
 /// Runs a daemon until `script` ends; then it is gone as after a kill.

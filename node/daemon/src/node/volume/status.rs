@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::{Delay, IndexStatus, Status, Unreadable};
-use holdfast_memory::Figures;
+use holdfast_memory::MemoryFigures;
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
@@ -95,7 +95,7 @@ pub(crate) struct NodeVolumeStatus {
     /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
     /// What a memory volume takes, once it is served; none of any other.
-    pub(crate) memory: Option<Figures>,
+    pub(crate) memory: Option<MemoryFigures>,
 }
 
 /// The commits of a volume: what the log has, and what it does not have yet.
