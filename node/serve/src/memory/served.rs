@@ -77,7 +77,7 @@ impl ServedMemory {
                 let served = serve(volume, codecs, queue, &request, tally);
                 tally.errors += u64::from(served.is_err());
                 let (first, sectors) = (request.start_sector(), request.sectors());
-                queue.complete(ring, request, served.map_err(RequestFailure::errno));
+                queue.complete(ring, request, served.map_err(ServeFailure::errno));
                 if let Err(failure) = served {
                     self.log(failure, first, sectors, now);
                 }
@@ -96,10 +96,10 @@ impl ServedMemory {
         true
     }
 
-    fn log(&mut self, failure: RequestFailure, sector: u64, sectors: u32, now: Millis) {
+    fn log(&mut self, failure: ServeFailure, sector: u64, sectors: u32, now: Millis) {
         let _volume = self.label.span().entered();
         match failure {
-            RequestFailure::Page(PageError::NoSpace) => {
+            ServeFailure::Page(PageError::NoSpace) => {
                 let Some(held_back) = self.full.one(now) else { return };
                 let figures = self.volume.figures();
                 tracing::error!(
@@ -110,11 +110,11 @@ impl ServedMemory {
                      attach it with a higher limit"
                 );
             }
-            RequestFailure::Page(PageError::Damaged(page)) => {
+            ServeFailure::Page(PageError::Damaged(page)) => {
                 let Some(held_back) = self.damaged.one(now) else { return };
                 tracing::error!(page, held_back, "a page of a memory volume is damaged: its reads fail");
             }
-            RequestFailure::Copy => {
+            ServeFailure::Copy => {
                 let Some(held_back) = self.damaged.one(now) else { return };
                 tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
             }
@@ -175,12 +175,12 @@ impl ServedMemory {
 
 /// Reason why a request failed.
 #[derive(Debug, Clone, Copy)]
-enum RequestFailure {
+enum ServeFailure {
     Page(PageError),
     Copy,
 }
 
-impl RequestFailure {
+impl ServeFailure {
     const fn errno(self) -> Errno {
         match self {
             Self::Page(PageError::NoSpace) => Errno::new(libc::ENOSPC),
@@ -196,19 +196,19 @@ fn serve<K: Copy>(
     queue: &mut DeviceQueue<K>,
     request: &DeviceRequest,
     tally: &mut ServedCounts,
-) -> Result<(), RequestFailure> {
+) -> Result<(), ServeFailure> {
     let first = request.start_sector();
     match request.operation() {
         Operation::Read => {
             tally.reads += 1;
             tally.read_bytes += request.len_bytes();
-            volume.read(codecs, first, queue.buffer_of_read(request)).map_err(RequestFailure::Page)
+            volume.read(codecs, first, queue.buffer_of_read(request)).map_err(ServeFailure::Page)
         }
         Operation::Write => {
             tally.writes += 1;
             tally.written_bytes += request.len_bytes();
-            let data = queue.data_of_write(request).map_err(|_errno| RequestFailure::Copy)?;
-            volume.write(codecs, first, data).map_err(RequestFailure::Page)
+            let data = queue.data_of_write(request).map_err(|_errno| ServeFailure::Copy)?;
+            volume.write(codecs, first, data).map_err(ServeFailure::Page)
         }
         Operation::Flush => {
             tally.flushes += 1;
