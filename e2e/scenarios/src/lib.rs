@@ -34,6 +34,7 @@ mod host_shutdown;
 mod images;
 pub mod kill_rounds;
 mod load;
+mod memory_volumes;
 pub mod node_loss;
 mod object;
 mod partition;
@@ -303,6 +304,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(75),
         alone: false,
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "memory-volumes",
+        about: "memory volumes live through kills under load with every page right; a full one fails writes and loses nothing; a detach leaves nothing",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: memory_volumes::run,
     },
     Scenario {
         name: "snapshots",

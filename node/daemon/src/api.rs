@@ -154,7 +154,15 @@ impl<V: Volumes> node_server::Node for Api<V> {
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
-        let attach = convert::CheckedAttach::try_from(request.into_inner())?;
+        let request = request.into_inner();
+        if let Some(memory) = request.memory {
+            let attach = convert::memory_attach(request, &memory)?;
+            self.stores()?;
+            let volumes = self.volumes.clone();
+            let attached = self.to_the_end(async move { volumes.attach_memory(attach).await }).await?;
+            return Ok(Response::new(attached.into()));
+        }
+        let attach = convert::CheckedAttach::try_from(request)?;
         let store = self.store(&attach.store)?;
         let volumes = self.volumes.clone();
         let attached = self.to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;

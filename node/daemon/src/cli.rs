@@ -109,8 +109,22 @@ struct Attach {
     /// Name of the volume
     volume: String,
     /// Name of a store of the daemon's configuration
-    #[arg(long)]
-    store: String,
+    #[arg(long, required_unless_present = "memory")]
+    store: Option<String>,
+    /// Attach a new memory volume of this size, all zeros, in place of a volume of a store. Its content is gone
+    /// at its detach and at a restart of the host
+    #[arg(
+        long,
+        value_name = "SIZE",
+        conflicts_with_all = ["store", "size", "take_over", "max_dirty_age", "durability"]
+    )]
+    memory: Option<ByteSize>,
+    /// Most memory that the content of a memory volume takes; as much as any content needs unless given
+    #[arg(long, value_name = "SIZE", requires = "memory", conflicts_with = "store")]
+    memory_limit: Option<ByteSize>,
+    /// Codec of the pages of a memory volume
+    #[arg(long, value_enum, requires = "memory", conflicts_with = "store")]
+    compression: Option<Compression>,
     /// Grow the volume to this size
     #[arg(long)]
     size: Option<ByteSize>,
@@ -142,6 +156,15 @@ struct Configure {
     durability: Option<Class>,
     #[command(flatten)]
     target: Target,
+}
+
+/// Codec of the pages of a memory volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Compression {
+    /// Fast
+    Lz4,
+    /// Smaller and slower
+    Zstd,
 }
 
 /// Point at which a FLUSH is complete.

@@ -11,6 +11,7 @@ use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::Delay;
 use holdfast_objects::{RequestCounts, Verb};
 use holdfast_service::logs::DroppedLines;
+use holdfast_types::SECTOR_BYTES;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
@@ -74,7 +75,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 31] = [
+const VOLUME_METRICS: [VolumeMetric; 36] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -221,6 +222,36 @@ const VOLUME_METRICS: [VolumeMetric; 31] = [
         None,
         "Highest number of pieces of background work that waited to be begun, since the process started",
         |v| Some(v.served.max_waiting_work as f64),
+    ),
+    gauge(
+        "holdfast_volume_memory_used",
+        Some(Unit::Bytes),
+        "Bytes of memory that the content of a memory volume takes",
+        |v| v.memory.map(|memory| memory.slab_bytes as f64),
+    ),
+    gauge(
+        "holdfast_volume_memory_limit",
+        Some(Unit::Bytes),
+        "The most bytes of memory that the content of a memory volume may take",
+        |v| v.memory.map(|memory| memory.limit_bytes as f64),
+    ),
+    gauge(
+        "holdfast_volume_memory_content",
+        Some(Unit::Bytes),
+        "Bytes of the pages of a memory volume that are not zeros; divided by the memory used, its compression ratio",
+        |v| v.memory.map(|memory| (memory.content_pages() * SECTOR_BYTES) as f64),
+    ),
+    gauge(
+        "holdfast_volume_memory_same_filled_pages",
+        None,
+        "Pages of a memory volume that are one pattern, zeros apart",
+        |v| v.memory.map(|memory| memory.same_filled_pages as f64),
+    ),
+    counter(
+        "holdfast_volume_memory_refused_pages",
+        None,
+        "Pages of writes to a memory volume that failed for want of memory",
+        |v| v.memory.map(|memory| memory.refused_pages as f64),
     ),
 ];
 

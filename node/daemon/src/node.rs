@@ -14,6 +14,7 @@ mod exit_on_panic;
 pub(crate) mod fenced;
 mod limit;
 mod local;
+mod memory;
 mod ring;
 mod run_blocking;
 mod store;
@@ -51,6 +52,7 @@ pub(crate) use local::owner::{Owner, check_dirs, is_held};
 pub(crate) use local::quota::CacheRoom;
 pub(crate) use local::state_disk::StateDisk;
 pub(crate) use local::volume_files::check_attached;
+pub(crate) use memory::MemoryAttach;
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
@@ -251,6 +253,7 @@ struct Inner {
     attach_times: AttachTimes,
     stores: NodeStores,
     volumes: NodeVolumes,
+    memory: memory::MemoryTable,
     dirs: LocalDirs,
     tasks: Tasks,
     /// The right to use the directories, until [`Node::shutdown`].
@@ -321,6 +324,7 @@ impl Node {
             attach_times: AttachTimes::default(),
             stores: NodeStores::new(volumes.clone(), dirs.clone()),
             volumes,
+            memory: memory::MemoryTable::default(),
             dirs,
             tasks,
             owner: Some(owner).into(),
@@ -378,7 +382,7 @@ impl Node {
     /// The volumes on this node.
     pub(crate) fn list(&self) -> Vec<NodeVolumeStatus> {
         let shown = self.0.volumes.all().into_iter().filter_map(NodeVolumeStatus::of);
-        shown.collect()
+        shown.chain(self.list_memory()).collect()
     }
 
     /// Fetched blocks that were served from memory because the local disk did not take them, or could not

@@ -12,8 +12,8 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, Node, NodeVolumeStatus, RingStatus,
-    ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
+    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, MemoryAttach, Node, NodeError,
+    NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -29,6 +29,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// Serves a volume as a block device; refused as busy while it is attached here already.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
+
+    /// Serves a memory volume as a block device.
+    fn attach_memory(&self, request: MemoryAttach) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
     /// Grows a volume that is served here to this size in bytes; waits while the store is unreachable.
     fn grow(&self, volume: &VolumeId, bytes: u64) -> impl Future<Output = Result<Attached, Failure>> + Send;
@@ -135,6 +138,16 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 }
 
+/// What to do in place of a snapshot of a memory volume.
+const COPY: &str = "Copy its files to a volume in an object store";
+
+impl Node {
+    /// Fails for a memory volume of this node.
+    fn refuse(&self, volume: &VolumeId, what: &'static str, fix: &'static str) -> Result<(), Failure> {
+        self.refuse_memory(volume, what, fix).map_err(|error: NodeError| Failure::new(error.kind(), &error))
+    }
+}
+
 impl Volumes for Node {
     async fn create(
         &self,
@@ -149,14 +162,26 @@ impl Volumes for Node {
     }
 
     async fn attach(&self, request: AttachRequest) -> Result<Attached, Failure> {
+        let fix = "Attach the other volume under another name, or detach this one";
+        self.refuse(&request.volume, "store", fix)?;
         Self::attach(self, request).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
+    async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, Failure> {
+        Self::attach_memory(self, request).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
     async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, Failure> {
+        self.refuse(volume, "growth", "Detach it and attach a larger one; its content goes with the detach")?;
         Self::grow(self, volume, bytes).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<Settings, Failure> {
+        self.refuse(
+            volume,
+            "durability or age of data",
+            "Use a volume in an object store for data that is kept",
+        )?;
         Self::configure(self, volume, change).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
@@ -165,7 +190,12 @@ impl Volumes for Node {
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
-        Self::detach(self, volume).await.map_err(|error| Failure::new(error.kind(), &error))
+        let detached = if self.is_memory(volume) {
+            self.detach_memory(volume).await
+        } else {
+            Self::detach(self, volume).await
+        };
+        detached.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     fn keeps(&self, volume: &VolumeId) -> bool {
@@ -201,6 +231,7 @@ impl Volumes for Node {
         request: ScrubRequest,
         on_progress: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
+        self.refuse(&request.volume, "stored objects to scrub", "Name a volume of an object store")?;
         self.scrubs().scrub(request, on_progress).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
@@ -209,6 +240,7 @@ impl Volumes for Node {
     }
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {
+        self.refuse(&at.volume, "snapshots", COPY)?;
         self.snapshots().create(at, uid).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
@@ -221,10 +253,12 @@ impl Volumes for Node {
     }
 
     async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, Failure> {
+        self.refuse(&at.volume, "snapshots", COPY)?;
         self.snapshots().list(at).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn delete_snapshot(&self, at: VolumeInStore, seq: Seq) -> Result<(), Failure> {
+        self.refuse(&at.volume, "snapshots", COPY)?;
         self.snapshots().delete(at, seq).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 

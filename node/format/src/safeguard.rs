@@ -198,11 +198,17 @@ pub enum Safeguard {
     CompareRoots,
     /// No snapshot is registered where the mark of another one is.
     LookForMark,
+    /// The content of a page of a memory volume is in its slot before a word names it.
+    StoreSlotFirst,
+    /// A slot of a memory volume is free again once no word names it.
+    FreeSlotAfterWord,
+    /// A slot of a memory volume that is used is not given out again.
+    TakeSlotOnce,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 93] = [
+    pub const ALL: [Self; 96] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -296,6 +302,9 @@ impl Safeguard {
         Self::CheckSnapshotPlace,
         Self::CompareRoots,
         Self::LookForMark,
+        Self::StoreSlotFirst,
+        Self::FreeSlotAfterWord,
+        Self::TakeSlotOnce,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
@@ -303,6 +312,11 @@ impl Safeguard {
     pub const fn is_shared(self) -> bool {
         matches!(self.upholds(), 25 | 26)
             || matches!(self, Self::SpareSlots | Self::FreeSlotOnce | Self::AskIfForgotten)
+    }
+
+    /// Returns true if the safeguard is of memory volumes, which have a simulation of their own.
+    pub const fn is_of_memory(self) -> bool {
+        self.upholds() == 33
     }
 
     /// The number of the invariant that does not hold without the safeguard, in `docs/invariants.md`.
@@ -375,6 +389,7 @@ impl Safeguard {
             | Self::AddOnlyOwn => 30,
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
             Self::HoldUntilRelease | Self::CutIsStill | Self::ExactCut => 32,
+            Self::StoreSlotFirst | Self::FreeSlotAfterWord | Self::TakeSlotOnce => 33,
         }
     }
 }

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::label::Label;
 use crate::live_map::LiveMap;
+use crate::memory::new_volume::NewMemoryVolume;
 use crate::operation::{Queue, Ring, VolumeKey};
 use crate::planned::Planned;
 use crate::published_status::PublishedStatus;
@@ -74,6 +75,13 @@ pub enum Message {
         volume: Box<NewVolume>,
         /// Receives the answer.
         done: oneshot::Sender<Result<VolumeKey, RingError>>,
+    },
+    /// Takes a memory volume onto the thread.
+    AddMemory {
+        /// The volume.
+        volume: Box<NewMemoryVolume>,
+        /// Receives the answer.
+        done: oneshot::Sender<VolumeKey>,
     },
     /// Serves the queues of a volume's device from now on.
     Open {

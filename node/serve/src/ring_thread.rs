@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use holdfast_engine::event::Event;
-use holdfast_ring::{Completion, Ended, FileSlot, RingError, RingOptions, Waker};
+use holdfast_ring::{Completion, Ended, FileSlot, IoResult, RingError, RingOptions, Waker};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, QueueCommand};
 use tokio::sync::mpsc::Receiver;
@@ -17,6 +17,7 @@ use tokio::sync::mpsc::Receiver;
 use crate::clock::now;
 use crate::figures::RingFigures;
 use crate::limit::RING_MESSAGES;
+use crate::memory::{MemoryVolumes, is_memory};
 use crate::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
 use crate::operation::{FileOperation, InFlight, Ring, VolumeKey};
 use crate::served::{ServedParts, ServedVolume, SharedFiles, Slots};
@@ -32,6 +33,8 @@ pub struct RingThread {
     ring_file: Option<OwnedFd>,
     shared: SharedFiles<FileSlot>,
     volumes: VolumeTable<ServedVolume>,
+    /// Apart from the others, so that these pay nothing for them.
+    memory: MemoryVolumes,
     figures: Arc<RingFigures>,
     /// Completions for volumes that were gone, or queues that were closed.
     late: u64,
@@ -66,6 +69,7 @@ impl RingThread {
             ring_file,
             shared,
             volumes: VolumeTable::new(),
+            memory: MemoryVolumes::default(),
             figures: Arc::default(),
             late: 0,
             messages,
@@ -92,7 +96,7 @@ impl RingThread {
     /// Number of requests that the kernel handed over and that are not completed.
     #[must_use]
     pub fn requests(&self) -> u32 {
-        self.volumes.iter().map(ServedVolume::requests).sum()
+        self.volumes.iter().map(ServedVolume::requests).sum::<u32>() + self.memory.requests()
     }
 
     /// Number of system calls with which the thread drove its ring.
@@ -151,14 +155,7 @@ impl RingThread {
     #[inline]
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         match self.ring.end_word(completion) {
-            Some((InFlight::Command(QueueCommand { owner, queue_id, tag }), outcome)) => {
-                if let Some(served) = self.volumes.get_mut(owner)
-                    && served.on_command(&mut self.ring, (queue_id, tag), outcome, now)
-                {
-                    return;
-                }
-                self.late += 1;
-            }
+            Some((InFlight::Command(command), outcome)) => self.on_command(command, outcome, now),
             Some((InFlight::File { volume, operation }, outcome)) => {
                 let FileOperation::MoveWhole { request } = operation else { unreachable!("it is no word") };
                 match self.volumes.get_mut(volume) {
@@ -173,23 +170,23 @@ impl RingThread {
     /// The same, of an operation that has an entry in the ring's table.
     fn on_entry(&mut self, completion: Completion, now: Millis) {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
-        let key = match &operation {
-            InFlight::Command(command) => command.owner,
-            InFlight::File { volume, .. } => *volume,
-        };
-        let Some(served) = self.volumes.get_mut(key) else {
-            self.late += 1;
-            return;
-        };
         match operation {
-            InFlight::Command(QueueCommand { owner: _, queue_id, tag }) => {
-                let in_time = served.on_command(&mut self.ring, (queue_id, tag), outcome, now);
-                self.late += u64::from(!in_time);
-            }
-            InFlight::File { volume: _, operation } => {
-                served.on_file(&mut self.ring, operation, (outcome, buffer), now);
-            }
+            InFlight::Command(command) => self.on_command(command, outcome, now),
+            InFlight::File { volume, operation } => match self.volumes.get_mut(volume) {
+                Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
+                None => self.late += 1,
+            },
         }
+    }
+
+    #[inline]
+    fn on_command(&mut self, command: QueueCommand<VolumeKey>, outcome: IoResult, now: Millis) {
+        let QueueCommand { owner, queue_id, tag } = command;
+        let in_time = match self.volumes.get_mut(owner) {
+            Some(served) => served.on_command(&mut self.ring, (queue_id, tag), outcome, now),
+            None => self.memory.on_command(&mut self.ring, owner, (queue_id, tag), outcome, now),
+        };
+        self.late += u64::from(!in_time);
     }
 
     fn release_removed(&mut self) {
@@ -229,9 +226,14 @@ impl RingThread {
     fn on_message(&mut self, message: Message, now: Millis) {
         match message {
             Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
+            Message::AddMemory { volume, done } => drop(done.send(self.memory.add(*volume))),
             Message::Open { key, device, queues, done } => {
                 drop(done.send(self.open(key, device, queues)));
             }
+            Message::Close { key, done } if is_memory(key) => {
+                self.memory.close(&mut self.ring, key, done);
+            }
+            Message::Remove { key, done } if is_memory(key) => drop(done.send(self.memory.remove(key))),
             Message::Close { key, done } => match self.find(key) {
                 Some((ring, served)) => served.close(ring, done),
                 None => drop(done.send(Err(RingRefusal::Gone))),
@@ -264,6 +266,7 @@ impl RingThread {
                 for served in self.volumes.iter_mut() {
                     served.tick(&mut self.ring, now);
                 }
+                self.memory.tick(now);
                 let late = self.late + self.ring.late_completions();
                 self.figures.show(late, self.ring.max_operations());
             }
@@ -277,6 +280,7 @@ impl RingThread {
                 for served in self.volumes.iter_mut() {
                     served.drain();
                 }
+                self.memory.drain();
                 self.leaving = Some(Instant::now());
             }
         }
@@ -285,6 +289,9 @@ impl RingThread {
     fn open(&mut self, key: VolumeKey, device: Device, queues: OpenQueues) -> Result<(), RingRefusal> {
         if self.removed.iter().any(|(removed, _)| *removed == key) {
             return Err(RingRefusal::Removing);
+        }
+        if is_memory(key) {
+            return self.memory.open(&mut self.ring, key, device, queues);
         }
         let (ring, served) = self.find(key).ok_or(RingRefusal::Gone)?;
         let queues = queues(ring, key)?;

@@ -46,6 +46,14 @@ impl Bug {
         matches!(self, Self::Missing(Safeguard::ForksOfForksCount))
     }
 
+    /// Returns true if only memory volumes notice the bug.
+    pub const fn is_of_memory(self) -> bool {
+        match self {
+            Self::Missing(safeguard) => safeguard.is_of_memory(),
+            Self::Mutation(_) => false,
+        }
+    }
+
     /// The number of the invariant that the bug breaks, in `docs/invariants.md`.
     pub const fn breaks(self) -> u8 {
         match self {

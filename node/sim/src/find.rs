@@ -4,6 +4,7 @@ use crate::bug::{Bug, plant};
 use crate::case::Case;
 use crate::crash::{Scenario, campaign, violation_alive};
 use crate::fleet::{FamilyCase, FleetCase};
+use crate::memory_volume::MemoryCase;
 use crate::violation::Violation;
 
 /// Volumes of a run that looks for a bug of what they share, or of forks that live beside each other.
@@ -12,7 +13,7 @@ const FLEET: usize = 4;
 const OUTCOMES: u64 = 8;
 
 /// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the
-/// bug is about what they share, of a family, or of the deaths at crash points.
+/// bug is about what they share, of a family, of a memory volume, or of the deaths at crash points.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
     if let Some(scenario) = Scenario::that_meets(bug) {
         let deaths = |bug| {
@@ -33,6 +34,9 @@ pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation
         }
         let found = deaths(Some(bug)).into_iter().find(|(_, violation)| said(violation));
         return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
+    }
+    if bug.is_of_memory() {
+        return MemoryCase::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }
     if bug.is_of_families() {
         return FamilyCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)

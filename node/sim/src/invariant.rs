@@ -82,11 +82,13 @@ pub enum Invariant {
     SizeIsKept = 31,
     /// The snapshot of a cut whose writes waited until the release holds what the volume held then.
     CutIsOnePoint = 32,
+    /// A page of a memory volume is whole, as it was before a write or after it.
+    MemoryPageIsWhole = 33,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -118,6 +120,7 @@ impl Invariant {
         Self::ForkIsItsSnapshot,
         Self::SizeIsKept,
         Self::CutIsOnePoint,
+        Self::MemoryPageIsWhole,
     ];
 
     /// Its number in `docs/invariants.md`.

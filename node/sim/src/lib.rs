@@ -29,6 +29,7 @@ mod host;
 mod invariant;
 mod lag;
 mod memory;
+pub mod memory_volume;
 mod process;
 mod profile;
 mod rng;

@@ -99,6 +99,21 @@ impl CopyBuffers {
         self.memory.as_ptr().wrapping_add(begin)
     }
 
+    /// A part of a tag's buffer.
+    pub(crate) fn part(&self, part: BufferPart) -> &[u8] {
+        let address = self.address(part);
+        // SAFETY: the range lies in the mapping, which is initialised (zeros at first). The tag is with the
+        // owner, which has no operation on it in flight.
+        unsafe { std::slice::from_raw_parts(address, part.len_bytes as usize) }
+    }
+
+    /// The same, to be written.
+    pub(crate) fn part_mut(&mut self, part: BufferPart) -> &mut [u8] {
+        let address = self.address(part);
+        // SAFETY: as for `part`, and the buffers are borrowed for as long as the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(address, part.len_bytes as usize) }
+    }
+
     /// Copies a part of a write request's memory into the tag's buffer. False if not all was copied.
     pub(crate) fn copy_in(&self, char_file: &File, part: BufferPart, position: u64) -> bool {
         let len_bytes = part.len_bytes as usize;

@@ -256,6 +256,36 @@ impl<K: Copy> Queue<K> {
         unsafe { ring.push(entry, operation) };
     }
 
+    /// Copies the data of a write request out of its pages, for an owner that moves it itself.
+    ///
+    /// # Errors
+    /// `EIO` if the kernel did not copy all of it.
+    ///
+    /// # Panics
+    /// If the request is not a write, or its pages are registered: only with user copy they never are.
+    pub fn data_of_write(&self, request: &DeviceRequest) -> Result<&[u8], Errno> {
+        assert_eq!(request.operation(), Operation::Write, "only a write gives data");
+        let whole = Self::whole(request);
+        let copies = self.copies_of(request).expect("its pages are not registered");
+        if copies.copy_in(&self.file, whole, self.copy_position(whole.tag, 0)) {
+            Ok(copies.part(whole))
+        } else {
+            Err(Errno::EIO)
+        }
+    }
+
+    /// The buffer of a read request, for an owner that fills it itself. [`complete`](Self::complete) copies it
+    /// into the pages of the request. It holds what an earlier request left there.
+    ///
+    /// # Panics
+    /// As for [`data_of_write`](Self::data_of_write), of a read.
+    pub fn buffer_of_read(&mut self, request: &DeviceRequest) -> &mut [u8] {
+        assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        let copies = self.copies.as_mut().expect("there are buffers until the queue is dropped");
+        assert!(copies.has(request.tag()), "its pages are not registered");
+        copies.part_mut(Self::whole(request))
+    }
+
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed.
     #[inline]
@@ -416,6 +446,12 @@ impl<K: Copy> Queue<K> {
     const fn buffer_part(request: &DeviceRequest, part: &RequestPart) -> BufferPart {
         let &RequestPart { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
         BufferPart { tag: request.tag(), offset_bytes, len_bytes }
+    }
+
+    /// The buffer of a request with data, all of it.
+    fn whole(request: &DeviceRequest) -> BufferPart {
+        let len_bytes = u32::try_from(request.len_bytes()).expect("a request is smaller than 4 GiB");
+        BufferPart { tag: request.tag(), offset_bytes: 0, len_bytes }
     }
 
     /// The copy buffers, for a request that has one.

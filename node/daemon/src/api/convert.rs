@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_format::displaced::Displaced;
+use holdfast_memory::{MemoryFigures, PAGE_BYTES, PageCodec};
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
@@ -12,8 +13,8 @@ use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, NodeVolumeStatus, ServedCounts,
-    SettingsChange, StateDisk, VolumeState,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, MemoryAttach, NodeVolumeStatus,
+    ServedCounts, SettingsChange, StateDisk, VolumeState,
 };
 
 /// A field of a request cannot be used.
@@ -39,6 +40,15 @@ pub(crate) enum InvalidField {
     /// `durability` is no class.
     #[error("durability: {0} is not known; use DURABILITY_LOCAL or DURABILITY_OBJECT")]
     Durability(i32),
+    /// A field that memory volumes do not have.
+    #[error("{0}: a memory volume has none; leave it out, or attach a volume of a store")]
+    NotOfMemory(&'static str),
+    /// `memory.limit_bytes` is no limit.
+    #[error("memory.limit_bytes: is 0; give at least one MiB, or leave it out")]
+    NoLimit,
+    /// `memory.compression` is no codec.
+    #[error("memory.compression: {0} is not known; use COMPRESSION_LZ4 or COMPRESSION_ZSTD")]
+    Compression(i32),
     /// Nothing is to be changed.
     #[error("durability, max_dirty_age: both are absent; give at least one")]
     NoSettings,
@@ -89,8 +99,15 @@ impl TryFrom<wire::AttachRequest> for CheckedAttach {
     type Error = InvalidField;
 
     fn try_from(request: wire::AttachRequest) -> Result<Self, InvalidField> {
-        let wire::AttachRequest { volume_id, store, size_bytes, replaces_epoch, max_dirty_age, durability } =
-            request;
+        let wire::AttachRequest {
+            volume_id,
+            store,
+            size_bytes,
+            replaces_epoch,
+            max_dirty_age,
+            durability,
+            memory: _,
+        } = request;
         Ok(Self {
             volume: volume_id.try_into()?,
             store: store_name(store)?,
@@ -100,6 +117,42 @@ impl TryFrom<wire::AttachRequest> for CheckedAttach {
             durability: flush_class(durability)?,
         })
     }
+}
+
+/// Checks a [`wire::AttachRequest`] of a memory volume.
+pub(crate) fn memory_attach(
+    request: wire::AttachRequest,
+    memory: &wire::MemoryVolume,
+) -> Result<MemoryAttach, InvalidField> {
+    let wire::AttachRequest {
+        volume_id, store, size_bytes, replaces_epoch, max_dirty_age, durability, ..
+    } = request;
+    let fields = [
+        ("store", !store.is_empty()),
+        ("size_bytes", size_bytes.is_some()),
+        ("replaces_epoch", replaces_epoch.is_some()),
+        ("max_dirty_age", max_dirty_age.is_some()),
+        ("durability", durability != wire::Durability::Unspecified as i32),
+    ];
+    if let Some((field, _)) = fields.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(InvalidField::NotOfMemory(field));
+    }
+    let &wire::MemoryVolume { size_bytes, limit_bytes, compression } = memory;
+    if limit_bytes == Some(0) {
+        return Err(InvalidField::NoLimit);
+    }
+    let codec = match wire::Compression::try_from(compression) {
+        Ok(wire::Compression::Unspecified | wire::Compression::Lz4) => PageCodec::Lz4,
+        Ok(wire::Compression::Zstd) => PageCodec::Zstd,
+        Err(_unknown) => return Err(InvalidField::Compression(compression)),
+    };
+    Ok(MemoryAttach { volume: volume_id.try_into()?, bytes: size(size_bytes)?, limit_bytes, codec })
+}
+
+fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
+    let MemoryFigures { same_filled_pages, slab_bytes, limit_bytes, refused_pages, .. } = figures;
+    let content_bytes = figures.content_pages() * PAGE_BYTES as u64;
+    wire::MemoryUse { used_bytes: slab_bytes, limit_bytes, content_bytes, same_filled_pages, refused_pages }
 }
 
 impl CheckedAttach {
@@ -237,6 +290,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             waiting_requests: _,
             served: _,
             index: _,
+            memory,
         } = status;
         Self {
             volume_id: volume.to_string(),
@@ -252,6 +306,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             durable_through: durable_through.map(SystemTime::into),
             holds_data,
             max_dirty_age: max_dirty_age.and_then(|age| age.try_into().ok()),
+            memory: memory.map(memory_use),
         }
     }
 }

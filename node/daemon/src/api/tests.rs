@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use holdfast_proto::node::v1::Durability;
 use holdfast_proto::node::v1::node_server::Node as _;
+use holdfast_proto::node::v1::{Durability, MemoryVolume};
 use holdfast_s3::S3Credentials;
 use tonic::Code;
 
@@ -29,7 +29,10 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         replaces_epoch: None,
         max_dirty_age: None,
         durability: 0,
+        memory: None,
     };
+    let scratch = MemoryVolume { size_bytes: 1 << 20, ..MemoryVolume::default() };
+    let memory = |memory| AttachRequest { store: String::new(), memory: Some(memory), ..good.clone() };
     let cases = [
         ("volume_id: ", AttachRequest { volume_id: "V/".to_owned(), ..good.clone() }),
         ("store: is empty", AttachRequest { store: String::new(), ..good.clone() }),
@@ -43,6 +46,11 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(-5), ..good.clone() }),
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(7200), ..good.clone() }),
         ("durability: 7 ", AttachRequest { durability: 7, ..good.clone() }),
+        ("store: a memory volume has none", AttachRequest { store: "main".to_owned(), ..memory(scratch) }),
+        ("durability: a memory volume has none", AttachRequest { durability: 2, ..memory(scratch) }),
+        ("size_bytes: 4097 ", memory(MemoryVolume { size_bytes: 4097, ..scratch })),
+        ("memory.limit_bytes: is 0", memory(MemoryVolume { limit_bytes: Some(0), ..scratch })),
+        ("memory.compression: 9 ", memory(MemoryVolume { compression: 9, ..scratch })),
     ];
     for (expected, request) in cases {
         let status = api(&fake).attach(Request::new(request)).await.expect_err(expected);

@@ -1,12 +1,12 @@
 //! Commands, each sent to the daemon over its socket.
 
 use holdfast_proto::node::v1::{
-    AttachRequest, CapabilitiesRequest, ConfigureRequest, DetachRequest, Durability, GrowRequest,
-    ListRequest, StatsRequest,
+    self as wire, AttachRequest, CapabilitiesRequest, ConfigureRequest, DetachRequest, Durability,
+    GrowRequest, ListRequest, MemoryVolume, StatsRequest,
 };
 
 use super::client::{connect, finish};
-use super::{Attach, Class, Command, Configure, create, gc, output, scrub, snapshot};
+use super::{Attach, Class, Command, Compression, Configure, create, gc, output, scrub, snapshot};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
@@ -20,14 +20,34 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
         }
         Command::Create(create) => create::run(create, out).await,
-        Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, durability, target }) => {
+        Command::Attach(attach) => {
+            let Attach {
+                volume,
+                store,
+                memory,
+                memory_limit,
+                compression,
+                size,
+                take_over,
+                max_dirty_age,
+                durability,
+                target,
+            } = attach;
+            let memory = memory.map(|size| MemoryVolume {
+                size_bytes: size.0,
+                limit_bytes: memory_limit.map(|limit| limit.0),
+                compression: compression.map_or(wire::Compression::Unspecified, codec).into(),
+            });
+            // The default of the command line is one of stores.
+            let durability = memory.map_or(wire_class(durability), |_| Durability::Unspecified);
             let request = AttachRequest {
                 volume_id: volume,
-                store,
+                store: store.unwrap_or_default(),
                 size_bytes: size.map(|size| size.0),
                 replaces_epoch: take_over,
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
-                durability: wire(durability).into(),
+                durability: durability.into(),
+                memory,
             };
             let mut client = connect(&target).await?;
             let answer = client.attach(request).await;
@@ -43,7 +63,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             let request = ConfigureRequest {
                 volume_id: volume,
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
-                durability: durability.map_or(Durability::Unspecified, wire).into(),
+                durability: durability.map_or(Durability::Unspecified, wire_class).into(),
             };
             finish(client.configure(request).await, &target, out)
         }
@@ -74,7 +94,14 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
     }
 }
 
-fn wire(class: Class) -> Durability {
+fn codec(compression: Compression) -> wire::Compression {
+    match compression {
+        Compression::Lz4 => wire::Compression::Lz4,
+        Compression::Zstd => wire::Compression::Zstd,
+    }
+}
+
+fn wire_class(class: Class) -> Durability {
     match class {
         Class::Local => Durability::Local,
         Class::Object => Durability::Object,

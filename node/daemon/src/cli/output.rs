@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_proto::node::v1::{
     AttachResponse, CapabilitiesResponse, ConfigureResponse, CreateResponse, DetachResponse, Device,
-    Displaced, Durability, GrowResponse, ListResponse, StateDisk, StatsResponse, Transport,
+    Displaced, Durability, GrowResponse, ListResponse, MemoryUse, StateDisk, StatsResponse, Transport,
     TransportCapability, Volume, VolumeState, VolumeStats,
 };
 use holdfast_types::SECTOR_BYTES;
@@ -153,6 +153,7 @@ impl Render for ListResponse {
                 durable_through,
                 holds_data,
                 max_dirty_age,
+                memory,
             } = volume;
             json!({
                 "volume_id": volume_id,
@@ -167,6 +168,7 @@ impl Render for ListResponse {
                 "holds_data": holds_data,
                 "max_dirty_age": max_dirty_age.map(time_span),
                 "message": message,
+                "memory": memory.as_ref().map(memory_json),
             })
         };
         json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
@@ -176,6 +178,17 @@ impl Render for ListResponse {
 /// A duration of the interface, as the command line and the configuration write it.
 fn time_span(span: prost_types::Duration) -> String {
     TimeSpan(span.try_into().unwrap_or_default()).to_string()
+}
+
+fn memory_json(memory: &MemoryUse) -> Value {
+    let MemoryUse { used_bytes, limit_bytes, content_bytes, same_filled_pages, refused_pages } = memory;
+    json!({
+        "used_bytes": used_bytes,
+        "limit_bytes": limit_bytes,
+        "content_bytes": content_bytes,
+        "same_filled_pages": same_filled_pages,
+        "refused_pages": refused_pages,
+    })
 }
 
 fn device_json(device: &Device) -> Value {

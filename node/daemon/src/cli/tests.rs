@@ -71,6 +71,22 @@ async fn a_volume_that_is_attached_grows_by_name() {
 }
 
 #[tokio::test]
+async fn a_memory_volume_is_attached_by_size() {
+    let world = World::start().await;
+    let device = world.ask("attach tmp --memory 1Gi --memory-limit 256Mi --compression zstd").await.unwrap();
+    assert!(device.starts_with("/dev/ublkb"), "{device}");
+    let listed = world.ask("list --json").await.unwrap();
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["volumes"][0]["memory"]["limit_bytes"], 256 << 20);
+    for wrong in
+        ["attach tmp", "attach tmp --memory 1Gi --store main", "attach tmp --store main --memory-limit 1Gi"]
+    {
+        let words = ["holdfast-node"].into_iter().chain(wrong.split_whitespace());
+        assert!(Cli::try_parse_from(words).is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
 async fn settings_of_an_attached_volume_change_by_name() {
     let world = World::start().await;
     world.ask("attach v --store main").await.unwrap();

@@ -142,7 +142,8 @@ fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> 
     volumes.into_iter().filter_map(identity).collect()
 }
 
-/// The volumes of this node that nothing is being done with.
+/// The volumes of this node that nothing is being done with. Memory volumes are not Kubernetes': a person attached
+/// them, and a detach would drop their content.
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
         VolumeState::Attached | VolumeState::Fenced | VolumeState::Unserved => true,
@@ -150,7 +151,8 @@ fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
             false
         }
     };
-    volumes.list().into_iter().filter(|here| is_idle(here.state)).map(|here| here.volume).collect()
+    let of_a_store = volumes.list().into_iter().filter(|here| here.memory.is_none());
+    of_a_store.filter(|here| is_idle(here.state)).map(|here| here.volume).collect()
 }
 
 async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, events: &NodeEvents) {
@@ -325,6 +327,8 @@ mod tests {
         ] {
             fake.put(crate::node::NodeVolumeStatus { state, ..attached(name) });
         }
+        let memory = Some(holdfast_memory::MemoryFigures::default());
+        fake.put(crate::node::NodeVolumeStatus { memory, ..attached("scratch") });
         assert_eq!(served(&fake), named(&["attached", "fenced", "unserved"]));
     }
 }

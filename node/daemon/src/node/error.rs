@@ -10,6 +10,7 @@ use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
 use holdfast_format::DecodeError;
 use holdfast_log::{LogFailure, SnapshotError};
+use holdfast_memory::{HeadError, RecoverError};
 use holdfast_ring::{Errno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
@@ -68,6 +69,18 @@ pub(crate) enum NodeError {
         attached: String,
         /// The store asked for.
         asked: String,
+    },
+    /// Memory volumes do not have what was asked for.
+    #[error(
+        "volume_id: {volume} is a memory volume of this node, which has no {what}. Nothing was changed. {fix}"
+    )]
+    MemoryVolume {
+        /// The volume.
+        volume: VolumeId,
+        /// The thing asked for.
+        what: &'static str,
+        /// The action to take instead.
+        fix: &'static str,
     },
     /// The block device is mounted or held by a process.
     #[error("volume {volume} is in use: {device} is held by {holders}. Unmount it or end that program first")]
@@ -407,6 +420,15 @@ pub(crate) enum LocalDamage {
         /// The bytes that it should have.
         expected: usize,
     },
+    /// The head of a memory volume's table.
+    #[error(transparent)]
+    MemoryHead(#[from] HeadError),
+    /// The words of a memory volume's table.
+    #[error(transparent)]
+    MemoryTable(#[from] RecoverError),
+    /// A memory volume's table.
+    #[error("it is not of the attach that is recorded beside it")]
+    OtherAttach,
     /// A record in JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -436,6 +458,7 @@ impl NodeError {
             | Self::StoreMoved { .. }
             | Self::StoreForeign { .. }
             | Self::Size(_)
+            | Self::MemoryVolume { .. }
             | Self::RunDir(_)
             | Self::SameDir(_)
             | Self::TooLarge { .. }

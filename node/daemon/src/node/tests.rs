@@ -8,6 +8,7 @@ pub(super) mod host;
 pub(super) mod kernel;
 #[path = "../../../serve/src/logged.rs"]
 pub(super) mod logged;
+mod memory;
 mod rings;
 mod snapshots;
 mod stopped;

@@ -10,6 +10,7 @@ use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
+use holdfast_memory::MemoryFigures;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
@@ -20,8 +21,8 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
-    FailureKind, NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange,
-    StateDisk, StoreHealth, StoreStatus, SweepRequest, VolumeInStore, VolumeState, millis,
+    FailureKind, MemoryAttach, NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, ServedCounts,
+    SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, VolumeInStore, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -162,6 +163,7 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
         index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1, ancestors: Some(2) },
         waiting_requests: 0,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
+        memory: None,
     }
 }
 
@@ -220,6 +222,23 @@ impl Volumes for Fake {
             ..attached("any")
         };
         inner.attached.insert(request.volume, status);
+        Ok(device)
+    }
+
+    async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, Failure> {
+        let device = Attached { bytes: request.bytes, epoch: 0, ..attached("any").attached.unwrap() };
+        let memory = MemoryFigures {
+            limit_bytes: request.limit_bytes.unwrap_or(request.bytes),
+            ..MemoryFigures::default()
+        };
+        let status = NodeVolumeStatus {
+            volume: request.volume.clone(),
+            store: StoreStatus::default(),
+            attached: Some(device.clone()),
+            memory: Some(memory),
+            ..attached("any")
+        };
+        self.inner.lock().attached.insert(request.volume, status);
         Ok(device)
     }
 

@@ -28,13 +28,14 @@ pub(in crate::node) struct DeviceSweep<'a> {
 
 impl DeviceSweep<'_> {
     /// Deletes what is ours and was never served, and names what is ours and has none of these volumes.
-    pub(in crate::node) async fn run(&self, locals: Vec<Local>) {
+    /// Devices of these tags, of memory volumes, are known too.
+    pub(in crate::node) async fn run(&self, locals: Vec<Local>, memory: BTreeSet<u64>) {
         let (devices, installation) = (Arc::clone(self.devices), self.installation);
         let found = blocking(move || {
             // The device of a record that cannot be read is ours too; recovery says what is wrong with the
             // record.
             let known = locals.iter().filter_map(|local| local.read_record().ok()?).map(|record| record.tag);
-            Ok(orphans(&*devices, installation, &known.collect())?)
+            Ok(orphans(&*devices, installation, &known.chain(memory).collect())?)
         });
         match found.await {
             Ok(orphans) => orphans.into_iter().for_each(|orphan| self.end_orphan(orphan)),

@@ -210,7 +210,7 @@ impl VolumeDevices {
 }
 
 /// Looks whether the kernel has deleted a device, by its tag: the number may be another one's by now.
-fn await_number(kernel: &dyn Devices, device: Device) -> Deletion {
+pub(in crate::node) fn await_number(kernel: &dyn Devices, device: Device) -> Deletion {
     match kernel.look(device.id()) {
         Ok(info) if info.tag == device.tag() => Deletion::Waits,
         Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Deletion::Ended,

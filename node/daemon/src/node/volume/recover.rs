@@ -146,11 +146,11 @@ impl Recovery {
 }
 
 impl Node {
-    /// Recovers every volume of the run directory, all at once. A failed recovery is reported and retried;
+    /// Recovers every volume of the run directory, memory volumes too, all at once. A failed recovery is reported and retried;
     /// one that takes longer than `within` is recovered in the background.
     pub(in crate::node) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
         let volumes = attached_volumes(&self.0.dirs)?;
-        let tries: Vec<_> = volumes
+        let mut tries: Vec<_> = volumes
             .iter()
             .map(|volume| {
                 let (ends, ended) = oneshot::channel::<()>();
@@ -162,11 +162,13 @@ impl Node {
                 ended
             })
             .collect();
+        let (memory_tags, memory_tries) = self.recover_memory()?;
+        tries.extend(memory_tries);
         let first = async {
             // No attach adds a device yet.
             let Inner { devices, installation, tasks, dirs, .. } = &*self.0;
             let sweep = DeviceSweep { devices: devices.kernel(), installation: *installation, tasks };
-            sweep.run(volumes.iter().map(|volume| dirs.of(volume)).collect()).await;
+            sweep.run(volumes.iter().map(|volume| dirs.of(volume)).collect(), memory_tags).await;
             join_all(tries).await
         };
         if tokio::time::timeout(within, first).await.is_err() {
@@ -464,7 +466,11 @@ fn device_of(
     }
 }
 
-fn tagged(devices: &dyn Devices, expected: &Expected) -> Result<Option<Device>, NodeError> {
+/// The device with this tag.
+pub(in crate::node) fn tagged(
+    devices: &dyn Devices,
+    expected: &Expected,
+) -> Result<Option<Device>, NodeError> {
     for id in devices.list()? {
         match devices.look(id) {
             Ok(info) if info.tag == expected.tag => return found(devices.find(id, expected)),

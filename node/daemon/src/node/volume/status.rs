@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::{Delay, IndexStatus, Status, Unreadable};
+use holdfast_memory::MemoryFigures;
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
@@ -93,6 +94,8 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) waiting_requests: usize,
     /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
+    /// What a memory volume takes, once it is served; none of any other.
+    pub(crate) memory: Option<MemoryFigures>,
 }
 
 /// The commits of a volume: what the log has, and what it does not have yet.
@@ -162,7 +165,7 @@ impl NodeVolumeStatus {
     }
 
     /// A volume that is on no ring thread.
-    fn unknown(
+    pub(in crate::node) fn unknown(
         volume: VolumeId,
         state: VolumeState,
         store_name: String,
@@ -183,6 +186,7 @@ impl NodeVolumeStatus {
             index: IndexStatus::default(),
             waiting_requests: 0,
             served: ServedCounts::default(),
+            memory: None,
         }
     }
 
@@ -231,6 +235,7 @@ impl NodeVolumeStatus {
             index: status.index,
             waiting_requests: status.parked,
             served: present.published.served(),
+            memory: None,
         }
     }
 }

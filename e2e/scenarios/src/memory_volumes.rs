@@ -1,0 +1,124 @@
+//! Memory volumes of the command line: the daemon is killed under them again and again, and each page is as it
+//! was; a full one fails writes and loses nothing; a detach leaves nothing.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::churn::last_numbers;
+use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::report;
+use holdfast_lab::vm::bash;
+use holdfast_lab::world::World;
+
+use super::load::Load;
+
+const BUCKET: &str = "memory";
+/// Kills of the daemon.
+const KILLS: usize = 5;
+/// Longest run of fio, in seconds of the machine's time: it is ended before.
+const LOAD_SECONDS: u32 = 900;
+const LIMIT: Duration = Duration::from_secs(60);
+const END_LIMIT: Duration = Duration::from_secs(300);
+/// Threads that work on the file system.
+const WORKERS: u32 = 2;
+const AT: &str = "/mnt";
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", "")?;
+    kills(&node)?;
+    full(&node)?;
+    refusals(&node)?;
+    ensure!(node.cli(&["list", "--json"])?.contains("\"volumes\": []"), "all are detached");
+    Ok(())
+}
+
+/// Kills the daemon under a file system and under fio, which verifies what it wrote.
+fn kills(node: &Node) -> Result<()> {
+    let vm = node.vm();
+    let files = attach(node, &["files", "--memory", "256Mi"])?;
+    vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
+    vm.spawn("churn", &bash(&format!("exec holdfast-e2e churn {AT} {WORKERS}")))?;
+    let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
+    let load = Load::start(vm, &raw, LOAD_SECONDS)?;
+    for number in 0..KILLS {
+        node.kill()?;
+        node.restart()?;
+        load.wait_progress()?;
+        let ended = vm.status("churn")?;
+        ensure!(ended.is_none(), "churn ended: {ended:?}\n{}", vm.log("churn")?);
+        report::step(format_args!("kill {number} is over"));
+    }
+    load.stop()?;
+    vm.signal("churn", SIGKILL)?;
+    vm.wait("churn", END_LIMIT)?;
+    let refused = node.cli(&["detach", "files"]).err().context("it is mounted")?;
+    ensure!(format!("{refused:#}").contains("is in use"), "{refused:#}");
+    // Not from the page cache: the device has the only copy that counts.
+    let found = vm.exec(&format!(
+        "umount {AT}; echo 3 > /proc/sys/vm/drop_caches; e2fsck -fn {files} >&2; mount {files} {AT}; \
+         holdfast-e2e churn-check {AT}; umount {AT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
+    ))?;
+    let (reported, there) = (last_numbers(&vm.log("churn")?)?, last_numbers(&found)?);
+    ensure!(!reported.is_empty(), "the workers reported no file");
+    for (worker, number) in reported {
+        let last = there.get(&worker).copied();
+        ensure!(last >= Some(number), "worker {worker} reported file {number}, the last one is {last:?}");
+    }
+    for name in ["files", "raw"] {
+        let refused = node.metric("holdfast_volume_memory_refused_pages_total", name)?;
+        ensure!(refused == Some(0.0), "{name}: {refused:?} pages were refused");
+        node.cli(&["detach", name])?;
+    }
+    vm.exec(&format!("! test -e {files}; ! test -e {raw}"))?;
+    // A new one of the same name has nothing of it.
+    let files = attach(node, &["files", "--memory", "256Mi"])?;
+    vm.exec(&format!("cmp -n 268435456 {files} /dev/zero"))?;
+    node.cli(&["detach", "files"]).map(drop)
+}
+
+/// At its limit a volume fails writes with ENOSPC, keeps what it has, and takes writes again once something was
+/// discarded.
+fn full(node: &Node) -> Result<()> {
+    let device = attach(node, &["full", "--memory", "64Mi", "--memory-limit", "16Mi"])?;
+    let vm = node.vm();
+    let write = |at: u32, mib: u32| {
+        format!(
+            "dd if=/dev/urandom of={device} bs=1M count={mib} seek={at} oflag=direct conv=notrunc status=none"
+        )
+    };
+    let sum = || vm.exec(&format!("dd if={device} bs=1M count=8 iflag=direct status=none | sha256sum"));
+    vm.exec(&write(0, 8))?;
+    let before = sum()?;
+    let found = vm.exec(&format!("if {} 2>&1; then echo written; fi", write(8, 56)))?;
+    ensure!(found.contains("No space left on device"), "{found}");
+    ensure!(sum()? == before, "what was stored changed when the volume was full");
+    node.kill()?;
+    node.restart()?;
+    ensure!(sum()? == before, "what was stored changed when the daemon was killed");
+    vm.exec(&format!("blkdiscard -o 8M -l 56M {device}; {}", write(20, 4)))?;
+    ensure!(sum()? == before, "what was stored changed when other pages were discarded");
+    node.cli(&["detach", "full"]).map(drop)
+}
+
+/// Requests that make no sense for a memory volume name the field and the fix.
+fn refusals(node: &Node) -> Result<()> {
+    attach(node, &["small", "--memory", "4Mi"])?;
+    for (asked, words) in [
+        (&["grow", "small", "8Mi"][..], "has no growth. Nothing was changed. Detach it"),
+        (&["configure", "small", "--durability", "object"], "has no durability"),
+        (&["snapshot", "create", "small"], "has no snapshots. Nothing was changed. Copy its files"),
+        (&["attach", "small", "--store", "store"], "has no store"),
+    ] {
+        let refused = node.cli(asked).err().context("it is refused")?;
+        ensure!(format!("{refused:#}").contains(words), "{asked:?}: {refused:#}");
+    }
+    node.cli(&["detach", "small"]).map(drop)
+}
+
+fn attach(node: &Node, arguments: &[&str]) -> Result<String> {
+    let device = node.cli(&[&["attach"], arguments].concat())?.trim().to_owned();
+    node.vm().wait_block_device(&device, LIMIT)?;
+    Ok(device)
+}

@@ -1,0 +1,152 @@
+//! Attaching a memory volume: place on a ring thread, files, record, device, in this order.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_memory::{MemoryVolume, TableHead};
+use holdfast_serve::{Label, MemoryFiles, Message, NewMemoryVolume, PublishedMemory};
+use holdfast_service::chain;
+use holdfast_types::{Epoch, VolumeId};
+use holdfast_ublk::{DeviceSpec, Transport};
+
+use super::MemoryAttach;
+use super::detach::delete_device;
+use super::local::{MemoryLocal, slabs_of};
+use super::present::PresentMemory;
+use super::table::MemoryState;
+use crate::node::exit_on_panic::ExitOnPanic;
+use crate::node::local::file::random;
+use crate::node::ring::room::RingNeed;
+use crate::node::run_blocking::blocking;
+use crate::node::volume::device::or_gone;
+use crate::node::{Attached, Node, NodeError, QUEUE_DEPTH, QUEUES, TransportChoice, sectors_of};
+
+impl Node {
+    /// Attaches a memory volume, all zeros, and returns its device, ready for use. An attached one answers
+    /// with the device it has.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; no room in the run directory. The
+    /// volume is not attached then.
+    #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
+    pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
+        let _alone = ExitOnPanic("an attach of a memory volume");
+        let volume = request.volume.clone();
+        if let Some(attached) = self.0.memory.reserve(&volume)? {
+            return Ok(attached);
+        }
+        let attached = if self.0.volumes.contains(&volume) {
+            Err(NodeError::Busy { volume: volume.clone(), doing: "attached from an object store" })
+        } else {
+            self.try_attach_memory(request).await
+        };
+        if attached.is_err() {
+            self.abandon_memory(&volume).await;
+        }
+        attached
+    }
+
+    async fn try_attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
+        let begun = Instant::now();
+        let MemoryAttach { volume, bytes, limit_bytes, codec } = request;
+        let pages = sectors_of(bytes)?;
+        let slabs = slabs_of(pages, limit_bytes).ok_or(NodeError::Size(bytes))?;
+        let kernel = Arc::clone(self.0.devices.kernel());
+        // The daemon has to see the data: its pages are copied.
+        let user_copy = TransportChoice::Only(Transport::UserCopy);
+        let transport = blocking({
+            let kernel = Arc::clone(&kernel);
+            move || Ok(kernel.transport(user_copy)?)
+        })
+        .await?;
+        let nonce = u64::from_le_bytes(random());
+        let head = TableHead { pages, slabs, codec, nonce };
+        let local = MemoryLocal::new(&self.0.dirs.run, &volume);
+        let tag = self.0.installation.tag(&volume, nonce).0;
+        let opened = blocking({
+            let local = local.clone();
+            move || {
+                let opened = local.create(&head)?;
+                local.remember(tag, pages, nonce)?;
+                Ok(opened)
+            }
+        });
+        let present = self.add_memory(&volume, local, pages, opened.await?).await?;
+        let spec = DeviceSpec {
+            id: None,
+            sectors: pages,
+            queues: QUEUES,
+            depth: QUEUE_DEPTH,
+            max_io_bytes: MAX_IO_BYTES,
+            transport,
+            tag,
+        };
+        let added = Arc::clone(&kernel);
+        let device = blocking(move || Ok(added.add(&spec)?)).await?;
+        tracing::Span::current().record("device", device.id());
+        let started = async {
+            present.arm(&kernel, device).await?;
+            let starts = Arc::clone(&kernel);
+            present.unless_refused(device, blocking(move || Ok(starts.start(device)?))).await
+        };
+        if let Err(error) = started.await {
+            let stops = Arc::clone(&kernel);
+            blocking(move || Ok(or_gone(stops.stop(device))?)).await?;
+            present.close().await?;
+            delete_device(&self.0.tasks, &kernel, device).await;
+            return Err(error);
+        }
+        self.0.memory.set(&volume, MemoryState::Serving(device));
+        let attached = present.attached_by(device);
+        tracing::info!(
+            %volume,
+            device = %attached.device_path.display(),
+            bytes,
+            took_us = begun.elapsed().as_micros(),
+            "the device of a memory volume serves"
+        );
+        Ok(attached)
+    }
+
+    /// Puts an opened memory volume on a ring thread.
+    pub(super) async fn add_memory(
+        &self,
+        volume: &VolumeId,
+        local: MemoryLocal,
+        sectors: u64,
+        opened: MemoryVolume<MemoryFiles>,
+    ) -> Result<Arc<PresentMemory>, NodeError> {
+        let (ring, place) = self.0.rings.reserve(RingNeed { files: QUEUES.into(), buffers: 0 })?;
+        let published = Arc::<PublishedMemory>::default();
+        let new = NewMemoryVolume {
+            volume: opened,
+            label: Arc::new(Label::new(volume.clone(), Epoch(0))),
+            published: Arc::clone(&published),
+            place: Box::new(place),
+        };
+        let key = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
+        let present = PresentMemory { volume: volume.clone(), local, sectors, ring, key, published };
+        let present = Arc::new(present);
+        self.0.memory.came(volume, Arc::clone(&present));
+        Ok(present)
+    }
+
+    /// Removes what an attach left that failed, whose device is stopped if there was one.
+    async fn abandon_memory(&self, volume: &VolumeId) {
+        let left = async {
+            if let Some(present) = self.0.memory.present(volume) {
+                present.leave_ring().await?;
+            }
+            let local = MemoryLocal::new(&self.0.dirs.run, volume);
+            blocking(move || local.remove()).await
+        };
+        if let Err(error) = left.await {
+            tracing::error!(
+                %volume, error = chain(&error),
+                "the attach of a memory volume failed, and so did its removal; restart the daemon"
+            );
+        }
+        self.0.memory.forget(volume);
+    }
+}

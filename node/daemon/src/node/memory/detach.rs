@@ -1,0 +1,81 @@
+//! Detaching a memory volume: device, record, ring thread, files, in this order. Its content goes with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_service::tasks::Tasks;
+use holdfast_types::VolumeId;
+use holdfast_ublk::{ControlError, Device};
+use tokio::sync::oneshot;
+
+use super::table::MemoryState;
+use crate::node::device::kernel::Devices;
+use crate::node::exit_on_panic::ExitOnPanic;
+use crate::node::run_blocking::{blocking, run_blocking};
+use crate::node::volume::device::{Deletion, LOOK_EVERY, await_number, delete_stopped, or_gone};
+use crate::node::{Node, NodeError};
+
+/// The longest wait for the deletion of a stopped device.
+const DELETED_WITHIN: Duration = Duration::from_secs(5);
+
+impl Node {
+    /// Stops the device of a memory volume and drops its content.
+    ///
+    /// # Errors
+    /// [`NodeError::InUse`] while the device is mounted: nothing was changed. [`NodeError::NotAttached`], or
+    /// what its state refuses.
+    #[tracing::instrument(name = "detach_memory", skip_all, fields(%volume))]
+    pub(crate) async fn detach_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let _alone = ExitOnPanic("a detach of a memory volume");
+        let (present, device) = self.0.memory.begin_detach(volume)?;
+        let kernel = Arc::clone(self.0.devices.kernel());
+        let stops = Arc::clone(&kernel);
+        let stopped = blocking(move || Ok(or_gone(stops.stop_unused(device))?)).await;
+        if let Err(error) = stopped {
+            self.0.memory.set(volume, MemoryState::Serving(device));
+            return Err(match error {
+                NodeError::Device(ControlError::InUse { id: _, holders }) => {
+                    NodeError::InUse { volume: volume.clone(), device: device.block_path(), holders }
+                }
+                other => other,
+            });
+        }
+        let ended = async {
+            present.close().await?;
+            delete_device(&self.0.tasks, &kernel, device).await;
+            present.leave_ring().await?;
+            let local = present.local.clone();
+            blocking(move || local.remove()).await
+        };
+        if let Err(error) = ended.await {
+            // The device is stopped: what is left is tried again by the next detach.
+            self.0.memory.set(volume, MemoryState::Serving(device));
+            return Err(error);
+        }
+        self.0.memory.forget(volume);
+        tracing::info!(device = device.id(), "detached a memory volume; its content is gone");
+        Ok(())
+    }
+}
+
+/// Deletes a stopped device, and waits for it, but not for long on a program that has it open.
+pub(super) async fn delete_device(tasks: &Tasks, kernel: &Arc<dyn Devices>, device: Device) {
+    let (ends, deleted) = oneshot::channel::<()>();
+    let kernel = Arc::clone(kernel);
+    tasks.spawn(async move {
+        let _at_the_end = ends;
+        let deletes = Arc::clone(&kernel);
+        let mut deletion = run_blocking(move || delete_stopped(&*deletes, device)).await;
+        while deletion == Deletion::Waits {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let looks = Arc::clone(&kernel);
+            deletion = run_blocking(move || await_number(&*looks, device)).await;
+        }
+    });
+    if tokio::time::timeout(DELETED_WITHIN, deleted).await.is_err() {
+        tracing::warn!(
+            device = device.id(),
+            "a program still has the device open, which is stopped; the kernel deletes it once that has closed it"
+        );
+    }
+}

@@ -1,0 +1,201 @@
+//! The files of a memory volume.
+//!
+//! ```text
+//! <run>/memory.d/<id>/table     head and words (`docs/formats/memory-volume.md`)
+//! <run>/memory.d/<id>/slabs     contents
+//! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
+//! ```
+//! All are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the host.
+#![allow(unsafe_code)] // mmap of files of our own
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use holdfast_memory::pool::{PAGE_CLASS, SLAB_BYTES};
+use holdfast_memory::{HEAD_BYTES, MemoryVolume, TableHead};
+use holdfast_serve::MemoryFiles;
+use holdfast_types::{SECTOR_BYTES, VolumeId};
+use rustix::fs::{FallocateFlags, fallocate};
+use serde::{Deserialize, Serialize};
+
+use crate::node::error::{LocalDamage, NodeError, file};
+use crate::node::local::record_file::spare;
+use crate::node::local::record_json;
+use crate::node::local::volume_files::volumes_under;
+
+/// Version of [`MemoryRecord`].
+const VERSION: u32 = 1;
+
+/// Record of an attached memory volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::node) struct MemoryRecord {
+    version: u32,
+    /// The tag of its device.
+    pub(super) tag: u64,
+    pub(super) sectors: u64,
+    /// The nonce of its attach, of which the tag is made.
+    pub(super) nonce: u64,
+}
+
+/// Paths of one memory volume's files.
+#[derive(Debug, Clone)]
+pub(in crate::node) struct MemoryLocal {
+    volume: VolumeId,
+    dir: PathBuf,
+}
+
+/// Directory of the files of memory volumes in a run directory.
+fn memory_dir(run_dir: &Path) -> PathBuf {
+    run_dir.join("memory.d")
+}
+
+/// The memory volumes with files in a run directory.
+///
+/// # Errors
+/// It cannot be listed.
+pub(super) fn attached_memory(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
+    let dir = memory_dir(run_dir);
+    if !dir.try_exists().map_err(file(&dir, "looked for"))? {
+        return Ok(Vec::new());
+    }
+    volumes_under(&dir)
+}
+
+/// Slabs of a volume of so many pages whose content may take `limit_bytes`: at most what any content needs,
+/// which is a slab for each 16 pages, and one that is partly used for each class.
+pub(super) fn slabs_of(pages: u64, limit_bytes: Option<u64>) -> Option<u32> {
+    let most = pages.div_ceil(SLAB_BYTES as u64 / SECTOR_BYTES).checked_add(u64::from(PAGE_CLASS))?;
+    let slabs = limit_bytes.map_or(most, |limit| most.min(limit.div_ceil(SLAB_BYTES as u64).max(1)));
+    u32::try_from(slabs).ok().filter(|slabs| *slabs < u32::MAX)
+}
+
+impl MemoryLocal {
+    pub(in crate::node) fn new(run_dir: &Path, volume: &VolumeId) -> Self {
+        Self { volume: volume.clone(), dir: memory_dir(run_dir).join(volume.as_str()) }
+    }
+
+    fn table_path(&self) -> PathBuf {
+        self.dir.join("table")
+    }
+
+    fn slabs_path(&self) -> PathBuf {
+        self.dir.join("slabs")
+    }
+
+    fn record_path(&self) -> PathBuf {
+        self.dir.join("attached")
+    }
+
+    /// Makes the files of a new volume. Its table is allocated: 8 bytes a page.
+    ///
+    /// # Errors
+    /// No room.
+    pub(super) fn create(&self, head: &TableHead) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+        // What an attach that never ended left is worth nothing.
+        self.remove()?;
+        fs::create_dir_all(&self.dir).map_err(file(&self.dir, "created"))?;
+        let (table_path, slabs_path) = (self.table_path(), self.slabs_path());
+        let make = |path: &Path| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))
+        };
+        let (table, slabs) = (make(&table_path)?, make(&slabs_path)?);
+        let table_bytes = HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64;
+        fallocate(&table, FallocateFlags::empty(), 0, table_bytes)
+            .map_err(|errno| file(&table_path, "allocated")(errno.into()))?;
+        let slab_bytes = u64::from(head.slabs) * SLAB_BYTES as u64;
+        slabs.set_len(slab_bytes).map_err(file(&slabs_path, "resized"))?;
+        io::Write::write_all(&mut &table, &head.encode(&self.volume))
+            .map_err(file(&table_path, "written"))?;
+        self.map(&table, slabs, head)
+    }
+
+    /// Opens the files that a predecessor left.
+    ///
+    /// # Errors
+    /// [`NodeError::Damaged`]; they cannot be opened.
+    pub(in crate::node) fn open(
+        &self,
+        record: &MemoryRecord,
+    ) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+        let (table_path, slabs_path) = (self.table_path(), self.slabs_path());
+        let open =
+            |path: &Path| OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"));
+        let (table, slabs) = (open(&table_path)?, open(&slabs_path)?);
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(&table, HEAD_BYTES as u64), &mut bytes)
+            .map_err(file(&table_path, "read"))?;
+        let damaged = |source| NodeError::Damaged { path: table_path.clone(), source };
+        let head = TableHead::decode(&bytes, &self.volume).map_err(|error| damaged(error.into()))?;
+        if (head.pages, head.nonce) != (record.sectors, record.nonce) {
+            return Err(damaged(LocalDamage::OtherAttach));
+        }
+        let lengths = [
+            (&table, &table_path, HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64),
+            (&slabs, &slabs_path, u64::from(head.slabs) * SLAB_BYTES as u64),
+        ];
+        for (handle, path, expected) in lengths {
+            let found = handle.metadata().map_err(file(path, "read"))?.len();
+            if found != expected {
+                let [found, expected] =
+                    [found, expected].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+                return Err(NodeError::Damaged {
+                    path: path.clone(),
+                    source: LocalDamage::Length { found, expected },
+                });
+            }
+        }
+        self.map(&table, slabs, &head)
+    }
+
+    fn map(
+        &self,
+        table: &File,
+        slabs: File,
+        head: &TableHead,
+    ) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+        // SAFETY: the files lie in a directory of the daemon, whose lock makes this process their only user,
+        // and the table of volumes has each once. They are never truncated; the table is allocated, and the
+        // volume takes the memory of a slab before it touches it.
+        let files = unsafe { MemoryFiles::map(table, slabs, head.slabs) };
+        let files = files.map_err(file(&self.slabs_path(), "mapped"))?;
+        MemoryVolume::open(files, head)
+            .map_err(|error| NodeError::Damaged { path: self.table_path(), source: error.into() })
+    }
+
+    /// Makes the volume one of the node: a restarted daemon recovers it.
+    pub(super) fn remember(&self, tag: u64, sectors: u64, nonce: u64) -> Result<(), NodeError> {
+        record_json::write(&self.record_path(), &MemoryRecord { version: VERSION, tag, sectors, nonce })
+    }
+
+    /// The record; none of an attach that never got so far.
+    pub(in crate::node) fn record(&self) -> Result<Option<MemoryRecord>, NodeError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let path = self.record_path();
+        let Some(value) = record_json::read::<serde_json::Value>(&path)? else { return Ok(None) };
+        let damaged = |source| NodeError::Damaged { path: path.clone(), source };
+        let Versioned { version } = Versioned::deserialize(&value).map_err(|error| damaged(error.into()))?;
+        if version != VERSION {
+            return Err(damaged(LocalDamage::Version { found: version, known: VERSION }));
+        }
+        MemoryRecord::deserialize(&value).map(Some).map_err(|error| damaged(error.into()))
+    }
+
+    /// Removes the files, the record first: without it the rest is what an attach left.
+    pub(super) fn remove(&self) -> Result<(), NodeError> {
+        let gone = |removed: io::Result<()>, path: &Path| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(path, "removed")(error)),
+            Ok(()) | Err(_) => Ok(()),
+        };
+        let record = self.record_path();
+        for path in [record.clone(), spare(&record), self.table_path(), self.slabs_path()] {
+            gone(fs::remove_file(&path), &path)?;
+        }
+        gone(fs::remove_dir(&self.dir), &self.dir)
+    }
+}

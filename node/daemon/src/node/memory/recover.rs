@@ -1,0 +1,158 @@
+//! Recovery of the memory volumes that the previous process left: device paused, files opened, queues armed,
+//! requests served again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_service::chain;
+use holdfast_types::{Backoff, Jitter, VolumeId};
+use holdfast_ublk::{Device, DeviceState, Expected};
+use tokio::sync::oneshot;
+
+use super::detach::delete_device;
+use super::local::{MemoryLocal, MemoryRecord, attached_memory};
+use super::present::PresentMemory;
+use super::table::MemoryState;
+use crate::node::exit_on_panic::ExitOnPanic;
+use crate::node::run_blocking::blocking;
+use crate::node::volume::recover::tagged;
+use crate::node::{Node, NodeError};
+
+/// Time that a device may take to become quiesced after its last server died.
+const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
+/// Time between two tries.
+const AGAIN_AFTER: Backoff =
+    Backoff { first: Duration::from_secs(1), last: Duration::from_secs(5), jitter: Jitter::Half };
+
+/// Steps of a recovery that are made once, also where a later one fails.
+#[derive(Default)]
+struct RecoverySteps {
+    begun: Option<Device>,
+    present: Option<Arc<PresentMemory>>,
+    is_armed: bool,
+}
+
+/// What a predecessor left of a volume.
+struct LeftMemory {
+    record: MemoryRecord,
+    device: Device,
+}
+
+impl Node {
+    /// Begins the recovery of every memory volume of the run directory. Returns the tags of their devices, and
+    /// the ends of their first tries.
+    ///
+    /// # Errors
+    /// The run directory cannot be listed.
+    pub(in crate::node) fn recover_memory(
+        &self,
+    ) -> Result<(BTreeSet<u64>, Vec<oneshot::Receiver<()>>), NodeError> {
+        let (mut tags, mut tries) = (BTreeSet::new(), Vec::new());
+        for volume in attached_memory(&self.0.dirs.run)? {
+            let local = MemoryLocal::new(&self.0.dirs.run, &volume);
+            tags.extend(local.record().ok().flatten().map(|record| record.tag));
+            self.0.memory.recover(volume.clone());
+            let (ends, ended) = oneshot::channel();
+            self.0.tasks.spawn(self.clone().recover_one_memory(volume, local, ends));
+            tries.push(ended);
+        }
+        Ok((tags, tries))
+    }
+
+    #[tracing::instrument(name = "recover_memory", skip_all, fields(%volume))]
+    async fn recover_one_memory(self, volume: VolumeId, local: MemoryLocal, first: oneshot::Sender<()>) {
+        let _alone = ExitOnPanic("the recovery of a memory volume");
+        let mut first = Some(first);
+        let mut progress = RecoverySteps::default();
+        let mut attempt = 0;
+        let mut known = String::new();
+        loop {
+            let tried = self.try_recover_memory(&volume, &local, &mut progress).await;
+            drop(first.take());
+            let Err(error) = tried else { return };
+            let why = chain(&error);
+            if known != why {
+                tracing::error!(
+                    why,
+                    "recovery of a memory volume failed; its device is paused and the recovery is retried"
+                );
+                known.clone_from(&why);
+            }
+            self.0.memory.set(&volume, MemoryState::Recovering { error: Some(why) });
+            attempt += 1;
+            tokio::time::sleep(AGAIN_AFTER.delay(attempt, fastrand::f64())).await;
+        }
+    }
+
+    /// Continues where the last try ended.
+    async fn try_recover_memory(
+        &self,
+        volume: &VolumeId,
+        local: &MemoryLocal,
+        progress: &mut RecoverySteps,
+    ) -> Result<(), NodeError> {
+        let kernel = Arc::clone(self.0.devices.kernel());
+        let Some(LeftMemory { record, device }) = self.find_memory(volume, local).await? else {
+            self.0.memory.forget(volume);
+            return Ok(());
+        };
+        if progress.begun != Some(device) {
+            self.0.devices.begin_recovery(device, QUIESCE_WITHIN).await?;
+            progress.begun = Some(device);
+        }
+        let present = match &progress.present {
+            Some(present) => Arc::clone(present),
+            None => {
+                // Only now: the last server may have written until its end.
+                let files = local.clone();
+                let opened = blocking(move || files.open(&record)).await?;
+                let present = self.add_memory(volume, local.clone(), record.sectors, opened).await?;
+                Arc::clone(progress.present.insert(present))
+            }
+        };
+        if !progress.is_armed {
+            present.arm(&kernel, device).await?;
+            progress.is_armed = true;
+        }
+        present.unless_refused(device, blocking(move || Ok(kernel.end_recovery(device)?))).await?;
+        self.0.memory.set(volume, MemoryState::Serving(device));
+        tracing::info!(device = device.id(), "recovered a memory volume");
+        Ok(())
+    }
+
+    /// The record and the device of a volume. Nothing if it never served, or was being detached: then its files
+    /// are removed.
+    async fn find_memory(
+        &self,
+        volume: &VolumeId,
+        local: &MemoryLocal,
+    ) -> Result<Option<LeftMemory>, NodeError> {
+        let (kernel, installation) = (Arc::clone(self.0.devices.kernel()), self.0.installation);
+        let (named, files) = (volume.clone(), local.clone());
+        let found = blocking(move || {
+            let Some(record) = files.record()? else { return Ok(None) };
+            if record.tag != installation.tag(&named, record.nonce).0 {
+                return Err(NodeError::OtherInstallation(named));
+            }
+            let Some(device) = tagged(&*kernel, &Expected { tag: record.tag, sectors: record.sectors })?
+            else {
+                return Ok(None);
+            };
+            Ok(Some((record, device, kernel.look(device.id())?.state)))
+        });
+        match found.await? {
+            Some((record, device, DeviceState::Live | DeviceState::Quiesced | DeviceState::FailIo)) => {
+                return Ok(Some(LeftMemory { record, device }));
+            }
+            Some((_, device, DeviceState::Dead)) => {
+                delete_device(&self.0.tasks, self.0.devices.kernel(), device).await;
+            }
+            None => {}
+        }
+        let files = local.clone();
+        blocking(move || files.remove()).await?;
+        tracing::warn!("removed the files of a memory volume whose attach or detach did not end");
+        Ok(None)
+    }
+}

@@ -1,0 +1,146 @@
+//! The memory volumes of this node, by name.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use holdfast_types::VolumeId;
+use holdfast_ublk::Device;
+use parking_lot::Mutex;
+
+use super::present::PresentMemory;
+use crate::node::volume::status::{NodeVolumeStatus, VolumeState};
+use crate::node::{Attached, NodeError};
+
+/// State of a memory volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum MemoryState {
+    /// Its files and its device are being made.
+    Attaching,
+    /// The volume of the previous process is recovered: requests to its device wait.
+    Recovering {
+        /// Reason why the last try failed.
+        error: Option<String>,
+    },
+    /// Its device serves requests.
+    Serving(Device),
+    /// Its device is being removed, or was and its files are.
+    Detaching,
+}
+
+struct TableEntry {
+    state: MemoryState,
+    /// Once it is on a ring thread.
+    present: Option<Arc<PresentMemory>>,
+}
+
+/// The table.
+#[derive(Default)]
+pub(in crate::node) struct MemoryTable(Mutex<BTreeMap<VolumeId, TableEntry>>);
+
+impl MemoryTable {
+    /// True if there is the volume, in whatever state.
+    pub(in crate::node) fn contains(&self, volume: &VolumeId) -> bool {
+        self.0.lock().contains_key(volume)
+    }
+
+    /// Reserves a volume for an attach; or returns its device if it is attached.
+    ///
+    /// # Errors
+    /// What its state refuses.
+    pub(super) fn reserve(&self, volume: &VolumeId) -> Result<Option<Attached>, NodeError> {
+        let mut entries = self.0.lock();
+        let Some(TableEntry { state, present }) = entries.get(volume) else {
+            let entry = TableEntry { state: MemoryState::Attaching, present: None };
+            entries.insert(volume.clone(), entry);
+            return Ok(None);
+        };
+        match (state, present) {
+            (MemoryState::Serving(device), Some(present)) => Ok(Some(present.attached_by(*device))),
+            (state, _) => Err(refusal(volume, state)),
+        }
+    }
+
+    /// Reserves a volume for its recovery.
+    pub(super) fn recover(&self, volume: VolumeId) {
+        let entry = TableEntry { state: MemoryState::Recovering { error: None }, present: None };
+        self.0.lock().insert(volume, entry);
+    }
+
+    /// Publishes that a volume came onto a ring thread.
+    pub(super) fn came(&self, volume: &VolumeId, present: Arc<PresentMemory>) {
+        if let Some(entry) = self.0.lock().get_mut(volume) {
+            entry.present = Some(present);
+        }
+    }
+
+    /// Changes the state of a volume. Returns the one before.
+    pub(super) fn set(&self, volume: &VolumeId, state: MemoryState) -> Option<MemoryState> {
+        let mut entries = self.0.lock();
+        Some(std::mem::replace(&mut entries.get_mut(volume)?.state, state))
+    }
+
+    /// Begins a detach.
+    ///
+    /// # Errors
+    /// What its state refuses.
+    pub(super) fn begin_detach(&self, volume: &VolumeId) -> Result<(Arc<PresentMemory>, Device), NodeError> {
+        let mut entries = self.0.lock();
+        let entry = entries.get_mut(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
+        let (MemoryState::Serving(device), Some(present)) = (&entry.state, &entry.present) else {
+            return Err(refusal(volume, &entry.state));
+        };
+        let found = (Arc::clone(present), *device);
+        entry.state = MemoryState::Detaching;
+        Ok(found)
+    }
+
+    /// The volume, if it is on a ring thread.
+    pub(super) fn present(&self, volume: &VolumeId) -> Option<Arc<PresentMemory>> {
+        self.0.lock().get(volume)?.present.clone()
+    }
+
+    /// The volume is not on this node any more.
+    pub(super) fn forget(&self, volume: &VolumeId) {
+        self.0.lock().remove(volume);
+    }
+
+    /// Status of all.
+    pub(super) fn list(&self) -> Vec<NodeVolumeStatus> {
+        let entries = self.0.lock();
+        let all = entries.iter().map(|(volume, TableEntry { state, present })| {
+            let (shown, device, message) = match state {
+                MemoryState::Attaching => (VolumeState::Attaching, None, None),
+                MemoryState::Recovering { error: None } => (VolumeState::Recovering, None, None),
+                MemoryState::Recovering { error: Some(why) } => {
+                    let error = NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() };
+                    (VolumeState::Quiesced, None, Some(error.to_string()))
+                }
+                MemoryState::Serving(device) => (VolumeState::Attached, Some(*device), None),
+                MemoryState::Detaching => (VolumeState::Detaching, None, None),
+            };
+            let figures = present.as_ref().map(|present| present.published.shown());
+            NodeVolumeStatus {
+                message,
+                attached: present.as_ref().zip(device).map(|(present, device)| present.attached_by(device)),
+                served: figures.map(|(_, served)| served).unwrap_or_default(),
+                memory: figures.map(|(figures, _)| figures),
+                ..NodeVolumeStatus::unknown(volume.clone(), shown, String::new(), None)
+            }
+        });
+        all.collect()
+    }
+}
+
+fn refusal(volume: &VolumeId, state: &MemoryState) -> NodeError {
+    let volume = volume.clone();
+    match state {
+        MemoryState::Attaching | MemoryState::Serving(_) => {
+            NodeError::Busy { volume, doing: "being attached" }
+        }
+        MemoryState::Recovering { error: None } => NodeError::Recovering(volume),
+        MemoryState::Recovering { error: Some(why) } => {
+            NodeError::RecoveryFailed { volume, why: why.clone() }
+        }
+        MemoryState::Detaching => NodeError::Busy { volume, doing: "being detached" },
+    }
+}

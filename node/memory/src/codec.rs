@@ -1,0 +1,98 @@
+//! The codecs: lz4 and zstd, by libraries, with contexts that are made once.
+
+use std::io;
+
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::PAGE_BYTES;
+use crate::word::Form;
+
+/// Level of zstd: at a higher one a write takes longer than on a disk.
+const ZSTD_LEVEL: i32 = 1;
+
+/// PageCodec of the pages that a volume writes. It reads those of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PageCodec {
+    /// lz4.
+    #[default]
+    Lz4,
+    /// zstd: smaller, and slower.
+    Zstd,
+}
+
+impl PageCodec {
+    /// The form of what it makes.
+    pub(crate) const fn form(self) -> Form {
+        match self {
+            Self::Lz4 => Form::Lz4,
+            Self::Zstd => Form::Zstd,
+        }
+    }
+}
+
+/// The contexts of a thread.
+pub struct Codecs {
+    lz4: CompressTable,
+    zstd: Option<(Compressor<'static>, Decompressor<'static>)>,
+    out: Box<[u8]>,
+}
+
+impl Default for Codecs {
+    fn default() -> Self {
+        let most = get_maximum_output_size(PAGE_BYTES).max(zstd::zstd_safe::compress_bound(PAGE_BYTES));
+        Self { lz4: CompressTable::small(), zstd: None, out: vec![0; most].into() }
+    }
+}
+
+impl std::fmt::Debug for Codecs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Codecs").field("has_zstd", &self.zstd.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Codecs {
+    /// Makes the contexts of a codec, before its first page comes.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn prepare(&mut self, codec: PageCodec) -> io::Result<()> {
+        if codec == PageCodec::Zstd && self.zstd.is_none() {
+            let mut compressor = Compressor::new(ZSTD_LEVEL)?;
+            compressor.include_contentsize(false)?;
+            self.zstd = Some((compressor, Decompressor::new()?));
+        }
+        Ok(())
+    }
+
+    /// Compresses a page; `None` if it takes more than `most` bytes then.
+    ///
+    /// # Panics
+    /// If the codec was not [prepared](Self::prepare).
+    pub(crate) fn compress(&mut self, codec: PageCodec, page: &[u8], most: usize) -> Option<&[u8]> {
+        let Self { lz4, zstd, out } = self;
+        let len = match codec {
+            PageCodec::Lz4 => compress_into_with_table(page, out, lz4).ok(),
+            PageCodec::Zstd => {
+                let (compressor, _) = zstd.as_mut().expect("the codec was prepared");
+                compressor.compress_to_buffer(page, &mut out[..]).ok()
+            }
+        };
+        Some(&out[..len.filter(|len| *len <= most)?])
+    }
+
+    /// Decompresses a page. False if the bytes are damaged.
+    ///
+    /// # Panics
+    /// If the codec was not prepared.
+    pub(crate) fn decompress(&mut self, codec: PageCodec, bytes: &[u8], page: &mut [u8]) -> bool {
+        let len = match codec {
+            PageCodec::Lz4 => decompress_into(bytes, page).ok(),
+            PageCodec::Zstd => {
+                let (_, decompressor) = self.zstd.as_mut().expect("the codec was prepared");
+                decompressor.decompress_to_buffer(bytes, page).ok()
+            }
+        };
+        len == Some(PAGE_BYTES)
+    }
+}

@@ -1,0 +1,154 @@
+//! The head of the table's file: which volume it is of, and in which form.
+//!
+//! ```text
+//! 0      4  magic "HFMV"
+//! 4      4  version (1)
+//! 8      8  pages
+//! 16    16  the first 128 bits of BLAKE3 over the volume id
+//! 32     4  slabs: the limit of the volume
+//! 36     1  codec of the pages it writes: 0 lz4, 1 zstd
+//! 37     3  zeros
+//! 40     8  nonce of the attach
+//! 48    16  the first 128 bits of BLAKE3 over bytes 0 to 47
+//! 64  4032  zeros
+//! 4096      the table: a little-endian word for each page (`word.rs`)
+//! ```
+//! It is written once, before the record that makes the volume one of the node.
+
+use holdfast_types::VolumeId;
+
+use crate::PageCodec;
+
+/// Bytes before the table.
+pub const HEAD_BYTES: usize = 4096;
+
+const MAGIC: [u8; 4] = *b"HFMV";
+const VERSION: u32 = 1;
+/// Offset of the checksum.
+const SUM_AT: usize = 48;
+
+/// The head of a volume's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableHead {
+    /// Pages of the volume.
+    pub pages: u64,
+    /// Slabs that it may have.
+    pub slabs: u32,
+    /// PageCodec of the pages that it writes.
+    pub codec: PageCodec,
+    /// A number of its own for each attach.
+    pub nonce: u64,
+}
+
+/// Reason why a table cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    /// It is cut short, or not a table.
+    #[error("it is not the table of a memory volume")]
+    NotATable,
+    /// Of another version of the program.
+    #[error(
+        "it has version {0}, this daemon knows {VERSION}: run the version that wrote it, or restart the host"
+    )]
+    Version(u32),
+    /// Its checksum is wrong.
+    #[error("the checksum of its head is wrong")]
+    Checksum,
+    /// Of another volume.
+    #[error("it is the table of another volume")]
+    OtherVolume,
+    /// The codec is unknown.
+    #[error("it names codec {0}, which this daemon does not know")]
+    Codec(u8),
+}
+
+impl TableHead {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self, volume: &VolumeId) -> [u8; HEAD_BYTES] {
+        let Self { pages, slabs, codec, nonce } = self;
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..16].copy_from_slice(&pages.to_le_bytes());
+        bytes[16..32].copy_from_slice(&hash(volume.as_str().as_bytes()));
+        bytes[32..36].copy_from_slice(&slabs.to_le_bytes());
+        bytes[36] = match codec {
+            PageCodec::Lz4 => 0,
+            PageCodec::Zstd => 1,
+        };
+        bytes[40..48].copy_from_slice(&nonce.to_le_bytes());
+        let sum = hash(&bytes[..SUM_AT]);
+        bytes[SUM_AT..SUM_AT + 16].copy_from_slice(&sum);
+        bytes
+    }
+
+    /// The head at the beginning of a table of this volume.
+    ///
+    /// # Errors
+    /// [`HeadError`].
+    pub fn decode(bytes: &[u8], volume: &VolumeId) -> Result<Self, HeadError> {
+        let head = bytes.get(..HEAD_BYTES).ok_or(HeadError::NotATable)?;
+        if !head.starts_with(&MAGIC) {
+            return Err(HeadError::NotATable);
+        }
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| head[at + byte]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| head[at + byte]));
+        let version = u32_at(4);
+        if version != VERSION {
+            return Err(HeadError::Version(version));
+        }
+        if head[SUM_AT..SUM_AT + 16] != hash(&head[..SUM_AT]) {
+            return Err(HeadError::Checksum);
+        }
+        if head[16..32] != hash(volume.as_str().as_bytes()) {
+            return Err(HeadError::OtherVolume);
+        }
+        let codec = match head[36] {
+            0 => PageCodec::Lz4,
+            1 => PageCodec::Zstd,
+            other => return Err(HeadError::Codec(other)),
+        };
+        Ok(Self { pages: u64_at(8), slabs: u32_at(32), codec, nonce: u64_at(40) })
+    }
+}
+
+/// The first 128 bits of BLAKE3.
+fn hash(bytes: &[u8]) -> [u8; 16] {
+    let hash = blake3::hash(bytes);
+    std::array::from_fn(|at| hash.as_bytes()[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: TableHead = TableHead { pages: 1 << 18, slabs: 4096, codec: PageCodec::Zstd, nonce: 7 };
+
+    #[test]
+    fn a_head_reads_as_it_was_written() {
+        let volume = "scratch".parse().unwrap();
+        for codec in [PageCodec::Lz4, PageCodec::Zstd] {
+            let head = TableHead { codec, ..HEAD };
+            assert_eq!(TableHead::decode(&head.encode(&volume), &volume), Ok(head));
+        }
+    }
+
+    #[test]
+    fn a_damaged_head_is_refused() {
+        let volume: VolumeId = "scratch".parse().unwrap();
+        let good = HEAD.encode(&volume);
+        for at in 0..SUM_AT + 16 {
+            let mut bad = good;
+            bad[at] ^= 4;
+            let expected = match at {
+                0..4 => HeadError::NotATable,
+                4..8 => HeadError::Version(1 ^ (4 << (8 * (at - 4)))),
+                _ => HeadError::Checksum,
+            };
+            assert_eq!(TableHead::decode(&bad, &volume), Err(expected), "byte {at}");
+        }
+        assert_eq!(TableHead::decode(&good[..4095], &volume), Err(HeadError::NotATable));
+        assert_eq!(TableHead::decode(&good, &"other".parse().unwrap()), Err(HeadError::OtherVolume));
+    }
+}

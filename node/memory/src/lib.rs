@@ -1,0 +1,26 @@
+//! Memory volumes: pages of 4 KiB, compressed in memory that outlives the process.
+//!
+//! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), and the order of
+//! stores by which a page is replaced ([`volume`]). Byte layouts are drawn at the head of [`head`] and
+//! [`word`], and in `docs/formats/memory-volume.md`.
+//! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
+//! Runs on: the ring thread that owns the volume, alone.
+//! Invariants: the process may end between any two stores; its successor then finds each page whole, as it
+//! was before the write or after it, and no slot shared or lost.
+//! On failure: a write without room fails and changes nothing of its page.
+
+pub mod codec;
+pub mod head;
+mod memory;
+pub mod pool;
+mod same_filled;
+pub mod volume;
+pub mod word;
+
+pub use codec::{Codecs, PageCodec};
+pub use head::{HEAD_BYTES, HeadError, TableHead};
+pub use memory::{HeapMemory, NoRoom, PageMemory};
+pub use volume::{MemoryFigures, MemoryVolume, PageError, RecoverError};
+
+/// Bytes of a page: the unit of the table, and the logical block of the device.
+pub const PAGE_BYTES: usize = 4096;

@@ -1,0 +1,370 @@
+//! The pool: slabs of slots, by size class.
+//!
+//! A slab has slots of one class. Which slots are used is not stored: a successor reads it off the table, so
+//! that no store has to agree with another one.
+//!
+//! Owns: which slots are used, and which slabs have which class.
+//! Does not own: the bytes; it says when the memory of a slab is needed and when it is not.
+//! Invariants: a slot is used once; a slab without a used slot has no class.
+
+use holdfast_format::safeguard::{Safeguard, safeguard};
+
+/// Bytes of a slab. Smaller than a huge page: of 49 classes each may have one slab that is half used, which is
+/// 1.5 MiB with these and 49 MiB with slabs of 2 MiB.
+pub const SLAB_BYTES: usize = 64 << 10;
+/// Bytes by which classes differ, and of which a slot's offset is a multiple.
+pub const CLASS_BYTES: usize = 64;
+/// The class of a whole page.
+pub const PAGE_CLASS: u8 = 64;
+
+/// Units of [`CLASS_BYTES`] in a slab.
+const SLAB_UNITS: u64 = (SLAB_BYTES / CLASS_BYTES) as u64;
+/// Words of the bitmap of a slab: a bit for each slot of the smallest class.
+const BITMAP_WORDS: usize = (SLAB_UNITS / 64) as usize;
+/// No slab.
+const NONE: u32 = u32::MAX;
+
+/// A slot: part of a slab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageSlot {
+    class: u8,
+    unit: u64,
+}
+
+impl PageSlot {
+    /// The slot of a class at an offset in units of [`CLASS_BYTES`]; `None` if there is no such slot.
+    #[must_use]
+    pub const fn at(class: u8, unit: u64) -> Option<Self> {
+        if class == 0 || class > PAGE_CLASS {
+            return None;
+        }
+        let in_slab = unit % SLAB_UNITS;
+        let fits = in_slab.is_multiple_of(class as u64) && in_slab + class as u64 <= SLAB_UNITS;
+        if fits { Some(Self { class, unit }) } else { None }
+    }
+
+    const fn new(class: u8, slab: u32, index: usize) -> Self {
+        Self { class, unit: slab as u64 * SLAB_UNITS + index as u64 * class as u64 }
+    }
+
+    /// Its length in units of [`CLASS_BYTES`], 1 to 64.
+    #[must_use]
+    pub const fn class(self) -> u8 {
+        self.class
+    }
+
+    /// Its offset in units of [`CLASS_BYTES`].
+    #[must_use]
+    pub const fn unit(self) -> u64 {
+        self.unit
+    }
+
+    /// Its offset in bytes.
+    #[must_use]
+    pub const fn offset(self) -> u64 {
+        self.unit * CLASS_BYTES as u64
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn len_bytes(self) -> usize {
+        self.class as usize * CLASS_BYTES
+    }
+
+    /// The number of its slab; `None` beyond what a pool can have.
+    fn slab(self) -> Option<u32> {
+        u32::try_from(self.unit / SLAB_UNITS).ok()
+    }
+
+    /// Its number in its slab.
+    const fn index(self) -> usize {
+        (self.unit % SLAB_UNITS / self.class as u64) as usize
+    }
+}
+
+/// The smallest class whose slots hold so many bytes.
+///
+/// # Panics
+/// If no class does.
+#[must_use]
+pub fn class_of(len_bytes: usize) -> u8 {
+    assert!(
+        len_bytes > 0 && len_bytes <= CLASS_BYTES * usize::from(PAGE_CLASS),
+        "a slot holds a page at most"
+    );
+    u8::try_from(len_bytes.div_ceil(CLASS_BYTES)).expect("there are 64 classes")
+}
+
+/// Number of slots of a slab of a class.
+const fn slots_of(class: u8) -> usize {
+    SLAB_UNITS as usize / class as usize
+}
+
+/// A slab, beside its bitmap.
+#[derive(Debug, Clone, Copy)]
+struct PoolSlab {
+    /// 0 while it has none.
+    class: u8,
+    used: u16,
+    /// Neighbours in the list of slabs of its class with free slots, or of slabs without a class.
+    next: u32,
+    previous: u32,
+}
+
+/// A slot could not be marked as used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SlotTaken {
+    /// Another page has it.
+    #[error("another page has this slot")]
+    Shared,
+    /// Its slab has slots of another class.
+    #[error("its slab has slots of another class")]
+    OtherClass,
+    /// It lies beyond the pool.
+    #[error("it lies beyond the pool")]
+    Beyond,
+}
+
+/// The pool.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    slabs: Vec<PoolSlab>,
+    slab_count: u32,
+    /// [`BITMAP_WORDS`] for each slab; a bit is set while its slot is used.
+    bitmaps: Vec<u64>,
+    /// By class: the first slab with free slots. By 0: the first without a class.
+    first: [u32; PAGE_CLASS as usize + 1],
+    /// Slabs with a class.
+    in_use: u32,
+    slot_bytes: u64,
+}
+
+impl Pool {
+    /// A pool of so many slabs, none of them used.
+    ///
+    /// # Panics
+    /// If it has 2^32 - 1 slabs or more.
+    #[must_use]
+    pub fn new(slabs: u32) -> Self {
+        assert!(slabs != NONE, "a number that is no slab");
+        let count = slabs as usize;
+        let mut pool = Self {
+            slabs: vec![PoolSlab { class: 0, used: 0, next: NONE, previous: NONE }; count],
+            slab_count: slabs,
+            bitmaps: vec![0; count * BITMAP_WORDS],
+            first: [NONE; PAGE_CLASS as usize + 1],
+            in_use: 0,
+            slot_bytes: 0,
+        };
+        for slab in (0..slabs).rev() {
+            pool.link(0, slab);
+        }
+        pool
+    }
+
+    /// Slabs that it may have.
+    #[must_use]
+    pub const fn slabs(&self) -> u32 {
+        self.slab_count
+    }
+
+    /// Slabs with a used slot.
+    #[must_use]
+    pub const fn slabs_in_use(&self) -> u32 {
+        self.in_use
+    }
+
+    /// Bytes of the used slots.
+    #[must_use]
+    pub const fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
+    }
+
+    /// True if a slab has a used slot.
+    #[must_use]
+    pub fn is_in_use(&self, slab: u32) -> bool {
+        self.slabs[slab as usize].class != 0
+    }
+
+    /// Uses a free slot of a class, in a slab that has used ones.
+    pub fn take(&mut self, class: u8) -> Option<PageSlot> {
+        let slab = self.first[usize::from(class)];
+        (slab != NONE).then(|| self.take_in(slab))
+    }
+
+    /// The slab that gets a class next, if there is one.
+    #[must_use]
+    pub fn next_slab(&self) -> Option<u32> {
+        let slab = self.first[0];
+        (slab != NONE).then_some(slab)
+    }
+
+    /// Uses the first slot of [`next_slab`](Self::next_slab), which gets this class.
+    ///
+    /// # Panics
+    /// If there is no such slab.
+    pub fn take_first(&mut self, class: u8) -> PageSlot {
+        let slab = self.next_slab().expect("the caller asked for it");
+        self.set_class(slab, class);
+        self.take_in(slab)
+    }
+
+    /// Uses a slot that the table names.
+    ///
+    /// # Errors
+    /// [`SlotTaken`]: the table is damaged.
+    pub fn take_again(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
+        let slab = slot.slab().filter(|slab| (*slab as usize) < self.slabs.len()).ok_or(SlotTaken::Beyond)?;
+        let class = self.slabs[slab as usize].class;
+        if class == 0 {
+            self.set_class(slab, slot.class());
+        } else if class != slot.class() {
+            return Err(SlotTaken::OtherClass);
+        }
+        let (word, bit) = Self::place(slab, slot.index());
+        if self.bitmaps[word] & bit != 0 {
+            return Err(SlotTaken::Shared);
+        }
+        self.mark(slab, slot);
+        Ok(())
+    }
+
+    /// Frees a slot. Returns its slab if that has no used slot any more.
+    ///
+    /// # Panics
+    /// If it is not used.
+    pub fn free(&mut self, slot: PageSlot) -> Option<u32> {
+        let number = slot.slab().expect("a used slot lies in the pool");
+        let (word, bit) = Self::place(number, slot.index());
+        assert!(self.bitmaps[word] & bit != 0, "a slot is freed once");
+        self.bitmaps[word] &= !bit;
+        self.slot_bytes -= slot.len_bytes() as u64;
+        let class = slot.class();
+        let slab = &mut self.slabs[number as usize];
+        let was_full = usize::from(slab.used) == slots_of(class);
+        slab.used -= 1;
+        let is_empty = slab.used == 0;
+        if is_empty {
+            slab.class = 0;
+            self.in_use -= 1;
+            if !was_full {
+                self.unlink(class, number);
+            }
+            self.link(0, number);
+        } else if was_full {
+            self.link(class, number);
+        }
+        is_empty.then_some(number)
+    }
+
+    fn set_class(&mut self, slab: u32, class: u8) {
+        self.unlink(0, slab);
+        self.slabs[slab as usize].class = class;
+        self.in_use += 1;
+        self.link(class, slab);
+    }
+
+    /// Uses a free slot of a slab that has one.
+    fn take_in(&mut self, slab: u32) -> PageSlot {
+        let class = self.slabs[slab as usize].class;
+        let first = slab as usize * BITMAP_WORDS;
+        let bitmap = &self.bitmaps[first..first + BITMAP_WORDS];
+        let (at, word) = bitmap
+            .iter()
+            .enumerate()
+            .find(|(_, word)| **word != u64::MAX)
+            .expect("a slab in a list has a free slot");
+        let index = at * 64 + word.trailing_ones() as usize;
+        debug_assert!(index < slots_of(class), "a slab in a list has a free slot");
+        let slot = PageSlot::new(class, slab, index);
+        self.mark(slab, slot);
+        slot
+    }
+
+    /// Marks a free slot as used.
+    fn mark(&mut self, number: u32, slot: PageSlot) {
+        let (word, bit) = Self::place(number, slot.index());
+        if safeguard(Safeguard::TakeSlotOnce) {
+            self.bitmaps[word] |= bit;
+        }
+        self.slot_bytes += slot.len_bytes() as u64;
+        let slab = &mut self.slabs[number as usize];
+        slab.used += 1;
+        if usize::from(slab.used) == slots_of(slot.class()) {
+            self.unlink(slot.class(), number);
+        }
+    }
+
+    /// Word and bit of a slot in the bitmaps.
+    const fn place(slab: u32, index: usize) -> (usize, u64) {
+        (slab as usize * BITMAP_WORDS + index / 64, 1 << (index % 64))
+    }
+
+    /// Puts a slab at the head of a list.
+    fn link(&mut self, list: u8, slab: u32) {
+        let next = std::mem::replace(&mut self.first[usize::from(list)], slab);
+        let one = &mut self.slabs[slab as usize];
+        (one.next, one.previous) = (next, NONE);
+        if let Some(next) = self.slabs.get_mut(next as usize) {
+            next.previous = slab;
+        }
+    }
+
+    /// Takes a slab out of a list.
+    fn unlink(&mut self, list: u8, slab: u32) {
+        let PoolSlab { next, previous, .. } = self.slabs[slab as usize];
+        match self.slabs.get_mut(previous as usize) {
+            Some(previous) => previous.next = next,
+            None => self.first[usize::from(list)] = next,
+        }
+        if let Some(next) = self.slabs.get_mut(next as usize) {
+            next.previous = previous;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slab_gives_each_slot_once() {
+        for class in 1..=PAGE_CLASS {
+            let mut pool = Pool::new(2);
+            let mut taken = vec![pool.take_first(class)];
+            while let Some(slot) = pool.take(class) {
+                taken.push(slot);
+            }
+            assert_eq!(taken.len(), slots_of(class), "class {class}");
+            taken.sort_by_key(|slot| slot.unit());
+            for pair in taken.windows(2) {
+                assert!(pair[0].unit() + u64::from(class) <= pair[1].unit());
+            }
+            assert!(taken.iter().all(|slot| PageSlot::at(slot.class(), slot.unit()) == Some(*slot)));
+            assert_eq!((pool.slabs_in_use(), pool.next_slab()), (1, Some(1)));
+            let last = taken.pop().unwrap();
+            assert!(taken.into_iter().all(|slot| pool.free(slot).is_none()));
+            assert_eq!(pool.free(last), Some(0), "the last one frees the slab");
+            assert_eq!((pool.slabs_in_use(), pool.slot_bytes()), (0, 0));
+        }
+    }
+
+    /// What a damaged table may name.
+    #[test]
+    fn a_slot_that_cannot_be_is_refused() {
+        let mut pool = Pool::new(1);
+        pool.take_again(PageSlot::at(3, 6).unwrap()).unwrap();
+        assert_eq!(pool.take_again(PageSlot::at(3, 6).unwrap()), Err(SlotTaken::Shared));
+        assert_eq!(pool.take_again(PageSlot::at(4, 8).unwrap()), Err(SlotTaken::OtherClass));
+        assert_eq!(pool.take_again(PageSlot::at(3, SLAB_UNITS).unwrap()), Err(SlotTaken::Beyond));
+        assert_eq!(pool.take_again(PageSlot::at(3, 1 << 47).unwrap()), Err(SlotTaken::Beyond));
+        assert_eq!(pool.take(3).map(PageSlot::unit), Some(0), "the free ones are given out");
+        assert_eq!([3, 9].map(|unit| pool.take(3).map(PageSlot::unit) == Some(unit)), [true; 2]);
+    }
+
+    #[test]
+    fn the_class_is_the_smallest_that_holds() {
+        let classes = [1, 64, 65, 3072, 3073, 4096].map(class_of);
+        assert_eq!(classes, [1, 1, 2, 48, 49, 64]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Pages that are one pattern of eight bytes, over and over.
+
+/// The pattern of a page, as a little-endian number, if it has one.
+pub(crate) fn pattern_of(page: &[u8]) -> Option<u64> {
+    let (words, rest) = page.as_chunks::<8>();
+    debug_assert!(rest.is_empty(), "a page has whole words");
+    let (first, last) = (words.first()?, words.last()?);
+    // Most pages that have none end here.
+    if first != last {
+        return None;
+    }
+    let pattern = u64::from_le_bytes(*first);
+    let differs = |part: &[[u8; 8]]| {
+        part.iter().fold(0, |differs, word| differs | (u64::from_le_bytes(*word) ^ pattern)) != 0
+    };
+    if words.chunks(64).any(differs) { None } else { Some(pattern) }
+}
+
+/// Fills a page with a pattern.
+pub(crate) fn fill(page: &mut [u8], pattern: u64) {
+    page.as_chunks_mut::<8>().0.fill(pattern.to_le_bytes());
+}
+
+/// The half of a pattern that is the same twice.
+pub(crate) fn half(pattern: u64) -> Option<u32> {
+    let [low, high] = [pattern as u32, (pattern >> 32) as u32];
+    (low == high).then_some(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PAGE_BYTES;
+
+    #[test]
+    fn one_other_byte_ends_a_pattern() {
+        for pattern in [0, u64::MAX, 0x0123_4567_89ab_cdef] {
+            let mut page = [0; PAGE_BYTES];
+            fill(&mut page, pattern);
+            assert_eq!(pattern_of(&page), Some(pattern));
+            for at in [0, 7, 8, 511, 512, 2047, 4088, 4095] {
+                page[at] ^= 1;
+                assert_eq!(pattern_of(&page), None, "{at}");
+                page[at] ^= 1;
+            }
+        }
+    }
+
+    #[test]
+    fn only_equal_halves_are_one_half() {
+        assert_eq!(half(0x0000_0007_0000_0007), Some(7));
+        assert_eq!(half(0x0000_0008_0000_0007), None);
+    }
+}

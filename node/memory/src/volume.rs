@@ -1,0 +1,360 @@
+//! A memory volume: its pages are written, read and discarded here.
+//!
+//! A page is replaced in this order:
+//! 1. a free slot is used, which no word names;
+//! 2. the content is written into it;
+//! 3. one store of the page's word names it;
+//! 4. the slot that the word named before is free again.
+//!
+//! A process that ends between any two stores leaves a table whose words name whole contents. Its successor
+//! reads off it which slots are used: one that was written and never named is free, and so is one that was
+//! named until then. The kernel issues a request again that was not answered, and the same write again changes
+//! nothing but slots.
+//!
+//! Owns: this order, what is stored in which form, the volume's figures.
+//! Runs on: the ring thread that owns the volume, alone. No allocation for a request.
+//! On failure: a page without a slot keeps its content.
+
+use holdfast_format::safeguard::{Safeguard, safeguard};
+
+use crate::codec::{Codecs, PageCodec};
+use crate::head::TableHead;
+use crate::memory::PageMemory;
+use crate::pool::{CLASS_BYTES, PAGE_CLASS, PageSlot, Pool, SLAB_BYTES, SlotTaken, class_of};
+use crate::same_filled::{fill, half, pattern_of};
+use crate::word::{Form, InvalidWord, Word};
+use crate::{PAGE_BYTES, same_filled};
+
+/// Bytes in front of a compressed page: its length.
+const LENGTH_BYTES: usize = 2;
+/// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need not
+/// be decompressed.
+const MOST_COMPRESSED: usize = PAGE_BYTES / 4 * 3;
+
+/// Reason why a request to a page fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PageError {
+    /// The limit of the volume is reached, or the system has no memory.
+    #[error("the volume has no memory for another page")]
+    NoSpace,
+    /// The content cannot be read: its memory was changed by another program, or by a bug.
+    #[error("page {0} is damaged")]
+    Damaged(u64),
+}
+
+/// Reason why the memory of a volume cannot be used by a successor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecoverError {
+    /// A word is none.
+    #[error("page {page}: {source}")]
+    Word {
+        /// The page.
+        page: u64,
+        /// The word.
+        #[source]
+        source: InvalidWord,
+    },
+    /// A slot is used twice, or does not exist.
+    #[error("page {page}: {source}")]
+    Slot {
+        /// The page.
+        page: u64,
+        /// The cause.
+        #[source]
+        source: SlotTaken,
+    },
+}
+
+/// MemoryFigures of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryFigures {
+    /// Pages that are a pattern over and over, zeros apart.
+    pub same_filled_pages: u64,
+    /// Pages stored compressed.
+    pub compressed_pages: u64,
+    /// Pages stored as they are.
+    pub plain_pages: u64,
+    /// Bytes of the slots of these pages.
+    pub slot_bytes: u64,
+    /// Bytes of the slabs that have used slots.
+    pub slab_bytes: u64,
+    /// The most that `slab_bytes` may become.
+    pub limit_bytes: u64,
+    /// Pages that found no memory.
+    pub refused_pages: u64,
+}
+
+impl MemoryFigures {
+    /// Pages that are not zeros.
+    #[must_use]
+    pub const fn content_pages(&self) -> u64 {
+        self.same_filled_pages + self.compressed_pages + self.plain_pages
+    }
+}
+
+/// A memory volume.
+#[derive(Debug)]
+pub struct MemoryVolume<M> {
+    memory: M,
+    pages: u64,
+    codec: PageCodec,
+    pool: Pool,
+    /// A slab that has no used slot and keeps its memory, for the next that is needed.
+    spare: Option<u32>,
+    same_filled_pages: u64,
+    compressed_pages: u64,
+    plain_pages: u64,
+    refused_pages: u64,
+}
+
+impl<M: PageMemory> MemoryVolume<M> {
+    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table: 8 bytes a
+    /// page. Memory that no page needs is given back.
+    ///
+    /// # Errors
+    /// [`RecoverError`]: the table is damaged, and nothing was changed.
+    pub fn open(memory: M, head: &TableHead) -> Result<Self, RecoverError> {
+        let mut volume = Self {
+            memory,
+            pages: head.pages,
+            codec: head.codec,
+            pool: Pool::new(head.slabs),
+            spare: None,
+            same_filled_pages: 0,
+            compressed_pages: 0,
+            plain_pages: 0,
+            refused_pages: 0,
+        };
+        for page in 0..head.pages {
+            let word = volume.memory.word(page);
+            let word = Word::of(word).map_err(|source| RecoverError::Word { page, source })?;
+            if let Some(slot) = word.slot() {
+                volume.pool.take_again(slot).map_err(|source| RecoverError::Slot { page, source })?;
+            }
+            volume.count(word, 1);
+        }
+        let mut begin = 0;
+        for slab in 0..=head.slabs {
+            if slab == head.slabs || volume.pool.is_in_use(slab) {
+                if begin < slab {
+                    volume.memory.give_back(begin..slab);
+                }
+                begin = slab + 1;
+            }
+        }
+        Ok(volume)
+    }
+
+    /// The codec of the pages that it writes.
+    #[must_use]
+    pub const fn codec(&self) -> PageCodec {
+        self.codec
+    }
+
+    /// MemoryFigures now.
+    #[must_use]
+    pub const fn figures(&self) -> MemoryFigures {
+        MemoryFigures {
+            same_filled_pages: self.same_filled_pages,
+            compressed_pages: self.compressed_pages,
+            plain_pages: self.plain_pages,
+            slot_bytes: self.pool.slot_bytes(),
+            slab_bytes: self.pool.slabs_in_use() as u64 * SLAB_BYTES as u64,
+            limit_bytes: self.pool.slabs() as u64 * SLAB_BYTES as u64,
+            refused_pages: self.refused_pages,
+        }
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Writes pages from `first` on.
+    ///
+    /// # Errors
+    /// [`PageError::NoSpace`]: pages before the one without a slot are written, it and those after it are as
+    /// they were.
+    ///
+    /// # Panics
+    /// If `data` is not whole pages of the volume.
+    pub fn write(&mut self, codecs: &mut Codecs, first: u64, data: &[u8]) -> Result<(), PageError> {
+        let (pages, rest) = data.as_chunks::<PAGE_BYTES>();
+        assert!(rest.is_empty(), "a request has whole pages");
+        self.check(first, pages.len() as u64);
+        for (page, content) in (first..).zip(pages) {
+            self.write_page(codecs, page, content)?;
+        }
+        Ok(())
+    }
+
+    /// Reads pages from `first` on.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`].
+    ///
+    /// # Panics
+    /// If `data` is not whole pages of the volume.
+    pub fn read(&self, codecs: &mut Codecs, first: u64, data: &mut [u8]) -> Result<(), PageError> {
+        let (pages, rest) = data.as_chunks_mut::<PAGE_BYTES>();
+        assert!(rest.is_empty(), "a request has whole pages");
+        self.check(first, pages.len() as u64);
+        for (page, content) in (first..).zip(pages) {
+            self.read_page(codecs, page, content).ok_or(PageError::Damaged(page))?;
+        }
+        Ok(())
+    }
+
+    /// Makes `pages` pages from `first` on read as zeros, and frees what they took.
+    ///
+    /// # Panics
+    /// If they are not pages of the volume.
+    pub fn discard(&mut self, first: u64, pages: u64) {
+        self.check(first, pages);
+        for page in first..first + pages {
+            let old = self.word(page);
+            if old != Word::Zeros {
+                self.publish(page, Word::Zeros);
+                self.release(old);
+            }
+        }
+    }
+
+    fn check(&self, first: u64, pages: u64) {
+        let fits = first.checked_add(pages).is_some_and(|end| end <= self.pages);
+        assert!(fits, "the pages are the volume's");
+    }
+
+    /// The word of a page. The volume alone writes them, so one that means nothing is a damaged one.
+    fn word(&self, page: u64) -> Word {
+        Word::of(self.memory.word(page)).unwrap_or(Word::Zeros)
+    }
+
+    fn write_page(&mut self, codecs: &mut Codecs, page: u64, content: &[u8]) -> Result<(), PageError> {
+        let old = self.word(page);
+        if !safeguard(Safeguard::FreeSlotAfterWord) {
+            self.release(old);
+        }
+        let new = match pattern_of(content) {
+            Some(0) => {
+                self.publish(page, Word::Zeros);
+                Word::Zeros
+            }
+            Some(pattern) => match half(pattern) {
+                Some(half) => {
+                    self.publish(page, Word::Filled(half));
+                    Word::Filled(half)
+                }
+                None => self.store(page, Form::Pattern, &[&pattern.to_le_bytes()])?,
+            },
+            None => match codecs.compress(self.codec, content, MOST_COMPRESSED - LENGTH_BYTES) {
+                Some(bytes) => {
+                    let len = u16::try_from(bytes.len()).expect("it is less than a page");
+                    self.store(page, self.codec.form(), &[&len.to_le_bytes(), bytes])?
+                }
+                None => self.store(page, Form::Plain, &[content])?,
+            },
+        };
+        debug_assert_eq!(self.word(page), new, "the page was published");
+        if safeguard(Safeguard::FreeSlotAfterWord) {
+            self.release(old);
+        }
+        Ok(())
+    }
+
+    /// Steps 1 to 3 for content that needs a slot.
+    fn store(&mut self, page: u64, form: Form, content: &[&[u8]]) -> Result<Word, PageError> {
+        let len_bytes = content.iter().map(|part| part.len()).sum();
+        let slot = self.take(class_of(len_bytes)).inspect_err(|_full| self.refused_pages += 1)?;
+        let word = Word::Stored(form, slot);
+        if !safeguard(Safeguard::StoreSlotFirst) {
+            self.publish(page, word);
+        }
+        let mut at = slot.offset();
+        for part in content {
+            self.memory.write(at, part);
+            at += part.len() as u64;
+        }
+        if safeguard(Safeguard::StoreSlotFirst) {
+            self.publish(page, word);
+        }
+        Ok(word)
+    }
+
+    /// Uses a slot of a class. Where no slab can get the class, a free slot of a greater one does.
+    fn take(&mut self, class: u8) -> Result<PageSlot, PageError> {
+        if let Some(slot) = self.pool.take(class) {
+            return Ok(slot);
+        }
+        if let Some(slab) = self.pool.next_slab()
+            && (self.spare == Some(slab) || self.memory.take_slab(slab).is_ok())
+        {
+            self.spare = self.spare.filter(|spare| *spare != slab);
+            return Ok(self.pool.take_first(class));
+        }
+        (class + 1..=PAGE_CLASS).find_map(|class| self.pool.take(class)).ok_or(PageError::NoSpace)
+    }
+
+    fn publish(&mut self, page: u64, word: Word) {
+        self.memory.set_word(page, word.bits());
+        self.count(word, 1);
+    }
+
+    /// Frees what a page took before.
+    fn release(&mut self, old: Word) {
+        self.count(old, -1);
+        if let Some(slot) = old.slot()
+            && let Some(slab) = self.pool.free(slot)
+        {
+            // It is the next to be used; only the one before it goes.
+            if let Some(before) = self.spare.replace(slab) {
+                self.memory.give_back(before..before + 1);
+            }
+        }
+    }
+
+    fn count(&mut self, word: Word, change: i64) {
+        let pages = match word {
+            Word::Zeros => return,
+            Word::Filled(_) | Word::Stored(Form::Pattern, _) => &mut self.same_filled_pages,
+            Word::Stored(Form::Lz4 | Form::Zstd, _) => &mut self.compressed_pages,
+            Word::Stored(Form::Plain, _) => &mut self.plain_pages,
+        };
+        *pages = pages.wrapping_add_signed(change);
+    }
+
+    /// `None` if the page is damaged.
+    fn read_page(&self, codecs: &mut Codecs, page: u64, content: &mut [u8]) -> Option<()> {
+        match Word::of(self.memory.word(page)).ok()? {
+            Word::Zeros => content.fill(0),
+            Word::Filled(half) => fill(content, u64::from(half) | u64::from(half) << 32),
+            Word::Stored(Form::Pattern, slot) => {
+                let pattern = self.memory.bytes(slot.offset(), size_of::<u64>());
+                same_filled::fill(content, u64::from_le_bytes(pattern.try_into().ok()?));
+            }
+            Word::Stored(Form::Plain, slot) => {
+                content.copy_from_slice(self.memory.bytes(slot.offset(), PAGE_BYTES));
+            }
+            Word::Stored(Form::Lz4, slot) => self.decompress(codecs, PageCodec::Lz4, slot, content)?,
+            Word::Stored(Form::Zstd, slot) => self.decompress(codecs, PageCodec::Zstd, slot, content)?,
+        }
+        Some(())
+    }
+
+    fn decompress(
+        &self,
+        codecs: &mut Codecs,
+        codec: PageCodec,
+        slot: PageSlot,
+        content: &mut [u8],
+    ) -> Option<()> {
+        let bytes = self.memory.bytes(slot.offset(), usize::from(slot.class()) * CLASS_BYTES);
+        let (len, bytes) = bytes.split_first_chunk::<LENGTH_BYTES>()?;
+        let bytes = bytes.get(..usize::from(u16::from_le_bytes(*len)))?;
+        codecs.decompress(codec, bytes, content).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

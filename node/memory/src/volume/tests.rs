@@ -1,0 +1,224 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::memory::HeapMemory;
+
+const PAGES: usize = 40;
+const SLABS: u32 = 64;
+
+fn head(codec: PageCodec, slabs: u32) -> TableHead {
+    TableHead { pages: PAGES as u64, slabs, codec, nonce: 1 }
+}
+
+fn codecs() -> Codecs {
+    let mut codecs = Codecs::default();
+    codecs.prepare(PageCodec::Zstd).unwrap();
+    codecs
+}
+
+fn volume(codec: PageCodec, slabs: u32, room: usize) -> MemoryVolume<HeapMemory> {
+    MemoryVolume::open(HeapMemory::new(PAGES, slabs as usize, room), &head(codec, slabs)).unwrap()
+}
+
+/// A page of `kind`, of which `seed` makes another one.
+fn page(kind: u8, seed: u64) -> Vec<u8> {
+    let mut bits = seed | 1;
+    let mut noise = move || {
+        bits ^= bits << 13;
+        bits ^= bits >> 7;
+        bits ^= bits << 17;
+        bits
+    };
+    let mut page = vec![0; PAGE_BYTES];
+    match kind {
+        0 => {}
+        1 => page.fill(seed as u8),
+        2 => fill(&mut page, noise()),
+        // Noise in the first part of it: compressed to about that.
+        kind => {
+            let noisy = PAGE_BYTES * usize::from(kind - 3) / 12;
+            page[..noisy].fill_with(|| noise() as u8);
+            page[noisy..].fill(7);
+        }
+    }
+    page
+}
+
+fn holds(volume: &MemoryVolume<HeapMemory>, codecs: &mut Codecs, expected: &[Vec<u8>]) {
+    let mut read = vec![1; PAGES * PAGE_BYTES];
+    volume.read(codecs, 0, &mut read).unwrap();
+    for (number, (page, expected)) in read.chunks(PAGE_BYTES).zip(expected).enumerate() {
+        assert!(page == &expected[..], "page {number}");
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write { first: usize, kinds: Vec<u8>, seed: u64 },
+    Discard { first: usize, pages: usize },
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let kinds = prop::collection::vec(0..16_u8, 1..6);
+    prop_oneof![
+        6 => (0..PAGES, kinds, any::<u64>()).prop_map(|(first, kinds, seed)| Step::Write { first, kinds, seed }),
+        2 => (0..PAGES, 1..PAGES).prop_map(|(first, pages)| Step::Discard { first, pages }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// What is read is what a plain array has, whatever was written and however often the process changed.
+    #[test]
+    fn a_volume_reads_as_an_array(steps in prop::collection::vec(step(), 1..60), zstd in any::<bool>()) {
+        let codec = if zstd { PageCodec::Zstd } else { PageCodec::Lz4 };
+        let (mut volume, mut codecs) = (volume(codec, SLABS, SLABS as usize), codecs());
+        let mut expected = vec![vec![0; PAGE_BYTES]; PAGES];
+        for step in steps {
+            match step {
+                Step::Write { first, kinds, seed } => {
+                    let pages = (first..PAGES).zip(kinds).map(|(at, kind)| (at, page(kind, seed.wrapping_add(at as u64))));
+                    let pages: Vec<(usize, Vec<u8>)> = pages.collect();
+                    let data: Vec<u8> = pages.iter().flat_map(|(_, page)| page.clone()).collect();
+                    volume.write(&mut codecs, first as u64, &data).unwrap();
+                    pages.into_iter().for_each(|(at, page)| expected[at] = page);
+                }
+                Step::Discard { first, pages } => {
+                    let pages = pages.min(PAGES - first);
+                    volume.discard(first as u64, pages as u64);
+                    expected[first..first + pages].iter_mut().for_each(|page| page.fill(0));
+                }
+                Step::Restart => {
+                    let before = volume.figures();
+                    volume = MemoryVolume::open(volume.memory, &head(codec, SLABS)).unwrap();
+                    prop_assert_eq!(volume.figures(), before, "no slot is lost and none is shared");
+                    prop_assert_eq!(volume.memory.taken() as u64 * SLAB_BYTES as u64, before.slab_bytes);
+                }
+            }
+        }
+        holds(&volume, &mut codecs, &expected);
+        volume.discard(0, PAGES as u64);
+        prop_assert_eq!(volume.figures(), MemoryFigures { limit_bytes: volume.figures().limit_bytes, ..MemoryFigures::default() });
+        prop_assert!(volume.memory.taken() <= 1, "one slab stays for the next write");
+    }
+}
+
+/// A write over a page whose successor found no slot lost both.
+#[test]
+fn a_full_volume_keeps_its_pages() {
+    // By the limit, and by the system.
+    for (slabs, room) in [(3, 9), (9, 3)] {
+        let (mut volume, mut codecs) = (volume(PageCodec::Lz4, slabs, room), codecs());
+        let mut expected = vec![vec![0; PAGE_BYTES]; PAGES];
+        // All three slabs get the class of a page, and half of the last one is used.
+        for (at, expected) in expected.iter_mut().enumerate() {
+            *expected = page(15, at as u64);
+            volume.write(&mut codecs, at as u64, expected).unwrap();
+        }
+        assert_eq!(volume.figures().plain_pages, PAGES as u64);
+        let more = PAGES..3 * SLAB_BYTES / PAGE_BYTES;
+        let taken: Vec<PageSlot> = more.map(|_| volume.take(PAGE_CLASS).unwrap()).collect();
+        assert_eq!(volume.write(&mut codecs, 3, &page(15, 99)), Err(PageError::NoSpace));
+        assert_eq!(volume.write(&mut codecs, 4, &page(7, 99)), Err(PageError::NoSpace), "in no class");
+        assert_eq!(volume.figures().refused_pages, 2);
+        holds(&volume, &mut codecs, &expected);
+        // What needs no slot is written, and frees one, which a small page may have too.
+        volume.write(&mut codecs, 3, &page(1, 5)).unwrap();
+        expected[3] = page(1, 5);
+        volume.write(&mut codecs, 4, &page(7, 99)).unwrap();
+        expected[4] = page(7, 99);
+        holds(&volume, &mut codecs, &expected);
+        drop(taken);
+    }
+}
+
+/// A page of a pattern takes its word, or eight bytes, and is never compressed.
+#[test]
+fn same_filled_pages_need_no_codec() {
+    let mut volume = volume(PageCodec::Zstd, SLABS, SLABS as usize);
+    // Its contexts were never made: a page that came to it would end the test.
+    let mut codecs = Codecs::default();
+    let data = [page(0, 0), page(1, 5), page(2, 5), page(1, 255)].concat();
+    volume.write(&mut codecs, 0, &data).unwrap();
+    let mut read = vec![1; data.len()];
+    volume.read(&mut codecs, 0, &mut read).unwrap();
+    assert!(read == data);
+    let MemoryFigures { same_filled_pages, slot_bytes, .. } = volume.figures();
+    assert_eq!((same_filled_pages, slot_bytes), (3, CLASS_BYTES as u64));
+}
+
+/// A page that compresses to more than three quarters is stored as it is.
+#[test]
+fn a_page_that_compresses_badly_is_plain() {
+    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
+    volume.write(&mut codecs, 0, &[page(15, 1), page(13, 1), page(5, 1)].concat()).unwrap();
+    let MemoryFigures { compressed_pages, plain_pages, .. } = volume.figures();
+    assert_eq!((compressed_pages, plain_pages), (1, 2));
+}
+
+/// A successor took a table whose words named a slot twice.
+#[test]
+fn a_damaged_table_is_refused() {
+    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
+    volume.write(&mut codecs, 0, &page(9, 1)).unwrap();
+    let memory = volume.memory;
+    let word = memory.word(0);
+    let open = |bits: u64| {
+        let mut memory = memory.clone();
+        memory.set_word(7, bits);
+        MemoryVolume::open(memory, &head(PageCodec::Lz4, SLABS)).map(drop)
+    };
+    assert_eq!(open(word), Err(RecoverError::Slot { page: 7, source: SlotTaken::Shared }));
+    assert_eq!(open(0x0606), Err(RecoverError::Word { page: 7, source: InvalidWord(0x0606) }));
+    assert_eq!(open(1 << 8), Err(RecoverError::Word { page: 7, source: InvalidWord(1 << 8) }));
+    let beyond = 64 << 16 | 64 << 8 | 5 | u64::from(SLABS) * (SLAB_BYTES as u64 / 64) << 16;
+    assert_eq!(open(beyond), Err(RecoverError::Slot { page: 7, source: SlotTaken::Beyond }));
+    assert_eq!(open(0), Ok(()));
+}
+
+/// What does not decompress is an error of its page, not other content.
+#[test]
+fn a_damaged_slot_fails_its_page() {
+    for codec in [PageCodec::Lz4, PageCodec::Zstd] {
+        let (mut volume, mut codecs) = (volume(codec, SLABS, SLABS as usize), codecs());
+        volume.write(&mut codecs, 0, &[page(9, 1), page(9, 2)].concat()).unwrap();
+        let slot = volume.word(0).slot().unwrap();
+        volume.memory.write(slot.offset(), &[0xff; 2]);
+        let mut read = vec![0; PAGE_BYTES];
+        assert_eq!(volume.read(&mut codecs, 0, &mut read), Err(PageError::Damaged(0)));
+        volume.memory.write(slot.offset(), &[9, 0]);
+        assert_eq!(volume.read(&mut codecs, 0, &mut read), Err(PageError::Damaged(0)));
+        volume.read(&mut codecs, 1, &mut read).unwrap();
+        assert!(read == page(9, 2));
+    }
+}
+
+/// The memory beside the stored bytes, after many overwrites with pages of other lengths.
+#[test]
+fn the_pool_takes_little_more_than_it_stores() {
+    const MANY: usize = 40_000;
+    let head = TableHead { pages: MANY as u64, slabs: 2400, codec: PageCodec::Lz4, nonce: 1 };
+    let mut volume = MemoryVolume::open(HeapMemory::new(MANY, 2400, 2400), &head).unwrap();
+    let mut codecs = codecs();
+    let mut bits = 1_u64;
+    let mut noise = || {
+        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bits >> 33
+    };
+    for at in 0..3 * MANY as u64 {
+        let number = if at < MANY as u64 { at } else { noise() % MANY as u64 };
+        let kind = 3 + (noise() % 11) as u8;
+        volume.write(&mut codecs, number, &page(kind, noise())).unwrap();
+    }
+    let MemoryFigures { slot_bytes, slab_bytes, .. } = volume.figures();
+    let table_bytes = 8 * MANY as u64;
+    let overhead = (slab_bytes + table_bytes - slot_bytes) as f64 / slab_bytes as f64;
+    println!(
+        "slots {slot_bytes}, slabs {slab_bytes}, table {table_bytes}: overhead {:.1} %",
+        100.0 * overhead
+    );
+    assert!(overhead < 0.05, "{overhead}");
+}

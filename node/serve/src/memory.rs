@@ -1,0 +1,136 @@
+//! Memory volumes on a ring thread.
+//!
+//! Owns: the memory volumes of a thread, their requests and the queues of their devices.
+//! Does not own: where a page lies ([`holdfast_memory`]).
+//! Runs on: the ring thread. A request is answered in the turn in which it came, so none waits. One system call
+//! moves its data; another takes the memory of a slab, once for 16 pages or more. No allocation for a request.
+//! Invariants: the key of a memory volume is no other volume's.
+
+mod files;
+pub(crate) mod new_volume;
+mod published;
+mod served;
+
+use holdfast_memory::Codecs;
+use holdfast_ring::IoResult;
+use holdfast_types::Millis;
+use holdfast_ublk::Device;
+
+use crate::message::{OpenQueues, Reply, RingRefusal};
+use crate::operation::{Ring, VolumeKey};
+use crate::volume_table::VolumeTable;
+
+pub use files::MemoryFiles;
+pub use new_volume::NewMemoryVolume;
+pub use published::PublishedMemory;
+use served::ServedMemory;
+
+/// Bit of [`VolumeKey::index`] that memory volumes have. A ring has room for far fewer volumes.
+const MEMORY: u16 = 1 << 15;
+
+/// True for the key of a memory volume.
+pub(crate) const fn is_memory(key: VolumeKey) -> bool {
+    key.index & MEMORY != 0
+}
+
+/// The memory volumes of a ring thread.
+pub(crate) struct MemoryVolumes {
+    volumes: VolumeTable<ServedMemory>,
+    codecs: Codecs,
+}
+
+impl Default for MemoryVolumes {
+    fn default() -> Self {
+        Self { volumes: VolumeTable::new(), codecs: Codecs::default() }
+    }
+}
+
+impl MemoryVolumes {
+    /// Takes a volume onto the thread.
+    pub(crate) fn add(&mut self, new: NewMemoryVolume) -> VolumeKey {
+        self.codecs.prepare(new.volume.codec()).expect("contexts of a codec take little memory");
+        let served = ServedMemory::new(new);
+        let VolumeKey { index, serial } = self.volumes.insert(|_key| served);
+        VolumeKey { index: index | MEMORY, serial }
+    }
+
+    /// Serves the queues of a volume's device from now on.
+    pub(crate) fn open(
+        &mut self,
+        ring: &mut Ring,
+        key: VolumeKey,
+        device: Device,
+        queues: OpenQueues,
+    ) -> Result<(), RingRefusal> {
+        let served = self.find(key).ok_or(RingRefusal::Gone)?;
+        let queues = queues(ring, key)?;
+        // As for other volumes: all fetches of a queue go to the kernel with one call.
+        ring.submit().map_err(RingRefusal::from)?;
+        served.open(ring, device, queues);
+        Ok(())
+    }
+
+    /// A command of a queue ended. False if its volume or queue is gone.
+    pub(crate) fn on_command(
+        &mut self,
+        ring: &mut Ring,
+        key: VolumeKey,
+        (queue, tag): (u16, u16),
+        outcome: IoResult,
+        now: Millis,
+    ) -> bool {
+        let Self { volumes, codecs } = self;
+        is_memory(key)
+            && volumes
+                .get_mut(without_mark(key))
+                .is_some_and(|served| served.on_command(ring, codecs, (queue, tag), outcome, now))
+    }
+
+    /// Releases a stopped device, once all its tags are back.
+    pub(crate) fn close(&mut self, ring: &mut Ring, key: VolumeKey, done: Reply) {
+        match self.find(key) {
+            Some(served) => served.close(ring, done),
+            None => drop(done.send(Err(RingRefusal::Gone))),
+        }
+    }
+
+    /// Releases a volume whose queues are closed.
+    pub(crate) fn remove(&mut self, key: VolumeKey) -> Result<(), RingRefusal> {
+        if self.find(key).ok_or(RingRefusal::Gone)?.is_open() {
+            return Err(RingRefusal::Armed);
+        }
+        self.volumes.remove_if(without_mark(key), |_served| true);
+        Ok(())
+    }
+
+    /// Shows the figures of all.
+    pub(crate) fn tick(&mut self, now: Millis) {
+        for served in self.volumes.iter_mut() {
+            served.tick(now);
+        }
+    }
+
+    /// From now on requests are left to the successor.
+    pub(crate) fn drain(&mut self) {
+        for served in self.volumes.iter_mut() {
+            served.drain();
+        }
+    }
+
+    /// Requests that are not completed.
+    pub(crate) fn requests(&self) -> u32 {
+        self.volumes.iter().map(ServedMemory::requests).sum()
+    }
+
+    fn find(&mut self, key: VolumeKey) -> Option<&mut ServedMemory> {
+        self.volumes.get_mut(without_mark(key))
+    }
+}
+
+/// The key in the table of memory volumes.
+const fn without_mark(key: VolumeKey) -> VolumeKey {
+    VolumeKey { index: key.index & !MEMORY, serial: key.serial }
+}
+
+#[cfg(test)]
+mod tests;

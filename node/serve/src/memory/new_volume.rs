@@ -1,0 +1,21 @@
+//! A memory volume on its way to a ring thread.
+
+use std::sync::Arc;
+
+use holdfast_memory::MemoryVolume;
+
+use super::files::MemoryFiles;
+use super::published::PublishedMemory;
+use crate::label::Label;
+
+/// A memory volume for a ring thread.
+pub struct NewMemoryVolume {
+    /// The volume, opened.
+    pub volume: MemoryVolume<MemoryFiles>,
+    /// The name in its log lines.
+    pub label: Arc<Label>,
+    /// Receives its figures.
+    pub published: Arc<PublishedMemory>,
+    /// Reserved room on the ring: dropped once the thread has released the volume.
+    pub place: Box<dyn Send>,
+}

@@ -1,0 +1,78 @@
+#![allow(unsafe_code)] // mmap of files of the test
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use holdfast_memory::pool::SLAB_BYTES;
+use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
+use holdfast_types::Epoch;
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::label::Label;
+
+const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1 };
+
+/// The files in this directory, made where they are not there.
+fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {
+    let file = |name: &str, len: usize| {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(false).open(dir.join(name)).unwrap();
+        file.set_len(len as u64).unwrap();
+        file
+    };
+    let table = file("table", HEAD_BYTES + 8 * 256);
+    let slabs = file("slabs", 8 * SLAB_BYTES);
+    let seen = slabs.try_clone().unwrap();
+    // SAFETY: files of this test alone, on a tmpfs with memory for them.
+    let files = unsafe { MemoryFiles::map(&table, slabs, 8) }.unwrap();
+    (MemoryVolume::open(files, &HEAD).unwrap(), seen)
+}
+
+/// As a killed daemon leaves them: nothing was synced or closed in order.
+#[test]
+fn a_successor_finds_the_pages_and_holes_where_none_are() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut codecs = Codecs::default();
+    let text: Vec<u8> = (0..64 * PAGE_BYTES).map(|at| (at / 7 % 251) as u8 ^ (at / 4096) as u8).collect();
+    let (mut volume, slabs) = open(dir.path());
+    volume.write(&mut codecs, 100, &text).unwrap();
+    let allocated = || slabs.metadata().unwrap().blocks() * 512;
+    assert!(allocated() > 0);
+    std::mem::forget(volume);
+    let (mut volume, _) = open(dir.path());
+    let mut read = vec![1; text.len()];
+    volume.read(&mut codecs, 100, &mut read).unwrap();
+    assert!(read == text);
+    volume.discard(0, 256);
+    assert!(allocated() <= SLAB_BYTES as u64, "all but the spare slab is free");
+    drop(open(dir.path()));
+    assert_eq!(allocated(), 0);
+}
+
+/// Two tables give the same places, and a message or a completion must not find the other volume.
+#[test]
+fn the_key_of_a_memory_volume_is_no_other() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut volumes = MemoryVolumes::default();
+    let key = volumes.add(NewMemoryVolume {
+        volume: open(dir.path()).0,
+        label: Arc::new(Label::new("scratch".parse().unwrap(), Epoch(1))),
+        published: Arc::default(),
+        place: Box::new(()),
+    });
+    let other = without_mark(key);
+    assert!(is_memory(key) && !is_memory(other));
+    let options =
+        holdfast_ring::RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
+    let mut ring = Ring::new(&options).unwrap();
+    assert!(!volumes.on_command(&mut ring, other, (0, 0), IoResult(0), 0));
+    assert!(!volumes.on_command(&mut ring, key, (0, 0), IoResult(0), 0), "it has no queue");
+    let (done, mut closed) = oneshot::channel();
+    volumes.close(&mut ring, key, done);
+    assert!(matches!(closed.try_recv(), Ok(Ok(()))));
+    assert!(volumes.remove(key).is_ok());
+    assert!(matches!(volumes.remove(key), Err(RingRefusal::Gone)));
+}
