@@ -34,7 +34,7 @@ pub struct TableHead {
     pub pages: u64,
     /// Slabs that it may have.
     pub slabs: u32,
-    /// PageCodec of the pages that it writes.
+    /// Codec of the pages that it writes.
     pub codec: PageCodec,
     /// A number of its own for each attach.
     pub nonce: u64,

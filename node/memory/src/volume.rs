@@ -151,7 +151,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         self.codec
     }
 
-    /// MemoryFigures now.
+    /// Figures now.
     #[must_use]
     pub const fn figures(&self) -> MemoryFigures {
         MemoryFigures {

@@ -34,7 +34,7 @@ pub(crate) struct MemoryAttach {
     pub(crate) bytes: u64,
     /// Bytes of memory that its content may take; absent: as much as any content needs.
     pub(crate) limit_bytes: Option<u64>,
-    /// PageCodec of its pages.
+    /// Codec of its pages.
     pub(crate) codec: PageCodec,
 }
 

@@ -23,7 +23,7 @@ impl Default for PublishedMemory {
 }
 
 impl PublishedMemory {
-    /// MemoryFigures of the volume and counts of its requests, as of the last tick.
+    /// Figures of the volume and counts of its requests, as of the last tick.
     #[must_use]
     pub fn shown(&self) -> (MemoryFigures, ServedCounts) {
         *self.shown.lock()
