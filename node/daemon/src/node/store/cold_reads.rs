@@ -60,6 +60,9 @@ impl ColdReads {
 }
 
 #[cfg(test)]
+mod in_order;
+
+#[cfg(test)]
 mod tests {
     use std::path::Path;
 
