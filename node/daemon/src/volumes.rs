@@ -12,8 +12,8 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Content, CutStep, Node, NodeVolumeStatus, RingStatus,
-    ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
+    AttachRequest, Attached, Capabilities, Content, CutStep, Node, NodeVolumeStatus, ReadAheadFigures,
+    RingStatus, ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -128,6 +128,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// read them.
     fn unkept_blocks(&self) -> u64;
 
+    /// Figures of what was fetched ahead of readers.
+    fn read_ahead(&self) -> ReadAheadFigures;
+
     /// Capabilities of this node.
     fn capabilities(&self) -> Capabilities;
 }
@@ -235,6 +238,10 @@ impl Volumes for Node {
 
     fn unkept_blocks(&self) -> u64 {
         Self::unkept_blocks(self)
+    }
+
+    fn read_ahead(&self) -> ReadAheadFigures {
+        Self::read_ahead(self)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -429,6 +429,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *self.memory.as_ref()[at..].first_chunk().expect("a page has whole blocks")
     }
 
+    /// Returns true if any sector of the block is in the store only, or nowhere.
+    pub(crate) fn has_remote(&self, block: Block) -> bool {
+        let is_remote = |word: &[u8; 8]| Nibbles(u64::from_le_bytes(*word)).any_remote();
+        !self.is_prepared(block.chunk()) || self.block(block).as_chunks().0.iter().any(is_remote)
+    }
+
     /// Sets the map's part of whole blocks, from `block` on.
     fn set_blocks(&mut self, block: Block, bytes: &[u8]) {
         let at = index(nibble_at(block.first_sector().0));

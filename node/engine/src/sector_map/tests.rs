@@ -277,3 +277,20 @@ fn a_range_becomes_what_each_of_its_sectors_becomes() {
         assert_eq!(run, SectorRange::new(range.start.0, alike.count() as u64));
     }
 }
+
+/// What is read ahead of a reader is what a read of it would get from the store.
+#[test]
+fn a_block_is_remote_until_all_of_it_is_on_a_side() {
+    let mut map = map(100);
+    let remote = |map: &SectorMap<Vec<u8>>| [0, 1, 2].map(|block| map.has_remote(Block(block)));
+    assert_eq!(remote(&map), [true; 3]);
+    map.mark_written(SectorRange::new(0, 31), Side::A);
+    map.mark_written(SectorRange::new(32, 20), Side::A);
+    map.mark_zeroed(SectorRange::new(52, 12), Side::A, true);
+    assert_eq!(remote(&map), [true, false, true]);
+    map.set_active(Side::B);
+    map.mark_written(SectorRange::new(31, 1), Side::B);
+    assert_eq!(remote(&map), [false, false, true]);
+    let unprepared = SectorMap::format(vec![0; map_bytes(100) as usize], 100, &"v".parse().unwrap());
+    assert_eq!(remote(&unprepared), [true; 3]);
+}
