@@ -17,6 +17,7 @@ use holdfast_format::compose::Composition;
 use holdfast_format::segment::Frame;
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{BLOCK_BYTES, Lineage, SegmentId};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::fetches::StoredFrames;
@@ -30,7 +31,37 @@ const MAX_HOLE_BYTES: u64 = BLOCK_BYTES;
 struct JoinedGet<'a> {
     segment: SegmentId,
     range: Range<u64>,
-    body: Shared<BoxFuture<'a, Result<Bytes, Arc<StoreError>>>>,
+    body: Mutex<Body<'a>>,
+}
+
+/// The answer to a request, until the last of its frames was taken from it.
+struct Body<'a> {
+    answer: Option<Answer<'a>>,
+    frames: usize,
+}
+
+type Answer<'a> = Shared<BoxFuture<'a, Result<Bytes, Arc<StoreError>>>>;
+
+impl JoinedGet<'_> {
+    fn holds(&self, segment: SegmentId, range: &Range<u64>) -> bool {
+        self.segment == segment && self.range.start <= range.start && range.end <= self.range.end
+    }
+
+    /// The bytes `range` of the segment, once.
+    async fn take(&self, range: Range<u64>) -> Result<Bytes, Arc<StoreError>> {
+        let answer = self.body.lock().answer.clone().expect("each frame is taken once");
+        let body = answer.await?;
+        let mut held = self.body.lock();
+        held.frames -= 1;
+        if held.frames == 0 {
+            held.answer = None;
+        }
+        drop(held);
+        if body.len() as u64 != self.range.end - self.range.start {
+            return Err(StoreError::BadAnswer { field: "length" }.into());
+        }
+        Ok(body.slice((range.start - self.range.start) as usize..(range.end - self.range.start) as usize))
+    }
 }
 
 /// The requests that bring the frames of several blocks.
@@ -45,7 +76,7 @@ impl<'a> JoinedGets<'a> {
         plans: impl IntoIterator<Item = &'p Composition>,
         permits: Option<&'a Semaphore>,
     ) -> Self {
-        let body = |segment: SegmentId, range: Range<u64>| {
+        let answer = |segment: SegmentId, range: Range<u64>| {
             let key = lineage.segment_key(segment);
             let get = async move {
                 let _permit = match permits {
@@ -56,10 +87,9 @@ impl<'a> JoinedGets<'a> {
             };
             get.boxed().shared()
         };
-        let gets = joined(plans).into_iter().map(|(segment, range)| JoinedGet {
-            segment,
-            range: range.clone(),
-            body: body(segment, range),
+        let gets = joined(plans).into_iter().map(|(segment, range, frames)| {
+            let answer = Some(answer(segment, range.clone()));
+            JoinedGet { segment, range, body: Mutex::new(Body { answer, frames }) }
         });
         Self(gets.collect())
     }
@@ -83,16 +113,9 @@ impl<'a> JoinedGets<'a> {
 impl StoredFrames for JoinedGets<'_> {
     async fn stored(&self, _key: &str, segment: SegmentId, frame: &Frame) -> Result<Bytes, StoreError> {
         let range = frame_range(frame);
-        let holds = |get: &&JoinedGet<'_>| {
-            get.segment == segment && get.range.start <= range.start && range.end <= get.range.end
-        };
-        let get = self.0.iter().find(holds).expect("it was made for all frames of the blocks");
-        let at = (range.start - get.range.start) as usize..(range.end - get.range.start) as usize;
-        match get.body.clone().await {
-            Ok(body) if body.len() as u64 == get.range.end - get.range.start => Ok(body.slice(at)),
-            Ok(_) => Err(StoreError::BadAnswer { field: "length" }),
-            Err(error) => Err(StoreError::Unavailable(error.into())),
-        }
+        let get = self.0.iter().find(|get| get.holds(segment, &range));
+        let get = get.expect("it was made for all frames of the blocks");
+        get.take(range).await.map_err(|error| StoreError::Unavailable(error.into()))
     }
 }
 
@@ -101,22 +124,23 @@ pub(crate) fn frame_range(frame: &Frame) -> Range<u64> {
     frame.offset..frame.offset + u64::from(frame.stored)
 }
 
-/// The ranges that hold the frames of `plans`.
-fn joined<'p>(plans: impl IntoIterator<Item = &'p Composition>) -> Vec<(SegmentId, Range<u64>)> {
+/// The ranges that hold the frames of `plans`, and the number of these in each.
+fn joined<'p>(plans: impl IntoIterator<Item = &'p Composition>) -> Vec<(SegmentId, Range<u64>, usize)> {
     let pieces = plans.into_iter().flat_map(|plan| &plan.pieces);
     let mut frames: Vec<_> = pieces.map(|piece| (piece.segment, frame_range(&piece.frame))).collect();
     frames.sort_unstable_by_key(|(segment, range)| (segment.0, range.start));
-    let mut gets: Vec<(SegmentId, Range<u64>)> = Vec::new();
+    let mut gets: Vec<(SegmentId, Range<u64>, usize)> = Vec::new();
     for (segment, range) in frames {
         match gets.last_mut() {
-            Some((last, get))
+            Some((last, get, frames))
                 if *last == segment
                     && range.start.saturating_sub(get.end) <= MAX_HOLE_BYTES
                     && range.end - get.start <= MAX_GET_BYTES =>
             {
                 get.end = get.end.max(range.end);
+                *frames += 1;
             }
-            Some(_) | None => gets.push((segment, range)),
+            Some(_) | None => gets.push((segment, range, 1)),
         }
     }
     gets

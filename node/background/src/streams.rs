@@ -7,7 +7,8 @@
 //! borders of blocks. One request proves nothing, however long it is: the kernel reads around each page fault
 //! of a mapped file. The window of a believed stream begins with [`FIRST_WINDOW`] times its request, and
 //! doubles each time the reader has used a quarter of it. A reader that goes elsewhere is a new stream, and
-//! must be believed again; its old stream is forgotten once [`STREAMS`] others were read.
+//! must be believed again; its old stream is forgotten once [`STREAMS`] others were read. After each failure
+//! twice as many requests must follow each other, until blocks were fetched ahead again.
 
 use std::ops::Range;
 
@@ -18,7 +19,9 @@ use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange};
 const STREAMS: usize = 4;
 /// Requests after which a stream is believed.
 const REQUESTS: u32 = 3;
-/// Borders of blocks that it has to cross as well.
+/// Failures in a row that are counted.
+const FAILURES: u32 = 8;
+/// Borders of blocks that it must cross as well.
 const BLOCKS: u64 = 2;
 /// Sectors by which a request of a believed stream may miss its end, either way: readers with several
 /// requests in flight, and data in between that is local.
@@ -76,10 +79,11 @@ impl Stream {
         (self.next.saturating_sub(slack)..=self.next + slack).contains(&start)
     }
 
-    /// The blocks that the window grows by now, at most `room`; the reader is at `part`.
-    fn step(&mut self, part: ColdPart, most: u64, room: u64) -> Option<Range<u64>> {
+    /// The blocks that the window grows by now, at most `room`; the reader is at `part`. It is believed after
+    /// `requests`.
+    fn step(&mut self, part: ColdPart, requests: u32, most: u64, room: u64) -> Option<Range<u64>> {
         let here = part.last_block() + 1;
-        let is_believed = self.requests >= REQUESTS && here > self.first_block + BLOCKS;
+        let is_believed = self.requests >= requests && here > self.first_block + BLOCKS;
         let is_front = part.range.end() == self.next;
         if !is_believed || !is_front || room == 0 {
             return None;
@@ -107,12 +111,14 @@ pub struct Streams {
     last: Option<ColdPart>,
     /// Blocks of the largest window.
     most: u64,
+    /// Failures since blocks were last fetched ahead.
+    failures: u32,
 }
 
 impl Streams {
     /// None yet; their windows have at most `most` blocks, and [`MAX_WINDOW`].
     pub fn new(most: u64) -> Self {
-        Self { streams: Vec::new(), last: None, most: most.min(MAX_WINDOW) }
+        Self { streams: Vec::new(), last: None, most: most.min(MAX_WINDOW), failures: 0 }
     }
 
     /// Takes the next part that is read, in the order of arrival. Returns the blocks to fetch ahead of it, at
@@ -134,7 +140,7 @@ impl Streams {
                 let stream = &mut self.streams[0];
                 stream.next = stream.next.max(part.range.end());
                 stream.requests += u32::from(!is_same_request);
-                stream.step(part, self.most, room)
+                stream.step(part, REQUESTS << self.failures, self.most, room)
             }
             None => {
                 self.streams.truncate(STREAMS - 1);
@@ -145,9 +151,15 @@ impl Streams {
     }
 
     /// Forgets all streams: the store or the local disk failed what was to be fetched ahead.
-    pub fn forget(&mut self) {
+    pub fn failed(&mut self) {
         self.streams.clear();
         self.last = None;
+        self.failures = (self.failures + 1).min(FAILURES);
+    }
+
+    /// Blocks were fetched ahead: failures before count no more.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
     }
 }
 
@@ -285,13 +297,22 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_window() {
+    fn each_failure_ends_the_window_for_longer() {
         let mut reader = Reader::new();
-        for block in 0..16 {
-            reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS);
+        let mut block = 0;
+        let mut reads_of_a_step = |reader: &mut Reader| {
+            let first = block;
+            while reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS).is_none() {
+                block += 1;
+            }
+            block += 1;
+            block - first
+        };
+        for reads in [3, 6, 12, 24] {
+            assert_eq!(reads_of_a_step(&mut reader), reads);
+            reader.streams.failed();
         }
-        reader.streams.forget();
-        let steps: Vec<_> = (16..19).map(|block| reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS)).collect();
-        assert_eq!(steps, [None, None, Some(19..23)]);
+        reader.streams.succeeded();
+        assert_eq!(reads_of_a_step(&mut reader), 3);
     }
 }

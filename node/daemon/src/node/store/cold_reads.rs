@@ -7,7 +7,7 @@
 //! On failure: what is fetched ahead is not retried, and a joined request fails no read: each block is then
 //! read as if alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -142,7 +142,8 @@ impl ColdReads {
 
 impl ColdReads {
     /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
-    /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried.
+    /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried. Returns the number of
+    /// blocks that were not there before.
     ///
     /// # Errors
     /// [`ColdError`]: the first block that failed. The others are there.
@@ -150,7 +151,7 @@ impl ColdReads {
         &self,
         (store, objects): (StoreKey, &dyn ObjectStore),
         ahead: &Ahead,
-    ) -> Result<(), ColdError> {
+    ) -> Result<usize, ColdError> {
         let Ahead { blocks, runs, _room } = ahead;
         let wanted = blocks.iter().map(|block| (*block, Mask::FULL));
         let plans = self.missing(objects, runs, wanted).await?;
@@ -161,7 +162,8 @@ impl ColdReads {
             let reader = self.fetches.reader();
             self.slab.fill_ahead(&plan.key, reader.block(&gets, runs.lineage(), plan)).await
         });
-        join_all(fills).await.into_iter().collect()
+        join_all(fills).await.into_iter().try_for_each(|filled| filled)?;
+        Ok(plans.len())
     }
 
     /// Fetches what several reads of one request need, where that takes fewer requests to the store than the
@@ -192,10 +194,11 @@ impl ColdReads {
             let plan = self.indexes.compose(objects, block, Mask::FULL, runs).await?;
             Ok(plan.for_range(wanted))
         });
-        let mut plans = join_reads(plans).await?;
+        let (mut plans, mut keys) = (join_reads(plans).await?, HashSet::new());
         plans.retain(|plan| {
             let is_there = self.slab.contains(&plan.key) || self.fetches.is_in_progress(&plan.key);
-            !plan.pieces.is_empty() && !is_there
+            // Parts of a request may be in the same block, and blocks may have the same content.
+            !plan.pieces.is_empty() && !is_there && keys.insert(plan.key)
         });
         Ok(plans)
     }

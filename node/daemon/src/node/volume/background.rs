@@ -258,9 +258,13 @@ impl VolumeWork {
     /// readers alone find out when that is over.
     async fn fetch_ahead(&self, ahead: &Ahead) {
         let Background { objects, store, .. } = &self.background;
-        if let Err(error) = self.cold.fetch_ahead((*store, &**objects), ahead).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "blocks were not fetched ahead");
-            self.streams.lock().forget();
+        match self.cold.fetch_ahead((*store, &**objects), ahead).await {
+            Ok(0) => {}
+            Ok(_) => self.streams.lock().succeeded(),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "blocks were not fetched ahead");
+                self.streams.lock().failed();
+            }
         }
     }
 

@@ -138,8 +138,10 @@ impl Reader {
         if let Some(ahead) = cold.ahead_of(&self.streams, part, u128::MAX, runs) {
             let (node, streams) = (Arc::clone(&self.node), Arc::clone(&self.streams));
             self.ahead.spawn(async move {
-                if node.cold.fetch_ahead((StoreKey(0), &node.store), &ahead).await.is_err() {
-                    streams.lock().forget();
+                match node.cold.fetch_ahead((StoreKey(0), &node.store), &ahead).await {
+                    Ok(0) => {}
+                    Ok(_) => streams.lock().succeeded(),
+                    Err(_) => streams.lock().failed(),
                 }
             });
         }
