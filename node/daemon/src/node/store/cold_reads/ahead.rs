@@ -27,6 +27,11 @@ fn block_range(block: u64) -> SectorRange {
     SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)
 }
 
+/// Waits until a request has come to the gate. The clock is paused, so a minute takes no time.
+async fn arrival(gate: &Gate) {
+    tokio::time::timeout(Duration::from_secs(60), gate.arrival()).await.expect("it is requested ahead");
+}
+
 /// The bytes of a block, as a ring reads them.
 fn bytes_of(node: &Node, slot: &SlabSlot) -> Vec<u8> {
     let slab = &node.cold.slab;
@@ -99,7 +104,7 @@ async fn a_detach_leaves_other_readers_their_blocks() {
     first.node.store.near.fail_next(Verb::Get, Fault::Delay(Duration::ZERO));
     first.node.store.near.fail_next(Verb::Get, Fault::Hold(gate.clone()));
     first.read_blocks(2..3).await;
-    gate.arrival().await;
+    arrival(&gate).await;
     let mut joined = Box::pin(fork.read_blocks(4..5));
     assert!(joined.as_mut().now_or_never().is_none(), "its block is on its way");
     first.detach();
@@ -166,7 +171,7 @@ async fn a_commit_hides_what_was_fetched_ahead() {
     reader.node.store.near.fail_next(Verb::Get, Fault::Delay(Duration::ZERO));
     reader.node.store.near.fail_next(Verb::Get, Fault::Hold(gate.clone()));
     reader.read_blocks(2..3).await;
-    gate.arrival().await;
+    arrival(&gate).await;
     // Blocks 3 to 6 are on their way when 4 is written, and when that is committed.
     let mut builder = SegmentBuilder::default();
     builder.push(Block(4), Mask(1), &[9; 4096]);
