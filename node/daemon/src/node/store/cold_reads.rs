@@ -8,6 +8,7 @@
 //! read as if alone.
 
 use std::collections::{BTreeMap, HashSet};
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -142,17 +143,32 @@ impl ColdReads {
 
 impl ColdReads {
     /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
-    /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried. Returns the number of
-    /// blocks that were not there before.
-    ///
-    /// # Errors
-    /// [`ColdError`]: the first block that failed. The others are there.
+    /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried: a failure ends the
+    /// volume's `streams`. Where the store does not answer, or the disk takes nothing, readers alone find out
+    /// when that is over.
     pub(crate) async fn fetch_ahead(
         &self,
         (store, objects): (StoreKey, &dyn ObjectStore),
-        ahead: &Ahead,
+        streams: &Mutex<Streams>,
+        ahead: Ahead,
+    ) {
+        match self.fill_ahead(store, objects, &ahead).await {
+            Ok(0) => {}
+            Ok(_) => streams.lock().succeeded(),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn Error, "blocks were not fetched ahead");
+                streams.lock().failed();
+            }
+        }
+    }
+
+    /// The same. Returns the number of blocks that were not there before; the first error of any.
+    async fn fill_ahead(
+        &self,
+        store: StoreKey,
+        objects: &dyn ObjectStore,
+        Ahead { blocks, runs, _room }: &Ahead,
     ) -> Result<usize, ColdError> {
-        let Ahead { blocks, runs, _room } = ahead;
         let wanted = blocks.iter().map(|block| (*block, Mask::FULL));
         let plans = self.missing(objects, runs, wanted).await?;
         let permits = Arc::clone(self.gets_ahead.lock().entry(store).or_insert_with(gets_ahead));

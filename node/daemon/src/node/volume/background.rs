@@ -226,7 +226,10 @@ impl VolumeWork {
     async fn perform(&self, task: Task) {
         let work = match task {
             Task::Cold(parts) => return self.read_request(parts).await,
-            Task::Ahead(ahead) => return self.fetch_ahead(&ahead).await,
+            Task::Ahead(ahead) => {
+                let Background { objects, store, .. } = &self.background;
+                return self.cold.fetch_ahead((*store, &**objects), &self.streams, ahead).await;
+            }
             Task::Unreadable(read, slot) => {
                 if let Some(held_back) = self.lines.block_unreadable.one(now()) {
                     let block = read.range.start.block().0;
@@ -252,20 +255,6 @@ impl VolumeWork {
             self.cold.fetch_joined(&*self.background.objects, &first.runs, &ranges).await;
         }
         join_all(parts.into_iter().map(|part| self.read_cold(part, Among::Both))).await;
-    }
-
-    /// A failure ends the streams of the volume: where the store does not answer, or the disk takes nothing,
-    /// readers alone find out when that is over.
-    async fn fetch_ahead(&self, ahead: &Ahead) {
-        let Background { objects, store, .. } = &self.background;
-        match self.cold.fetch_ahead((*store, &**objects), ahead).await {
-            Ok(0) => {}
-            Ok(_) => self.streams.lock().succeeded(),
-            Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "blocks were not fetched ahead");
-                self.streams.lock().failed();
-            }
-        }
     }
 
     async fn read_cold(&self, read: Box<ColdRead>, among: Among) {

@@ -138,11 +138,7 @@ impl Reader {
         if let Some(ahead) = cold.ahead_of(&self.streams, part, u128::MAX, runs) {
             let (node, streams) = (Arc::clone(&self.node), Arc::clone(&self.streams));
             self.ahead.spawn(async move {
-                match node.cold.fetch_ahead((StoreKey(0), &node.store), &ahead).await {
-                    Ok(0) => {}
-                    Ok(_) => streams.lock().succeeded(),
-                    Err(_) => streams.lock().failed(),
-                }
+                node.cold.fetch_ahead((StoreKey(0), &node.store), &streams, ahead).await;
             });
         }
         let (lines, pieces) = (ColdLines::default(), request.split_at_multiples(BLOCK_SECTORS));
