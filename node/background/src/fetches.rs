@@ -103,8 +103,8 @@ pub struct BlockReader<'a, B> {
 }
 
 impl<B: DerefMut<Target = [u8]>> BlockReader<'_, B> {
-    /// The 128 KiB that `plan` composes from `frames` of objects of `lineage`. The reader joins the fetch of this content
-    /// at once, and requests what is missing of it in its turn, once the future is polled.
+    /// The 128 KiB that `plan` composes from `frames` of objects of `lineage`. The reader joins the fetch of
+    /// this content at once, and requests what is missing of it in its turn, once the future is polled.
     ///
     /// # Errors
     /// [`ColdError`] once all requests have ended, when a frame is unavailable or is not what was written. If

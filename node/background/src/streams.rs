@@ -1,6 +1,7 @@
 //! Streams: sequential readers of one volume, recognized by what they read from the store.
 //!
-//! Owns: the choice of blocks to fetch ahead. Does not own: the fetching, and whether a block is there already.
+//! Owns: the choice of blocks to fetch ahead. Does not own: the fetching; it does not know which blocks are
+//! there already.
 //! Pure: no I/O, no clock.
 //!
 //! A *stream* is believed once [`REQUESTS`] requests followed each other without a gap, over [`BLOCKS`]
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_jumps_is_believed_anew() {
+    fn a_reader_that_jumps_is_a_new_stream() {
         let mut reader = Reader::new();
         assert!((0..64).filter_map(|block| reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS)).count() > 4);
         let jumped: Vec<_> =

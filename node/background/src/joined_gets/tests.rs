@@ -103,7 +103,7 @@ fn a_damaged_frame_fails_its_own_block() {
     }
 }
 
-/// What a joined request finds says nothing about one of its frames.
+/// The failure of a joined request says nothing about one of its frames.
 #[test]
 fn a_failed_request_is_a_finding_about_no_block() {
     let volume = Volume::new();

@@ -278,7 +278,7 @@ fn a_range_becomes_what_each_of_its_sectors_becomes() {
     }
 }
 
-/// What is read ahead of a reader is what a read of it would get from the store.
+/// Blocks that are read ahead are those that a read would get from the store.
 #[test]
 fn a_block_is_remote_until_all_of_it_is_on_a_side() {
     let mut map = map(100);

@@ -82,8 +82,8 @@ impl ColdReads {
         Streams::new(self.slab.unread_most() / WINDOWS)
     }
 
-    /// The blocks to fetch ahead of `part`, the next one that a volume reads, and the right to do so. They are
-    /// those of `remote_after`, which has the 128 blocks after the part, the next one in the lowest bit.
+    /// The blocks to fetch ahead of `part`, the next one that a volume reads, and the right to do so. They
+    /// are those of `remote_after`, which has the 128 blocks after the part, the next one in the lowest bit.
     pub(crate) fn ahead_of(
         &self,
         streams: &Mutex<Streams>,
@@ -199,7 +199,7 @@ impl ColdReads {
         let _retried: Vec<Result<SlabSlot, ColdError>> = join_all(fetches).await;
     }
 
-    /// The blocks that have bytes where they are wanted, and that are neither in the slab nor on their way.
+    /// The blocks that have bytes where they are wanted, and that are neither in the slab nor being fetched.
     async fn missing(
         &self,
         objects: &dyn ObjectStore,

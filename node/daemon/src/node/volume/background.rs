@@ -112,10 +112,14 @@ fn is_of_commit(work: &Work) -> bool {
     }
 }
 
+/// Parts of one request that come out of the store, in their order. Each goes back to the ring thread in its
+/// box.
+type ColdParts = Vec<Box<ColdRead>>;
+
 /// Work that runs as a task of its own.
 enum Task {
-    /// Parts of one request that come out of the store, in their order.
-    Cold(Vec<Box<ColdRead>>),
+    /// Parts of one request.
+    Cold(ColdParts),
     /// A part whose block the disk could not read from the slab.
     Unreadable(Box<ColdRead>, SlabSlot),
     /// Blocks that a reader will ask for next.
@@ -141,7 +145,7 @@ fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<Task> {
                 Some(slot) => Task::Unreadable(read, slot),
                 None => {
                     let last = tasks.pop_if(|last| last.is_continued_by(&read));
-                    let mut parts = if let Some(Task::Cold(parts)) = last { parts } else { Vec::new() };
+                    let mut parts = if let Some(Task::Cold(parts)) = last { parts } else { ColdParts::new() };
                     parts.push(read);
                     Task::Cold(parts)
                 }
@@ -249,7 +253,7 @@ impl VolumeWork {
     }
 
     /// Reads the parts of a request; blocks that are neighbours in the store come together.
-    async fn read_request(&self, parts: Vec<Box<ColdRead>>) {
+    async fn read_request(&self, parts: ColdParts) {
         if let [first, _, ..] = &parts[..] {
             let ranges: Vec<SectorRange> = parts.iter().map(|part| part.range).collect();
             self.cold.fetch_joined(&*self.background.objects, &first.runs, &ranges).await;

@@ -1,4 +1,4 @@
-//! Blocks that are fetched ahead: what they must not cost, and whose bytes are read.
+//! Blocks that are fetched ahead: their cost to others, and the bytes that readers get.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -79,12 +79,12 @@ async fn a_read_of_one_block_is_one_request_and_of_eight_too() {
     }
 }
 
-/// A reader whose block is on its way ahead of it waits for that, and requests nothing.
+/// A reader whose block is being fetched ahead of it waits for that, and requests nothing.
 #[tokio::test(start_paused = true)]
 async fn a_reader_joins_what_is_fetched_ahead() {
     let mut reader = reader().await;
     reader.read_blocks(0..3).await;
-    // The window of 3..7 is on its way.
+    // The window of 3..7 is requested.
     let before = reader.gets();
     reader.read_blocks(3..5).await;
     reader.settle().await;
@@ -94,7 +94,7 @@ async fn a_reader_joins_what_is_fetched_ahead() {
     assert_eq!((fetched, used, unused), (9, 2, 0));
 }
 
-/// What a volume that is detached was fetching for itself, another one that reads the same fetches again.
+/// A volume that is detached drops what it was fetching ahead. Another one that waited fetches it itself.
 #[tokio::test(start_paused = true)]
 async fn a_detach_leaves_other_readers_their_blocks() {
     let mut first = reader().await;
@@ -106,7 +106,7 @@ async fn a_detach_leaves_other_readers_their_blocks() {
     first.read_blocks(2..3).await;
     arrival(&gate).await;
     let mut joined = Box::pin(fork.read_blocks(4..5));
-    assert!(joined.as_mut().now_or_never().is_none(), "its block is on its way");
+    assert!(joined.as_mut().now_or_never().is_none(), "its block is requested");
     first.detach();
     joined.await;
     assert_eq!(first.node.cold.blocks_ahead.available_permits(), BLOCKS_AHEAD);
@@ -173,7 +173,7 @@ async fn a_commit_hides_what_was_fetched_ahead() {
     reader.node.store.near.fail_next(Verb::Get, Fault::Hold(gate.clone()));
     reader.read_blocks(2..3).await;
     arrival(&gate).await;
-    // Blocks 3 to 6 are on their way when 4 is written, and when that is committed.
+    // Blocks 3 to 6 are requested when 4 is written, and when that is committed.
     let mut builder = SegmentBuilder::default();
     builder.push(Block(4), Mask(1), &[9; 4096]);
     let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(9)), 9, [1; 10]));

@@ -197,8 +197,8 @@ async fn read_in_order(dir: &Path, bytes: u64, bytes_a_second: Option<u64>) -> C
     Cost { gets: reader.gets(), time }
 }
 
-/// Requests and round trips of 64 MiB in order, with 128 KiB and 1 MiB in flight: 8 requests a MiB, and 513 and
-/// 65 round trips, without reading ahead.
+/// Requests and round trips of 64 MiB in order, with 128 KiB and 1 MiB in flight: 8 requests a MiB, and 513
+/// and 65 round trips, without reading ahead.
 #[tokio::test(start_paused = true)]
 async fn reading_in_order_takes_few_requests_and_round_trips() {
     let dir = tempfile::tempdir().unwrap();
