@@ -690,7 +690,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// what a reader of `block` that reads on will get from the store. None lies behind the end of the
     /// device.
     pub fn remote_after(&self, block: Block) -> u128 {
-        read::remote_after(&self.core, block)
+        self.core.map.remote_after(block)
     }
 
     // ---- growth ----

@@ -2,7 +2,7 @@
 //!
 //! Upholds invariant 9 (`docs/invariants.md`).
 
-use holdfast_types::{BLOCK_SECTORS, Block, SECTOR_BYTES, SectorRange};
+use holdfast_types::{BLOCK_SECTORS, SECTOR_BYTES, SectorRange};
 
 use super::core::{Core, Memory};
 use crate::action::{Action, Source};
@@ -58,16 +58,6 @@ pub(super) fn tile<M: Memory>(
     assert!(u64::from(at) == range.bytes(), "the plan tiles the request");
     let parts = u32::try_from(out.len() - planned_from).expect("at most one action a sector");
     Some(Tiles { parts, on_side })
-}
-
-/// Of the 128 blocks after `block` those, the next one in the lowest bit, that have sectors on no side. None
-/// is behind the end of the device.
-pub(super) fn remote_after<M: Memory>(core: &Core<M>, block: Block) -> u128 {
-    let end = core.map.sectors().div_ceil(BLOCK_SECTORS);
-    let after = (block.0 + 1..end).take(u128::BITS as usize);
-    (0..)
-        .zip(after)
-        .fold(0, |remote, (bit, block)| remote | u128::from(core.map.has_remote(Block(block))) << bit)
 }
 
 fn bytes(run: SectorRange) -> u32 {
