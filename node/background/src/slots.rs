@@ -545,19 +545,17 @@ mod tests {
         }
     }
 
-    /// A program that reads a large file once must not cost another one its cache.
+    /// A program whose file is fetched ahead, and that stops to read it, must not cost others their blocks.
     #[test]
     fn what_is_fetched_ahead_leaves_what_was_read() {
-        let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(2000));
+        let (table, keys) = (SlotTable::new(4096, SPARE, 8), keys(4 * 4096));
         let most = table.unread_most() as usize;
-        let (read, ahead) = keys.split_at(table.capacity as usize - most);
-        for _ in 0..2 {
-            assert_eq!(fill(&table, read), read.len());
-        }
-        let before = read.iter().filter(|key| table.contains(key)).count();
+        // Each shard of the index has its own share, which contents fill by chance.
+        let (read, ahead) = keys.split_at((table.capacity as usize - most) * 7 / 8);
+        assert_eq!(fill(&table, read), read.len());
         ahead.iter().for_each(|key| table.fill_ahead_now(key));
-        let after = read.iter().filter(|key| table.contains(key)).count();
-        assert!(after + most >= before, "{after} of {before} are left, {most} may go");
+        let left = read.iter().filter(|key| table.contains(key)).count();
+        assert_eq!(left, read.len(), "{most} more fit");
         let unread = ahead.iter().filter(|key| table.contains(key)).count();
         assert!(unread <= most, "{unread} unread");
         let AheadCounts { fetched, used, unused } = table.ahead();
