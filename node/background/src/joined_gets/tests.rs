@@ -18,6 +18,8 @@ struct Volume {
     fetches: Fetches<Vec<u8>>,
 }
 
+type Fetched = Result<Arc<Vec<u8>>, ColdError>;
+
 fn content(block: u64) -> Vec<u8> {
     let mut word = block.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let words = (0..BLOCK_BYTES / 8).flat_map(|_| {
@@ -52,7 +54,7 @@ impl Volume {
     }
 
     /// Fetches the blocks with joined requests. Returns them, and the number of requests.
-    fn fetch(&self, plans: &[Composition]) -> (Vec<Result<Arc<Vec<u8>>, ColdError>>, u64) {
+    fn fetch(&self, plans: &[Composition]) -> (Vec<Fetched>, u64) {
         let before = self.store.counts().get;
         let gets = JoinedGets::new(&self.store, self.runs.lineage(), plans, None);
         let readers: Vec<_> = plans.iter().map(|_| self.fetches.reader()).collect();
