@@ -8,7 +8,8 @@
 //! same reader or another, requests what is missing. A reader that is dropped drops its requests alone.
 //!
 //! *Requests.* Each frame of a block is a request of its own: a segment has one frame of a block at most, in
-//! its own index and where a merge relocates frames to it, so no two of them are neighbours in an object.
+//! its own index and where a merge relocates frames to it, so no two of them are neighbours in an object. The
+//! frames of several blocks often are: then another source than the store brings them (`joined_gets.rs`).
 //!
 //! *Memory.* A block for each content of which a frame has arrived, however many readers it has; frames are
 //! unpacked as they arrive, and their stored bytes dropped. An unreachable store, of which nothing arrives,
@@ -18,16 +19,39 @@ use std::collections::HashMap;
 use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use holdfast_format::compose::{Composition, ContentKey, Piece, place};
 use holdfast_format::safeguard::{Safeguard::FetchTheRest, safeguard};
-use holdfast_format::segment::unpack;
-use holdfast_objects::ObjectStore;
-use holdfast_types::{Lineage, Mask};
+use holdfast_format::segment::{Frame, unpack};
+use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_types::{Lineage, Mask, SegmentId};
 use parking_lot::Mutex;
 
 use holdfast_log::{ObjectError, join_reads};
 
 use crate::ColdError;
+use crate::joined_gets::frame_range;
+
+/// A source of frames as they are stored, whose bytes are not checked yet. A store answers with a request for
+/// each.
+pub trait StoredFrames: Sync {
+    /// The stored bytes of `frame`, which is in `segment`, the object `key`.
+    ///
+    /// # Errors
+    /// The reason for which they did not come.
+    fn stored(
+        &self,
+        key: &str,
+        segment: SegmentId,
+        frame: &Frame,
+    ) -> impl Future<Output = Result<Bytes, StoreError>> + Send;
+}
+
+impl<S: ObjectStore + ?Sized> StoredFrames for S {
+    async fn stored(&self, key: &str, _segment: SegmentId, frame: &Frame) -> Result<Bytes, StoreError> {
+        self.get_range(key, frame_range(frame)).await
+    }
+}
 
 /// The fetches in progress.
 type InProgress<B> = Arc<Mutex<HashMap<ContentKey, Weak<Fetch<B>>>>>;
@@ -42,6 +66,11 @@ impl<B: DerefMut<Target = [u8]>> Fetches<B> {
     /// None in progress. `zeroed` makes a buffer of 128 KiB of zeros.
     pub fn new(zeroed: fn() -> B) -> Self {
         Self { zeroed, in_progress: Arc::default() }
+    }
+
+    /// Returns true if a reader fetches the content `key` now.
+    pub fn is_in_progress(&self, key: &ContentKey) -> bool {
+        self.in_progress.lock().get(key).is_some_and(|fetch| fetch.strong_count() > 0)
     }
 
     /// A reader of one block.
@@ -74,21 +103,21 @@ pub struct BlockReader<'a, B> {
 }
 
 impl<B: DerefMut<Target = [u8]>> BlockReader<'_, B> {
-    /// The 128 KiB that `plan` composes from objects of `lineage`. The reader joins the fetch of this content
-    /// at once, and requests what is missing of it in its turn, once the future is polled.
+    /// The 128 KiB that `plan` composes from `frames` of objects of `lineage`. The reader joins the fetch of
+    /// this content at once, and requests what is missing of it in its turn, once the future is polled.
     ///
     /// # Errors
     /// [`ColdError`] once all requests have ended, when a frame is unavailable or is not what was written. If
     /// there are several, one that a retry finds again comes first.
-    pub fn block(
+    pub fn block<F: StoredFrames + ?Sized>(
         &self,
-        objects: &dyn ObjectStore,
+        frames: &F,
         lineage: &Lineage,
         plan: &Composition,
     ) -> impl Future<Output = Result<Arc<B>, ColdError>> {
         let fetch = self.fetches.join(plan.key);
         let _before = self.fetch.lock().replace(Arc::clone(&fetch));
-        async move { Ok(fetch.block(objects, lineage, plan).await?) }
+        async move { Ok(fetch.block(frames, lineage, plan).await?) }
     }
 }
 
@@ -111,15 +140,15 @@ struct Fetch<B> {
 }
 
 impl<B: DerefMut<Target = [u8]>> Fetch<B> {
-    async fn block(
+    async fn block<F: StoredFrames + ?Sized>(
         &self,
-        objects: &dyn ObjectStore,
+        frames: &F,
         lineage: &Lineage,
         plan: &Composition,
     ) -> Result<Arc<B>, ObjectError> {
         let _turn = self.turn.lock().await;
         let missing = self.missing(plan);
-        join_reads(missing.into_iter().map(|piece| self.request(objects, lineage, piece))).await?;
+        join_reads(missing.into_iter().map(|piece| self.request(frames, lineage, piece))).await?;
         Ok(self.finish())
     }
 
@@ -133,15 +162,14 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
         plan.pieces.iter().filter(|piece| !piece.visible.minus(held).is_empty()).collect()
     }
 
-    async fn request(
+    async fn request<F: StoredFrames + ?Sized>(
         &self,
-        objects: &dyn ObjectStore,
+        frames: &F,
         lineage: &Lineage,
         piece: &Piece,
     ) -> Result<(), ObjectError> {
-        let range = piece.frame.offset..piece.frame.offset + u64::from(piece.frame.stored);
         let key = lineage.segment_key(piece.segment);
-        let stored = match objects.get_range(&key, range).await {
+        let stored = match frames.stored(&key, piece.segment, &piece.frame).await {
             Ok(stored) => stored,
             Err(source) => return Err(ObjectError::Store { key, source }),
         };

@@ -2,15 +2,18 @@
 //!
 //! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
 //! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
+//! Contents that were fetched ahead of a reader, and not read yet, take a quarter of the slots at most: the
+//! oldest of them makes room for the next, and none of those that were read.
 //! Runs on: whatever polls its futures.
 //! On failure: where the disk has no room for a slot that was never written, the index gives back one that
 //! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use holdfast_format::compose::ContentKey;
 use holdfast_format::safeguard::{
@@ -25,6 +28,9 @@ use tokio::sync::Semaphore;
 /// The keys are checksums, so no seed is needed; the same contents leave the index in the same order in every
 /// process.
 type Hasher = BuildHasherDefault<DefaultHasher>;
+
+/// Contents that were fetched ahead and not read yet have one slot in so many at most.
+const UNREAD_SHARE: u64 = 4;
 
 /// Of so many contents that need a slot while the disk is full, one tries whether it has room again.
 const TRY_ROOM_EVERY: u64 = 64;
@@ -45,17 +51,50 @@ impl Slot {
     }
 }
 
+/// Contents that were fetched ahead of a reader, counted since the table was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AheadCounts {
+    /// All of them.
+    pub fetched: u64,
+    /// Those that a reader took.
+    pub used: u64,
+    /// Those that left their slot before any did.
+    pub unused: u64,
+}
+
+/// The same, as they are counted.
+#[derive(Debug, Default)]
+struct AheadCounters {
+    fetched: AtomicU64,
+    used: AtomicU64,
+    unused: AtomicU64,
+}
+
 #[derive(Debug)]
 struct OwnedSlot {
     number: u32,
     key: ContentKey,
     /// It was written: the file has its bytes.
     has_room: AtomicBool,
+    /// It was fetched ahead, and no reader took it yet.
+    is_unread: AtomicBool,
     free: Arc<FreeSlots>,
+}
+
+impl OwnedSlot {
+    /// A reader takes it.
+    fn set_read(&self) {
+        if self.is_unread.load(Ordering::Relaxed) && self.is_unread.swap(false, Ordering::Relaxed) {
+            self.free.ahead.used.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Drop for OwnedSlot {
     fn drop(&mut self) {
+        if *self.is_unread.get_mut() {
+            self.free.ahead.unused.fetch_add(1, Ordering::Relaxed);
+        }
         let has_room = *self.has_room.get_mut();
         if !safeguard(FreeSlotOnce) {
             self.free.give_back(self.number, has_room);
@@ -100,13 +139,18 @@ struct FreeSlots {
     numbers: Mutex<Numbers>,
     /// A permit for each of them.
     count: Semaphore,
+    ahead: AheadCounters,
 }
 
 impl FreeSlots {
     fn new(slots: u32) -> Self {
         let numbers =
             Numbers { written: Vec::new(), fresh: (0..slots).rev().collect(), taken_while_full: None };
-        Self { numbers: Mutex::new(numbers), count: Semaphore::new(slots as usize) }
+        Self {
+            numbers: Mutex::new(numbers),
+            count: Semaphore::new(slots as usize),
+            ahead: AheadCounters::default(),
+        }
     }
 
     fn give_back(&self, number: u32, has_room: bool) {
@@ -158,6 +202,8 @@ pub struct SlotTable {
     index: Cache<ContentKey, Slot, UnitWeighter, Hasher>,
     /// Contents that the index holds at most while the disk has room.
     capacity: u64,
+    /// Slots whose contents were fetched ahead, the oldest first. Some were read since.
+    ahead: Mutex<VecDeque<Weak<OwnedSlot>>>,
     free: Arc<FreeSlots>,
 }
 
@@ -190,7 +236,12 @@ impl SlotTable {
             "an index of {} slots leaves none of {slots} free",
             index.capacity()
         );
-        Self { capacity: index.capacity(), index, free: Arc::new(FreeSlots::new(slots)) }
+        Self {
+            capacity: index.capacity(),
+            index,
+            ahead: Mutex::default(),
+            free: Arc::new(FreeSlots::new(slots)),
+        }
     }
 
     /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a
@@ -208,12 +259,79 @@ impl SlotTable {
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
+        let slot = self.find_or_fill(key, fetch, write, false).await?;
+        slot.0.set_read();
+        Ok(slot)
+    }
+
+    /// The same for a content that no reader asks for yet: it is unread until one does.
+    ///
+    /// # Errors
+    /// As [`Self::slot`].
+    pub async fn fill_ahead<B, E, W>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<B, E>>,
+        write: impl Fn(Slot, B) -> W,
+    ) -> Result<(), NoSlot<B, E>>
+    where
+        W: Future<Output = (B, io::Result<()>)>,
+    {
+        let slot = self.find_or_fill(key, fetch, write, true).await?;
+        if slot.0.is_unread.load(Ordering::Relaxed) {
+            self.bound_unread(Arc::downgrade(&slot.0));
+        }
+        Ok(())
+    }
+
+    /// Adds a slot to those that are unread; the oldest of them leaves its slot where they are too many.
+    fn bound_unread(&self, slot: Weak<OwnedSlot>) {
+        let mut ahead = self.ahead.lock();
+        ahead.push_back(slot);
+        let oldest = if ahead.len() as u64 > self.unread_most() { ahead.pop_front() } else { None };
+        drop(ahead);
+        if let Some(oldest) = oldest.as_ref().and_then(Weak::upgrade) {
+            let is_unread =
+                |held: &Slot| Arc::ptr_eq(&held.0, &oldest) && held.0.is_unread.load(Ordering::Relaxed);
+            self.index.remove_if(&oldest.key, is_unread);
+        }
+    }
+
+    /// Contents that may be fetched ahead and not read yet.
+    pub fn unread_most(&self) -> u64 {
+        self.capacity / UNREAD_SHARE
+    }
+
+    /// Contents that were fetched ahead.
+    pub fn ahead(&self) -> AheadCounts {
+        let AheadCounters { fetched, used, unused } = &self.free.ahead;
+        let [fetched, used, unused] = [fetched, used, unused].map(|count| count.load(Ordering::Relaxed));
+        AheadCounts { fetched, used, unused }
+    }
+
+    async fn find_or_fill<B, E, W>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<B, E>>,
+        write: impl Fn(Slot, B) -> W,
+        is_ahead: bool,
+    ) -> Result<Slot, NoSlot<B, E>>
+    where
+        W: Future<Output = (B, io::Result<()>)>,
+    {
+        let published = |slot: Slot| {
+            if is_ahead {
+                self.free.ahead.fetched.fetch_add(1, Ordering::Relaxed);
+                slot.0.is_unread.store(true, Ordering::Relaxed);
+            }
+            slot
+        };
         self.index
             .get_or_insert_async(key, async {
                 let content = fetch.await.map_err(NoSlot::Unmade)?;
                 let first = self.free.take().await;
                 let unkept = match self.fill(key, first, content, &write).await {
-                    Ok(slot) => return Ok(slot),
+                    Ok(slot) => return Ok(published(slot)),
                     Err(unkept) => unkept,
                 };
                 let is_full =
@@ -226,7 +344,7 @@ impl SlotTable {
                     });
                     if let Some(written) = written {
                         let filled = self.fill(key, written, unkept.content, &write).await;
-                        return filled.map_err(NoSlot::Unkept);
+                        return filled.map(published).map_err(NoSlot::Unkept);
                     }
                 }
                 Err(NoSlot::Unkept(unkept))
@@ -234,9 +352,16 @@ impl SlotTable {
             .await
     }
 
-    /// The slot of this content, if it is in one.
+    /// The slot of this content, if it is in one, for a reader.
     pub fn get(&self, key: &ContentKey) -> Option<Slot> {
-        self.index.get(key)
+        let slot = self.index.get(key)?;
+        slot.0.set_read();
+        Some(slot)
+    }
+
+    /// Returns true if this content is in a slot.
+    pub fn contains(&self, key: &ContentKey) -> bool {
+        self.index.contains_key(key)
     }
 
     /// Writes `content` into a slot that was free.
@@ -248,7 +373,8 @@ impl SlotTable {
         write: impl Fn(Slot, B) -> W,
     ) -> Result<Slot, Unkept<B>> {
         let (room, free) = (AtomicBool::new(has_room), Arc::clone(&self.free));
-        let slot = Slot(Arc::new(OwnedSlot { number, key: *key, has_room: room, free }));
+        let is_unread = AtomicBool::new(false);
+        let slot = Slot(Arc::new(OwnedSlot { number, key: *key, has_room: room, is_unread, free }));
         let (content, written) = write(slot.clone(), content).await;
         if let Err(error) = written {
             slot.set_failed();
@@ -409,6 +535,47 @@ mod tests {
             disk.ask(&table, key).unwrap();
         }
         assert!(table.len() > 100, "the index grows again: {}", table.len());
+    }
+
+    impl SlotTable {
+        fn fill_ahead_now(&self, key: &ContentKey) {
+            let write = |_slot, content| std::future::ready((content, Ok(())));
+            let filled = self.fill_ahead(key, std::future::ready(Ok::<_, ()>(())), write).now_or_never();
+            assert!(filled.is_some_and(|filled| filled.is_ok()));
+        }
+    }
+
+    /// A program whose file is fetched ahead, and that stops to read it, must not cost others their blocks.
+    #[test]
+    fn what_is_fetched_ahead_leaves_what_was_read() {
+        let (table, keys) = (SlotTable::new(4096, SPARE, 8), keys(4 * 4096));
+        let most = table.unread_most() as usize;
+        // Each shard of the index has its own share, which contents fill by chance.
+        let (read, ahead) = keys.split_at((table.capacity as usize - most) * 7 / 8);
+        assert_eq!(fill(&table, read), read.len());
+        ahead.iter().for_each(|key| table.fill_ahead_now(key));
+        let left = read.iter().filter(|key| table.contains(key)).count();
+        assert_eq!(left, read.len(), "{most} more fit");
+        let unread = ahead.iter().filter(|key| table.contains(key)).count();
+        assert!(unread <= most, "{unread} unread");
+        let AheadCounts { fetched, used, unused } = table.ahead();
+        assert_eq!((fetched, used, unused), (ahead.len() as u64, 0, (ahead.len() - unread) as u64));
+    }
+
+    #[test]
+    fn contents_fetched_ahead_are_counted_as_used_once() {
+        let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(3));
+        keys.iter().for_each(|key| table.fill_ahead_now(key));
+        // There is no second fetch of what is there.
+        table.fill_ahead_now(&keys[0]);
+        assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 0, unused: 0 });
+        assert!(table.get(&keys[0]).is_some());
+        assert_eq!(fill(&table, &keys[..2]), 2);
+        assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 2, unused: 0 });
+        let slot = table.index.get(&keys[2]).unwrap();
+        table.forget(&slot);
+        drop(slot);
+        assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 2, unused: 1 });
     }
 
     #[test]

@@ -118,7 +118,8 @@ pub struct Background<S, T> {
     pub sides: S,
     /// Time and chance.
     pub time: T,
-    pub(crate) store: StoreKey,
+    /// The store's name among those of the node.
+    pub store: StoreKey,
     pub(crate) pools: Pools,
     tidying: Mutex<()>,
 }

@@ -20,7 +20,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::{NodeVolumeStatus, RingStatus, VolumeState};
+use crate::node::{NodeVolumeStatus, ReadAheadFigures, RingStatus, VolumeState};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
@@ -304,6 +304,42 @@ const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 /// Name of the metric of fetched blocks that the slab did not keep.
 const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
 
+/// One counter of what is fetched ahead of readers. It has no label: the cache is the node's.
+struct ReadAheadMetric {
+    name: &'static str,
+    unit: Option<Unit>,
+    help: &'static str,
+    value: fn(&ReadAheadFigures) -> u64,
+}
+
+/// Metrics of what is fetched ahead of readers.
+const READ_AHEAD_METRICS: [ReadAheadMetric; 4] = [
+    ReadAheadMetric {
+        name: "holdfast_read_ahead_blocks",
+        unit: None,
+        help: "Blocks fetched from stores before a reader asked for them",
+        value: |figures| figures.blocks.fetched,
+    },
+    ReadAheadMetric {
+        name: "holdfast_read_ahead_used_blocks",
+        unit: None,
+        help: "Blocks fetched ahead that a reader took",
+        value: |figures| figures.blocks.used,
+    },
+    ReadAheadMetric {
+        name: "holdfast_read_ahead_unused_blocks",
+        unit: None,
+        help: "Blocks fetched ahead that left the cache before a reader took them",
+        value: |figures| figures.blocks.unused,
+    },
+    ReadAheadMetric {
+        name: "holdfast_read_ahead_requested",
+        unit: Some(Unit::Bytes),
+        help: "Bytes requested from stores ahead of readers, as they are stored",
+        value: |figures| figures.requested_bytes,
+    },
+];
+
 /// Reads the table off the volumes.
 struct VolumeCollector<V>(Readiness<V>);
 
@@ -362,6 +398,11 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         let help = "Fetched blocks served from memory because the local disk did not take them or could not read them";
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
         ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
+        let figures = self.0.read_ahead();
+        for metric in &READ_AHEAD_METRICS {
+            let sample = encoder.encode_descriptor(metric.name, metric.help, metric.unit.as_ref(), kind)?;
+            ConstCounter::new((metric.value)(&figures) as f64).encode(sample)?;
+        }
         Ok(())
     }
 }
@@ -440,6 +481,10 @@ mod tests {
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
             "holdfast_slab_unkept_blocks_total 5.0",
+            "holdfast_read_ahead_blocks_total 9.0",
+            "holdfast_read_ahead_used_blocks_total 6.0",
+            "holdfast_read_ahead_unused_blocks_total 1.0",
+            "holdfast_read_ahead_requested_bytes_total 4096.0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }

@@ -54,6 +54,7 @@ pub(crate) use local::state_disk::StateDisk;
 pub(crate) use local::volume_files::check_attached;
 pub(crate) use memory::MemoryAttach;
 pub(crate) use run_blocking::run_blocking;
+pub(crate) use store::cold_reads::ReadAheadFigures;
 pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::attach_steps::AttachTimes;
@@ -389,6 +390,11 @@ impl Node {
     /// read them.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.0.cold.unkept()
+    }
+
+    /// Figures of what was fetched ahead of readers.
+    pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
+        self.0.cold.read_ahead()
     }
 
     /// Figures of each ring thread.

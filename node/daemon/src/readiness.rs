@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::kubernetes::names::VolumeNames;
-use crate::node::{AttachTimes, NodeVolumeStatus, RingStatus, VolumeState};
+use crate::node::{AttachTimes, NodeVolumeStatus, ReadAheadFigures, RingStatus, VolumeState};
 use crate::volumes::Volumes;
 
 /// Stage of the process: it waits for the lock, recovers devices, or serves.
@@ -67,6 +67,11 @@ impl<V: Volumes> Readiness<V> {
     /// Fetched blocks that the local disk did not take, or could not read.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.served().map_or(0, |volumes| volumes.unkept_blocks())
+    }
+
+    /// Figures of what was fetched ahead of readers.
+    pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
+        self.served().map(|volumes| volumes.read_ahead()).unwrap_or_default()
     }
 
     /// The names that the volumes have in the cluster.

@@ -13,7 +13,8 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, MemoryAttach, Node, NodeError,
-    NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, SettingsChange, SweepRequest, VolumeInStore,
+    NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed, SettingsChange, SweepRequest,
+    VolumeInStore,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -133,6 +134,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// Times of the steps of attaches.
     fn attach_times(&self) -> AttachTimes;
+
+    /// Figures of what was fetched ahead of readers.
+    fn read_ahead(&self) -> ReadAheadFigures;
 
     /// Capabilities of this node.
     fn capabilities(&self) -> Capabilities;
@@ -276,6 +280,10 @@ impl Volumes for Node {
 
     fn attach_times(&self) -> AttachTimes {
         Self::attach_times(self).clone()
+    }
+
+    fn read_ahead(&self) -> ReadAheadFigures {
+        Self::read_ahead(self)
     }
 
     fn capabilities(&self) -> Capabilities {

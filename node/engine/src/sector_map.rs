@@ -436,6 +436,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *self.memory.as_ref()[at..].first_chunk().expect("a page has whole blocks")
     }
 
+    /// Of the 128 blocks after `block` those, the next one in the lowest bit, of which any sector is on no
+    /// side. None lies behind the end of the volume.
+    pub(crate) fn remote_after(&self, block: Block) -> u128 {
+        let after = (block.0 + 1..self.sectors.div_ceil(BLOCK_SECTORS)).take(u128::BITS as usize);
+        (0..)
+            .zip(after)
+            .fold(0, |remote, (bit, block)| remote | u128::from(self.has_remote(Block(block))) << bit)
+    }
+
+    fn has_remote(&self, block: Block) -> bool {
+        let is_remote = |word: &[u8; 8]| Nibbles(u64::from_le_bytes(*word)).any_remote();
+        !self.is_prepared(block.chunk()) || self.block(block).as_chunks().0.iter().any(is_remote)
+    }
+
     /// Sets the map's part of whole blocks, from `block` on.
     fn set_blocks(&mut self, block: Block, bytes: &[u8]) {
         let at = index(nibble_at(block.first_sector().0));

@@ -70,7 +70,7 @@ use holdfast_format::safeguard::{
 use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::{Side, SideSet};
 use holdfast_format::snapshot::{Snapshot, SnapshotChange};
-use holdfast_types::{Millis, SectorRange, Seq};
+use holdfast_types::{Block, Millis, SectorRange, Seq};
 
 use crate::action::{Action, Report};
 use crate::event::{Errno, Event, Op, RequestId};
@@ -684,6 +684,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 reach(CrashPoint::BothSealed);
             }
         }
+    }
+
+    /// Of the 128 blocks after `block` those, the next one in the lowest bit, that are not wholly on a side:
+    /// what a reader of `block` that reads on will get from the store. None lies behind the end of the
+    /// device.
+    pub fn remote_after(&self, block: Block) -> u128 {
+        self.core.map.remote_after(block)
     }
 
     // ---- growth ----

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use holdfast_background::AheadCounts;
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_engine::volume::IndexStatus;
 use holdfast_format::displaced::Displaced;
@@ -21,8 +22,9 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
-    FailureKind, MemoryAttach, NodeVolumeStatus, RingStatus, ScrubRequest, Scrubbed, ServedCounts,
-    SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, VolumeInStore, VolumeState, millis,
+    FailureKind, MemoryAttach, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed,
+    ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, VolumeInStore,
+    VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -403,6 +405,11 @@ impl Volumes for Fake {
 
     fn attach_times(&self) -> AttachTimes {
         AttachTimes::default()
+    }
+
+    fn read_ahead(&self) -> ReadAheadFigures {
+        let blocks = AheadCounts { fetched: 9, used: 6, unused: 1 };
+        ReadAheadFigures { blocks, requested_bytes: 4096 }
     }
 
     fn capabilities(&self) -> Capabilities {

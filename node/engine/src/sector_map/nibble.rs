@@ -117,6 +117,11 @@ impl Nibbles {
         Self((self.0 & !places) | ((Self::ONES * u64::from(nibble.0)) & places))
     }
 
+    /// Returns true if one of them is nothing but remote.
+    pub(super) fn any_remote(self) -> bool {
+        (0..4).fold(0, |set, bit| set | self.bit(bit)) != Self::ONES
+    }
+
     pub(super) fn any_dirty(self, side: Side) -> bool {
         self.0 & (Self::ONES * u64::from(dirty_bit(side))) != 0
     }

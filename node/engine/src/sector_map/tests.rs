@@ -277,3 +277,20 @@ fn a_range_becomes_what_each_of_its_sectors_becomes() {
         assert_eq!(run, SectorRange::new(range.start.0, alike.count() as u64));
     }
 }
+
+/// Blocks that are read ahead are those that a read would get from the store. The last one is a part.
+#[test]
+fn a_block_is_remote_until_all_of_it_is_on_a_side() {
+    let mut map = map(100);
+    let first = Block(0);
+    assert_eq!([0, 1, 2, 3, 9].map(|block| map.remote_after(Block(block))), [0b111, 0b11, 0b1, 0, 0]);
+    map.mark_written(SectorRange::new(32, 31), Side::A);
+    map.mark_written(SectorRange::new(64, 20), Side::A);
+    map.mark_zeroed(SectorRange::new(84, 12), Side::A, true);
+    assert_eq!(map.remote_after(first), 0b101);
+    map.set_active(Side::B);
+    map.mark_written(SectorRange::new(63, 1), Side::B);
+    assert_eq!(map.remote_after(first), 0b100);
+    let unprepared = SectorMap::format(vec![0; map_bytes(9000) as usize], 9000, &"v".parse().unwrap());
+    assert_eq!(unprepared.remote_after(first), u128::MAX);
+}

@@ -30,7 +30,8 @@ impl ServedVolume {
             }
             Action::ReadCold { id, range, at, runs } => {
                 self.tally.cold_reads += 1;
-                let read = ColdRead { request: id, range, at, runs, slot: None, again: false };
+                let remote_after = self.volume.remote_after(range.start.block());
+                let read = ColdRead { request: id, range, at, runs, remote_after, slot: None, again: false };
                 self.send(BackgroundWork::Cold(Box::new(read)));
             }
             Action::Write { id, range, side } => self.move_whole(ring, id, range, side, true),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_background::{LineLimit, NoSlot, Slot, SlotTable, Unkept};
+use holdfast_background::{AheadCounts, LineLimit, NoSlot, Slot, SlotTable, Unkept};
 use holdfast_format::compose::ContentKey;
 use holdfast_ring::HeapBuffer;
 use holdfast_serve::SlabSlot;
@@ -50,16 +50,22 @@ impl Blocks {
         key: &ContentKey,
         fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
     ) -> Result<Slot, NoSlot<Arc<HeapBuffer>, E>> {
-        let write = |slot: Slot, block: Arc<HeapBuffer>| {
-            let file = Arc::clone(&self.file);
-            run_blocking(move || {
-                // The slot is this content's until the write has ended, also where its reader is dropped.
-                let written =
-                    std::os::unix::fs::FileExt::write_all_at(&*file, &block, SlabSlot::offset_of(&slot));
-                (block, written)
-            })
-        };
-        self.table.slot(key, fetch, write).await
+        self.table.slot(key, fetch, |slot, block| self.write(slot, block)).await
+    }
+
+    /// Writes a block into a slot that is this content's.
+    fn write(
+        &self,
+        slot: Slot,
+        block: Arc<HeapBuffer>,
+    ) -> impl Future<Output = (Arc<HeapBuffer>, io::Result<()>)> + use<> {
+        let file = Arc::clone(&self.file);
+        run_blocking(move || {
+            // The slot is this content's until the write has ended, also where its reader is dropped.
+            let written =
+                std::os::unix::fs::FileExt::write_all_at(&*file, &block, SlabSlot::offset_of(&slot));
+            (block, written)
+        })
     }
 }
 
@@ -152,6 +158,37 @@ impl BlockSlab {
             }
         };
         kept.map(|slot| SlabSlot::new(slot, true))
+    }
+
+    /// Puts this content into the slab before any reader asks for it.
+    ///
+    /// # Errors
+    /// Those of `fetch`, and that of the disk. Nothing is kept of the block then.
+    pub(crate) async fn fill_ahead<E: From<io::Error>>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
+    ) -> Result<(), E> {
+        let write = |slot, block| self.disk.write(slot, block);
+        self.disk.table.fill_ahead(key, fetch, write).await.map_err(|failed| match failed {
+            NoSlot::Unmade(error) => error,
+            NoSlot::Unkept(Unkept { error, content: _ }) => error.into(),
+        })
+    }
+
+    /// Returns true if this content is in the slab or in memory.
+    pub(crate) fn contains(&self, key: &ContentKey) -> bool {
+        self.memory.table.contains(key) || self.disk.table.contains(key)
+    }
+
+    /// Blocks that were put into the slab ahead of their readers.
+    pub(crate) fn ahead(&self) -> AheadCounts {
+        self.disk.table.ahead()
+    }
+
+    /// Blocks that may lie in the slab before any reader took them.
+    pub(crate) fn unread_most(&self) -> u64 {
+        self.disk.table.unread_most()
     }
 
     fn not_kept(&self, error: &io::Error) {

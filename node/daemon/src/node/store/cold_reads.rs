@@ -1,29 +1,111 @@
-//! Cold reads: a block of the object store, through the slab.
+//! Cold reads: blocks of the object store, through the slab.
+//!
+//! Owns: the limits of what is fetched ahead of the readers of all volumes. Which blocks these are is each
+//! volume's own ([`holdfast_background::Streams`]).
+//! Invariants: a slot is found by the content that a reader's own runs compose, so a block that was fetched
+//! ahead is read only by those to whom it has that content (3 in `docs/invariants.md`).
+//! On failure: what is fetched ahead is not retried, and a joined request fails no read: each block is then
+//! read as if alone.
 
+use std::collections::{BTreeMap, HashSet};
+use std::error::Error;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_background::{ColdError, ColdLines, Fetches, retry_while_unavailable};
+use futures::future::join_all;
+use holdfast_background::{
+    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, StoreKey, Streams,
+    retry_while_unavailable,
+};
+use holdfast_format::compose::Composition;
 use holdfast_format::index::Runs;
-use holdfast_log::Indexes;
+use holdfast_log::{Indexes, join_reads};
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
-use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
+use holdfast_types::{BLOCK_BYTES, Block, Mask, SectorRange};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::node::clock::NodeTime;
 use crate::node::store::block_cache::{Among, BlockSlab};
 use holdfast_serve::SlabSlot;
+
+/// Blocks that are fetched ahead at a time, for all volumes: 64 MiB of memory, since each is there as it is
+/// stored and as it is read.
+const BLOCKS_AHEAD: usize = 256;
+/// Requests for them that a store has at a time: a quarter of its permits. The others are for readers.
+const GETS_AHEAD: usize = 16;
+/// Windows that the unread part of the slab has room for at least.
+const WINDOWS: u64 = 4;
+
+/// Figures of what was fetched ahead of readers, since the process started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ReadAheadFigures {
+    /// The blocks.
+    pub(crate) blocks: AheadCounts,
+    /// Bytes that were requested from stores for them.
+    pub(crate) requested_bytes: u64,
+}
 
 /// The node's cold reads.
 pub(crate) struct ColdReads {
     slab: BlockSlab,
     indexes: Arc<Indexes>,
     fetches: Fetches<HeapBuffer>,
+    blocks_ahead: Arc<Semaphore>,
+    gets_ahead: Mutex<BTreeMap<StoreKey, Arc<Semaphore>>>,
+    requested_ahead: AtomicU64,
+}
+
+/// Blocks to fetch ahead, and the right to do so.
+pub(crate) struct Ahead {
+    blocks: Vec<Block>,
+    runs: Runs,
+    _room: OwnedSemaphorePermit,
 }
 
 impl ColdReads {
     pub(crate) fn new(slab: BlockSlab, indexes: Arc<Indexes>) -> Self {
         let fetches = Fetches::new(|| HeapBuffer::zeroed(BLOCK_BYTES as usize));
-        Self { slab, indexes, fetches }
+        Self {
+            slab,
+            indexes,
+            fetches,
+            blocks_ahead: Arc::new(Semaphore::new(BLOCKS_AHEAD)),
+            gets_ahead: Mutex::default(),
+            requested_ahead: AtomicU64::new(0),
+        }
+    }
+
+    /// The streams of a volume, whose windows the slab has room for.
+    pub(crate) fn streams(&self) -> Streams {
+        Streams::new(self.slab.unread_most() / WINDOWS)
+    }
+
+    /// The blocks to fetch ahead of `part`, the next one that a volume reads, and the right to do so. They
+    /// are those of `remote_after`, which has the 128 blocks after the part, the next one in the lowest bit.
+    pub(crate) fn ahead_of(
+        &self,
+        streams: &Mutex<Streams>,
+        part: ColdPart,
+        remote_after: u128,
+        runs: &Runs,
+    ) -> Option<Ahead> {
+        // No volume takes more than half of what is free: a store that does not answer never has all of it.
+        let room = self.blocks_ahead.available_permits() as u64 / 2;
+        let wanted = streams.lock().read(part, room)?;
+        let next = part.last_block() + 1;
+        let is_remote = |block: &u64| remote_after >> (block - next) & 1 != 0;
+        let blocks: Vec<Block> = wanted.filter(is_remote).map(Block).collect();
+        let count = u32::try_from(blocks.len()).ok().filter(|count| *count > 0)?;
+        let room = Arc::clone(&self.blocks_ahead).try_acquire_many_owned(count).ok()?;
+        Some(Ahead { blocks, runs: runs.clone(), _room: room })
+    }
+
+    /// Figures of what was fetched ahead.
+    pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
+        let requested_bytes = self.requested_ahead.load(Ordering::Relaxed);
+        ReadAheadFigures { blocks: self.slab.ahead(), requested_bytes }
     }
 
     /// Blocks that were served from memory because the disk did not take them, or could not read them.
@@ -58,6 +140,94 @@ impl ColdReads {
         .await
     }
 }
+
+impl ColdReads {
+    /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
+    /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried: a failure ends the
+    /// volume's `streams`. Where the store does not answer, or the disk takes nothing, readers alone find out
+    /// when that is over.
+    pub(crate) async fn fetch_ahead(
+        &self,
+        (store, objects): (StoreKey, &dyn ObjectStore),
+        streams: &Mutex<Streams>,
+        ahead: Ahead,
+    ) {
+        match self.fill_ahead(store, objects, &ahead).await {
+            Ok(0) => {}
+            Ok(_) => streams.lock().succeeded(),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn Error, "blocks were not fetched ahead");
+                streams.lock().failed();
+            }
+        }
+    }
+
+    /// The same. Returns the number of blocks that were not there before; the first error of any.
+    async fn fill_ahead(
+        &self,
+        store: StoreKey,
+        objects: &dyn ObjectStore,
+        Ahead { blocks, runs, _room }: &Ahead,
+    ) -> Result<usize, ColdError> {
+        let wanted = blocks.iter().map(|block| (*block, Mask::FULL));
+        let plans = self.missing(objects, runs, wanted).await?;
+        let permits = Arc::clone(self.gets_ahead.lock().entry(store).or_insert_with(gets_ahead));
+        let gets = JoinedGets::new(objects, runs.lineage(), &plans, Some(&permits));
+        self.requested_ahead.fetch_add(gets.bytes(), Ordering::Relaxed);
+        let fills = plans.iter().map(async |plan| {
+            let reader = self.fetches.reader();
+            self.slab.fill_ahead(&plan.key, reader.block(&gets, runs.lineage(), plan)).await
+        });
+        join_all(fills).await.into_iter().try_for_each(|filled| filled)?;
+        Ok(plans.len())
+    }
+
+    /// Fetches what several reads of one request need, where that takes fewer requests to the store than the
+    /// reads alone. What fails is left to them.
+    pub(crate) async fn fetch_joined(&self, objects: &dyn ObjectStore, runs: &Runs, ranges: &[SectorRange]) {
+        let wanted = ranges.iter().map(|range| (range.start.block(), Mask::of(*range)));
+        let Ok(plans) = self.missing(objects, runs, wanted).await else { return };
+        let gets = JoinedGets::new(objects, runs.lineage(), &plans, None);
+        if gets.len() >= plans.iter().map(|plan| plan.pieces.len()).sum() {
+            return;
+        }
+        let fetches = plans.iter().map(async |plan| {
+            let reader = self.fetches.reader();
+            let whole = || reader.block(&gets, runs.lineage(), plan);
+            self.slab.slot(&plan.key, Among::Both, whole).await
+        });
+        let _retried: Vec<Result<SlabSlot, ColdError>> = join_all(fetches).await;
+    }
+
+    /// The blocks that have bytes where they are wanted, and that are neither in the slab nor being fetched.
+    async fn missing(
+        &self,
+        objects: &dyn ObjectStore,
+        runs: &Runs,
+        wanted: impl Iterator<Item = (Block, Mask)>,
+    ) -> Result<Vec<Composition>, ColdError> {
+        let plans = wanted.map(async |(block, wanted)| {
+            let plan = self.indexes.compose(objects, block, Mask::FULL, runs).await?;
+            Ok(plan.for_range(wanted))
+        });
+        let (mut plans, mut keys) = (join_reads(plans).await?, HashSet::new());
+        plans.retain(|plan| {
+            let is_there = self.slab.contains(&plan.key) || self.fetches.is_in_progress(&plan.key);
+            // Parts of a request may be in the same block, and blocks may have the same content.
+            !plan.pieces.is_empty() && !is_there && keys.insert(plan.key)
+        });
+        Ok(plans)
+    }
+}
+
+fn gets_ahead() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(GETS_AHEAD))
+}
+
+#[cfg(test)]
+mod ahead;
+#[cfg(test)]
+mod in_order;
 
 #[cfg(test)]
 mod tests {

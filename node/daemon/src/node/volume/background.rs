@@ -11,8 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use holdfast_background::{
-    Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors, Work,
+    Background, ColdLines, ColdPart, LineLimit, Rest, SegmentBuild, SideReader, Sides, Streams,
+    UnreadableSectors, Work,
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
@@ -20,6 +22,7 @@ use holdfast_format::side::Side;
 use holdfast_objects::Part;
 use holdfast_service::trace;
 use holdfast_types::SectorRange;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -31,14 +34,17 @@ use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
-use crate::node::store::cold_reads::ColdReads;
+use crate::node::store::cold_reads::{Ahead, ColdReads};
 use holdfast_serve::Label;
 use holdfast_serve::Message;
+use holdfast_serve::SlabSlot;
 use holdfast_serve::VolumeKey;
 use holdfast_serve::{BackgroundWork, ColdRead};
 
 /// Interval at which the counts of log lines that were held back are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);
+/// Pieces of work that are received at a time: the parts of a few large requests.
+const PIECES: usize = 64;
 
 /// The sides of a volume, open, and its directory.
 pub(crate) struct LocalSides {
@@ -106,9 +112,55 @@ fn is_of_commit(work: &Work) -> bool {
     }
 }
 
+/// Parts of one request that come out of the store, in their order. Each goes back to the ring thread in its
+/// box.
+type ColdParts = Vec<Box<ColdRead>>;
+
+/// Work that runs as a task of its own.
+enum Task {
+    /// Parts of one request.
+    Cold(ColdParts),
+    /// A part whose block the disk could not read from the slab.
+    Unreadable(Box<ColdRead>, SlabSlot),
+    /// Blocks that a reader will ask for next.
+    Ahead(Ahead),
+    Other(Work),
+}
+
+impl Task {
+    /// Returns true if `read` is of the same request, and comes later in it.
+    fn is_continued_by(&self, read: &ColdRead) -> bool {
+        let Self::Cold(parts) = self else { return false };
+        parts.last().is_some_and(|last| last.request == read.request && last.at < read.at)
+    }
+}
+
+/// The tasks of what was received.
+fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<Task> {
+    let mut tasks: Vec<Task> = Vec::new();
+    for piece in received {
+        let task = match piece {
+            BackgroundWork::Other(work) => Task::Other(work),
+            BackgroundWork::Cold(mut read) => match read.slot.take() {
+                Some(slot) => Task::Unreadable(read, slot),
+                None => {
+                    let last = tasks.pop_if(|last| last.is_continued_by(&read));
+                    let mut parts = if let Some(Task::Cold(parts)) = last { parts } else { ColdParts::new() };
+                    parts.push(read);
+                    Task::Cold(parts)
+                }
+            },
+        };
+        tasks.push(task);
+    }
+    tasks
+}
+
 /// Resources that the work of one volume needs.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
+    /// The volume's readers.
+    pub(crate) streams: Mutex<Streams>,
     pub(crate) cold: Arc<ColdReads>,
     pub(crate) label: Arc<Label>,
     pub(crate) lines: WorkLines,
@@ -122,32 +174,32 @@ impl VolumeWork {
     /// Takes work until the volume is gone; work still in progress then is dropped.
     pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<BackgroundWork>) {
         let mut in_progress = JoinSet::new();
-        let mut trace = self.trace.as_deref();
+        let mut trace = self.trace.clone();
+        let mut received = Vec::new();
         let mut due = interval(LINES_EVERY);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                piece = work.recv() => {
-                    let Some(piece) = piece else { return };
-                    let this = Arc::clone(&self);
-                    let span = this.label.span();
-                    if let Some(attach) = trace
-                        && let BackgroundWork::Other(work) = &piece
-                        && is_of_commit(work)
-                    {
-                        trace::continue_in(&span, attach);
-                        if let Work::CreateRecord { .. } = work {
-                            trace = None;
+                count = work.recv_many(&mut received, PIECES) => {
+                    if count == 0 {
+                        return;
+                    }
+                    for task in tasks(received.drain(..)) {
+                        let span = self.label.span();
+                        if let Some(attach) = &trace
+                            && let Task::Other(work) = &task
+                            && is_of_commit(work)
+                        {
+                            trace::continue_in(&span, attach);
+                            if let Work::CreateRecord { .. } = work {
+                                trace = None;
+                            }
+                        }
+                        let ahead = self.ahead_of(&task).map(Task::Ahead);
+                        for task in [Some(task), ahead].into_iter().flatten() {
+                            in_progress.spawn(Arc::clone(&self).performed(task).instrument(span.clone()));
                         }
                     }
-                    // The end of the node does not wait for pieces, only for the calls that they make.
-                    let call = Call::begin();
-                    let performed = async move {
-                        let _call = call;
-                        let _unanswered = ExitOnPanic("background work of a volume");
-                        this.perform(piece).await;
-                    };
-                    in_progress.spawn(performed.instrument(span));
                 }
                 Some(_ended) = in_progress.join_next() => {}
                 _ = due.tick() => self.label.span().in_scope(|| self.lines.write(false)),
@@ -155,27 +207,58 @@ impl VolumeWork {
         }
     }
 
-    async fn perform(&self, piece: BackgroundWork) {
-        let work = match piece {
-            BackgroundWork::Cold(mut read) => {
-                let mut among = Among::Both;
-                if let Some(slot) = read.slot.take() {
-                    among = Among::Memory;
-                    if let Some(held_back) = self.lines.block_unreadable.one(now()) {
-                        let block = read.range.start.block().0;
-                        tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
-                    }
-                    self.cold.forget(&slot);
-                }
-                return self.read_cold(read, among).await;
+    /// The task, in a frame that ends the process where it panics. The end of the node does not wait for
+    /// tasks, only for the calls that they make.
+    fn performed(self: Arc<Self>, task: Task) -> impl Future<Output = ()> {
+        let call = Call::begin();
+        async move {
+            let _call = call;
+            let _unanswered = ExitOnPanic("background work of a volume");
+            self.perform(task).await;
+        }
+    }
+
+    /// Blocks to fetch ahead of a read.
+    fn ahead_of(&self, task: &Task) -> Option<Ahead> {
+        let Task::Cold(parts) = task else { return None };
+        let (first, last) = (parts.first()?, parts.last()?);
+        let range = SectorRange::new(first.range.start.0, last.range.end() - first.range.start.0);
+        let part = ColdPart { request: first.request, at_bytes: first.at, range };
+        self.cold.ahead_of(&self.streams, part, last.remote_after, &last.runs)
+    }
+
+    async fn perform(&self, task: Task) {
+        let work = match task {
+            Task::Cold(parts) => return self.read_request(parts).await,
+            Task::Ahead(ahead) => {
+                let Background { objects, store, .. } = &self.background;
+                return self.cold.fetch_ahead((*store, &**objects), &self.streams, ahead).await;
             }
-            BackgroundWork::Other(work) => work,
+            Task::Unreadable(read, slot) => {
+                if let Some(held_back) = self.lines.block_unreadable.one(now()) {
+                    let block = read.range.start.block().0;
+                    tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
+                }
+                self.cold.forget(&slot);
+                drop(slot);
+                return self.read_cold(read, Among::Memory).await;
+            }
+            Task::Other(work) => work,
         };
         let (event, tidy) = self.background.perform(work).await;
         self.ring.send(Message::Event { key: self.key, event }).await;
         if let Some(tidy) = tidy {
             self.background.tidy(tidy).await;
         }
+    }
+
+    /// Reads the parts of a request; blocks that are neighbours in the store come together.
+    async fn read_request(&self, parts: ColdParts) {
+        if let [first, _, ..] = &parts[..] {
+            let ranges: Vec<SectorRange> = parts.iter().map(|part| part.range).collect();
+            self.cold.fetch_joined(&*self.background.objects, &first.runs, &ranges).await;
+        }
+        join_all(parts.into_iter().map(|part| self.read_cold(part, Among::Both))).await;
     }
 
     async fn read_cold(&self, read: Box<ColdRead>, among: Among) {
@@ -207,6 +290,10 @@ impl Drop for VolumeWork {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_engine::event::RequestId;
+    use holdfast_format::index::Runs;
+    use holdfast_types::{Lineage, SECTOR_BYTES, Seq};
+
     use super::*;
     use crate::node::tests::logged::logged;
 
@@ -222,5 +309,29 @@ mod tests {
         let written = logged(|| lines.write(true));
         assert_eq!(written.iter().filter(|line| line.contains("times=2")).count(), 2, "{written:#?}");
         assert_eq!(logged(|| lines.write(true)), [""; 0]);
+    }
+
+    /// The parts of a request are one task, so that neighbours in the store come together. Those of the next
+    /// one with the same tag are another.
+    #[test]
+    fn the_parts_of_a_request_are_one_task() {
+        let part = |request, at| {
+            let (request, runs) =
+                (RequestId(request), Runs::new(Lineage::of("v".parse().unwrap()).into(), []));
+            let range = SectorRange::new(u64::from(at) / SECTOR_BYTES, 1);
+            let read = ColdRead { request, range, at, runs, remote_after: 0, slot: None, again: false };
+            BackgroundWork::Cold(Box::new(read))
+        };
+        let other = || BackgroundWork::Other(Work::ReadRecord { seq: Seq(1) });
+        let received =
+            [part(1, 0), part(1, 4096), part(1, 8192), part(2, 0), part(2, 0), other(), part(2, 4096)];
+        let parts: Vec<usize> = tasks(received)
+            .into_iter()
+            .map(|task| match task {
+                Task::Cold(parts) => parts.len(),
+                Task::Unreadable(..) | Task::Ahead(_) | Task::Other(_) => 0,
+            })
+            .collect();
+        assert_eq!(parts, [3, 1, 1, 0, 1]);
     }
 }

@@ -1,0 +1,319 @@
+//! Streams: sequential readers of one volume, recognized by what they read from the store.
+//!
+//! Owns: the choice of blocks to fetch ahead. Does not own: the fetching; it does not know which blocks are
+//! there already.
+//! Pure: no I/O, no clock.
+//!
+//! A *stream* is believed once [`REQUESTS`] requests followed each other without a gap, over [`BLOCKS`]
+//! borders of blocks. One request proves nothing, however long it is: the kernel reads around each page fault
+//! of a mapped file. The window of a believed stream begins with [`FIRST_WINDOW`] times its request, and
+//! doubles each time the reader has used a quarter of it. A reader that goes elsewhere is a new stream, and
+//! must be believed again; its old stream is forgotten once [`STREAMS`] others were read. After each failure
+//! twice as many requests must follow each other, until blocks were fetched ahead again.
+
+use std::ops::Range;
+
+use holdfast_engine::event::RequestId;
+use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange};
+
+/// Streams of a volume that are followed at a time.
+const STREAMS: usize = 4;
+/// Requests after which a stream is believed.
+const REQUESTS: u32 = 3;
+/// Failures in a row that are counted.
+const FAILURES: u32 = 8;
+/// Borders of blocks that it must cross as well.
+const BLOCKS: u64 = 2;
+/// Sectors by which a request of a believed stream may miss its end, either way: readers with several
+/// requests in flight, and data in between that is local.
+const SLACK_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
+/// Blocks of the first window for each block of the request.
+const FIRST_WINDOW: u64 = 4;
+/// Blocks of the largest window: 16 MiB.
+pub const MAX_WINDOW: u64 = (16 << 20) / BLOCK_BYTES;
+
+/// A part of a request that is read from the store.
+#[derive(Debug, Clone, Copy)]
+pub struct ColdPart {
+    /// The request.
+    pub request: RequestId,
+    /// Byte offset of `range` in the request.
+    pub at_bytes: u32,
+    /// Its sectors.
+    pub range: SectorRange,
+}
+
+impl ColdPart {
+    /// Its last block.
+    pub fn last_block(self) -> u64 {
+        SectorRange::new(self.range.end() - 1, 1).start.block().0
+    }
+
+    /// First sector of the request.
+    fn request_start(self) -> u64 {
+        self.range.start.0.saturating_sub(u64::from(self.at_bytes) / SECTOR_BYTES)
+    }
+}
+
+#[derive(Debug)]
+struct Stream {
+    /// The sector after the last one that was read.
+    next: u64,
+    /// The block it began with.
+    first_block: u64,
+    requests: u32,
+    /// Blocks of its window; 0 before the first step.
+    window: u64,
+    /// The block after the last one of its window.
+    end: u64,
+}
+
+impl Stream {
+    fn begin(part: ColdPart) -> Self {
+        let first_block = part.range.start.block().0;
+        Self { next: part.range.end(), first_block, requests: 1, window: 0, end: 0 }
+    }
+
+    /// Returns true if a request that begins at sector `start` continues the stream.
+    fn continues(&self, start: u64) -> bool {
+        let slack = if self.window == 0 { 0 } else { SLACK_SECTORS };
+        (self.next.saturating_sub(slack)..=self.next + slack).contains(&start)
+    }
+
+    /// The blocks that the window grows by now, at most `room`; the reader is at `part`. It is believed after
+    /// `requests`.
+    fn step(&mut self, part: ColdPart, requests: u32, most: u64, room: u64) -> Option<Range<u64>> {
+        let here = part.last_block() + 1;
+        let is_believed = self.requests >= requests && here > self.first_block + BLOCKS;
+        let is_front = part.range.end() == self.next;
+        if !is_believed || !is_front || room == 0 {
+            return None;
+        }
+        let ahead = self.end.saturating_sub(here);
+        // The window grows by a quarter or more, so that a request to the store brings many blocks.
+        if self.window > 0 && ahead > self.window - self.window / 4 {
+            return None;
+        }
+        let first = FIRST_WINDOW * part.range.bytes().div_ceil(BLOCK_BYTES);
+        let window = if self.window == 0 { first } else { 2 * self.window }.min(most);
+        let from = here.max(self.end);
+        let to = (here + window).min(from + room);
+        (self.window, self.end) = (window, to.max(from));
+        (from < to).then_some(from..to)
+    }
+}
+
+/// The streams of a volume.
+#[derive(Debug)]
+pub struct Streams {
+    /// The one that was read last comes first.
+    streams: Vec<Stream>,
+    /// The part that came last.
+    last: Option<ColdPart>,
+    /// Blocks of the largest window.
+    most: u64,
+    /// Failures since blocks were last fetched ahead.
+    failures: u32,
+}
+
+impl Streams {
+    /// None yet; their windows have at most `most` blocks, and [`MAX_WINDOW`].
+    pub fn new(most: u64) -> Self {
+        Self { streams: Vec::new(), last: None, most: most.min(MAX_WINDOW), failures: 0 }
+    }
+
+    /// Takes the next part that is read, in the order of arrival. Returns the blocks to fetch ahead of it, at
+    /// most `room`. They begin right after the part at the earliest, and end [`MAX_WINDOW`] after it at the
+    /// latest.
+    pub fn read(&mut self, part: ColdPart, room: u64) -> Option<Range<u64>> {
+        let is_same_request =
+            self.last.is_some_and(|last| last.request == part.request && last.at_bytes < part.at_bytes);
+        self.last = Some(part);
+        let start = part.request_start();
+        let found = if is_same_request {
+            Some(0).filter(|_| !self.streams.is_empty())
+        } else {
+            self.streams.iter().position(|stream| stream.continues(start))
+        };
+        match found {
+            Some(at) => {
+                self.streams[..=at].rotate_right(1);
+                let stream = &mut self.streams[0];
+                stream.next = stream.next.max(part.range.end());
+                stream.requests += u32::from(!is_same_request);
+                stream.step(part, REQUESTS << self.failures, self.most, room)
+            }
+            None => {
+                self.streams.truncate(STREAMS - 1);
+                self.streams.insert(0, Stream::begin(part));
+                None
+            }
+        }
+    }
+
+    /// Forgets all streams: the store or the local disk failed what was to be fetched ahead.
+    pub fn failed(&mut self) {
+        self.streams.clear();
+        self.last = None;
+        self.failures = (self.failures + 1).min(FAILURES);
+    }
+
+    /// Blocks were fetched ahead: failures before count no more.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_types::BLOCK_SECTORS;
+
+    use super::*;
+
+    /// Room for any step.
+    const ROOM: u64 = u64::MAX / 2;
+
+    /// A volume's reader, whose requests have few tags.
+    struct Reader {
+        streams: Streams,
+        requests: u32,
+    }
+
+    impl Reader {
+        fn new() -> Self {
+            Self { streams: Streams::new(MAX_WINDOW), requests: 0 }
+        }
+
+        /// Reads `sectors` from `start` on as one request.
+        fn read(&mut self, start: u64, sectors: u64) -> Option<Range<u64>> {
+            self.requests += 1;
+            let request = RequestId(self.requests % 2);
+            self.streams
+                .read(ColdPart { request, at_bytes: 0, range: SectorRange::new(start, sectors) }, ROOM)
+        }
+    }
+
+    #[test]
+    fn a_window_doubles_to_its_maximum_and_moves_on() {
+        let mut reader = Reader::new();
+        let steps: Vec<(u64, Range<u64>)> = (0..512)
+            .filter_map(|block| Some((block, reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS)?)))
+            .collect();
+        let first = [(2, 3..7), (3, 7..12), (5, 12..22), (9, 22..42), (17, 42..82), (33, 82..162)];
+        assert_eq!(steps[..6], first);
+        // Each later step is a quarter of the window.
+        assert_eq!(steps[6..8], [(65, 162..194), (97, 194..226)]);
+        let fetched: Vec<u64> = steps.into_iter().flat_map(|(_, step)| step).collect();
+        assert!(fetched.is_sorted_by(|one, next| next - one == 1), "each block once, without a gap");
+        assert!(fetched.last().is_some_and(|last| (600..=512 + MAX_WINDOW).contains(last)));
+    }
+
+    #[test]
+    fn small_requests_are_believed_after_as_many_blocks() {
+        let mut reader = Reader::new();
+        let first = (0..BLOCK_SECTORS * 4).find_map(|sector| Some((sector, reader.read(sector, 1)?)));
+        assert_eq!(first, Some((2 * BLOCK_SECTORS, 3..7)));
+    }
+
+    #[test]
+    fn large_requests_begin_with_larger_windows() {
+        let mut reader = Reader::new();
+        let steps: Vec<_> = (0..4).map(|megabyte| reader.read(megabyte * 256, 256)).collect();
+        assert_eq!(steps, [None, None, Some(24..56), Some(56..96)]);
+    }
+
+    /// The kernel reads 128 KiB around each fault of a mapped file: two blocks.
+    #[test]
+    fn random_requests_are_never_believed() {
+        for sectors in [1, BLOCK_SECTORS, 8 * BLOCK_SECTORS] {
+            let (mut reader, mut place) = (Reader::new(), 1u64);
+            for _ in 0..100_000 {
+                place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                assert_eq!(reader.read((place >> 33) % (1 << 28), sectors), None, "{sectors} sectors");
+            }
+        }
+    }
+
+    /// A request of 1 MiB arrives as parts of one block each.
+    #[test]
+    fn one_request_proves_nothing_however_long() {
+        let mut streams = Streams::new(MAX_WINDOW);
+        for block in 0..8u64 {
+            let range = SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
+            let at_bytes = (block * BLOCK_BYTES) as u32;
+            assert_eq!(streams.read(ColdPart { request: RequestId(3), at_bytes, range }, ROOM), None);
+        }
+    }
+
+    #[test]
+    fn readers_of_several_places_do_not_disturb_each_other() {
+        let mut reader = Reader::new();
+        let mut fetched = [0; STREAMS];
+        for block in 0..64 {
+            for (number, fetched) in fetched.iter_mut().enumerate() {
+                let place = number as u64 * 1_000_000 + block * BLOCK_SECTORS;
+                *fetched += reader.read(place, BLOCK_SECTORS).map_or(0, |step| step.end - step.start);
+            }
+        }
+        assert!(fetched.iter().all(|blocks| *blocks > 64), "{fetched:?}");
+    }
+
+    #[test]
+    fn a_reader_that_jumps_is_a_new_stream() {
+        let mut reader = Reader::new();
+        assert!((0..64).filter_map(|block| reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS)).count() > 4);
+        let jumped: Vec<_> =
+            (10_000..10_003).map(|block| reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS)).collect();
+        assert_eq!(jumped, [None, None, Some(10_003..10_007)]);
+    }
+
+    /// Several requests in flight arrive in another order; what is local in between is not seen at all.
+    #[test]
+    fn a_believed_stream_survives_disorder_and_local_data() {
+        let mut reader = Reader::new();
+        for block in 0..8 {
+            reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS);
+        }
+        let fetched = [10, 9, 8, 12, 11, 15, 14, 13, 20, 24]
+            .into_iter()
+            .filter_map(|block| reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS));
+        assert!(fetched.count() > 1);
+        assert_eq!(reader.streams.streams.len(), 1);
+    }
+
+    #[test]
+    fn without_room_the_window_waits_and_loses_no_block() {
+        let mut streams = Streams::new(MAX_WINDOW);
+        let mut fetched = Vec::new();
+        for block in 0..200u64 {
+            let range = SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
+            let part = ColdPart { request: RequestId((block % 2) as u32), at_bytes: 0, range };
+            let room = [0, 1, 7, 0][block as usize % 4];
+            let step = streams.read(part, room);
+            assert!(step.as_ref().is_none_or(|step| step.end - step.start <= room));
+            fetched.extend(step.into_iter().flatten());
+        }
+        assert!(fetched.is_sorted_by(|one, next| one < next));
+        assert!(fetched.len() > 180, "{}", fetched.len());
+    }
+
+    #[test]
+    fn each_failure_ends_the_window_for_longer() {
+        let mut reader = Reader::new();
+        let mut block = 0;
+        let mut reads_of_a_step = |reader: &mut Reader| {
+            let first = block;
+            while reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS).is_none() {
+                block += 1;
+            }
+            block += 1;
+            block - first
+        };
+        for reads in [3, 6, 12, 24] {
+            assert_eq!(reads_of_a_step(&mut reader), reads);
+            reader.streams.failed();
+        }
+        reader.streams.succeeded();
+        assert_eq!(reads_of_a_step(&mut reader), 3);
+    }
+}

@@ -1,0 +1,224 @@
+//! The cost of reading in order what is in the store alone: requests, and time by a clock that only the store
+//! moves. So the figures are the same on any host.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::join_all;
+use holdfast_engine::event::RequestId;
+use holdfast_format::index::Run;
+use holdfast_format::segment::SegmentBuilder;
+use holdfast_objects::{
+    CreateError, Created, MemoryStore, Page, Parts, ReadyParts, SegmentError, StoreError, Suffix,
+};
+use holdfast_types::{BLOCK_SECTORS, Block, Lineage, Place, SECTOR_BYTES, SegmentId, Seq};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::*;
+
+/// Bytes of the volume.
+const VOLUME_BYTES: u64 = 64 << 20;
+/// Its segments, whose indexes are read before anything else.
+pub(super) const SEGMENTS: u64 = 4;
+/// Bytes of the slab unless a node is configured otherwise.
+pub(super) const SLAB_BYTES: u64 = 4 << 30;
+/// Time until the store's first byte.
+const ROUND_TRIP: Duration = Duration::from_millis(20);
+/// Bytes that a connection carries in a second.
+const CONNECTION: u64 = 80_000_000;
+
+/// A store at the end of a long line.
+#[derive(Debug)]
+pub(super) struct FarStore {
+    pub(super) near: MemoryStore,
+    /// Bytes that each connection carries in a second; none for any number.
+    bytes_a_second: Option<u64>,
+}
+
+#[async_trait]
+impl ObjectStore for FarStore {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.near.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let micros = self.bytes_a_second.map_or(0, |rate| (range.end - range.start) * 1_000_000 / rate);
+        tokio::time::sleep(ROUND_TRIP + Duration::from_micros(micros)).await;
+        self.near.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        self.near.get_suffix(key, len).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.near.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        self.near.put_segment(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.near.list(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.near.delete(keys).await
+    }
+}
+
+/// Bytes that no compression makes shorter, others for each `seed`.
+pub(super) fn noise(seed: u64) -> Vec<u8> {
+    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = (0..BLOCK_BYTES / 8).flat_map(|_| {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        word.to_le_bytes()
+    });
+    words.collect()
+}
+
+/// A volume of `blocks` that was written from its first block to its last.
+async fn written(blocks: u64, bytes_a_second: Option<u64>) -> (FarStore, Runs) {
+    let (near, lineage) = (MemoryStore::new(), Lineage::of("v".parse().unwrap()));
+    let mut runs = Vec::new();
+    for seal in 0..SEGMENTS {
+        let mut builder = SegmentBuilder::default();
+        for block in (seal * blocks / SEGMENTS)..((seal + 1) * blocks / SEGMENTS) {
+            builder.push(Block(block), Mask::FULL, &noise(block));
+        }
+        let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(seal + 1)), seal, [1; 10]));
+        let mut parts = ReadyParts::from(Bytes::from(object));
+        near.put_segment(&lineage.segment_key(segment.id), &mut parts).await.unwrap();
+        runs.insert(0, Run::Segment(segment.into()));
+    }
+    (FarStore { near, bytes_a_second }, Runs::new(lineage.into(), runs))
+}
+
+/// The store, the node's cold reads, and a volume of it.
+pub(super) struct Node {
+    pub(super) store: FarStore,
+    pub(super) runs: Runs,
+    pub(super) cold: ColdReads,
+}
+
+/// A reader of the volume, in place of its ring thread.
+pub(super) struct Reader {
+    pub(super) node: Arc<Node>,
+    pub(super) streams: Arc<Mutex<Streams>>,
+    requests: u32,
+    ahead: JoinSet<()>,
+}
+
+impl Reader {
+    pub(super) async fn new(dir: &Path, blocks: u64, bytes_a_second: Option<u64>) -> Self {
+        let (store, runs) = written(blocks, bytes_a_second).await;
+        let slab = BlockSlab::open(&dir.join("slab"), SLAB_BYTES).unwrap();
+        let cold = ColdReads::new(slab, Arc::new(Indexes::new(16, 1 << 20)));
+        Self::of(Arc::new(Node { store, runs, cold }))
+    }
+
+    /// Another volume's.
+    pub(super) fn of(node: Arc<Node>) -> Self {
+        let streams = Arc::new(node.cold.streams().into());
+        Self { node, streams, requests: 0, ahead: JoinSet::new() }
+    }
+
+    /// Reads `request`, as a volume's background work does. Returns the slots of its parts.
+    pub(super) async fn read(&mut self, request: SectorRange) -> Vec<Result<SlabSlot, ColdError>> {
+        self.requests += 1;
+        let Node { store, runs, cold } = &*self.node;
+        let part = ColdPart { request: RequestId(self.requests % 4), at_bytes: 0, range: request };
+        if let Some(ahead) = cold.ahead_of(&self.streams, part, u128::MAX, runs) {
+            let (node, streams) = (Arc::clone(&self.node), Arc::clone(&self.streams));
+            self.ahead.spawn(async move {
+                node.cold.fetch_ahead((StoreKey(0), &node.store), &streams, ahead).await;
+            });
+        }
+        let (lines, pieces) = (ColdLines::default(), request.split_at_multiples(BLOCK_SECTORS));
+        let pieces: Vec<SectorRange> = pieces.collect();
+        if pieces.len() > 1 {
+            cold.fetch_joined(store, runs, &pieces).await;
+        }
+        join_all(pieces.into_iter().map(|piece| cold.block(store, &lines, piece, runs, Among::Both))).await
+    }
+
+    /// Reads blocks in order, each of them with a request.
+    pub(super) async fn read_blocks(&mut self, blocks: Range<u64>) {
+        for block in blocks {
+            let read = self.read(SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)).await;
+            read.into_iter().for_each(|slot| drop(slot.unwrap()));
+        }
+    }
+
+    /// Waits until nothing is fetched ahead any more.
+    pub(super) async fn settle(&mut self) {
+        while self.ahead.join_next().await.transpose().unwrap().is_some() {}
+    }
+
+    /// Drops what is being fetched ahead, as a detach does.
+    pub(super) fn detach(&mut self) {
+        self.ahead = JoinSet::new();
+    }
+
+    pub(super) fn gets(&self) -> u64 {
+        self.node.store.near.counts().get
+    }
+}
+
+/// The cost of one pass over the volume.
+struct Cost {
+    gets: u64,
+    time: Duration,
+}
+
+impl Cost {
+    fn mib_a_second(&self) -> f64 {
+        (VOLUME_BYTES >> 20) as f64 / self.time.as_secs_f64()
+    }
+}
+
+/// Reads the volume in order, one request of `bytes` after the other.
+async fn read_in_order(dir: &Path, bytes: u64, bytes_a_second: Option<u64>) -> Cost {
+    let mut reader = Reader::new(dir, VOLUME_BYTES / BLOCK_BYTES, bytes_a_second).await;
+    let begun = Instant::now();
+    for first in (0..VOLUME_BYTES / SECTOR_BYTES).step_by((bytes / SECTOR_BYTES) as usize) {
+        let read = reader.read(SectorRange::new(first, bytes / SECTOR_BYTES)).await;
+        read.into_iter().for_each(|slot| drop(slot.unwrap()));
+    }
+    let time = begun.elapsed();
+    reader.settle().await;
+    Cost { gets: reader.gets(), time }
+}
+
+/// Requests and round trips of 64 MiB in order, with 128 KiB and 1 MiB in flight: 8 requests a MiB, and 513
+/// and 65 round trips, without reading ahead.
+#[tokio::test(start_paused = true)]
+async fn reading_in_order_takes_few_requests_and_round_trips() {
+    let dir = tempfile::tempdir().unwrap();
+    for (bytes, most) in [(128 << 10, 12), (1 << 20, 10)] {
+        let cost = read_in_order(dir.path(), bytes, None).await;
+        let frames = (cost.gets - SEGMENTS) as f64 / (VOLUME_BYTES >> 20) as f64;
+        let round_trips = cost.time.as_millis() / ROUND_TRIP.as_millis();
+        println!("{bytes} bytes a request: {frames:.2} GETs a MiB, {round_trips} round trips");
+        assert!(frames <= 0.5 && round_trips <= most);
+    }
+}
+
+/// The speed at 20 ms and 80 MB/s a connection: 5.7 and 44.8 MiB/s without reading ahead.
+#[tokio::test(start_paused = true)]
+async fn reading_in_order_keeps_a_long_line_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    for (bytes, least) in [(128 << 10, 114.0), (1 << 20, 140.0)] {
+        let cost = read_in_order(dir.path(), bytes, Some(CONNECTION)).await;
+        let speed = cost.mib_a_second();
+        println!("{bytes} bytes a request: {speed:.1} MiB/s, {} GETs", cost.gets);
+        assert!(speed > least, "{speed:.1} MiB/s with {bytes} bytes a request");
+    }
+}
