@@ -11,6 +11,7 @@
 mod attach;
 mod backoff;
 mod cold;
+mod compressors;
 mod fetches;
 mod line_limit;
 mod local;
@@ -22,16 +23,18 @@ mod scripted_time;
 mod slots;
 mod upload;
 mod upload_memory;
+mod upload_parts;
 mod work;
 
 pub use attach::{Acquired, AttachError, Preserved, acquire};
 pub use cold::{ColdError, ColdLines, retry_while_unavailable};
+pub use compressors::Compressors;
 pub use fetches::{BlockReader, Fetches};
 pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge_turns::MergeTurns;
 pub use slots::{NoSlot, Slot, SlotTable, Unkept};
-pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, UnreadableSectors};
+pub use upload::{BLOCK_ALIGNMENT, Batch, SideReader, UnreadableSectors};
 pub use upload_memory::{StoreKey, UploadMemory};
 pub use work::{Background, Pools, Tidy, Work};

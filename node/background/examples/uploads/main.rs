@@ -11,6 +11,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +20,7 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use futures::future::join_all;
 use holdfast_background::{
-    Background, Environment, Pools, SegmentBuild, SideReader, Sides, StoreKey, UnreadableSectors,
-    UploadMemory, Work,
+    Background, Batch, Compressors, Environment, Pools, SideReader, Sides, StoreKey, UploadMemory, Work,
 };
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::event::{CreateAnswer, Event};
@@ -28,7 +28,7 @@ use holdfast_engine::settings::Pending;
 use holdfast_format::segment::SegmentBuilder;
 use holdfast_format::side::Side;
 use holdfast_log::Indexes;
-use holdfast_objects::{ObjectStore, Part};
+use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, Block, Mask, Place, SectorRange, SegmentId, Seq};
 use rustix::time::{ClockId, clock_gettime};
 use store::DistantStore;
@@ -40,7 +40,7 @@ const SEAL_BLOCKS: u64 = 512;
 /// Seals of each volume, one after the other.
 const SEALS: u64 = 6;
 /// As the daemon's.
-const PART_BYTES: usize = 16 << 20;
+const PART_BYTES: usize = 8 << 20;
 /// Bytes of a commit record, about.
 const RECORD_BYTES: usize = 500;
 
@@ -76,11 +76,11 @@ impl SideReader for DataFile {
 }
 
 impl Sides for DataFile {
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
+    async fn pack(&self, mut batch: Batch) -> Batch {
         let sides = self.clone();
         self.compute(move || {
-            let part = build.next_part(&sides);
-            (build, part)
+            batch.pack(&sides);
+            batch
         })
         .await
     }
@@ -124,12 +124,12 @@ impl Contents {
     }
 }
 
-/// The dirty blocks of a seal: whole ones, or the sectors of one block in each of them.
+/// The dirty blocks of a seal, with these dirty sectors in each.
 fn dirty(mask: Mask) -> Vec<DirtyBlock> {
     (0..SEAL_BLOCKS).map(|block| DirtyBlock { block: Block(block), a: mask, b: Mask::EMPTY }).collect()
 }
 
-/// What a row measured.
+/// Figures of a row.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     seconds: f64,
@@ -229,9 +229,11 @@ async fn as_the_daemon(
     data: &DataFile,
 ) -> Result<u64> {
     let upload_memory = UploadMemory::new(options.memory_bytes, PART_BYTES);
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let pools = Pools {
         indexes: Arc::new(Indexes::new(64, 1 << 26)),
         upload_memory: upload_memory.clone(),
+        compressors: Arc::new(Compressors::new(2 * processors)),
         merging: Arc::default(),
     };
     let volume = async |number: u64| {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 use holdfast_objects::{CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SetOnce};
 
 /// Connections that carry segments at once, as many as the S3 client opens for them.
 const CONNECTIONS: usize = 16;
@@ -55,6 +55,40 @@ impl DistantStore {
         self.request(part.len()).await;
     }
 
+    /// Sends the parts, so many at once as may be in memory, once the upload is started.
+    async fn send_all(
+        &self,
+        first: Bytes,
+        parts: &mut dyn Parts,
+        started: &SetOnce<()>,
+    ) -> Result<(), SegmentError> {
+        let send = |part| async {
+            started.wait().await;
+            self.send(part).await;
+        };
+        let most = parts.max_at_once();
+        let mut sending = FuturesUnordered::from_iter([send(first)]);
+        let mut is_last = false;
+        loop {
+            if is_last || sending.len() >= most {
+                if sending.next().await.is_none() {
+                    break;
+                }
+                continue;
+            }
+            let mut making = parts.next();
+            let made = loop {
+                tokio::select! {
+                    Some(()) = sending.next() => {}
+                    made = &mut making => break made?,
+                }
+            };
+            is_last = made.is_last;
+            sending.push(send(made.bytes));
+        }
+        Ok(())
+    }
+
     /// A whole object in one request.
     pub(crate) async fn put_whole(&self, object: Bytes) {
         self.send(object).await;
@@ -91,27 +125,13 @@ impl ObjectStore for DistantStore {
             self.send(first.bytes).await;
             return Ok(());
         }
-        self.request(0).await;
-        let most = parts.max_at_once();
-        let mut sending = FuturesUnordered::from_iter([self.send(first.bytes)]);
-        let mut is_last = false;
-        loop {
-            if is_last || sending.len() >= most {
-                if sending.next().await.is_none() {
-                    break;
-                }
-                continue;
-            }
-            let mut making = parts.next();
-            let made = loop {
-                tokio::select! {
-                    Some(()) = sending.next() => {}
-                    made = &mut making => break made?,
-                }
-            };
-            is_last = made.is_last;
-            sending.push(self.send(made.bytes));
-        }
+        let started = SetOnce::new();
+        let start = async {
+            self.request(0).await;
+            started.set(()).expect("it is started once");
+        };
+        let ((), sent) = tokio::join!(start, self.send_all(first.bytes, parts, &started));
+        sent?;
         self.request(0).await;
         Ok(())
     }

@@ -11,13 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_background::{
-    Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors, Work,
-};
+use holdfast_background::{Background, Batch, ColdLines, LineLimit, Rest, SideReader, Sides, Work};
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
-use holdfast_objects::Part;
 use holdfast_service::trace;
 use holdfast_types::SectorRange;
 use tokio::sync::mpsc;
@@ -55,11 +52,11 @@ impl SideReader for SideFiles {
 }
 
 impl Sides for LocalSides {
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
+    async fn pack(&self, mut batch: Batch) -> Batch {
         let sides = SideFiles(self.sides.clone());
         run_blocking(move || {
-            let part = build.next_part(&sides);
-            (build, part)
+            batch.pack(&sides);
+            batch
         })
         .await
     }
