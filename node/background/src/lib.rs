@@ -11,6 +11,7 @@
 mod attach;
 mod backoff;
 mod cold;
+mod compressors;
 mod fetches;
 mod joined_gets;
 mod line_limit;
@@ -24,10 +25,12 @@ mod slots;
 mod streams;
 mod upload;
 mod upload_memory;
+mod upload_parts;
 mod work;
 
 pub use attach::{Acquired, AttachError, Preserved, acquire};
 pub use cold::{ColdError, ColdLines, retry_while_unavailable};
+pub use compressors::Compressors;
 pub use fetches::{BlockReader, Fetches, StoredFrames};
 pub use joined_gets::JoinedGets;
 pub use line_limit::{LineLimit, Rest};
@@ -36,6 +39,6 @@ pub use manifest::load_manifest;
 pub use merge_turns::MergeTurns;
 pub use slots::{AheadCounts, NoSlot, Slot, SlotTable, Unkept};
 pub use streams::{ColdPart, MAX_WINDOW, Streams};
-pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, UnreadableSectors};
+pub use upload::{BLOCK_ALIGNMENT, Batch, SideReader, UnreadableSectors};
 pub use upload_memory::{StoreKey, UploadMemory};
 pub use work::{Background, Pools, Tidy, Work};

@@ -7,10 +7,9 @@ use std::time::Duration;
 use holdfast_engine::durable_map::{FoundMap, Header};
 use holdfast_engine::sector_map::Restore;
 use holdfast_engine::settings::Pending;
-use holdfast_objects::Part;
 use holdfast_types::Epoch;
 
-use crate::{SegmentBuild, UnreadableSectors};
+use crate::Batch;
 
 /// Time and chance, which no code may take from elsewhere.
 pub trait Environment: Send + Sync {
@@ -29,12 +28,9 @@ pub trait Environment: Send + Sync {
 
 /// The local files of an attached volume, as its background work needs them.
 pub trait Sides: Send + Sync {
-    /// Makes the next part of a segment, with [`SegmentBuild::next_part`], and hands the segment back.
-    /// Sectors that the local disk cannot read end it: the volume decides when it retries.
-    fn next_part(
-        &self,
-        build: SegmentBuild,
-    ) -> impl Future<Output = (SegmentBuild, Result<Part, UnreadableSectors>)> + Send;
+    /// Reads and compresses a batch of an upload, with [`Batch::pack`], and hands it back. Several are in
+    /// progress at once.
+    fn pack(&self, batch: Batch) -> impl Future<Output = Batch> + Send;
 
     /// Computes for some milliseconds, where that delays nothing else.
     fn compute<T: Send + 'static>(

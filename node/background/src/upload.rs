@@ -1,19 +1,19 @@
-//! A seal's dirty sectors, read from the sides and made into a segment, part by part.
+//! Dirty sectors of a seal, read from the sides and compressed, some blocks at a time.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use holdfast_engine::action::DirtyBlock;
 use holdfast_format::safeguard::{
     Safeguard::{CommitOnlyAllRead, PackByMask},
     safeguard,
 };
-use holdfast_format::segment::{FrameIndex, SegmentBuilder, SegmentRef};
+use holdfast_format::segment::PackedFrames;
 use holdfast_format::side::Side;
-use holdfast_objects::Part;
-use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange, SegmentId};
+use holdfast_types::{SECTOR_BYTES, SectorRange};
 
+use crate::compressors::{Borrowed, Compressor};
 use crate::upload_memory::Room;
 
 /// Alignment in memory of what a [`SideReader`] reads into, in bytes: enough for direct I/O on every disk.
@@ -29,9 +29,6 @@ pub trait SideReader {
     fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> io::Result<()>;
 }
 
-#[repr(C, align(4096))]
-struct BlockBuffer([u8; BLOCK_BYTES as usize]);
-
 /// Sectors of a seal that cannot be read.
 #[derive(Debug)]
 pub struct UnreadableSectors {
@@ -42,126 +39,121 @@ pub struct UnreadableSectors {
 }
 
 /// Number of unreadable sectors after which the search ends: each may take a disk seconds.
-const MAX_UNREADABLE: u64 = 64;
+pub(crate) const MAX_UNREADABLE: u64 = 64;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// A segment in the making. The same sectors give the same bytes, however often it is made: the sealed side
-/// is still.
-pub struct SegmentBuild {
-    id: SegmentId,
-    part_bytes: usize,
+/// Blocks of a seal, to be read and compressed in one go. The same sectors give the same frames each time:
+/// the sealed side is still.
+pub struct Batch {
     dirty: Arc<[DirtyBlock]>,
-    /// Number of them that were read.
-    read: usize,
-    builder: SegmentBuilder,
+    range: Range<usize>,
+    /// Until it is packed.
+    compressor: Option<Borrowed>,
+    /// Only unreadable sectors are looked for.
+    is_search: bool,
+    packed: PackedFrames,
     unreadable: Option<UnreadableSectors>,
-    /// Once all were read.
-    closed: Option<Closed>,
-    /// Memory that it uses.
-    _room: Option<Arc<Room>>,
+    /// The memory of its upload.
+    _room: Arc<Room>,
 }
 
-/// The end of a segment.
-struct Closed {
-    segment: SegmentRef,
-    index: FrameIndex,
-    /// Bytes that were not taken yet.
-    rest: Bytes,
-}
-
-impl SegmentBuild {
-    /// The segment `id` of the sectors of `dirty`, in parts of `part_bytes`.
-    pub fn new(dirty: Arc<[DirtyBlock]>, id: SegmentId, part_bytes: usize) -> Self {
-        let builder = SegmentBuilder::default();
-        Self { id, part_bytes, dirty, read: 0, builder, unreadable: None, closed: None, _room: None }
-    }
-
-    /// The same, in memory that was reserved.
-    pub(crate) fn within(
-        room: Arc<Room>,
+impl Batch {
+    /// The blocks `range` of `dirty`.
+    pub(crate) fn new(
         dirty: Arc<[DirtyBlock]>,
-        id: SegmentId,
-        part_bytes: usize,
+        range: Range<usize>,
+        compressor: Borrowed,
+        is_search: bool,
+        room: Arc<Room>,
     ) -> Self {
-        Self { _room: Some(room), ..Self::new(dirty, id, part_bytes) }
+        let (packed, unreadable) = (PackedFrames::default(), None);
+        Self { dirty, range, compressor: Some(compressor), is_search, packed, unreadable, _room: room }
     }
 
-    /// Dirty sectors that were not read yet.
-    pub fn unread(&self) -> &[DirtyBlock] {
-        &self.dirty[self.read..]
+    /// Its blocks, at least one.
+    pub fn blocks(&self) -> &[DirtyBlock] {
+        &self.dirty[self.range.clone()]
     }
 
-    /// Reads sectors and makes the next part of them. Reads files and compresses: not for a thread that must
-    /// not block.
+    /// Returns true for the first batch of an upload.
+    pub fn is_first(&self) -> bool {
+        self.range.start == 0
+    }
+
+    /// Records that its sectors cannot be read.
+    pub fn fail(&mut self, unreadable: UnreadableSectors) {
+        self.unreadable = Some(unreadable);
+    }
+
+    /// Reads the sectors and compresses them. Reads files and computes: not for a thread that must not block.
     ///
-    /// # Errors
-    /// [`UnreadableSectors`] names what the local disk cannot read, of all sectors that were not read yet.
-    pub fn next_part(&mut self, sides: &impl SideReader) -> Result<Part, UnreadableSectors> {
-        let mut buffer = Box::new(BlockBuffer([0; BLOCK_BYTES as usize]));
-        while self.closed.is_none() && (self.builder.ready() < self.part_bytes || self.unreadable.is_some()) {
-            let Some(dirty) = self.dirty.get(self.read) else {
-                self.close()?;
+    /// # Panics
+    /// If it was packed before.
+    pub fn pack(&mut self, sides: &impl SideReader) {
+        let mut compressor = self.compressor.take().expect("it was not packed before");
+        let Compressor { buffer, builder } = &mut *compressor;
+        builder.reserve(
+            self.blocks().iter().map(|dirty| dirty.a.union(dirty.b).count() as usize * SECTOR).sum(),
+        );
+        for dirty in &self.dirty[self.range.clone()] {
+            read_block(sides, dirty, &mut buffer.0, &mut self.unreadable);
+            if !safeguard(CommitOnlyAllRead) {
+                self.unreadable = None;
+            }
+            if self.unreadable.as_ref().is_some_and(UnreadableSectors::is_enough) {
                 break;
-            };
-            self.read += 1;
-            let dirty = *dirty;
-            self.read_block(sides, &dirty, &mut buffer.0)?;
+            }
+            if self.is_search || self.unreadable.is_some() {
+                continue;
+            }
+            let all = dirty.a.union(dirty.b);
+            let mut packed = Vec::with_capacity(all.count() as usize * SECTOR);
+            for (first, length) in all.runs() {
+                let first = if safeguard(PackByMask) { first } else { 0 };
+                packed.extend_from_slice(
+                    &buffer.0[first as usize * SECTOR..(first + length) as usize * SECTOR],
+                );
+            }
+            builder.push(dirty.block, all, &packed);
         }
-        let Some(Closed { rest, .. }) = &mut self.closed else {
-            return Ok(Part { bytes: self.builder.take(self.part_bytes).into(), is_last: false });
-        };
-        let bytes = rest.split_to(rest.len().min(self.part_bytes));
-        Ok(Part { bytes, is_last: rest.is_empty() })
+        self.packed = builder.take_frames();
     }
 
-    fn read_block(
-        &mut self,
-        sides: &impl SideReader,
-        dirty: &DirtyBlock,
-        buffer: &mut [u8],
-    ) -> Result<(), UnreadableSectors> {
-        let DirtyBlock { block, a, b } = dirty;
-        for (side, mask) in [(Side::A, a), (Side::B, b)] {
-            for (first, length) in mask.runs() {
-                let range = SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(length));
-                let place = first as usize * SECTOR..(first + length) as usize * SECTOR;
-                if sides.read(side, range, &mut buffer[place.clone()]).is_err() {
-                    read_each(sides, side, range, &mut buffer[place], &mut self.unreadable);
-                }
+    /// The frames, or the sectors that cannot be read.
+    pub(crate) fn finish(self) -> Result<PackedFrames, UnreadableSectors> {
+        self.unreadable.map_or(Ok(self.packed), Err)
+    }
+}
+
+fn read_block(
+    sides: &impl SideReader,
+    dirty: &DirtyBlock,
+    buffer: &mut [u8],
+    unreadable: &mut Option<UnreadableSectors>,
+) {
+    let DirtyBlock { block, a, b } = dirty;
+    for (side, mask) in [(Side::A, a), (Side::B, b)] {
+        for (first, length) in mask.runs() {
+            let range = SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(length));
+            let place = first as usize * SECTOR..(first + length) as usize * SECTOR;
+            if sides.read(side, range, &mut buffer[place.clone()]).is_err() {
+                read_each(sides, side, range, &mut buffer[place], unreadable);
             }
         }
-        if !safeguard(CommitOnlyAllRead) {
-            self.unreadable = None;
-        }
-        if let Some(unreadable) = self.unreadable.take_if(|found| count(&found.ranges) >= MAX_UNREADABLE) {
-            return Err(unreadable);
-        }
-        if self.unreadable.is_some() {
-            return Ok(());
-        }
-        let all = a.union(*b);
-        let mut packed = Vec::with_capacity(all.count() as usize * SECTOR);
-        for (first, length) in all.runs() {
-            let first = if safeguard(PackByMask) { first } else { 0 };
-            packed.extend_from_slice(&buffer[first as usize * SECTOR..(first + length) as usize * SECTOR]);
-        }
-        self.builder.push(*block, all, &packed);
-        Ok(())
+    }
+}
+
+impl UnreadableSectors {
+    /// Adds what was found after it. Returns true if the search ends here.
+    pub(crate) fn add(&mut self, later: Self) -> bool {
+        self.error = later.error;
+        self.ranges.extend(later.ranges);
+        self.is_enough()
     }
 
-    fn close(&mut self) -> Result<(), UnreadableSectors> {
-        if let Some(unreadable) = self.unreadable.take() {
-            return Err(unreadable);
-        }
-        let (segment, index) = self.builder.close(self.id);
-        let rest = self.builder.take(usize::MAX).into();
-        self.closed = Some(Closed { segment, index, rest });
-        Ok(())
-    }
-
-    /// The reference and the index, once the last part was made.
-    pub fn into_segment(self) -> Option<(SegmentRef, FrameIndex)> {
-        self.closed.map(|closed| (closed.segment, closed.index))
+    /// Returns true if the search ends here.
+    pub(crate) fn is_enough(&self) -> bool {
+        count(&self.ranges) >= MAX_UNREADABLE
     }
 }
 
@@ -186,65 +178,5 @@ fn read_each(
                 Some(_) | None => found.ranges.push(sector),
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use holdfast_types::{Block, Mask, Place, Seq};
-
-    use super::*;
-
-    /// A disk that cannot read these sectors of side A.
-    struct Holed(Vec<u64>);
-
-    impl SideReader for Holed {
-        fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
-            if side == Side::A && self.0.iter().any(|sector| (range.start.0..range.end()).contains(sector)) {
-                return Err(io::Error::other("a hole"));
-            }
-            buffer.fill(7);
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn parts_are_of_one_length_and_the_same_each_time() {
-        let dirty: Arc<[DirtyBlock]> =
-            (0..200).map(|block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY }).collect();
-        let make = |part_bytes| {
-            let mut build = SegmentBuild::new(
-                Arc::clone(&dirty),
-                SegmentId::new(Place::until(Seq(1)), 1, [0; 10]),
-                part_bytes,
-            );
-            let mut parts = Vec::new();
-            loop {
-                let Part { bytes, is_last } = build.next_part(&Holed(vec![])).expect("there are no holes");
-                parts.push(bytes);
-                if is_last {
-                    break;
-                }
-            }
-            let (last, whole) = parts.split_last().unwrap();
-            assert!(whole.iter().all(|part| part.len() == part_bytes) && last.len() <= part_bytes);
-            (parts.concat(), build.into_segment())
-        };
-        let one = make(1 << 20);
-        assert_eq!(one.1.as_ref().unwrap().0.bytes, one.0.len() as u64);
-        assert!(one == make(4096) && one == make(5000));
-    }
-
-    #[test]
-    fn exactly_what_cannot_be_read_is_named() {
-        let dirty = [
-            DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
-            DirtyBlock { block: Block(3), a: Mask(0b111), b: Mask::EMPTY },
-        ];
-        let id = SegmentId::new(Place::until(Seq(1)), 1, [0; 10]);
-        let build = |holes| SegmentBuild::new(dirty.into(), id, 1 << 20).next_part(&Holed(holes));
-        let found = build(vec![0, 5, 6, 98]).expect_err("three are dirty there");
-        assert_eq!(found.ranges, [SectorRange::new(5, 2), SectorRange::new(98, 1)]);
-        assert!(build(vec![0, 3, 99]).is_ok(), "nothing of that is asked for");
     }
 }

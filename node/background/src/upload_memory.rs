@@ -3,11 +3,17 @@
 //! Owns: the bytes that uploads of all volumes may take together, and their division between stores.
 //! Does not own: the use of the memory. [`Ledger`] decides and knows neither time nor tasks; [`UploadMemory`]
 //! wakes the uploads that wait.
-//! Invariants: a share is held during an attempt to upload and never between two. The shares make up at most
-//! the whole, unless a single one is larger. A store holds more than one upload's share only where as much
-//! stays free, so that stores that do not answer leave room for the others. A store whose last attempt failed
-//! holds one share of one part. An upload that waits for the first share of a store that answers is overtaken
-//! only until the memory that the others give back is enough for it.
+//!
+//! An attempt to upload begins with the least that it can proceed with: one part. It takes more while it runs
+//! and gives back what each stored part took. Invariants:
+//! - Uploads hold at most the whole, unless a single one is larger; nothing between two attempts.
+//! - Of the half of the memory, each store that has volumes on the node may always have its share, so that
+//!   stores that do not answer leave room for the others. Beyond that a store may have all that is free.
+//! - Uploads that wait to begin come before those that want more: the store that holds least first.
+//! - A sixteenth is for small uploads alone, which pass the others: those that a FLUSH waits for are small.
+//! - A store whose last attempt failed has one upload, with its least.
+//! - An upload that waits to be the first of a store that answers is overtaken only until the memory that the
+//!   others give back is enough for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,8 +21,10 @@ use std::sync::Arc;
 use futures::channel::oneshot;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Most parts of one upload in memory at once.
-const MAX_PARTS: u64 = 4;
+/// Small uploads take at most one part in so many of the memory.
+const SMALL_PART: u64 = 256;
+/// One part in so many of the memory is theirs.
+const SMALL_LANE_PART: u64 = 16;
 
 /// Distinguishes the stores of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,34 +35,58 @@ pub struct StoreKey(pub usize);
 pub(crate) struct MemoryNeed {
     /// From its beginning to its end.
     pub(crate) base_bytes: u64,
-    /// For each part in memory.
+    /// For the part that is being made, at least.
     pub(crate) part_bytes: u64,
-    /// Parts that it has, about.
-    pub(crate) parts: u64,
 }
 
 impl MemoryNeed {
-    fn share(self, parts: u64) -> Share {
-        Share { bytes: self.base_bytes + parts * self.part_bytes, parts }
+    fn least_bytes(self) -> u64 {
+        self.base_bytes + self.part_bytes
     }
 }
 
-/// Memory that an upload may use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Share {
-    bytes: u64,
-    parts: u64,
+/// An upload in progress.
+#[derive(Debug)]
+struct Upload {
+    store: StoreKey,
+    need: MemoryNeed,
+    /// Bytes in use, beyond those from its beginning to its end.
+    used_bytes: u64,
+    is_in_small_lane: bool,
 }
 
+impl Upload {
+    fn held_bytes(&self) -> u64 {
+        self.need.least_bytes().max(self.need.base_bytes + self.used_bytes)
+    }
+
+    /// Bytes that it would hold more with so many more in use.
+    fn growth(&self, bytes: u64) -> u64 {
+        (self.need.base_bytes + self.used_bytes + bytes).saturating_sub(self.held_bytes())
+    }
+}
+
+/// A store with volumes on the node, or uploads.
 #[derive(Debug, Default)]
 struct Account {
+    volumes: usize,
     held_bytes: u64,
+    /// Those in the lane of small uploads.
+    small_bytes: u64,
     uploads: u64,
     is_failing: bool,
-    /// The newest ticket when it last gave a share back.
+    /// The newest ticket when it last gave something back.
     gave_back: u64,
     /// By the order of their coming.
     waiting: VecDeque<(u64, MemoryNeed)>,
+}
+
+impl Account {
+    /// The upload that begins next, where it is only memory that it waits for.
+    fn next(&self) -> Option<(u64, MemoryNeed)> {
+        let (ticket, need) = self.waiting.front()?;
+        (!self.is_failing || self.uploads == 0).then_some((*ticket, *need))
+    }
 }
 
 /// An upload for which the free memory is not enough.
@@ -66,19 +98,41 @@ struct Starved {
     is_reserved: bool,
 }
 
+/// Memory that was granted.
+#[derive(Debug, Default)]
+struct Granted {
+    /// Uploads that begin.
+    begun: Vec<(u64, StoreKey)>,
+    /// Uploads that got what they waited for.
+    grown: Vec<u64>,
+}
+
 /// Memory that each store's uploads hold, and the uploads that wait.
 #[derive(Debug)]
 struct Ledger {
     bytes: u64,
     held_bytes: u64,
+    small_bytes: u64,
     peak_bytes: u64,
     asked: u64,
     stores: BTreeMap<StoreKey, Account>,
+    uploads: BTreeMap<u64, Upload>,
+    /// Uploads that wait for more, and the bytes.
+    growing: BTreeMap<u64, u64>,
 }
 
 impl Ledger {
     fn new(bytes: u64) -> Self {
-        Self { bytes, held_bytes: 0, peak_bytes: 0, asked: 0, stores: BTreeMap::new() }
+        Self {
+            bytes,
+            held_bytes: 0,
+            small_bytes: 0,
+            peak_bytes: 0,
+            asked: 0,
+            stores: BTreeMap::new(),
+            uploads: BTreeMap::new(),
+            growing: BTreeMap::new(),
+        }
     }
 
     /// Queues behind the other uploads to `store`.
@@ -95,73 +149,184 @@ impl Ledger {
         self.tidy();
     }
 
-    /// Uploads that may begin now, with their shares. The store that holds least comes first.
-    fn grant(&mut self) -> Vec<(u64, StoreKey, Share)> {
-        let mut granted = Vec::new();
-        while let Some((store, share)) = self.next() {
-            let account = self.stores.get_mut(&store).expect("it has one that waits");
-            let (ticket, _) = account.waiting.pop_front().expect("it has one that waits");
-            account.held_bytes += share.bytes;
-            account.uploads += 1;
-            self.held_bytes += share.bytes;
-            self.peak_bytes = self.peak_bytes.max(self.held_bytes);
-            granted.push((ticket, store, share));
+    /// Takes so many bytes more for an upload, if no other one waits for them.
+    fn try_take(&mut self, ticket: u64, bytes: u64) -> bool {
+        let growth = self.uploads[&ticket].growth(bytes);
+        let may = growth == 0 || self.growing.is_empty() && self.may_grow(&self.uploads[&ticket], growth);
+        if may {
+            self.take(ticket, bytes);
+        }
+        may
+    }
+
+    fn take(&mut self, ticket: u64, bytes: u64) {
+        let upload = self.uploads.get_mut(&ticket).expect("it is in progress");
+        let growth = upload.growth(bytes);
+        upload.used_bytes += bytes;
+        let account = self.stores.get_mut(&upload.store).expect("it has an upload");
+        account.held_bytes += growth;
+        self.held_bytes += growth;
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+    }
+
+    /// Gives back what an upload took; nothing, once it has ended.
+    fn give_back(&mut self, ticket: u64, bytes: u64) {
+        let Some(upload) = self.uploads.get_mut(&ticket) else { return };
+        let before = upload.held_bytes();
+        upload.used_bytes -= bytes;
+        let shrunk = before - upload.held_bytes();
+        if shrunk > 0 {
+            let account = self.stores.get_mut(&upload.store).expect("it has an upload");
+            account.held_bytes -= shrunk;
+            account.gave_back = self.asked;
+            self.held_bytes -= shrunk;
+        }
+    }
+
+    /// Gives memory to those that wait for it.
+    fn grant(&mut self) -> Granted {
+        let mut granted = Granted::default();
+        while let Some((store, ticket, is_in_small_lane)) = self.next_small().or_else(|| self.next()) {
+            self.begin(store, ticket, is_in_small_lane);
+            granted.begun.push((ticket, store));
+        }
+        while let Some(ticket) = self.next_growing() {
+            let bytes = self.growing.remove(&ticket).expect("it waits");
+            self.take(ticket, bytes);
+            granted.grown.push(ticket);
         }
         granted
     }
 
-    fn next(&self) -> Option<(StoreKey, Share)> {
+    fn begin(&mut self, store: StoreKey, ticket: u64, is_in_small_lane: bool) {
+        let account = self.stores.get_mut(&store).expect("it has one that waits");
+        let at = account.waiting.iter().position(|(waiting, _)| *waiting == ticket).expect("it waits");
+        let (_, need) = account.waiting.remove(at).expect("it waits");
+        let bytes = need.least_bytes();
+        account.held_bytes += bytes;
+        account.uploads += 1;
+        self.held_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+        if is_in_small_lane {
+            account.small_bytes += bytes;
+            self.small_bytes += bytes;
+        }
+        self.uploads.insert(ticket, Upload { store, need, used_bytes: 0, is_in_small_lane });
+    }
+
+    /// Bytes that only small uploads get.
+    fn small_lane_bytes(&self) -> u64 {
+        self.bytes / SMALL_LANE_PART
+    }
+
+    fn is_small(&self, need: MemoryNeed) -> bool {
+        need.least_bytes() <= self.bytes / SMALL_PART
+    }
+
+    /// A small upload that may pass those before it. A store that does not answer leaves room in the lane.
+    fn next_small(&self) -> Option<(StoreKey, u64, bool)> {
+        let free = self.small_lane_bytes() - self.small_bytes;
+        self.stores.iter().filter(|(_, account)| !account.is_failing).find_map(|(store, account)| {
+            let fits = |need: MemoryNeed| {
+                let bytes = need.least_bytes();
+                self.is_small(need)
+                    && account.small_bytes + bytes <= free
+                    && self.held_bytes + bytes <= self.bytes
+            };
+            let (ticket, _) = account.waiting.iter().find(|(_, need)| fits(*need))?;
+            Some((*store, *ticket, true))
+        })
+    }
+
+    fn next(&self) -> Option<(StoreKey, u64, bool)> {
         let starved = self.starved();
-        let may_begin = |account: &Account| {
-            let Some((ticket, _)) = account.waiting.front() else { return false };
+        let may_begin = |account: &Account, ticket| {
             starved.is_none_or(|starved| {
-                let comes_after = *ticket > starved.ticket && starved.is_reserved;
+                let comes_after = ticket > starved.ticket && starved.is_reserved;
                 !comes_after && !account.is_failing
             })
         };
-        let mut stores: Vec<_> = self.stores.iter().filter(|(_, account)| may_begin(account)).collect();
-        stores.sort_by_key(|(key, account)| (account.held_bytes, **key));
-        stores.into_iter().find_map(|(key, account)| Some((*key, self.share(account)?)))
+        let begins = |(store, account): (&StoreKey, &Account)| {
+            let (ticket, need) = account.next()?;
+            let begins = may_begin(account, ticket) && self.fits(*store, account, need);
+            begins.then_some((account.held_bytes, *store, ticket))
+        };
+        let (_, store, ticket) = self.stores.iter().filter_map(begins).min()?;
+        Some((store, ticket, false))
     }
 
     /// The first of those that wait while their store holds nothing, because the others leave too little
     /// free. A store that fails has none: its next attempt may take as long as the store is unreachable.
     fn starved(&self) -> Option<Starved> {
-        let starves =
-            |account: &&Account| account.uploads == 0 && !account.is_failing && self.share(account).is_none();
-        let first = self.stores.values().filter(starves).filter_map(|account| account.waiting.front());
-        let (ticket, need) = first.min_by_key(|(ticket, _)| *ticket)?;
-        let moves = |account: &&Account| !account.is_failing && account.gave_back >= *ticket;
+        let starves = |(store, account): (&StoreKey, &Account)| {
+            let (ticket, need) = account.next()?;
+            let starves = account.uploads == 0 && !account.is_failing && !self.fits(*store, account, need);
+            starves.then_some((ticket, need))
+        };
+        let (ticket, need) = self.stores.iter().filter_map(starves).min_by_key(|(ticket, _)| *ticket)?;
+        let moves = |account: &&Account| !account.is_failing && account.gave_back >= ticket;
         let stuck: u64 =
             self.stores.values().filter(|account| !moves(account)).map(|account| account.held_bytes).sum();
-        let least = need.share(1).bytes.min(self.bytes);
-        Some(Starved { ticket: *ticket, is_reserved: least + stuck <= self.bytes })
+        let least = need.least_bytes().min(self.bytes);
+        Some(Starved { ticket, is_reserved: least + stuck <= self.bytes })
     }
 
-    /// Share that the first waiting upload of this store may have now.
-    fn share(&self, account: &Account) -> Option<Share> {
-        let (_, need) = account.waiting.front()?;
-        let free = self.bytes.saturating_sub(self.held_bytes);
-        if account.is_failing && account.uploads > 0 {
-            return None;
-        }
-        let most = if account.is_failing { 1 } else { need.parts.clamp(1, MAX_PARTS) };
-        let leaves_as_much = |share: &Share| account.held_bytes + 2 * share.bytes <= free;
-        let fair = (1..=most).rev().map(|parts| need.share(parts)).find(leaves_as_much);
+    /// Returns true if an upload to this store may begin with the memory that is free.
+    fn fits(&self, store: StoreKey, account: &Account, need: MemoryNeed) -> bool {
+        let least = need.least_bytes();
         // The first of a store may have all that is free, and the first of all more than there is.
-        fair.or_else(|| {
-            let least = need.share(1);
-            let fits = account.uploads == 0 && least.bytes <= free;
-            (fits || self.held_bytes == 0).then_some(least)
-        })
+        let is_first = account.uploads == 0 && self.held_bytes + least <= self.bytes;
+        is_first || self.held_bytes == 0 || self.leaves_shares(store, least)
     }
 
-    fn give_back(&mut self, store: StoreKey, share: Share) {
-        self.held_bytes -= share.bytes;
-        let account = self.stores.get_mut(&store).expect("it holds a share");
-        account.held_bytes -= share.bytes;
+    /// Returns true if the others still find their shares once `store` has so many bytes more.
+    fn leaves_shares(&self, store: StoreKey, bytes: u64) -> bool {
+        let share = self.bytes / (2 * self.stores.len() as u64);
+        let others = self.stores.iter().filter(|(other, _)| **other != store);
+        let shares: u64 = others.map(|(_, account)| share.saturating_sub(account.held_bytes)).sum();
+        let small = self.small_lane_bytes() - self.small_bytes;
+        self.held_bytes + bytes + shares + small <= self.bytes
+    }
+
+    /// Returns true if an upload may have so many bytes more.
+    fn may_grow(&self, upload: &Upload, bytes: u64) -> bool {
+        let account = &self.stores[&upload.store];
+        // An upload that waits to begin comes first, of another store where that holds less.
+        let comes_before = |(store, other): (&StoreKey, &Account)| {
+            other.next().is_some_and(|(_, need)| {
+                *store == upload.store || other.held_bytes + need.least_bytes() <= account.held_bytes
+            })
+        };
+        !account.is_failing
+            && !self.stores.iter().any(comes_before)
+            && self.starved().is_none_or(|starved| !starved.is_reserved)
+            && self.leaves_shares(upload.store, bytes)
+    }
+
+    /// The next of the uploads that want more: of the store that holds least.
+    fn next_growing(&self) -> Option<u64> {
+        let grows = |(ticket, bytes): (&u64, &u64)| {
+            let upload = &self.uploads[ticket];
+            let growth = upload.growth(*bytes);
+            let may = growth == 0 || self.may_grow(upload, growth);
+            may.then(|| (growth > 0, self.stores[&upload.store].held_bytes, upload.held_bytes(), *ticket))
+        };
+        self.growing.iter().filter_map(grows).min().map(|(.., ticket)| ticket)
+    }
+
+    fn end(&mut self, ticket: u64) {
+        let upload = self.uploads.remove(&ticket).expect("it is in progress");
+        let bytes = upload.held_bytes();
+        self.held_bytes -= bytes;
+        let account = self.stores.get_mut(&upload.store).expect("it has an upload");
+        account.held_bytes -= bytes;
         account.uploads -= 1;
         account.gave_back = self.asked;
+        if upload.is_in_small_lane {
+            account.small_bytes -= upload.need.least_bytes();
+            self.small_bytes -= upload.need.least_bytes();
+        }
+        self.growing.remove(&ticket);
         self.tidy();
     }
 
@@ -170,18 +335,32 @@ impl Ledger {
         self.tidy();
     }
 
+    fn attach(&mut self, store: StoreKey) {
+        self.stores.entry(store).or_default().volumes += 1;
+    }
+
+    fn detach(&mut self, store: StoreKey) {
+        self.stores.get_mut(&store).expect("it has a volume").volumes -= 1;
+        self.tidy();
+    }
+
     /// Forgets stores of which nothing is known that matters: while an upload waits, that a store gives back
     /// does.
     fn tidy(&mut self) {
         let waits = self.stores.values().any(|account| !account.waiting.is_empty());
-        self.stores.retain(|_, account| account.uploads > 0 || account.is_failing || waits);
+        let matters =
+            |account: &Account| account.volumes > 0 || account.uploads > 0 || account.is_failing || waits;
+        self.stores.retain(|_, account| matters(account));
     }
 }
 
 #[derive(Debug)]
 struct UploadMemoryState {
     ledger: Ledger,
+    /// Uploads that wait to begin.
     waiting: BTreeMap<u64, oneshot::Sender<Room>>,
+    /// Uploads that wait for more.
+    growing: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
 /// The memory that the uploads of a node share. Clones are the same memory.
@@ -189,18 +368,25 @@ struct UploadMemoryState {
 pub struct UploadMemory {
     state: Arc<Mutex<UploadMemoryState>>,
     part_bytes: usize,
+    small_bytes: u64,
 }
 
 impl UploadMemory {
     /// `bytes` for all uploads, which are made in parts of `part_bytes`: of S3's at least 5 MiB.
     pub fn new(bytes: u64, part_bytes: usize) -> Self {
-        let state = UploadMemoryState { ledger: Ledger::new(bytes), waiting: BTreeMap::new() };
-        Self { state: Arc::new(Mutex::new(state)), part_bytes }
+        let (waiting, growing) = (BTreeMap::new(), BTreeMap::new());
+        let state = UploadMemoryState { ledger: Ledger::new(bytes), waiting, growing };
+        Self { state: Arc::new(Mutex::new(state)), part_bytes, small_bytes: bytes / SMALL_PART }
     }
 
     /// The length of all parts but the last, in bytes.
     pub(crate) fn part_bytes(&self) -> usize {
         self.part_bytes
+    }
+
+    /// Returns true if such an upload passes the others.
+    pub(crate) fn is_small(&self, need: MemoryNeed) -> bool {
+        need.least_bytes() <= self.small_bytes
     }
 
     /// Memory that uploads hold now, in bytes.
@@ -213,7 +399,13 @@ impl UploadMemory {
         self.lock().ledger.peak_bytes
     }
 
-    /// Waits for the share of an upload to `store`.
+    /// A volume of `store` is on the node until the result is dropped.
+    pub(crate) fn attach(&self, store: StoreKey) -> Attached {
+        self.lock().ledger.attach(store);
+        Attached { memory: self.clone(), store }
+    }
+
+    /// Waits until an upload to `store` may begin.
     pub(crate) async fn room(&self, store: StoreKey, need: MemoryNeed) -> Room {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
@@ -229,14 +421,22 @@ impl UploadMemory {
 
     fn grant(&self) {
         let mut state = self.lock();
-        let granted = state.ledger.grant();
-        let granted: Vec<_> = granted
+        let Granted { begun, grown } = state.ledger.grant();
+        let begun: Vec<_> = begun
             .into_iter()
-            .map(|(ticket, store, share)| (state.waiting.remove(&ticket), store, share))
+            .map(|(ticket, store)| {
+                let is_trial = state.ledger.stores[&store].is_failing;
+                (state.waiting.remove(&ticket), Room { memory: self.clone(), store, ticket, is_trial })
+            })
             .collect();
+        for ticket in grown {
+            if let Some(sender) = state.growing.remove(&ticket) {
+                // The other end takes its place back under the same lock, so it is there.
+                let _sent = sender.send(());
+            }
+        }
         drop(state);
-        for (sender, store, share) in granted {
-            let room = Room { memory: self.clone(), store, share };
+        for (sender, room) in begun {
             if let Some(sender) = sender {
                 // Where the other end is gone, the room is given back at once.
                 let _sent = sender.send(room);
@@ -246,6 +446,20 @@ impl UploadMemory {
 
     fn lock(&self) -> MutexGuard<'_, UploadMemoryState> {
         self.state.lock()
+    }
+}
+
+/// A volume on the node.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    memory: UploadMemory,
+    store: StoreKey,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.memory.lock().ledger.detach(self.store);
+        self.memory.grant();
     }
 }
 
@@ -267,18 +481,19 @@ impl Drop for QueuePlace<'_> {
     }
 }
 
-/// Share of an upload, until this is dropped.
+/// The memory of an upload, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     memory: UploadMemory,
     store: StoreKey,
-    share: Share,
+    ticket: u64,
+    is_trial: bool,
 }
 
 impl Room {
-    /// Parts that may be in memory at once.
-    pub(crate) fn parts(&self) -> usize {
-        usize::try_from(self.share.parts).unwrap_or(usize::MAX)
+    /// Returns true if the last attempt of its store failed: then one part is in memory at once.
+    pub(crate) fn is_trial(&self) -> bool {
+        self.is_trial
     }
 
     /// Records if the store takes what it is sent.
@@ -286,12 +501,97 @@ impl Room {
         self.memory.lock().ledger.set_failing(self.store, is_failing);
         self.memory.grant();
     }
+
+    /// Takes so many bytes, if they are free.
+    pub(crate) fn try_take(&self, bytes: u64) -> Option<Held> {
+        let taken = self.memory.lock().ledger.try_take(self.ticket, bytes);
+        taken.then(|| self.held(bytes))
+    }
+
+    /// Takes so many bytes, once they are free. One caller at a time.
+    pub(crate) async fn take(&self, bytes: u64) -> Held {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut state = self.memory.lock();
+            state.ledger.growing.insert(self.ticket, bytes);
+            state.growing.insert(self.ticket, sender);
+        }
+        let mut place = GrowPlace { room: self, bytes, is_taken: false };
+        self.memory.grant();
+        receiver.await.expect("a place that is not left is granted");
+        place.is_taken = true;
+        self.held(bytes)
+    }
+
+    fn held(&self, bytes: u64) -> Held {
+        Held { memory: self.memory.clone(), ticket: self.ticket, bytes }
+    }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.memory.lock().ledger.give_back(self.store, self.share);
+        self.memory.lock().ledger.end(self.ticket);
         self.memory.grant();
+    }
+}
+
+/// A place among the uploads that want more.
+struct GrowPlace<'a> {
+    room: &'a Room,
+    bytes: u64,
+    is_taken: bool,
+}
+
+impl Drop for GrowPlace<'_> {
+    fn drop(&mut self) {
+        if self.is_taken {
+            return;
+        }
+        let mut state = self.room.memory.lock();
+        state.growing.remove(&self.room.ticket);
+        // It may have been granted, and not been noticed.
+        if state.ledger.growing.remove(&self.room.ticket).is_none() {
+            state.ledger.give_back(self.room.ticket, self.bytes);
+        }
+        drop(state);
+        self.room.memory.grant();
+    }
+}
+
+/// Bytes in use by an upload, until this is dropped or the upload ends.
+#[derive(Debug)]
+pub(crate) struct Held {
+    memory: UploadMemory,
+    ticket: u64,
+    bytes: u64,
+}
+
+impl Held {
+    /// Gives back all but so many bytes.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        drop(self.split(self.bytes - bytes));
+    }
+
+    /// So many bytes of it.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        assert!(bytes <= self.bytes, "{bytes} of {} bytes", self.bytes);
+        self.bytes -= bytes;
+        Self { memory: self.memory.clone(), ticket: self.ticket, bytes }
+    }
+
+    /// Adds what the same upload took.
+    pub(crate) fn add(&mut self, mut other: Self) {
+        assert!(self.ticket == other.ticket, "of one upload");
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.memory.lock().ledger.give_back(self.ticket, self.bytes);
+            self.memory.grant();
+        }
     }
 }
 
@@ -302,12 +602,17 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const NEED: MemoryNeed = MemoryNeed { base_bytes: MIB, part_bytes: 16 * MIB, parts: 8 };
-    const SMALL: MemoryNeed = MemoryNeed { base_bytes: 0, part_bytes: MIB, parts: 1 };
+    const NEED: MemoryNeed = MemoryNeed { base_bytes: MIB, part_bytes: 16 * MIB };
+    const SMALL: MemoryNeed = MemoryNeed { base_bytes: 0, part_bytes: MIB };
     const LARGE: MemoryNeed = MemoryNeed { base_bytes: 220 * MIB, ..NEED };
 
     fn memory() -> UploadMemory {
         UploadMemory::new(256 * MIB, 16 << 20)
+    }
+
+    /// A volume on the node of each of so many stores.
+    fn attach(memory: &UploadMemory, stores: usize) -> Vec<Attached> {
+        (0..stores).map(|store| memory.attach(StoreKey(store))).collect()
     }
 
     fn take(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Option<Room> {
@@ -319,39 +624,111 @@ mod tests {
         std::iter::from_fn(|| take(memory, store, need)).take(1000).collect()
     }
 
+    /// All that an upload gets at once, in pieces of 1 MiB.
+    fn grow(room: &Room) -> Vec<Held> {
+        std::iter::from_fn(|| room.try_take(MIB)).collect()
+    }
+
+    fn held(memory: &UploadMemory, store: usize) -> u64 {
+        memory.lock().ledger.stores[&StoreKey(store)].held_bytes
+    }
+
+    /// Two uploads of one store held 112 of 256 MiB, and the third one waited.
+    #[test]
+    fn the_only_store_has_all_memory() {
+        let memory = memory();
+        let _attached = attach(&memory, 1);
+        let rooms: Vec<_> = (0..8).map(|_| take(&memory, 0, NEED).expect("eight fit")).collect();
+        let taken: Vec<_> = rooms.iter().map(grow).collect();
+        assert_eq!(memory.held_bytes(), 240 * MIB, "all but the lane of small uploads");
+        let alone = grow(&rooms[7]);
+        assert!(alone.is_empty());
+        drop((taken, rooms));
+        assert_eq!((memory.held_bytes(), memory.peak_bytes()), (0, 240 * MIB));
+        let one = take(&memory, 0, NEED).unwrap();
+        let _taken = grow(&one);
+        assert_eq!(memory.held_bytes(), 240 * MIB, "one upload too");
+    }
+
     #[test]
     fn stores_that_hold_their_shares_leave_some_for_the_others() {
         let memory = memory();
-        let mut held = Vec::new();
+        let attached = attach(&memory, 5);
+        let mut all = Vec::new();
         for store in 0..5 {
             let rooms = take_all(&memory, store, NEED);
             assert!(!rooms.is_empty(), "store {store} gets nothing");
-            held.extend(rooms);
+            let taken: Vec<_> = rooms.iter().map(grow).collect();
+            all.push((taken, rooms));
         }
         assert!(memory.peak_bytes() <= 256 * MIB);
-        let first: u64 =
-            held.iter().filter(|room| room.store == StoreKey(0)).map(|room| room.share.bytes).sum();
-        assert!((96 * MIB..=128 * MIB).contains(&first), "{first}");
-        drop(held);
-        assert_eq!(memory.lock().ledger.held_bytes, 0);
+        assert!((128 * MIB..=160 * MIB).contains(&held(&memory, 0)), "{}", held(&memory, 0));
+        drop(all);
+        assert_eq!(memory.held_bytes(), 0);
+        drop(attached);
         assert!(memory.lock().ledger.stores.is_empty());
+    }
+
+    /// Memory that a busy store gives back goes to the one that holds less, until both hold the same.
+    #[test]
+    fn two_stores_that_want_more_come_to_equal_shares() {
+        let memory = memory();
+        let _attached = attach(&memory, 2);
+        let (one, other) = (take(&memory, 0, NEED).unwrap(), take(&memory, 1, NEED).unwrap());
+        let mut taken = [grow(&one), Vec::new()];
+        assert!(held(&memory, 0) >= 170 * MIB, "{}", held(&memory, 0));
+        for _part in 0..300 {
+            let mut more = [&one, &other].map(|room| Box::pin(room.take(MIB)));
+            let mut granted = [0, 1].map(|store| (&mut more[store]).now_or_never());
+            taken[0].pop();
+            for store in [0, 1] {
+                let later = granted[store].take().or_else(|| (&mut more[store]).now_or_never());
+                taken[store].extend(later);
+            }
+        }
+        let (one, other) = (held(&memory, 0), held(&memory, 1));
+        assert!(one.abs_diff(other) <= 2 * MIB && one + other >= 236 * MIB, "{one} {other}");
+    }
+
+    /// A FLUSH of a volume with `durability: object` waited behind the seals of the others.
+    #[test]
+    fn a_small_upload_passes_the_others() {
+        let memory = memory();
+        let _attached = attach(&memory, 1);
+        let rooms = take_all(&memory, 0, NEED);
+        let _taken: Vec<_> = rooms.iter().map(grow).collect();
+        let mut next = Box::pin(memory.room(StoreKey(0), NEED));
+        assert!((&mut next).now_or_never().is_none());
+        let small = take_all(&memory, 0, SMALL);
+        assert_eq!(small.len(), 8, "half of the lane: the store may stop to answer");
+        assert!(memory.held_bytes() <= 256 * MIB);
+        assert!(take(&memory, 1, SMALL).is_some(), "another store's");
+        drop(small);
+        assert!((&mut next).now_or_never().is_none(), "the lane is not for it");
+        drop(rooms);
+        assert!(next.now_or_never().is_some());
     }
 
     #[test]
     fn a_failing_store_holds_one_part_until_it_takes_one() {
         let memory = memory();
+        let _attached = attach(&memory, 1);
         let room = take(&memory, 0, NEED).unwrap();
-        assert_eq!(room.parts(), 4);
+        assert!(!room.is_trial());
         room.set_failing(true);
         assert!(take(&memory, 0, NEED).is_none(), "one is in progress");
         drop(room);
         let trial = take(&memory, 0, NEED).unwrap();
-        assert_eq!(trial.parts(), 1);
+        assert!(trial.is_trial());
+        let part = trial.try_take(16 * MIB).expect("its part");
+        assert!(trial.try_take(1).is_none());
         assert!(take(&memory, 0, SMALL).is_none());
         let mut next = Box::pin(memory.room(StoreKey(0), NEED));
         assert!((&mut next).now_or_never().is_none());
         trial.set_failing(false);
-        assert_eq!(next.now_or_never().unwrap().parts(), 4);
+        let next = next.now_or_never().unwrap();
+        assert!(!next.is_trial() && next.try_take(32 * MIB).is_some());
+        drop(part);
     }
 
     #[test]
@@ -359,22 +736,41 @@ mod tests {
         let memory = memory();
         let rooms = take_all(&memory, 0, NEED);
         let mut first = Box::pin(memory.room(StoreKey(0), NEED));
-        let mut second = Box::pin(memory.room(StoreKey(0), SMALL));
+        let mut second = Box::pin(memory.room(StoreKey(0), MemoryNeed { part_bytes: 2 * MIB, ..SMALL }));
         assert!((&mut first).now_or_never().is_none());
-        assert!((&mut second).now_or_never().is_none(), "a small one does not overtake");
+        assert!((&mut second).now_or_never().is_none(), "a smaller one does not overtake");
+        assert!(rooms[0].try_take(17 * MIB).is_none(), "nor does one that is in progress grow");
         drop(rooms);
         assert!((&mut first).now_or_never().is_some() && second.now_or_never().is_some());
     }
 
     #[test]
+    fn what_is_given_back_goes_to_what_waits() {
+        let memory = memory();
+        let (one, other) = (take(&memory, 0, NEED).unwrap(), take(&memory, 0, NEED).unwrap());
+        let mut taken = grow(&one);
+        let mut more = Box::pin(other.take(20 * MIB));
+        assert!((&mut more).now_or_never().is_none());
+        let mut gone = Box::pin(one.take(MIB));
+        assert!((&mut gone).now_or_never().is_none());
+        taken.truncate(taken.len() - 8);
+        let more = more.now_or_never().expect("it holds less");
+        assert!(memory.peak_bytes() <= 256 * MIB);
+        // What is granted and not noticed comes back.
+        drop((gone, more));
+        drop((taken, one, other));
+        assert_eq!(memory.held_bytes(), 0);
+    }
+
+    #[test]
     fn what_is_larger_than_all_memory_is_uploaded_alone() {
         let memory = memory();
-        let small = take(&memory, 1, SMALL).unwrap();
+        let small = take(&memory, 1, NEED).unwrap();
         let mut huge = Box::pin(memory.room(StoreKey(0), MemoryNeed { base_bytes: 300 * MIB, ..NEED }));
         assert!((&mut huge).now_or_never().is_none());
         drop(small);
         let room = huge.now_or_never().unwrap();
-        assert_eq!(room.parts(), 1);
+        assert!(room.try_take(16 * MIB).is_some() && room.try_take(17 * MIB).is_none());
         assert!(take(&memory, 1, SMALL).is_none());
     }
 
@@ -387,20 +783,22 @@ mod tests {
         drop(gone);
         drop(rooms);
         assert!(take(&memory, 0, NEED).is_some());
-        assert_eq!(memory.lock().ledger.held_bytes, 0);
+        assert_eq!(memory.held_bytes(), 0);
     }
 
     /// Two stores that are always busy.
     struct Busy {
         memory: UploadMemory,
+        _attached: Vec<Attached>,
         rooms: [Vec<Room>; 2],
     }
 
     impl Busy {
         fn new() -> Self {
             let memory = memory();
+            let attached = attach(&memory, 4);
             let rooms = [1, 2].map(|store| take_all(&memory, store, NEED));
-            Self { memory, rooms }
+            Self { memory, _attached: attached, rooms }
         }
 
         /// Each store ends an upload and asks for the next ones. How many it got.
@@ -456,10 +854,10 @@ mod tests {
         let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
         assert!((&mut large).now_or_never().is_none());
         busy.turn();
-        let mut small = Box::pin(memory.room(StoreKey(3), SMALL));
-        assert!((&mut small).now_or_never().is_none(), "it came later");
+        let mut later = Box::pin(memory.room(StoreKey(3), NEED));
+        assert!((&mut later).now_or_never().is_none(), "it came later");
         drop(large);
-        assert!(small.now_or_never().is_some());
+        assert!(later.now_or_never().is_some());
         assert!(busy.turn() > [0, 0]);
     }
 
@@ -479,6 +877,7 @@ mod tests {
     #[test]
     fn a_silent_store_makes_no_reservation_block_others() {
         let memory = memory();
+        let _attached = attach(&memory, 3);
         let silent = take_all(&memory, 2, NEED);
         let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
         assert!((&mut large).now_or_never().is_none());

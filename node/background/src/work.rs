@@ -5,14 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use futures::lock::Mutex;
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
 use holdfast_engine::settings::Pending;
 use holdfast_format::begins_as_ours;
-use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::MergePlan;
 use holdfast_format::record::Record;
 use holdfast_format::safeguard::{
@@ -21,16 +19,15 @@ use holdfast_format::safeguard::{
 };
 use holdfast_format::segment::FRAME_MEMORY_BYTES;
 use holdfast_log::RootPlace;
-use holdfast_objects::{
-    CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError, part_length,
-};
+use holdfast_objects::{CreateError, ObjectStore, SegmentError, StoreError, part_length};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{BLOCK_BYTES, Place, SECTOR_BYTES, SegmentId, Seq, VolumeId};
+use holdfast_types::{Place, SegmentId, Seq, VolumeId};
 use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
-use crate::upload_memory::{MemoryNeed, Room, StoreKey};
-use crate::{Environment, MergeTurns, SegmentBuild, Sides, UnreadableSectors, UploadMemory};
+use crate::upload_memory::{Attached, MemoryNeed, StoreKey};
+use crate::upload_parts::{Making, SegmentParts, batch_bytes, sector_bytes};
+use crate::{Compressors, Environment, MergeTurns, Sides, UnreadableSectors, UploadMemory};
 use holdfast_log::Indexes;
 
 /// Time for which the failure of a local write is held back: the volume retries at once.
@@ -122,6 +119,8 @@ pub struct Background<S, T> {
     pub store: StoreKey,
     pub(crate) pools: Pools,
     tidying: Mutex<()>,
+    /// Its store has a share of the memory for uploads.
+    _attached: Attached,
 }
 
 /// Resources that the background work of all volumes of a node shares.
@@ -131,49 +130,10 @@ pub struct Pools {
     pub indexes: Arc<Indexes>,
     /// Memory for uploads.
     pub upload_memory: UploadMemory,
+    /// Compressors of uploads.
+    pub compressors: Arc<Compressors>,
     /// Turns of merges.
     pub merging: Arc<MergeTurns>,
-}
-
-/// The parts of a segment, made of what the sides hold.
-struct PartsOf<'a, S> {
-    sides: &'a S,
-    /// Gone while a part is being made.
-    build: Option<SegmentBuild>,
-    room: &'a Room,
-    made: usize,
-    /// Sectors that the local disk could not read, if no part was made.
-    unreadable: Option<UnreadableSectors>,
-}
-
-#[async_trait]
-impl<S: Sides> Parts for PartsOf<'_, S> {
-    async fn next(&mut self) -> Result<Part, PartFailed> {
-        self.made += 1;
-        if self.made > self.room.parts() {
-            // A store asks for so many only after it took one.
-            self.room.set_failing(false);
-        }
-        let build = self.build.take().ok_or(PartFailed)?;
-        let (build, part) = self.sides.next_part(build).await;
-        self.build = Some(build);
-        match part {
-            Ok(part) => {
-                if part.is_last {
-                    reach(CrashPoint::SegmentBuilt);
-                }
-                Ok(part)
-            }
-            Err(unreadable) => {
-                self.unreadable = Some(unreadable);
-                Err(PartFailed)
-            }
-        }
-    }
-
-    fn max_at_once(&self) -> usize {
-        self.room.parts()
-    }
 }
 
 /// The error of a local write, as the volume reports it.
@@ -198,7 +158,8 @@ impl<S: Sides, T: Environment> Background<S, T> {
         time: T,
         pools: Pools,
     ) -> Self {
-        Self { volume, objects, sides, time, store, pools, tidying: Mutex::new(()) }
+        let attached = pools.upload_memory.attach(store);
+        Self { volume, objects, sides, time, store, pools, tidying: Mutex::new(()), _attached: attached }
     }
 
     /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is
@@ -256,6 +217,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
     /// one waits.
     async fn upload(&self, place: Place, dirty: Vec<DirtyBlock>) -> Event {
         let (need, part_bytes) = self.need(&dirty);
+        let is_small = self.pools.upload_memory.is_small(need);
         let dirty: Arc<[DirtyBlock]> = dirty.into();
         let id = SegmentId::new(place, self.time.unix_ms(), self.time.random());
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
@@ -263,23 +225,29 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let mut backoff = JobBackoff::of_commits();
         loop {
             let room = Arc::new(self.pools.upload_memory.room(store, need).await);
-            let build = SegmentBuild::within(Arc::clone(&room), Arc::clone(&dirty), id, part_bytes);
-            let mut parts =
-                PartsOf { sides: &self.sides, build: Some(build), room: &room, made: 0, unreadable: None };
+            let making = Making {
+                id,
+                part_bytes,
+                unsent_bytes: need.part_bytes as usize,
+                compressors: Arc::clone(&self.pools.compressors),
+                is_small,
+            };
+            let mut parts = SegmentParts::new(&self.sides, Arc::clone(&room), Arc::clone(&dirty), making);
             let stored = if safeguard(SegmentBeforeCommit) {
                 self.objects.put_segment(&key, &mut parts).await
             } else {
                 holdfast_objects::collect(&mut parts).await.map(drop).map_err(SegmentError::from)
             };
-            let PartsOf { build, unreadable, .. } = parts;
-            if let Some(UnreadableSectors { ranges, error }) = unreadable {
-                self.warn("the local disk cannot read what is to be uploaded", &error);
-                return Event::SidesUnreadable(ranges);
-            }
+            let made = match parts.into_segment() {
+                Ok(made) => made,
+                Err(UnreadableSectors { ranges, error }) => {
+                    self.warn("the local disk cannot read what is to be uploaded", &error);
+                    return Event::SidesUnreadable(ranges);
+                }
+            };
             match stored {
                 Ok(()) => {
                     room.set_failing(false);
-                    let made = build.and_then(SegmentBuild::into_segment);
                     let (segment, index) = made.expect("a store takes all parts of what it stored");
                     self.pools.indexes.keep(id, index);
                     return Event::Uploaded(segment);
@@ -289,7 +257,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
                     self.warn("the upload waits", &error);
                 }
             }
-            let kept = (!safeguard(FreeMemoryInBackoff)).then_some((build, room));
+            let kept = (!safeguard(FreeMemoryInBackoff)).then_some(room);
             backoff.wait(&self.time).await;
             drop(kept);
         }
@@ -297,17 +265,12 @@ impl<S: Sides, T: Environment> Background<S, T> {
 
     /// The memory that the upload of `dirty` needs, and the length of its parts.
     fn need(&self, dirty: &[DirtyBlock]) -> (MemoryNeed, usize) {
-        let sectors: u64 = dirty.iter().map(|dirty| u64::from(dirty.a.union(dirty.b).count())).sum();
+        let sectors: u64 = dirty.iter().map(sector_bytes).sum();
         let base_bytes = dirty.len() as u64 * FRAME_MEMORY_BYTES;
         // No segment of them is longer: a frame takes less of its index than of memory.
-        let bytes = base_bytes + sectors * SECTOR_BYTES;
-        let length = part_length(bytes, self.pools.upload_memory.part_bytes());
-        let need = MemoryNeed {
-            base_bytes,
-            part_bytes: bytes.min(length as u64 + BLOCK_BYTES),
-            parts: bytes.div_ceil(length as u64),
-        };
-        (need, length)
+        let length = part_length(base_bytes + sectors, self.pools.upload_memory.part_bytes());
+        let part_bytes = sectors.min(length as u64 + batch_bytes(length));
+        (MemoryNeed { base_bytes, part_bytes }, length)
     }
 
     /// Stores a checkpoint. True if it is stored.

@@ -21,6 +21,7 @@ mod store;
 mod volume;
 
 use std::fs::File;
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast_background::{Pools, UploadMemory};
+use holdfast_background::{Compressors, Pools, UploadMemory};
 use holdfast_engine::settings::{DirtyLimits, Durability};
 use holdfast_format::displaced::Displaced;
 use holdfast_log::Creation;
@@ -96,7 +97,10 @@ const QUEUES: u16 = 1;
 pub(crate) const INDEX_CACHE_BYTES: u64 = 256 << 20;
 const INDEXES: usize = 4096;
 /// Segments are uploaded in parts of this size, in bytes.
-pub(crate) const PART_BYTES: usize = 16 << 20;
+pub(crate) const PART_BYTES: usize = 8 << 20;
+/// Batches of blocks that are read and compressed at once for each processor: while one waits for the disk,
+/// another one computes.
+const COMPRESSORS_OF_PROCESSOR: usize = 2;
 /// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to
 /// the world.
 const START_WITHIN: Duration = Duration::from_secs(5);
@@ -303,9 +307,11 @@ impl Node {
             rings.push(ring);
             threads.push(thread);
         }
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let pools = Pools {
             indexes: Arc::new(Indexes::new(INDEXES, INDEX_CACHE_BYTES)),
             upload_memory: UploadMemory::new(config.upload_memory_bytes, PART_BYTES),
+            compressors: Arc::new(Compressors::new(COMPRESSORS_OF_PROCESSOR * processors)),
             merging: Arc::default(),
         };
         let volumes = NodeVolumes::default();

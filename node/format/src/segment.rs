@@ -150,6 +150,20 @@ impl SegmentRef {
     }
 }
 
+/// Frames of a segment that were made apart from it: offsets count from the first of them.
+#[derive(Debug, Default)]
+pub struct PackedFrames {
+    body: Vec<u8>,
+    frames: Vec<Frame>,
+}
+
+impl PackedFrames {
+    /// Their stored bytes.
+    pub fn stored_bytes(&self) -> usize {
+        self.body.len()
+    }
+}
+
 /// Collects the dirty sectors of one seal, lowest block first. Its bytes can be taken while it grows.
 pub struct SegmentBuilder {
     /// Bytes of the object that were not taken yet.
@@ -172,6 +186,12 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
+    /// Makes room for so many bytes that are not taken meanwhile. A buffer that grows as needed may allocate
+    /// twice its contents.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.body.reserve_exact(bytes);
+    }
+
     /// Adds the sectors `mask` of `block`; `bytes` are those sectors, lowest first.
     ///
     /// # Panics
@@ -182,7 +202,7 @@ impl SegmentBuilder {
         }
         assert!(!mask.is_empty() && bytes.len() == mask.count() as usize * SECTOR_BYTES as usize);
         let block = self.next_block(block);
-        self.push_zero(block, mask);
+        self.push_zeros(block, 1, mask);
     }
 
     /// The same as a frame with bytes, zeros too.
@@ -200,6 +220,37 @@ impl SegmentBuilder {
         };
         let block = self.next_block(block);
         self.push_frame(Frame { block, run: 1, mask, offset: 0, stored: 0, codec, hash }, &stored);
+    }
+
+    /// Takes the frames that were pushed, for [`Self::append`] of another builder. This one is empty then.
+    ///
+    /// # Panics
+    /// If bytes were taken before.
+    pub fn take_frames(&mut self) -> PackedFrames {
+        assert!(self.taken == 0, "the frames lie from the beginning");
+        self.body.shrink_to_fit();
+        PackedFrames { body: std::mem::take(&mut self.body), frames: std::mem::take(&mut self.frames) }
+    }
+
+    /// Adds frames that another builder made. The object has the same bytes as if their blocks had been
+    /// pushed here.
+    ///
+    /// # Panics
+    /// If blocks do not ascend.
+    pub fn append(&mut self, packed: PackedFrames) {
+        let PackedFrames { body, frames } = packed;
+        let begin = self.end();
+        let mut frames = frames.into_iter().peekable();
+        // A run of zeros may continue over the seam.
+        if let Some(first) = frames.next_if(|first| first.codec == Codec::Zero) {
+            let block = self.next_block(Block(u64::from(first.block)));
+            self.push_zeros(block, first.run, first.mask);
+        }
+        for frame in frames {
+            let block = self.next_block(Block(u64::from(frame.block)));
+            self.frames.push(Frame { block, offset: begin + frame.offset, ..frame });
+        }
+        self.body.extend_from_slice(&body);
     }
 
     /// Adds a frame of another segment as it is stored there.
@@ -226,18 +277,18 @@ impl SegmentBuilder {
         block
     }
 
-    fn push_zero(&mut self, block: u32, mask: Mask) {
+    fn push_zeros(&mut self, block: u32, run: u32, mask: Mask) {
         if let Some(last) = self.frames.last_mut()
             && last.codec == Codec::Zero
             && last.mask == Mask::FULL
             && mask == Mask::FULL
             && last.block + last.run == block
         {
-            last.run += 1;
+            last.run += run;
             return;
         }
         let offset = self.end();
-        self.frames.push(Frame { block, run: 1, mask, offset, stored: 0, codec: Codec::Zero, hash: [0; 16] });
+        self.frames.push(Frame { block, run, mask, offset, stored: 0, codec: Codec::Zero, hash: [0; 16] });
     }
 
     /// Byte offset of the next byte in the object.
@@ -252,8 +303,9 @@ impl SegmentBuilder {
 
     /// Takes the next `length` bytes of the object, or all that are ready.
     pub fn take(&mut self, length: usize) -> Vec<u8> {
+        let is_all = length >= self.body.len();
         let length = length.min(self.body.len());
-        let mut rest = Vec::with_capacity(length.max(self.body.len() - length));
+        let mut rest = Vec::with_capacity(if is_all { 0 } else { self.body.capacity() });
         rest.extend_from_slice(&self.body[length..]);
         self.body.truncate(length);
         self.taken += length as u64;
@@ -494,6 +546,30 @@ mod tests {
         assert_eq!((in_parts, parts.concat() == object), (segment.clone(), true));
         let at = segment.index_offset as usize;
         assert_eq!(FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap(), index);
+    }
+
+    #[test]
+    fn frames_made_apart_make_the_same_object() {
+        let blocks: Vec<(u64, Mask, Vec<u8>)> = (0..40)
+            .map(|block| match block % 10 {
+                0 => (block, Mask(0b101), noise(block as u8, 2 * 4096)),
+                1 => (block, Mask::FULL, b"holdfast".repeat(BLOCK_BYTES as usize / 8)),
+                2 => (block, Mask(1), vec![0; 4096]),
+                _ => (block, Mask::FULL, vec![0; BLOCK_BYTES as usize]),
+            })
+            .collect();
+        let id = SegmentId::new(Place::until(Seq(1)), 1, [0; 10]);
+        let mut whole = SegmentBuilder::default();
+        blocks.iter().for_each(|(block, mask, bytes)| whole.push(Block(*block), *mask, bytes));
+        let whole = whole.finish(id);
+        for apart in 1..12 {
+            let (mut builder, mut packer) = (SegmentBuilder::default(), SegmentBuilder::default());
+            for blocks in blocks.chunks(apart) {
+                blocks.iter().for_each(|(block, mask, bytes)| packer.push(Block(*block), *mask, bytes));
+                builder.append(packer.take_frames());
+            }
+            assert!(builder.finish(id) == whole, "{apart} at a time");
+        }
     }
 
     #[test]

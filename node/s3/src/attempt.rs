@@ -28,9 +28,14 @@ impl S3Store {
         limit: AttemptLimit,
         request: impl Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     ) -> Result<T, RequestFailure> {
-        let _bulk = match class.lane {
+        let lane = match class.lane {
             Lane::First => None,
-            Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
+            Lane::Small => Some(&self.small),
+            Lane::Bulk => Some(&self.bulk),
+        };
+        let _of_lane = match lane {
+            Some(lane) => Some(lane.acquire().await.expect("the semaphore is never closed")),
+            None => None,
         };
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         self.permitted_attempt(class, limit, request).await
@@ -67,12 +72,24 @@ impl S3Store {
         &self,
         verb: Verb,
         limit: AttemptLimit,
+        request: impl FnMut() -> Fut,
+    ) -> Result<T, StoreError>
+    where
+        Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
+    {
+        self.repeat_as(RequestClass::repeated(verb), limit, request).await
+    }
+
+    /// The same for a request of this class.
+    pub(crate) async fn repeat_as<T, Fut>(
+        &self,
+        class: RequestClass,
+        limit: AttemptLimit,
         mut request: impl FnMut() -> Fut,
     ) -> Result<T, StoreError>
     where
         Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     {
-        let class = RequestClass::repeated(verb);
         let begun = Instant::now();
         let mut attempt = 1;
         loop {
@@ -95,7 +112,7 @@ impl S3Store {
                 }
                 Decision::RetryAfter(wait) => {
                     let error = &failure.error;
-                    tracing::debug!(verb = verb.name(), attempt, ?wait, %error, "retrying a request");
+                    tracing::debug!(verb = class.verb.name(), attempt, ?wait, %error, "retrying a request");
                     tokio::time::sleep(wait).await;
                     attempt += 1;
                 }

@@ -158,7 +158,7 @@ impl Availability {
         if matches!(failure.error, StoreError::TimedOut { .. }) {
             let most = match class.lane {
                 Lane::First => MAX_HEAD_DOUBLINGS,
-                Lane::Bulk => MAX_BULK_DOUBLINGS,
+                Lane::Small | Lane::Bulk => MAX_BULK_DOUBLINGS,
             };
             // Requests that had the same limit and time out together double it once.
             known.doublings.insert(class, now_doublings.max(doublings + 1).min(most));

@@ -5,6 +5,8 @@
 //! keeps its bytes while its request is repeated, which the retry policy's deadline bounds; the first one
 //! that fails for good ends the upload.
 
+use std::pin::pin;
+
 use aws_sdk_s3::{
     primitives::ByteStream,
     types::{CompletedMultipartUpload, CompletedPart},
@@ -12,19 +14,22 @@ use aws_sdk_s3::{
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 use holdfast_objects::{Parts, SegmentError, StoreError, Verb};
+use tokio::sync::SetOnce;
 
 use crate::{
     classify::{classify, foreign},
+    request_class::RequestClass,
     store::S3Store,
 };
 
-/// A multipart upload that was started.
+/// A multipart upload.
 #[derive(Clone, Copy)]
 struct Upload<'a> {
     key: &'a str,
     /// The key with the prefix of the bucket.
     full: &'a str,
-    id: &'a str,
+    /// Once it was started.
+    id: &'a SetOnce<String>,
 }
 
 /// The parts of an upload that are stored, in order, and their length.
@@ -50,7 +55,8 @@ impl S3Store {
 
     async fn put_whole(&self, key: &str, full: &str, body: Bytes) -> Result<(), StoreError> {
         let body_bytes = body.len() as u64;
-        self.repeat(Verb::Put, self.config.timeouts.attempt_for(body_bytes), || async {
+        let class = RequestClass::segment(body.len());
+        self.repeat_as(class, self.config.timeouts.attempt_for(body_bytes), || async {
             let put = self.client.put_object().bucket(&self.config.bucket).key(full);
             let put = put.body(ByteStream::from(body.clone())).customize();
             let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
@@ -70,9 +76,23 @@ impl S3Store {
         first: Bytes,
         parts: &mut dyn Parts,
     ) -> Result<(), SegmentError> {
-        let id = self.start_upload(key, full).await?;
+        let id = SetOnce::new();
         let upload = Upload { key, full, id: &id };
-        let done = match self.send_parts(upload, first, parts).await {
+        // Parts are made while it is started.
+        let mut start = pin!(self.start_upload(upload));
+        let mut send = pin!(self.send_parts(upload, first, parts));
+        let sent = tokio::select! {
+            biased;
+            started = &mut start => {
+                started?;
+                send.await
+            }
+            failed = &mut send => {
+                start.await?;
+                failed
+            }
+        };
+        let done = match sent {
             Ok(sent) => {
                 let bytes = sent.bytes;
                 let completed = self.complete_upload(upload, sent).await;
@@ -86,8 +106,9 @@ impl S3Store {
         done
     }
 
-    async fn start_upload(&self, key: &str, full: &str) -> Result<String, StoreError> {
-        self.repeat(Verb::StartUpload, self.config.timeouts.attempt_for(0), || async {
+    async fn start_upload(&self, upload: Upload<'_>) -> Result<(), StoreError> {
+        let Upload { key, full, id } = upload;
+        let started = self.repeat(Verb::StartUpload, self.config.timeouts.attempt_for(0), || async {
             let start = self.client.create_multipart_upload().bucket(&self.config.bucket).key(full);
             match start.send().await {
                 Ok(started) => {
@@ -96,8 +117,9 @@ impl S3Store {
                 }
                 Err(failure) => Err(classify(failure, &self.config.bucket, key)),
             }
-        })
-        .await
+        });
+        id.set(started.await?).expect("it is started once");
+        Ok(())
     }
 
     /// Makes parts and sends them, so many at once as may be in memory; the first that fails ends it.
@@ -148,6 +170,7 @@ impl S3Store {
     ) -> Result<CompletedPart, StoreError> {
         let Upload { key, full, id } = upload;
         let body_bytes = chunk.len() as u64;
+        let id = id.wait().await;
         self.repeat(Verb::UploadPart, self.config.timeouts.attempt_for(body_bytes), || async {
             let send = self.client.upload_part().bucket(&self.config.bucket).key(full).upload_id(id);
             let send = send.part_number(number).body(ByteStream::from(chunk.clone())).customize();
@@ -165,6 +188,7 @@ impl S3Store {
 
     async fn complete_upload(&self, upload: Upload<'_>, sent: Sent) -> Result<(), StoreError> {
         let Upload { key, full, id } = upload;
+        let id = id.wait().await;
         let parts = CompletedMultipartUpload::builder().set_parts(Some(sent.parts)).build();
         let limit = self.config.timeouts.completion_for(sent.bytes);
         self.repeat(Verb::CompleteUpload, limit, || async {
@@ -196,6 +220,7 @@ impl S3Store {
     /// Frees what an upload that failed left behind. Sweeps abort what is left, so an error is only logged.
     async fn abort_failed(&self, upload: Upload<'_>) {
         let Upload { key, full, id } = upload;
+        let id = id.wait().await;
         let aborted = self
             .repeat(Verb::AbortUpload, self.config.timeouts.attempt_for(0), || async {
                 let abort = self.client.abort_multipart_upload().bucket(&self.config.bucket).key(full);

@@ -7,9 +7,14 @@ use holdfast_objects::Verb;
 pub(crate) enum Lane {
     /// Other requests only: reads, log records, all that is small.
     First,
-    /// Other uploads of segments too, which never have more than their share of the permits.
+    /// Other small segments: a FLUSH may wait for one, and does not wait for the bulk.
+    Small,
+    /// Other uploads of segments, which never have more than their share of the permits.
     Bulk,
 }
+
+/// Longest body of a small segment, in bytes.
+pub(crate) const SMALL_BYTES: usize = 1 << 20;
 
 /// Requests that take about the same time: their limits are learned together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,10 +27,15 @@ impl RequestClass {
     /// A create-once PUT.
     pub(crate) const CREATE: Self = Self { verb: Verb::Put, lane: Lane::First };
 
-    /// A request that may be repeated after any failure. A create-once PUT may not, so each other PUT is an
-    /// upload.
+    /// A segment in one request.
+    pub(crate) const fn segment(body_bytes: usize) -> Self {
+        let lane = if body_bytes <= SMALL_BYTES { Lane::Small } else { Lane::Bulk };
+        Self { verb: Verb::Put, lane }
+    }
+
+    /// Another request, which may be repeated after any failure.
     pub(crate) const fn repeated(verb: Verb) -> Self {
-        let is_upload = matches!(verb, Verb::Put | Verb::UploadPart);
+        let is_upload = matches!(verb, Verb::UploadPart);
         Self { verb, lane: if is_upload { Lane::Bulk } else { Lane::First } }
     }
 }

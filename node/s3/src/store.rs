@@ -13,7 +13,8 @@ use tokio::sync::Semaphore;
 
 use crate::{availability::Availability, config::S3Config, proxies::Proxy};
 
-/// Uploads of segments get one permit in so many: reads and log records never wait for more of them.
+/// Uploads of segments get one permit in so many, and those of small segments as many: reads and log records
+/// never wait for more of them.
 const BULK_SHARE: usize = 4;
 
 /// An object store in one bucket. Share it behind an `Arc`: it holds connections and permits.
@@ -22,6 +23,8 @@ pub struct S3Store {
     pub(crate) config: S3Config,
     /// Requests in flight.
     pub(crate) permits: Semaphore,
+    /// Those of them that carry small segments.
+    pub(crate) small: Semaphore,
     /// Those of them that carry bulk.
     pub(crate) bulk: Semaphore,
     pub(crate) requests: RequestMeter,
@@ -38,6 +41,7 @@ impl S3Store {
         Self {
             client,
             permits: Semaphore::new(config.max_concurrency),
+            small: Semaphore::new((config.max_concurrency / BULK_SHARE).max(1)),
             bulk: Semaphore::new((config.max_concurrency / BULK_SHARE).max(1)),
             requests: RequestMeter::default(),
             retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{Fetches, Pools, StoreKey, UploadMemory};
+use holdfast_background::{Compressors, Fetches, Pools, StoreKey, UploadMemory};
 use holdfast_log::Indexes;
 use holdfast_types::BLOCK_BYTES;
 
@@ -16,6 +16,8 @@ pub(crate) const INDEX_BYTES: u64 = 1 << 30;
 /// some more, and a few uploads are enough to take all.
 pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
 const PART_BYTES: usize = 64 << 10;
+/// Compressors of a process.
+const COMPRESSORS: usize = 2;
 
 /// Resources that the daemon's process on a host has once for all volumes.
 #[derive(Clone)]
@@ -38,7 +40,12 @@ impl Shared {
         let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
         let upload_memory = UploadMemory::new(upload_bytes, PART_BYTES);
         Self {
-            pools: Pools { indexes, upload_memory, merging: Arc::default() },
+            pools: Pools {
+                indexes,
+                upload_memory,
+                compressors: Arc::new(Compressors::new(COMPRESSORS)),
+                merging: Arc::default(),
+            },
             fetches: Arc::new(fetches()),
             store: StoreKey(0),
             slab: None,

@@ -7,14 +7,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
-use holdfast_background::{Environment, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors};
+use holdfast_background::{Batch, Environment, LocalState, SideReader, Sides, UnreadableSectors};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundMap, FoundPart, Header, header_offset};
 use holdfast_engine::sector_map::Restore;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_objects::{
-    CreateError, Created, ObjectStore, Page, Part, Parts, SegmentError, StoreError, Suffix, collect,
+    CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix, collect,
 };
 use holdfast_types::{Epoch, SectorRange};
 use parking_lot::Mutex;
@@ -151,17 +151,18 @@ impl SideReader for SimFiles {
 }
 
 impl Sides for SimFiles {
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
-        if let Some(DirtyBlock { block, a, b }) = build.unread().first().copied()
-            && self.ask(LocalAsk::ReadSides).await.is_err()
-        {
+    async fn pack(&self, mut batch: Batch) -> Batch {
+        let DirtyBlock { block, a, b } = batch.blocks()[0];
+        // Once for each attempt, as most segments are of few blocks.
+        if batch.is_first() && self.ask(LocalAsk::ReadSides).await.is_err() {
             let (first, sectors) = a.union(b).runs().next().expect("it is dirty");
             let ranges =
                 vec![SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(sectors))];
-            return (build, Err(UnreadableSectors { ranges, error: std::io::Error::other("simulated") }));
+            batch.fail(UnreadableSectors { ranges, error: std::io::Error::other("simulated") });
+            return batch;
         }
-        let part = build.next_part(self);
-        (build, part)
+        batch.pack(self);
+        batch
     }
 
     async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {

@@ -24,14 +24,14 @@ use holdfast_types::{
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
-use crate::{Fetches, Pools, SegmentBuild, StoreKey, UnreadableSectors, UploadMemory};
+use crate::{Batch, Compressors, Fetches, Pools, StoreKey, UploadMemory};
 use holdfast_log::Indexes;
 
 /// Merges need no sides.
 struct NoSides;
 
 impl Sides for NoSides {
-    async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
+    async fn pack(&self, _batch: Batch) -> Batch {
         unreachable!("nothing is uploaded")
     }
 
@@ -52,6 +52,7 @@ fn pools() -> Pools {
     Pools {
         indexes: Arc::new(Indexes::new(64, 1 << 20)),
         upload_memory: UploadMemory::new(1 << 20, 20_000),
+        compressors: Arc::new(Compressors::new(2)),
         merging: Arc::default(),
     }
 }

@@ -7,6 +7,7 @@ use holdfast_types::{Epoch, Nonce};
 use parking_lot::Mutex;
 
 use super::*;
+use crate::Batch;
 use crate::scripted_time::ScriptedTime;
 
 const KEY: &str = "volumes/v/log/00000000000000000007";
@@ -15,7 +16,7 @@ const KEY: &str = "volumes/v/log/00000000000000000007";
 struct NoSides;
 
 impl Sides for NoSides {
-    async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
+    async fn pack(&self, _batch: Batch) -> Batch {
         unreachable!("nothing is uploaded")
     }
 

@@ -519,6 +519,32 @@ async fn uploads_leave_permits_for_reads() {
     );
 }
 
+/// A FLUSH with `durability: object` waited until the parts of other volumes had been sent.
+#[tokio::test]
+async fn a_small_segment_does_not_wait_for_large_ones() {
+    let server = Server::start().await;
+    let store = S3Store::connect(S3Config { max_concurrency: 8, ..server.config() }).await.unwrap();
+    let large = Bytes::from(vec![1; (1 << 20) + 1]);
+    for _ in 0..2 {
+        server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
+    }
+    let before = store.counts();
+    let keys: Vec<String> = (0..8).map(|number| format!("volumes/v1/segments/{number}")).collect();
+    let mut bodies = vec![ReadyParts::from(large); keys.len()];
+    let uploads = keys.iter().zip(&mut bodies).map(|(key, body)| store.put_segment(key, body));
+    let small = async {
+        while store.counts().put < before.put + 2 {
+            tokio::task::yield_now().await;
+        }
+        store.put_segment("volumes/v2/segments/small", &mut ReadyParts::from(BODY)).await.unwrap();
+    };
+    tokio::select! {
+        uploaded = join_all(uploads) => panic!("{uploaded:?}"),
+        () = small => {}
+    }
+    assert_eq!(store.counts().put - before.put, 3, "the other six large ones wait");
+}
+
 /// Parts that are made as they are asked for: most of them at once, and how many there were.
 struct Counted {
     left: usize,
@@ -568,4 +594,55 @@ async fn no_more_parts_are_in_memory_than_allowed() {
     let failed = store.put_segment("volumes/v1/segments/b", &mut parts).await;
     assert!(matches!(failed, Err(SegmentError::Part(PartFailed))), "{failed:?}");
     assert_eq!(server.backend.open_uploads(), 0);
+}
+
+/// The round trip in which an upload is started was waited for between the first part and the second.
+#[tokio::test]
+async fn parts_are_made_while_the_upload_is_started() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.plan_fault(Method::POST, PlannedFault::Late(TOO_LATE));
+    let mut parts = Counted { left: 6, held: Arc::default(), peak: 0 };
+    let held = Arc::clone(&parts.held);
+    let both_made = async {
+        while held.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let made = async {
+        tokio::select! {
+            stored = store.put_segment("volumes/v1/segments/a", &mut parts) => panic!("{stored:?}"),
+            () = both_made => {}
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(4), made).await.expect("the second part waits for the start");
+}
+
+/// Makes one part and fails at the next.
+struct Failing {
+    made: bool,
+}
+
+#[async_trait::async_trait]
+impl Parts for Failing {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        if std::mem::replace(&mut self.made, true) {
+            return Err(PartFailed);
+        }
+        Ok(Part { bytes: Bytes::from(vec![3; 5 << 20]), is_last: false })
+    }
+
+    fn max_at_once(&self) -> usize {
+        2
+    }
+}
+
+/// The second part fails before the store has answered that the upload is started.
+#[tokio::test]
+async fn an_upload_whose_maker_fails_is_aborted() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let failed = store.put_segment("volumes/v1/segments/a", &mut Failing { made: false }).await;
+    assert!(matches!(failed, Err(SegmentError::Part(PartFailed))), "{failed:?}");
+    assert_eq!((store.counts().start_upload, server.backend.open_uploads()), (1, 0));
 }

@@ -10,7 +10,7 @@ use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
 use holdfast_types::{Block, Lineage, Mask, Place, SectorRange};
 
 use super::super::*;
-use crate::SideReader;
+use crate::{Batch, SideReader};
 
 /// Sides full of one byte.
 struct Full;
@@ -23,9 +23,9 @@ impl SideReader for Full {
 }
 
 impl Sides for Full {
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
-        let part = build.next_part(self);
-        (build, part)
+    async fn pack(&self, mut batch: Batch) -> Batch {
+        batch.pack(self);
+        batch
     }
 
     async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -61,7 +61,12 @@ impl Environment for Still {
 /// Room for two uploads of one part.
 pub(super) fn pools() -> Pools {
     let upload_memory = UploadMemory::new(2 * (64 << 10) + (400 << 10), 64 << 10);
-    Pools { indexes: Arc::new(Indexes::new(16, 1 << 20)), upload_memory, merging: Arc::default() }
+    Pools {
+        indexes: Arc::new(Indexes::new(16, 1 << 20)),
+        upload_memory,
+        compressors: Arc::new(Compressors::new(2)),
+        merging: Arc::default(),
+    }
 }
 
 fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Background<Full, Still> {

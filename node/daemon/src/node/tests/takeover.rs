@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_background::{
-    Acquired, AttachError, Background, Environment, Preserved, StoreKey, Work, acquire,
+    Acquired, AttachError, Background, Compressors, Environment, Preserved, StoreKey, Work, acquire,
 };
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
@@ -61,6 +61,7 @@ impl Writer {
         let pools = Pools {
             indexes: Arc::new(Indexes::new(16, 1 << 20)),
             upload_memory: UploadMemory::new(64 << 20, PART_BYTES),
+            compressors: Arc::new(Compressors::new(2)),
             merging: Arc::default(),
         };
         let background = Background::new(volume(), (StoreKey(0), objects), sides, NodeTime, pools);

@@ -13,13 +13,11 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast_background::{
-    Background, ColdLines, ColdPart, LineLimit, Rest, SegmentBuild, SideReader, Sides, Streams,
-    UnreadableSectors, Work,
+    Background, Batch, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, Streams, Work,
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
-use holdfast_objects::Part;
 use holdfast_service::trace;
 use holdfast_types::SectorRange;
 use parking_lot::Mutex;
@@ -61,11 +59,11 @@ impl SideReader for SideFiles {
 }
 
 impl Sides for LocalSides {
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
+    async fn pack(&self, mut batch: Batch) -> Batch {
         let sides = SideFiles(self.sides.clone());
         run_blocking(move || {
-            let part = build.next_part(&sides);
-            (build, part)
+            batch.pack(&sides);
+            batch
         })
         .await
     }

@@ -1,0 +1,105 @@
+//! Compressors of a node: how many batches of blocks are read and compressed for uploads at once.
+//!
+//! Owns: the buffers and the state of each compressor. Does not own: the memory of what they make, which is
+//! its upload's (`upload_memory.rs`), and the threads.
+//! Invariants: as many batches as there are permits are packed at once, and those of small uploads; no more
+//! compressors than permits are kept. A compressor is free once its batch is packed, also while its upload
+//! waits for its store.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use holdfast_format::segment::SegmentBuilder;
+use holdfast_types::BLOCK_BYTES;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+#[repr(C, align(4096))]
+pub(crate) struct BlockBuffer(pub(crate) [u8; BLOCK_BYTES as usize]);
+
+/// A compressor, and a block to read into.
+pub(crate) struct Compressor {
+    pub(crate) buffer: Box<BlockBuffer>,
+    /// Empty between two batches.
+    pub(crate) builder: SegmentBuilder,
+}
+
+impl Compressor {
+    fn new() -> Self {
+        let buffer = Box::new(BlockBuffer([0; BLOCK_BYTES as usize]));
+        Self { buffer, builder: SegmentBuilder::default() }
+    }
+}
+
+/// The compressors that the uploads of a node share.
+pub struct Compressors {
+    /// Most of them in use at once.
+    count: usize,
+    permits: Arc<Semaphore>,
+    spare: Mutex<Vec<Compressor>>,
+}
+
+impl Compressors {
+    /// So many at once, at least one.
+    pub fn new(count: usize) -> Self {
+        let count = count.max(1);
+        Self { count, permits: Arc::new(Semaphore::new(count)), spare: Mutex::default() }
+    }
+
+    /// Most of them in use at once.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Borrows a compressor once one is free.
+    pub(crate) async fn borrow(self: &Arc<Self>) -> Borrowed {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        self.borrowed(Some(permit.expect("the semaphore is never closed")))
+    }
+
+    /// Borrows a compressor if one is free.
+    pub(crate) fn try_borrow(self: &Arc<Self>) -> Option<Borrowed> {
+        Some(self.borrowed(Some(Arc::clone(&self.permits).try_acquire_owned().ok()?)))
+    }
+
+    /// Borrows a compressor for a small upload, which waits for none.
+    pub(crate) fn borrow_at_once(self: &Arc<Self>) -> Borrowed {
+        self.borrowed(None)
+    }
+
+    fn borrowed(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>) -> Borrowed {
+        let compressor = self.spare.lock().pop().unwrap_or_else(Compressor::new);
+        Borrowed { compressors: Arc::clone(self), compressor: Some(compressor), _permit: permit }
+    }
+}
+
+/// A compressor in use, until this is dropped.
+pub(crate) struct Borrowed {
+    compressors: Arc<Compressors>,
+    /// Gone once this is dropped.
+    compressor: Option<Compressor>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for Borrowed {
+    type Target = Compressor;
+
+    fn deref(&self) -> &Compressor {
+        self.compressor.as_ref().expect("it is in use")
+    }
+}
+
+impl DerefMut for Borrowed {
+    fn deref_mut(&mut self) -> &mut Compressor {
+        self.compressor.as_mut().expect("it is in use")
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        let mut spare = self.compressors.spare.lock();
+        if spare.len() < self.compressors.count {
+            spare.extend(self.compressor.take());
+        }
+    }
+}

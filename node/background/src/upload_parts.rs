@@ -1,0 +1,263 @@
+//! The parts of a segment: batches of blocks that are read and compressed at once, joined in their order.
+//!
+//! Owns: the order of the batches, and the memory of what was made and not stored yet. Does not own: the
+//! reading (`upload.rs`), the threads (the [`Sides`] of a node), the sending.
+//! Invariants: the object's bytes do not depend on the sizes and the number of the batches; what a batch may
+//! make is reserved before it begins, so an upload never holds more than its [`Room`] took.
+//! On failure: once a sector cannot be read, the rest is only searched for more of them.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::stream::{FuturesOrdered, StreamExt};
+use holdfast_engine::action::DirtyBlock;
+use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::segment::{FrameIndex, PackedFrames, SegmentBuilder, SegmentRef};
+use holdfast_objects::{Part, PartFailed, Parts};
+use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId};
+
+use crate::compressors::{Borrowed, Compressors};
+use crate::upload::Batch;
+use crate::upload_memory::{Held, Room};
+use crate::{Sides, UnreadableSectors};
+
+/// Most parts of one upload that are sent at once: no store has more connections for uploads.
+const MAX_SENDING: usize = 16;
+/// A part has at least so many batches, unless each has one block.
+const BATCHES_OF_PART: usize = 8;
+
+/// Most bytes of sectors that one batch has, for parts of `part_bytes`: some milliseconds of compression.
+pub(crate) fn batch_bytes(part_bytes: usize) -> u64 {
+    BLOCK_BYTES.max((part_bytes / BATCHES_OF_PART) as u64)
+}
+
+/// Bytes of the sectors of a block.
+pub(crate) fn sector_bytes(dirty: &DirtyBlock) -> u64 {
+    u64::from(dirty.a.union(dirty.b).count()) * SECTOR_BYTES
+}
+
+/// The outcome of a batch, and the memory that is reserved for it.
+struct Packed {
+    frames: Result<PackedFrames, UnreadableSectors>,
+    held: Held,
+}
+
+type Packing<'a> = Pin<Box<dyn Future<Output = Packed> + Send + 'a>>;
+
+/// The end of a segment.
+struct Closed {
+    segment: SegmentRef,
+    index: FrameIndex,
+    /// Bytes that were not taken yet.
+    rest: Bytes,
+}
+
+/// Bytes of a part, and their memory.
+struct PartBytes {
+    bytes: Vec<u8>,
+    _held: Option<Held>,
+}
+
+impl AsRef<[u8]> for PartBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Settings of a segment's making.
+#[derive(Clone)]
+pub(crate) struct Making {
+    pub(crate) id: SegmentId,
+    pub(crate) part_bytes: usize,
+    /// Most bytes of frames that are in no part.
+    pub(crate) unsent_bytes: usize,
+    pub(crate) compressors: Arc<Compressors>,
+    /// It does not wait for a compressor.
+    pub(crate) is_small: bool,
+}
+
+/// The parts of a segment, made of the contents of the sides. The same sectors give the same bytes each time.
+pub(crate) struct SegmentParts<'a, S> {
+    sides: &'a S,
+    room: Arc<Room>,
+    making: Making,
+    dirty: Arc<[DirtyBlock]>,
+    /// Number of blocks whose batch was begun.
+    begun: usize,
+    packing: FuturesOrdered<Packing<'a>>,
+    builder: SegmentBuilder,
+    /// The memory of the bytes in `builder`.
+    held: Option<Held>,
+    /// Once all were packed.
+    closed: Option<Closed>,
+    made: usize,
+    unreadable: Option<UnreadableSectors>,
+}
+
+impl<'a, S: Sides> SegmentParts<'a, S> {
+    /// The segment of the sectors of `dirty`, in memory that `room` takes.
+    pub(crate) fn new(sides: &'a S, room: Arc<Room>, dirty: Arc<[DirtyBlock]>, making: Making) -> Self {
+        let mut builder = SegmentBuilder::default();
+        builder.reserve(making.unsent_bytes);
+        Self {
+            sides,
+            room,
+            making,
+            dirty,
+            begun: 0,
+            packing: FuturesOrdered::new(),
+            builder,
+            held: None,
+            closed: None,
+            made: 0,
+            unreadable: None,
+        }
+    }
+
+    /// The reference and the index, once the last part was made.
+    ///
+    /// # Errors
+    /// The sectors that the local disk cannot read.
+    pub(crate) fn into_segment(self) -> Result<Option<(SegmentRef, FrameIndex)>, UnreadableSectors> {
+        match self.unreadable {
+            Some(unreadable) => Err(unreadable),
+            None => Ok(self.closed.map(|closed| (closed.segment, closed.index))),
+        }
+    }
+
+    /// The number of blocks of the next batch and the bytes of their sectors; `None` if all were begun.
+    fn next_batch(&self) -> Option<(usize, u64)> {
+        let most = batch_bytes(self.making.part_bytes);
+        let left = &self.dirty[self.begun..];
+        let mut bytes = sector_bytes(left.first()?);
+        let mut blocks = 1;
+        for dirty in &left[1..] {
+            let more = sector_bytes(dirty);
+            if bytes + more > most {
+                break;
+            }
+            (blocks, bytes) = (blocks + 1, bytes + more);
+        }
+        Some((blocks, bytes))
+    }
+
+    /// Begins a batch. It is packed also while the store does not ask for the next part, so that a store
+    /// which does not answer keeps no compressor.
+    fn begin(&mut self, blocks: usize, mut held: Held, compressor: Borrowed) {
+        let range = self.begun..self.begun + blocks;
+        self.begun = range.end;
+        let is_search = self.unreadable.is_some();
+        let room = Arc::clone(&self.room);
+        let batch = Batch::new(Arc::clone(&self.dirty), range, compressor, is_search, room);
+        let packing = self.sides.pack(batch);
+        let mut packing: Packing<'a> = Box::pin(async move {
+            let frames = packing.await.finish();
+            held.shrink_to(frames.as_ref().map_or(0, |frames| frames.stored_bytes() as u64));
+            Packed { frames, held }
+        });
+        // What is polled once is in progress.
+        let packed = (&mut packing).now_or_never();
+        self.packing.push_back(packed.map_or(packing, |packed| Box::pin(std::future::ready(packed))));
+    }
+
+    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress.
+    async fn begin_batches(&mut self) {
+        let Making { compressors, is_small, .. } = self.making.clone();
+        while self.packing.len() < compressors.count()
+            && let Some((blocks, bytes)) = self.next_batch()
+        {
+            let is_idle = self.packing.is_empty();
+            let held = match self.room.try_take(bytes) {
+                Some(held) => held,
+                None if is_idle => self.room.take(bytes).await,
+                None => return,
+            };
+            let compressor = match compressors.try_borrow() {
+                Some(compressor) => compressor,
+                None if is_small => compressors.borrow_at_once(),
+                None if is_idle => compressors.borrow().await,
+                None => return,
+            };
+            self.begin(blocks, held, compressor);
+        }
+    }
+
+    /// Adds the frames of the next batch in order. False if all were added.
+    ///
+    /// # Errors
+    /// [`PartFailed`]: enough sectors that cannot be read were found.
+    async fn add_batch(&mut self) -> Result<bool, PartFailed> {
+        self.begin_batches().await;
+        let Some(Packed { frames, held }) = self.packing.next().await else { return Ok(false) };
+        match (frames, &mut self.unreadable) {
+            (Ok(frames), None) => {
+                self.builder.append(frames);
+                match &mut self.held {
+                    Some(all) => all.add(held),
+                    None => self.held = Some(held),
+                }
+            }
+            (Ok(_found_nothing), Some(_)) => {}
+            (Err(found), Some(before)) => {
+                if before.add(found) {
+                    return Err(PartFailed);
+                }
+            }
+            (Err(found), none) => {
+                (self.held, self.builder) = (None, SegmentBuilder::default());
+                if none.insert(found).is_enough() {
+                    return Err(PartFailed);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn close(&mut self) {
+        let (segment, index) = self.builder.close(self.making.id);
+        let rest = PartBytes { bytes: self.builder.take(usize::MAX), _held: self.held.take() };
+        self.closed = Some(Closed { segment, index, rest: Bytes::from_owner(rest) });
+    }
+}
+
+#[async_trait]
+impl<S: Sides> Parts for SegmentParts<'_, S> {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        self.made += 1;
+        if self.made > self.max_at_once() {
+            // A store asks for so many only after it took one.
+            self.room.set_failing(false);
+        }
+        let length = self.making.part_bytes;
+        while self.closed.is_none() && (self.builder.ready() < length || self.unreadable.is_some()) {
+            if self.add_batch().await? {
+                continue;
+            }
+            if self.unreadable.is_some() {
+                return Err(PartFailed);
+            }
+            self.close();
+        }
+        let Some(Closed { rest, .. }) = &mut self.closed else {
+            let bytes = self.builder.take(length);
+            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64));
+            return Ok(Part { bytes: Bytes::from_owner(PartBytes { bytes, _held: held }), is_last: false });
+        };
+        let bytes = rest.split_to(rest.len().min(length));
+        let is_last = rest.is_empty();
+        if is_last {
+            reach(CrashPoint::SegmentBuilt);
+        }
+        Ok(Part { bytes, is_last })
+    }
+
+    fn max_at_once(&self) -> usize {
+        if self.room.is_trial() { 1 } else { MAX_SENDING }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+use std::io;
+
+use futures::FutureExt;
+use holdfast_format::side::Side;
+use holdfast_types::{Block, Mask, Place, SectorRange, Seq};
+
+use super::*;
+use crate::upload_memory::{MemoryNeed, StoreKey};
+use crate::{SideReader, UploadMemory};
+
+const MIB: u64 = 1 << 20;
+const FULL_NEED: MemoryNeed = MemoryNeed { base_bytes: MIB, part_bytes: 10 * MIB };
+
+/// A disk that cannot read these sectors of side A. Each block has other bytes, a few only zeros.
+#[derive(Default)]
+struct Holed(Vec<u64>);
+
+impl SideReader for Holed {
+    fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
+        if side == Side::A && self.0.iter().any(|sector| (range.start.0..range.end()).contains(sector)) {
+            return Err(io::Error::other("a hole"));
+        }
+        let block = range.start.block().0;
+        let mut state = if block % 7 < 3 { 0 } else { block };
+        for byte in buffer {
+            state = state.wrapping_mul(6_364_136_223_846_793_005);
+            *byte = if block % 2 == 0 { (state >> 56) as u8 } else { block as u8 };
+        }
+        Ok(())
+    }
+}
+
+impl Sides for Holed {
+    async fn pack(&self, mut batch: Batch) -> Batch {
+        // Not at once, so that several are in progress.
+        tokio::task::yield_now().await;
+        batch.pack(self);
+        batch
+    }
+
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
+    }
+
+    async fn store_pending(&self, _pending: holdfast_engine::settings::Pending) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn full(blocks: u64) -> Arc<[DirtyBlock]> {
+    (0..blocks).map(|block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY }).collect()
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+fn id() -> SegmentId {
+    SegmentId::new(Place::until(Seq(1)), 1, [0; 10])
+}
+
+/// The next part, if it can be made with the memory that is free.
+fn next_of(parts: &mut SegmentParts<'_, Holed>) -> Option<Result<Part, PartFailed>> {
+    let mut next = parts.next();
+    (0..1000).find_map(|_poll| (&mut next).now_or_never())
+}
+
+fn room(memory: &UploadMemory, need: MemoryNeed) -> Arc<Room> {
+    Arc::new(memory.room(StoreKey(0), need).now_or_never().expect("there is room"))
+}
+
+fn making(part_bytes: usize, compressors: usize) -> Making {
+    let unsent_bytes = part_bytes + batch_bytes(part_bytes) as usize;
+    let compressors = Arc::new(Compressors::new(compressors));
+    Making { id: id(), part_bytes, unsent_bytes, compressors, is_small: false }
+}
+
+#[test]
+fn parts_are_of_one_length_and_the_same_each_time() {
+    let dirty = full(200);
+    let make = |part_bytes, compressors| {
+        let memory = UploadMemory::new(64 * MIB, part_bytes);
+        let room = room(&memory, FULL_NEED);
+        let sides = Holed::default();
+        let mut maker = SegmentParts::new(&sides, room, Arc::clone(&dirty), making(part_bytes, compressors));
+        let mut parts = Vec::new();
+        loop {
+            let Part { bytes, is_last } = block_on(maker.next()).expect("there are no holes");
+            parts.push(bytes.to_vec());
+            if is_last {
+                break;
+            }
+        }
+        let (last, whole) = parts.split_last().unwrap();
+        assert!(whole.iter().all(|part| part.len() == part_bytes) && last.len() <= part_bytes);
+        (parts.concat(), maker.into_segment().unwrap().unwrap())
+    };
+    let mut serial = SegmentBuilder::default();
+    let mut buffer = vec![0; BLOCK_BYTES as usize];
+    for DirtyBlock { block, a, .. } in dirty.iter() {
+        let range = SectorRange::new(block.first_sector().0, u64::from(a.count()));
+        Holed::default().read(Side::A, range, &mut buffer).unwrap();
+        serial.push(*block, *a, &buffer);
+    }
+    let (segment, object) = serial.finish(id());
+    for (part_bytes, compressors) in
+        [(MIB as usize, 1), (MIB as usize, 4), (4096, 3), (5000, 2), (8 << 20, 8)]
+    {
+        let (bytes, (reference, _index)) = make(part_bytes, compressors);
+        assert!(bytes == object && reference == segment, "{part_bytes} {compressors}");
+    }
+}
+
+#[test]
+fn exactly_what_cannot_be_read_is_named() {
+    let dirty: Arc<[DirtyBlock]> = [
+        DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
+        DirtyBlock { block: Block(3), a: Mask(0b111), b: Mask::EMPTY },
+    ]
+    .into();
+    let build = |holes, part_bytes| {
+        let (memory, sides) = (UploadMemory::new(64 * MIB, part_bytes), Holed(holes));
+        let room = room(&memory, FULL_NEED);
+        let mut parts = SegmentParts::new(&sides, room, Arc::clone(&dirty), making(part_bytes, 2));
+        let made = block_on(parts.next());
+        (made.is_ok(), parts.into_segment().map(drop).map_err(|found| found.ranges))
+    };
+    for part_bytes in [16 << 20, 1 << 20] {
+        let named = vec![SectorRange::new(5, 2), SectorRange::new(98, 1)];
+        assert_eq!(build(vec![0, 5, 6, 98], part_bytes), (false, Err(named)));
+        assert_eq!(build(vec![0, 3, 99], part_bytes), (true, Ok(())), "nothing of that is asked for");
+    }
+}
+
+/// The memory of a seal was one growing buffer once.
+#[test]
+fn an_upload_holds_no_more_than_was_granted() {
+    let part_bytes = 2 << 20;
+    let memory = UploadMemory::new(16 * MIB, part_bytes);
+    let _attached = memory.attach(StoreKey(0));
+    let need = MemoryNeed { base_bytes: MIB, part_bytes: part_bytes as u64 + batch_bytes(part_bytes) };
+    let (sides, dirty) = (Holed::default(), full(512));
+    let mut parts = SegmentParts::new(&sides, room(&memory, need), dirty, making(part_bytes, 4));
+    let mut sending = Vec::new();
+    // The store takes nothing: parts are made until the memory is full, then none.
+    while let Some(part) = next_of(&mut parts) {
+        sending.push(part.expect("there are no holes").bytes);
+        assert!(sending.len() < 8, "they are more than the memory");
+    }
+    assert!(sending.len() >= 5, "{} parts of 2 MiB in 16 MiB", sending.len());
+    assert!(memory.peak_bytes() <= 16 * MIB);
+    sending.clear();
+    assert!(block_on(parts.next()).is_ok(), "a part was stored");
+    drop(parts);
+    assert_eq!(memory.held_bytes(), 0);
+}
+
+/// A disk whose batches are packed as soon as they are begun.
+struct Prompt;
+
+impl Sides for Prompt {
+    async fn pack(&self, mut batch: Batch) -> Batch {
+        batch.pack(&Holed::default());
+        batch
+    }
+
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
+    }
+
+    async fn store_pending(&self, _pending: holdfast_engine::settings::Pending) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A batch is in progress, and nothing asks for it.
+#[test]
+fn a_store_that_does_not_answer_keeps_no_compressor() {
+    // The first batch fills a part.
+    let part_bytes = 16 << 10;
+    let memory = UploadMemory::new(64 * MIB, part_bytes);
+    let making = making(part_bytes, 2);
+    let compressors = Arc::clone(&making.compressors);
+    let noisy = |block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY };
+    let dirty = [4, 6, 12, 18].map(noisy).into();
+    let mut silent = SegmentParts::new(&Prompt, room(&memory, FULL_NEED), dirty, making);
+    assert!(block_on(silent.next()).is_ok());
+    let free = [compressors.try_borrow(), compressors.try_borrow()];
+    assert!(free.iter().all(Option::is_some));
+}
