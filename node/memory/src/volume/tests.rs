@@ -174,7 +174,7 @@ fn a_damaged_table_is_refused() {
     assert_eq!(open(word), Err(RecoverError::Slot { page: 7, source: SlotTaken::Shared }));
     assert_eq!(open(0x0606), Err(RecoverError::Word { page: 7, source: InvalidWord(0x0606) }));
     assert_eq!(open(1 << 8), Err(RecoverError::Word { page: 7, source: InvalidWord(1 << 8) }));
-    let beyond = 64 << 16 | 64 << 8 | 5 | u64::from(SLABS) * (SLAB_BYTES as u64 / 64) << 16;
+    let beyond = 64 << 16 | 64 << 8 | 5 | (u64::from(SLABS) * (SLAB_BYTES as u64 / 64)) << 16;
     assert_eq!(open(beyond), Err(RecoverError::Slot { page: 7, source: SlotTaken::Beyond }));
     assert_eq!(open(0), Ok(()));
 }
