@@ -71,7 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// What is read is what a plain array has, whatever was written and however often the process changed.
+    /// A read returns what a plain array has, whatever was written and however often the process changed.
     #[test]
     fn a_volume_reads_as_an_array(steps in prop::collection::vec(step(), 1..60), zstd in any::<bool>()) {
         let codec = if zstd { PageCodec::Zstd } else { PageCodec::Lz4 };
@@ -179,7 +179,7 @@ fn a_damaged_table_is_refused() {
     assert_eq!(open(0), Ok(()));
 }
 
-/// What does not decompress is an error of its page, not other content.
+/// Content that does not decompress is an error of its page, not other content.
 #[test]
 fn a_damaged_slot_fails_its_page() {
     for codec in [PageCodec::Lz4, PageCodec::Zstd] {
