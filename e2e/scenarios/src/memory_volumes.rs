@@ -1,5 +1,5 @@
-//! Memory volumes of the command line: the daemon is killed under them again and again, and each page is as it
-//! was; a full one fails writes and loses nothing; a detach leaves nothing.
+//! Memory volumes of the command line: the daemon is killed under them again and again, and each page is as
+//! it was; a full one fails writes and loses nothing; a detach leaves nothing.
 
 use std::time::Duration;
 
@@ -78,8 +78,8 @@ fn kills(node: &Node) -> Result<()> {
     node.cli(&["detach", "files"]).map(drop)
 }
 
-/// At its limit a volume fails writes with ENOSPC, keeps what it has, and takes writes again once something was
-/// discarded.
+/// At its limit a volume fails writes with ENOSPC, keeps what it has, and takes writes again once something
+/// was discarded.
 fn full(node: &Node) -> Result<()> {
     let device = attach(node, &["full", "--memory", "64Mi", "--memory-limit", "16Mi"])?;
     let vm = node.vm();

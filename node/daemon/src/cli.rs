@@ -111,8 +111,8 @@ struct Attach {
     /// Name of a store of the daemon's configuration
     #[arg(long, required_unless_present = "memory")]
     store: Option<String>,
-    /// Attach a new memory volume of this size, all zeros, in place of a volume of a store. Its content is gone
-    /// at its detach and at a restart of the host
+    /// Attach a new memory volume of this size, all zeros, in place of a volume of a store. Its content is
+    /// gone at its detach and at a restart of the host
     #[arg(
         long,
         value_name = "SIZE",

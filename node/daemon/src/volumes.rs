@@ -142,7 +142,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 }
 
-/// What to do in place of a snapshot of a memory volume.
+/// Action in place of a snapshot of a memory volume.
 const COPY: &str = "Copy its files to a volume in an object store";
 
 impl Node {

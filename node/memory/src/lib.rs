@@ -1,7 +1,7 @@
 //! Memory volumes: pages of 4 KiB, compressed in memory that outlives the process.
 //!
-//! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), and the order of
-//! stores by which a page is replaced ([`volume`]). Byte layouts are drawn at the head of [`head`] and
+//! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), and the order
+//! of stores by which a page is replaced ([`volume`]). Byte layouts are drawn at the head of [`head`] and
 //! [`word`], and in `docs/formats/memory-volume.md`.
 //! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
 //! Runs on: the ring thread that owns the volume, alone.

@@ -9,7 +9,8 @@
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
-/// Bytes of a slab. Smaller than a huge page: of 49 classes each may have one slab that is half used, which is
+/// Bytes of a slab. Smaller than a huge page: of 49 classes each may have one slab that is half used, which
+/// is
 /// 1.5 MiB with these and 49 MiB with slabs of 2 MiB.
 pub const SLAB_BYTES: usize = 64 << 10;
 /// Bytes by which classes differ, and of which a slot's offset is a multiple.
@@ -349,7 +350,7 @@ mod tests {
         }
     }
 
-    /// What a damaged table may name.
+    /// Slots that a damaged table may name.
     #[test]
     fn a_slot_that_cannot_be_is_refused() {
         let mut pool = Pool::new(1);

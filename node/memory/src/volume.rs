@@ -8,8 +8,8 @@
 //!
 //! A process that ends between any two stores leaves a table whose words name whole contents. Its successor
 //! reads off it which slots are used: one that was written and never named is free, and so is one that was
-//! named until then. The kernel issues a request again that was not answered, and the same write again changes
-//! nothing but slots.
+//! named until then. The kernel issues a request again that was not answered, and the same write again
+//! changes nothing but slots.
 //!
 //! Owns: this order, what is stored in which form, the volume's figures.
 //! Runs on: the ring thread that owns the volume, alone. No allocation for a request.
@@ -27,8 +27,8 @@ use crate::{PAGE_BYTES, same_filled};
 
 /// Bytes in front of a compressed page: its length.
 const LENGTH_BYTES: usize = 2;
-/// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need not
-/// be decompressed.
+/// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need
+/// not be decompressed.
 const MOST_COMPRESSED: usize = PAGE_BYTES / 4 * 3;
 
 /// Reason why a request to a page fails.

@@ -15,8 +15,8 @@
 //!      4  slot: u16 length, and so many bytes of a zstd frame without content size
 //!      5  slot: the page as it is
 //! ```
-//! The size class is the length of a slot in units of 64 bytes, 1 to 64. It says which slots the slab has, and
-//! may be greater than the content needs.
+//! The size class is the length of a slot in units of 64 bytes, 1 to 64. It says which slots the slab has,
+//! and may be greater than the content needs.
 
 use crate::pool::PageSlot;
 

@@ -1,7 +1,8 @@
 //! A memory volume whose process ends between any two stores, against a plain array.
 //!
-//! The memory counts the stores of a life and ends it before one of them, or in the middle of one of many bytes. The next life opens what is left, reads all pages, and gets the request again that
-//! was not answered, as the kernel issues it again.
+//! The memory counts the stores of a life and ends it before one of them, or in the middle of one of many
+//! bytes. The next life opens what is left, reads all pages, and gets the request again that was not
+//! answered, as the kernel issues it again.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};

@@ -274,8 +274,8 @@ impl<K: Copy> Queue<K> {
         }
     }
 
-    /// The buffer of a read request, for an owner that fills it itself. [`complete`](Self::complete) copies it
-    /// into the pages of the request. It holds what an earlier request left there.
+    /// The buffer of a read request, for an owner that fills it itself. [`complete`](Self::complete) copies
+    /// it into the pages of the request. It holds what an earlier request left there.
     ///
     /// # Panics
     /// As for [`data_of_write`](Self::data_of_write), of a read.

@@ -142,8 +142,8 @@ fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> 
     volumes.into_iter().filter_map(identity).collect()
 }
 
-/// The volumes of this node that nothing is being done with. Memory volumes are not Kubernetes': a person attached
-/// them, and a detach would drop their content.
+/// The volumes of this node that nothing is being done with. Memory volumes are not Kubernetes': a person
+/// attached them, and a detach would drop their content.
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
         VolumeState::Attached | VolumeState::Fenced | VolumeState::Unserved => true,

@@ -71,7 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// What is read is what a plain array has, whatever was written and however often the process changed.
+    /// A read returns what a plain array has, whatever was written and however often the process changed.
     #[test]
     fn a_volume_reads_as_an_array(steps in prop::collection::vec(step(), 1..60), zstd in any::<bool>()) {
         let codec = if zstd { PageCodec::Zstd } else { PageCodec::Lz4 };
@@ -174,12 +174,12 @@ fn a_damaged_table_is_refused() {
     assert_eq!(open(word), Err(RecoverError::Slot { page: 7, source: SlotTaken::Shared }));
     assert_eq!(open(0x0606), Err(RecoverError::Word { page: 7, source: InvalidWord(0x0606) }));
     assert_eq!(open(1 << 8), Err(RecoverError::Word { page: 7, source: InvalidWord(1 << 8) }));
-    let beyond = 64 << 16 | 64 << 8 | 5 | u64::from(SLABS) * (SLAB_BYTES as u64 / 64) << 16;
+    let beyond = 64 << 16 | 64 << 8 | 5 | (u64::from(SLABS) * (SLAB_BYTES as u64 / 64)) << 16;
     assert_eq!(open(beyond), Err(RecoverError::Slot { page: 7, source: SlotTaken::Beyond }));
     assert_eq!(open(0), Ok(()));
 }
 
-/// What does not decompress is an error of its page, not other content.
+/// Content that does not decompress is an error of its page, not other content.
 #[test]
 fn a_damaged_slot_fails_its_page() {
     for codec in [PageCodec::Lz4, PageCodec::Zstd] {

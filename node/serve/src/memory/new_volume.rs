@@ -1,4 +1,4 @@
-//! A memory volume on its way to a ring thread.
+//! A memory volume that a ring thread is to serve.
 
 use std::sync::Arc;
 

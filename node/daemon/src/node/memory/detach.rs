@@ -33,11 +33,10 @@ impl Node {
         let stopped = blocking(move || Ok(or_gone(stops.stop_unused(device))?)).await;
         if let Err(error) = stopped {
             self.0.memory.set(volume, MemoryState::Serving(device));
-            return Err(match error {
-                NodeError::Device(ControlError::InUse { id: _, holders }) => {
-                    NodeError::InUse { volume: volume.clone(), device: device.block_path(), holders }
-                }
-                other => other,
+            return Err(if let NodeError::Device(ControlError::InUse { id: _, holders }) = error {
+                NodeError::InUse { volume: volume.clone(), device: device.block_path(), holders }
+            } else {
+                error
             });
         }
         let ended = async {

@@ -5,7 +5,8 @@
 //! <run>/memory.d/<id>/slabs     contents
 //! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
 //! ```
-//! All are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the host.
+//! All are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the
+//! host.
 #![allow(unsafe_code)] // mmap of files of our own
 
 use std::fs::{self, File, OpenOptions};

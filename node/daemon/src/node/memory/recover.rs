@@ -33,15 +33,15 @@ struct RecoverySteps {
     is_armed: bool,
 }
 
-/// What a predecessor left of a volume.
+/// Record and device that a predecessor left of a volume.
 struct LeftMemory {
     record: MemoryRecord,
     device: Device,
 }
 
 impl Node {
-    /// Begins the recovery of every memory volume of the run directory. Returns the tags of their devices, and
-    /// the ends of their first tries.
+    /// Begins the recovery of every memory volume of the run directory. Returns the tags of their devices,
+    /// and the ends of their first tries.
     ///
     /// # Errors
     /// The run directory cannot be listed.
@@ -121,8 +121,8 @@ impl Node {
         Ok(())
     }
 
-    /// The record and the device of a volume. Nothing if it never served, or was being detached: then its files
-    /// are removed.
+    /// The record and the device of a volume. Nothing if it never served, or was being detached: then its
+    /// files are removed.
     async fn find_memory(
         &self,
         volume: &VolumeId,

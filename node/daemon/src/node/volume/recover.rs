@@ -146,8 +146,8 @@ impl Recovery {
 }
 
 impl Node {
-    /// Recovers every volume of the run directory, memory volumes too, all at once. A failed recovery is reported and retried;
-    /// one that takes longer than `within` is recovered in the background.
+    /// Recovers every volume of the run directory, memory volumes too, all at once. A failed recovery is
+    /// reported and retried; one that takes longer than `within` is recovered in the background.
     pub(in crate::node) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
         let volumes = attached_volumes(&self.0.dirs)?;
         let mut tries: Vec<_> = volumes

@@ -94,7 +94,7 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) waiting_requests: usize,
     /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
-    /// What a memory volume takes, once it is served; none of any other.
+    /// Memory that a memory volume takes, once it is served; none of any other.
     pub(crate) memory: Option<MemoryFigures>,
 }
 
