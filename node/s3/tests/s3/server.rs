@@ -113,6 +113,11 @@ impl Server {
         Self { address, backend, faults, in_flight, _accept: accept }
     }
 
+    /// Number of faults that no request has met yet.
+    pub(crate) fn planned(&self) -> usize {
+        self.faults.0.lock().unwrap().len()
+    }
+
     /// Ends all faults that are still planned.
     pub(crate) fn heal(&self) {
         self.faults.0.lock().unwrap().clear();
