@@ -122,13 +122,14 @@ fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> 
         discard_and_detach(bench, volume, device)?;
     }
     vm.exec(&format!("rm {}", files.join(" ")))?;
-    let of = |side: &[Measured], value: fn(&Measured) -> f64| median(side.iter().map(value).collect());
-    let (iops, p99): (fn(&Measured) -> f64, fn(&Measured) -> f64) = (|done| done.iops, |done| done.p99_us);
-    let pairs = |value| (of(&ours, value), of(&theirs, value));
+    let pair = |value: fn(&Measured) -> f64| {
+        let of = |side: &[Measured]| median(side.iter().map(value).collect());
+        (of(&ours), of(&theirs))
+    };
     let name = |figure| format!("{prefix}devices{DEVICES}_{figure}_vs_kublk");
-    let p99 =
-        Figure { bar: Some(Bar::AtMost(1.0)), ..ratio(name("p99"), pairs(p99), "us, 99th percentile", None) };
-    Ok(vec![ratio(name("randread4k"), pairs(iops), "IOPS", Some(0.97)), p99])
+    let p99 = ratio(name("p99"), pair(|done| done.p99_us), "us, 99th percentile", None);
+    let p99 = Figure { bar: Some(Bar::AtMost(1.0)), ..p99 };
+    Ok(vec![ratio(name("randread4k"), pair(|done| done.iops), "IOPS", Some(0.97)), p99])
 }
 
 fn read_all(vm: &Vm, devices: &[String]) -> Result<Measured> {

@@ -24,7 +24,7 @@ impl SideReader for Holed {
         let mut state = if block % 7 < 3 { 0 } else { block };
         for byte in buffer {
             state = state.wrapping_mul(6_364_136_223_846_793_005);
-            *byte = if block % 2 == 0 { (state >> 56) as u8 } else { block as u8 };
+            *byte = if block.is_multiple_of(2) { (state >> 56) as u8 } else { block as u8 };
         }
         Ok(())
     }
