@@ -31,6 +31,9 @@ type Hasher = BuildHasherDefault<DefaultHasher>;
 
 /// Contents that were fetched ahead and not read yet have one slot in so many at most.
 const UNREAD_SHARE: u64 = 4;
+/// Share of the index for contents that were used twice. The others enter the rest of it, where the oldest
+/// leaves first: a little more than what may be unread, so that nothing leaves before its reader comes.
+const USED_TWICE_SHARE: f64 = 0.70;
 
 /// Of so many contents that need a slot while the disk is full, one tries whether it has room again.
 const TRY_ROOM_EVERY: u64 = 64;
@@ -78,6 +81,8 @@ struct OwnedSlot {
     has_room: AtomicBool,
     /// It was fetched ahead, and no reader took it yet.
     is_unread: AtomicBool,
+    /// It was filled for a reader that is still to come: that one's read is no second use.
+    is_awaited: AtomicBool,
     free: Arc<FreeSlots>,
 }
 
@@ -196,6 +201,17 @@ pub enum NoSlot<B, E> {
     Unkept(Unkept<B>),
 }
 
+/// The use for which a slot is filled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// A reader that waits for it: its first use.
+    Reader,
+    /// A reader that asks for it right after.
+    LaterRead,
+    /// A reader that may never come.
+    ReadAhead,
+}
+
 /// Index from contents to slots. It never holds all slots: each that is filled evicts one before the free
 /// slots run out.
 pub struct SlotTable {
@@ -227,6 +243,7 @@ impl SlotTable {
             .shards(shards)
             .estimated_items_capacity(capacity)
             .weight_capacity(capacity as u64)
+            .hot_allocation(USED_TWICE_SHARE)
             .build()
             .expect("both capacities are set");
         let index =
@@ -259,9 +276,32 @@ impl SlotTable {
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
-        let slot = self.find_or_fill(key, fetch, write, false).await?;
+        let slot = self.find_or_fill(key, fetch, write, For::Reader).await?;
         slot.0.set_read();
+        if slot.0.is_awaited.swap(false, Ordering::Relaxed) {
+            // The reader waited for what another filled for it, and the index took that for a second use.
+            let is_same = |held: &Slot| Arc::ptr_eq(&held.0, &slot.0);
+            if self.index.remove_if(key, is_same).is_some() {
+                self.index.insert(*key, slot.clone());
+            }
+        }
         Ok(slot)
+    }
+
+    /// The same for a reader that asks for the content right after: its read is the first use.
+    ///
+    /// # Errors
+    /// As [`Self::slot`].
+    pub async fn fill_joined<B, E, W>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<B, E>>,
+        write: impl Fn(Slot, B) -> W,
+    ) -> Result<(), NoSlot<B, E>>
+    where
+        W: Future<Output = (B, io::Result<()>)>,
+    {
+        self.find_or_fill(key, fetch, write, For::LaterRead).await.map(drop)
     }
 
     /// The same for a content that no reader asks for yet: it is unread until one does.
@@ -277,7 +317,7 @@ impl SlotTable {
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
-        let slot = self.find_or_fill(key, fetch, write, true).await?;
+        let slot = self.find_or_fill(key, fetch, write, For::ReadAhead).await?;
         if slot.0.is_unread.load(Ordering::Relaxed) {
             self.bound_unread(Arc::downgrade(&slot.0));
         }
@@ -314,13 +354,15 @@ impl SlotTable {
         key: &ContentKey,
         fetch: impl Future<Output = Result<B, E>>,
         write: impl Fn(Slot, B) -> W,
-        is_ahead: bool,
+        filled_for: For,
     ) -> Result<Slot, NoSlot<B, E>>
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
         let published = |slot: Slot| {
-            if is_ahead {
+            let is_awaited = filled_for != For::Reader;
+            slot.0.is_awaited.store(is_awaited, Ordering::Relaxed);
+            if filled_for == For::ReadAhead {
                 self.free.ahead.fetched.fetch_add(1, Ordering::Relaxed);
                 slot.0.is_unread.store(true, Ordering::Relaxed);
             }
@@ -354,8 +396,11 @@ impl SlotTable {
 
     /// The slot of this content, if it is in one, for a reader.
     pub fn get(&self, key: &ContentKey) -> Option<Slot> {
-        let slot = self.index.get(key)?;
+        let slot = self.index.peek(key)?;
         slot.0.set_read();
+        if !slot.0.is_awaited.swap(false, Ordering::Relaxed) {
+            let _used_again = self.index.get(key);
+        }
         Some(slot)
     }
 
@@ -373,8 +418,9 @@ impl SlotTable {
         write: impl Fn(Slot, B) -> W,
     ) -> Result<Slot, Unkept<B>> {
         let (room, free) = (AtomicBool::new(has_room), Arc::clone(&self.free));
-        let is_unread = AtomicBool::new(false);
-        let slot = Slot(Arc::new(OwnedSlot { number, key: *key, has_room: room, is_unread, free }));
+        let (is_unread, is_awaited) = (AtomicBool::new(false), AtomicBool::new(false));
+        let slot =
+            Slot(Arc::new(OwnedSlot { number, key: *key, has_room: room, is_unread, is_awaited, free }));
         let (content, written) = write(slot.clone(), content).await;
         if let Err(error) = written {
             slot.set_failed();
@@ -560,6 +606,79 @@ mod tests {
         assert!(unread <= most, "{unread} unread");
         let AheadCounts { fetched, used, unused } = table.ahead();
         assert_eq!((fetched, used, unused), (ahead.len() as u64, 0, (ahead.len() - unread) as u64));
+    }
+
+    /// A table of 4096 slots that was full of contents once, and half of whose slots are of the first
+    /// `hot` of `keys`, which were read twice.
+    fn filled_once(keys: &[ContentKey], hot: usize) -> SlotTable {
+        let table = SlotTable::new(4096, SPARE, 8);
+        for _ in 0..3 {
+            assert_eq!(fill(&table, &keys[..hot]), hot);
+        }
+        assert_eq!(fill(&table, &keys[hot..8192]), 8192 - hot);
+        table
+    }
+
+    /// Each block of a scan was fetched ahead and then read: that made it one of those that are used often.
+    #[test]
+    fn a_scan_leaves_what_was_read_twice() {
+        let keys = keys(3 * 8192);
+        let (hot, scanned) = (&keys[..2048], &keys[8192..]);
+        let joined = |table: &SlotTable, key| {
+            let write = |_slot, content| std::future::ready((content, Ok(())));
+            let filled = table.fill_joined(key, std::future::ready(Ok::<_, ()>(())), write).now_or_never();
+            assert!(filled.is_some_and(|filled| filled.is_ok()));
+        };
+        for is_ahead in [true, false] {
+            let table = filled_once(&keys, hot.len());
+            for key in scanned {
+                if is_ahead {
+                    table.fill_ahead_now(key)
+                } else {
+                    joined(&table, key)
+                }
+                assert!(table.get(key).is_some());
+            }
+            let left = hot.iter().filter(|key| table.contains(key)).count();
+            assert_eq!(left, hot.len(), "ahead: {is_ahead}");
+            // Their next read is a second use.
+            let last = &scanned[scanned.len() - 100..];
+            last.iter().for_each(|key| assert!(table.get(key).is_some()));
+            assert_eq!(fill(&table, &scanned[..4096]), 4096);
+            assert!(last.iter().all(|key| table.contains(key)));
+        }
+    }
+
+    /// The same for a reader that comes while its block is fetched ahead.
+    #[test]
+    fn a_reader_that_waits_for_its_block_uses_it_once() {
+        let keys = keys(8192 + 2);
+        let table = filled_once(&keys, 2048);
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let write = |_slot, content| std::future::ready((content, Ok(())));
+        let fetch = async { ended.await.map_err(drop) };
+        let mut ahead = Box::pin(table.fill_ahead(&keys[8192], fetch, write));
+        assert!(ahead.as_mut().now_or_never().is_none());
+        let mut reader = Box::pin(table.slot(&keys[8192], std::future::pending::<Result<(), ()>>(), write));
+        assert!(reader.as_mut().now_or_never().is_none());
+        end.send(()).unwrap();
+        assert!(ahead.now_or_never().is_some_and(|filled| filled.is_ok()));
+        assert!(reader.now_or_never().is_some_and(|slot| slot.is_ok()));
+        assert_eq!(table.ahead(), AheadCounts { fetched: 1, used: 1, unused: 0 });
+        assert_eq!(fill(&table, &keys[2048..8192]), 6144);
+        assert!(!table.contains(&keys[8192]), "it was used once");
+    }
+
+    /// Once the index was full, 3 % of it were all that was fetched ahead or read once: a window left it
+    /// before its reader came.
+    #[test]
+    fn an_index_that_was_full_keeps_what_is_unread() {
+        let keys = keys(2 * 8192);
+        let table = filled_once(&keys, 2048);
+        // Each shard of the index has its own share, which contents fill by chance.
+        let ahead = &keys[8192..][..table.unread_most() as usize * 7 / 8];
+        ahead.iter().for_each(|key| table.fill_ahead_now(key));
+        assert_eq!(ahead.iter().filter(|key| table.contains(key)).count(), ahead.len());
     }
 
     #[test]

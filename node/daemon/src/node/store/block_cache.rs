@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use holdfast_background::{AheadCounts, LineLimit, NoSlot, Slot, SlotTable, Unkept};
 use holdfast_format::compose::ContentKey;
@@ -75,6 +75,8 @@ pub(crate) struct BlockSlab {
     memory: Blocks,
     /// Blocks that the disk did not take, or could not read.
     unkept: AtomicU64,
+    /// The disk did not take the last block.
+    is_refused: AtomicBool,
     lines: LineLimit,
 }
 
@@ -105,6 +107,7 @@ impl BlockSlab {
             disk: blocks(disk, slots, INDEX_SHARDS),
             memory: blocks(memory, MEMORY_SLOTS, 1),
             unkept: AtomicU64::new(0),
+            is_refused: AtomicBool::new(false),
             lines: LineLimit::default(),
         })
     }
@@ -145,7 +148,10 @@ impl BlockSlab {
         let fetch = fetch();
         let kept = match among {
             Among::Both => match self.disk.slot(key, fetch).await {
-                Ok(slot) => return Ok(SlabSlot::new(slot, false)),
+                Ok(slot) => {
+                    self.is_refused.store(false, Ordering::Relaxed);
+                    return Ok(SlabSlot::new(slot, false));
+                }
                 Err(NoSlot::Unmade(error)) => Err(error),
                 Err(NoSlot::Unkept(Unkept { content, error })) => {
                     self.not_kept(&error);
@@ -176,6 +182,31 @@ impl BlockSlab {
         })
     }
 
+    /// Puts this content into the slab for a reader that asks for it right after.
+    ///
+    /// # Errors
+    /// Those of `fetch`, and that of the disk. Nothing is kept of the block then.
+    pub(crate) async fn fill_joined<E: From<io::Error>>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
+    ) -> Result<(), E> {
+        let write = |slot, block| self.disk.write(slot, block);
+        self.disk.table.fill_joined(key, fetch, write).await.map_err(|failed| match failed {
+            NoSlot::Unmade(error) => error,
+            NoSlot::Unkept(Unkept { error, content: _ }) => {
+                self.is_refused.store(true, Ordering::Relaxed);
+                error.into()
+            }
+        })
+    }
+
+    /// Returns true if the disk did not take the last block that was read: what is fetched for later does not
+    /// stay.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed)
+    }
+
     /// Returns true if this content is in the slab or in memory.
     pub(crate) fn contains(&self, key: &ContentKey) -> bool {
         self.memory.table.contains(key) || self.disk.table.contains(key)
@@ -192,6 +223,7 @@ impl BlockSlab {
     }
 
     fn not_kept(&self, error: &io::Error) {
+        self.is_refused.store(true, Ordering::Relaxed);
         self.unkept.fetch_add(1, Ordering::Relaxed);
         if let Some(held_back) = self.lines.one(now()) {
             tracing::warn!(

@@ -183,8 +183,12 @@ impl ColdReads {
     }
 
     /// Fetches what several reads of one request need, where that takes fewer requests to the store than the
-    /// reads alone. What fails is left to them.
+    /// reads alone. What fails is left to them, and all of it while the disk takes nothing: each block would
+    /// be fetched twice. No slot is held once it was filled, since other requests may wait for one.
     pub(crate) async fn fetch_joined(&self, objects: &dyn ObjectStore, runs: &Runs, ranges: &[SectorRange]) {
+        if self.slab.is_refused() {
+            return;
+        }
         let wanted = ranges.iter().map(|range| (range.start.block(), Mask::of(*range)));
         let Ok(plans) = self.missing(objects, runs, wanted).await else { return };
         let gets = JoinedGets::new(objects, runs.lineage(), &plans, None);
@@ -193,10 +197,9 @@ impl ColdReads {
         }
         let fetches = plans.iter().map(async |plan| {
             let reader = self.fetches.reader();
-            let whole = || reader.block(&gets, runs.lineage(), plan);
-            self.slab.slot(&plan.key, Among::Both, whole).await
+            self.slab.fill_joined(&plan.key, reader.block(&gets, runs.lineage(), plan)).await
         });
-        let _retried: Vec<Result<SlabSlot, ColdError>> = join_all(fetches).await;
+        let _left_to_the_reads: Vec<Result<(), ColdError>> = join_all(fetches).await;
     }
 
     /// The blocks that have bytes where they are wanted, and that are neither in the slab nor being fetched.

@@ -248,6 +248,30 @@ async fn a_failure_ends_the_stream_and_fails_no_read() {
     }
 }
 
+/// Each request held the slots of its finished blocks while it waited for others: all of them waited for ever.
+#[tokio::test]
+async fn many_large_requests_end_on_a_full_disk() {
+    let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
+    let reader = Reader::new(&tmpfs.path(), 512, None).await;
+    tmpfs.fill();
+    let Node { cold, runs, store } = &*reader.node;
+    let lines = ColdLines::default();
+    let requests = (0..64).map(async |request| {
+        let blocks: Vec<SectorRange> = (request * 8..request * 8 + 8).map(block_range).collect();
+        cold.fetch_joined(store, runs, &blocks).await;
+        let reads = blocks.iter().map(async |range| {
+            assert!(cold.block(store, &lines, *range, runs, Among::Both).await.unwrap().is_in_memory());
+        });
+        join_all(reads).await;
+    });
+    tokio::time::timeout(Duration::from_secs(60), join_all(requests)).await.expect("all of them end");
+    // The disk takes nothing, so nothing is fetched twice.
+    let before = reader.gets();
+    let blocks: Vec<SectorRange> = (0..8).map(block_range).collect();
+    cold.fetch_joined(store, runs, &blocks).await;
+    assert_eq!(reader.gets(), before);
+}
+
 /// On a full disk readers get their blocks from memory, as they come; nothing is fetched ahead for long.
 #[tokio::test]
 async fn a_full_disk_ends_the_window() {
