@@ -49,10 +49,11 @@ impl JoinedGet<'_> {
 
     /// The bytes `range` of the segment, once.
     async fn take(&self, range: Range<u64>) -> Result<Bytes, Arc<StoreError>> {
-        let answer = self.body.lock().answer.clone().expect("each frame is taken once");
+        // A damaged index may have frames that overlap: then more of them than were counted may be here.
+        let answer = self.body.lock().answer.clone().ok_or(StoreError::BadAnswer { field: "range" })?;
         let body = answer.await?;
         let mut held = self.body.lock();
-        held.frames -= 1;
+        held.frames = held.frames.saturating_sub(1);
         if held.frames == 0 {
             held.answer = None;
         }

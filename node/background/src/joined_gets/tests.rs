@@ -105,6 +105,21 @@ fn a_damaged_frame_fails_its_own_block() {
     }
 }
 
+/// A frame lies in the requests of others where a damaged index has frames that overlap: the readers of both
+/// ended the daemon.
+#[test]
+fn frames_that_overlap_fail_their_blocks() {
+    let volume = Volume::new();
+    let mut plans = volume.plans(0..4);
+    let frames = [(0, 100), (50, MAX_GET_BYTES as u32), (60, 10), (70, 10)];
+    for (plan, (offset, stored)) in plans.iter_mut().zip(frames) {
+        (plan.pieces[0].frame.offset, plan.pieces[0].frame.stored) = (offset, stored);
+    }
+    let (fetched, gets) = volume.fetch(&plans);
+    assert_eq!(gets, 2);
+    assert!(fetched.iter().all(Result::is_err));
+}
+
 /// The failure of a joined request says nothing about one of its frames.
 #[test]
 fn a_failed_request_is_a_finding_about_no_block() {
