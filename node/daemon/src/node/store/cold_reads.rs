@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use futures::future::join_all;
 use holdfast_background::{
@@ -53,15 +53,34 @@ pub(crate) struct ColdReads {
     indexes: Arc<Indexes>,
     fetches: Fetches<HeapBuffer>,
     blocks_ahead: Arc<Semaphore>,
-    gets_ahead: Mutex<BTreeMap<StoreKey, Arc<Semaphore>>>,
+    stores: Mutex<BTreeMap<StoreKey, Weak<StoreAhead>>>,
     requested_ahead: AtomicU64,
+}
+
+/// Limits of what is fetched ahead from one store. It lasts as long as a volume of the store is attached.
+struct StoreAhead {
+    gets: Semaphore,
+    /// As many permits as the node has: those that are taken are the store's blocks.
+    blocks: Arc<Semaphore>,
+}
+
+impl StoreAhead {
+    fn new() -> Self {
+        Self { gets: Semaphore::new(GETS_AHEAD), blocks: Arc::new(Semaphore::new(BLOCKS_AHEAD)) }
+    }
+}
+
+/// The readers of a volume, and the limits of its store.
+pub(crate) struct VolumeAhead {
+    streams: Mutex<Streams>,
+    store: Arc<StoreAhead>,
 }
 
 /// Blocks to fetch ahead, and the right to do so.
 pub(crate) struct Ahead {
     blocks: Vec<Block>,
     runs: Runs,
-    _room: OwnedSemaphorePermit,
+    _room: [OwnedSemaphorePermit; 2],
 }
 
 impl ColdReads {
@@ -72,34 +91,56 @@ impl ColdReads {
             indexes,
             fetches,
             blocks_ahead: Arc::new(Semaphore::new(BLOCKS_AHEAD)),
-            gets_ahead: Mutex::default(),
+            stores: Mutex::default(),
             requested_ahead: AtomicU64::new(0),
         }
     }
 
-    /// The streams of a volume, whose windows the slab has room for.
-    pub(crate) fn streams(&self) -> Streams {
-        Streams::new(self.slab.unread_most() / WINDOWS)
+    /// The readers of a volume of `store`, with windows that the slab has room for. The key must be the
+    /// store's for as long as this is held.
+    pub(crate) fn volume(&self, store: StoreKey) -> VolumeAhead {
+        let mut stores = self.stores.lock();
+        stores.retain(|_, held| held.strong_count() > 0);
+        let store = stores.get(&store).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let new = Arc::new(StoreAhead::new());
+            stores.insert(store, Arc::downgrade(&new));
+            new
+        });
+        VolumeAhead { streams: Streams::new(self.slab.unread_most() / WINDOWS).into(), store }
     }
 
     /// The blocks to fetch ahead of `part`, the next one that a volume reads, and the right to do so. They
     /// are those of `remote_after`, which has the 128 blocks after the part, the next one in the lowest bit.
     pub(crate) fn ahead_of(
         &self,
-        streams: &Mutex<Streams>,
+        volume: &VolumeAhead,
         part: ColdPart,
         remote_after: u128,
         runs: &Runs,
     ) -> Option<Ahead> {
-        // No volume takes more than half of what is free: a store that does not answer never has all of it.
-        let room = self.blocks_ahead.available_permits() as u64 / 2;
-        let wanted = streams.lock().read(part, room)?;
+        let mut room = self.room(&volume.store);
+        let most = room.as_ref().map_or(0, |[node, _store]| node.num_permits() as u64);
+        let wanted = volume.streams.lock().read(part, most)?;
         let next = part.last_block() + 1;
         let is_remote = |block: &u64| remote_after >> (block - next) & 1 != 0;
         let blocks: Vec<Block> = wanted.filter(is_remote).map(Block).collect();
-        let count = u32::try_from(blocks.len()).ok().filter(|count| *count > 0)?;
-        let room = Arc::clone(&self.blocks_ahead).try_acquire_many_owned(count).ok()?;
-        Some(Ahead { blocks, runs: runs.clone(), _room: room })
+        if blocks.is_empty() {
+            return None;
+        }
+        // The rest goes back.
+        let [node, store] = room.as_mut()?.each_mut().map(|room| room.split(blocks.len()));
+        Some(Ahead { blocks, runs: runs.clone(), _room: [node?, store?] })
+    }
+
+    /// The blocks that a volume of `store` may fetch ahead now: half of what is free at most, and so many that
+    /// the store has no more than three times of what it leaves to others.
+    fn room(&self, store: &StoreAhead) -> Option<[OwnedSemaphorePermit; 2]> {
+        let free = self.blocks_ahead.available_permits();
+        let held = BLOCKS_AHEAD - store.blocks.available_permits();
+        let room = (free / 2).min((3 * free).saturating_sub(held) / 4) as u32;
+        let node = Arc::clone(&self.blocks_ahead).try_acquire_many_owned(room).ok()?;
+        let store = Arc::clone(&store.blocks).try_acquire_many_owned(room).ok()?;
+        Some([node, store])
     }
 
     /// Figures of what was fetched ahead.
@@ -144,20 +185,15 @@ impl ColdReads {
 impl ColdReads {
     /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
     /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried: a failure ends the
-    /// volume's `streams`. Where the store does not answer, or the disk takes nothing, readers alone find out
+    /// volume's streams. Where the store does not answer, or the disk takes nothing, readers alone find out
     /// when that is over.
-    pub(crate) async fn fetch_ahead(
-        &self,
-        (store, objects): (StoreKey, &dyn ObjectStore),
-        streams: &Mutex<Streams>,
-        ahead: Ahead,
-    ) {
-        match self.fill_ahead(store, objects, &ahead).await {
+    pub(crate) async fn fetch_ahead(&self, objects: &dyn ObjectStore, volume: &VolumeAhead, ahead: Ahead) {
+        match self.fill_ahead(&volume.store, objects, &ahead).await {
             Ok(0) => {}
-            Ok(_) => streams.lock().succeeded(),
+            Ok(_) => volume.streams.lock().succeeded(),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn Error, "blocks were not fetched ahead");
-                streams.lock().failed();
+                volume.streams.lock().failed();
             }
         }
     }
@@ -165,14 +201,13 @@ impl ColdReads {
     /// The same. Returns the number of blocks that were not there before; the first error of any.
     async fn fill_ahead(
         &self,
-        store: StoreKey,
+        store: &StoreAhead,
         objects: &dyn ObjectStore,
         Ahead { blocks, runs, _room }: &Ahead,
     ) -> Result<usize, ColdError> {
         let wanted = blocks.iter().map(|block| (*block, Mask::FULL));
         let plans = self.missing(objects, runs, wanted).await?;
-        let permits = Arc::clone(self.gets_ahead.lock().entry(store).or_insert_with(gets_ahead));
-        let gets = JoinedGets::new(objects, runs.lineage(), &plans, Some(&permits));
+        let gets = JoinedGets::new(objects, runs.lineage(), &plans, Some(&store.gets));
         self.requested_ahead.fetch_add(gets.bytes(), Ordering::Relaxed);
         let fills = plans.iter().map(async |plan| {
             let reader = self.fetches.reader();
@@ -221,10 +256,6 @@ impl ColdReads {
         });
         Ok(plans)
     }
-}
-
-fn gets_ahead() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(GETS_AHEAD))
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ impl Node {
         let pools = self.0.pools.clone();
         let work = VolumeWork {
             background: Background::new(volume.clone(), (store_key, objects), sides, NodeTime, pools),
-            streams: self.0.cold.streams().into(),
+            ahead: self.0.cold.volume(store_key),
             cold: Arc::clone(&self.0.cold),
             label,
             lines: WorkLines::default(),

@@ -12,15 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast_background::{
-    Background, Batch, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, Streams, Work,
-};
+use holdfast_background::{Background, Batch, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, Work};
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_service::trace;
 use holdfast_types::SectorRange;
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -32,7 +29,7 @@ use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
-use crate::node::store::cold_reads::{Ahead, ColdReads};
+use crate::node::store::cold_reads::{Ahead, ColdReads, VolumeAhead};
 use holdfast_serve::Label;
 use holdfast_serve::Message;
 use holdfast_serve::SlabSlot;
@@ -158,7 +155,7 @@ fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<Task> {
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
     /// The volume's readers.
-    pub(crate) streams: Mutex<Streams>,
+    pub(crate) ahead: VolumeAhead,
     pub(crate) cold: Arc<ColdReads>,
     pub(crate) label: Arc<Label>,
     pub(crate) lines: WorkLines,
@@ -222,15 +219,14 @@ impl VolumeWork {
         let (first, last) = (parts.first()?, parts.last()?);
         let range = SectorRange::new(first.range.start.0, last.range.end() - first.range.start.0);
         let part = ColdPart { request: first.request, at_bytes: first.at, range };
-        self.cold.ahead_of(&self.streams, part, last.remote_after, &last.runs)
+        self.cold.ahead_of(&self.ahead, part, last.remote_after, &last.runs)
     }
 
     async fn perform(&self, task: Task) {
         let work = match task {
             Task::Cold(parts) => return self.read_request(parts).await,
             Task::Ahead(ahead) => {
-                let Background { objects, store, .. } = &self.background;
-                return self.cold.fetch_ahead((*store, &**objects), &self.streams, ahead).await;
+                return self.cold.fetch_ahead(&*self.background.objects, &self.ahead, ahead).await;
             }
             Task::Unreadable(read, slot) => {
                 if let Some(held_back) = self.lines.block_unreadable.one(now()) {

@@ -193,23 +193,44 @@ async fn a_commit_hides_what_was_fetched_ahead() {
     assert!(read(node, &newer, 5).await.unwrap() == noise(5));
 }
 
-/// The room of all volumes is never with one of them, and comes back.
+/// What a reader of 200 blocks in order has fetched ahead.
+fn all_ahead(node: &Node, volume: &VolumeAhead) -> Vec<Ahead> {
+    let parts = (0..200).map(|number| ColdPart {
+        request: RequestId((number % 4) as u32),
+        at_bytes: 0,
+        range: block_range(number),
+    });
+    parts.filter_map(|part| node.cold.ahead_of(volume, part, u128::MAX, &node.runs)).collect()
+}
+
+/// However many volumes a store has that does not answer, it leaves a quarter to others; and all comes back.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_does_not_answer_leaves_room_to_others() {
     let silent = reader().await;
-    let node = Arc::clone(&silent.node);
-    let mut readers: Vec<Reader> = (0..8).map(|_| Reader::of(Arc::clone(&node))).collect();
-    let mut held = Vec::new();
-    for reader in &mut readers {
-        for number in 0..200u64 {
-            let part =
-                ColdPart { request: RequestId((number % 4) as u32), at_bytes: 0, range: block_range(number) };
-            held.extend(node.cold.ahead_of(&reader.streams, part, u128::MAX, &node.runs));
-        }
-    }
-    assert!(node.cold.blocks_ahead.available_permits() > 0);
+    let Node { cold, .. } = &*silent.node;
+    let volumes: Vec<VolumeAhead> = (0..32).map(|_| cold.volume(StoreKey(1))).collect();
+    let held: Vec<Ahead> = volumes.iter().flat_map(|volume| all_ahead(&silent.node, volume)).collect();
+    let left = cold.blocks_ahead.available_permits();
+    assert!((BLOCKS_AHEAD / 4..BLOCKS_AHEAD / 2).contains(&left), "{left} left");
+    let answering = cold.volume(StoreKey(2));
+    let steps = all_ahead(&silent.node, &answering);
+    assert!(steps[0].blocks.len() >= 4, "a window begins");
+    drop((held, steps));
+    assert_eq!(cold.blocks_ahead.available_permits(), BLOCKS_AHEAD);
+}
+
+/// The next store may come to the same address.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_has_gone_leaves_no_limits() {
+    let reader = reader().await;
+    let Node { cold, .. } = &*reader.node;
+    let one = cold.volume(StoreKey(1));
+    let held = one.store.gets.try_acquire_many(GETS_AHEAD as u32).unwrap();
+    assert!(Arc::ptr_eq(&one.store, &cold.volume(StoreKey(1)).store), "volumes of a store share its limits");
     drop(held);
-    assert_eq!(node.cold.blocks_ahead.available_permits(), BLOCKS_AHEAD);
+    drop(one);
+    let _other = cold.volume(StoreKey(2));
+    assert_eq!(cold.stores.lock().keys().collect::<Vec<_>>(), [&StoreKey(0), &StoreKey(2)]);
 }
 
 /// Local blocks, and those behind the end of the device, are not fetched.
@@ -220,9 +241,9 @@ async fn blocks_that_are_local_are_not_fetched_ahead() {
     for number in 0..3u64 {
         let range = block_range(number);
         let part = ColdPart { request: RequestId(number as u32), at_bytes: 0, range };
-        let Some(ahead) = cold.ahead_of(&reader.streams, part, 0b1010, runs) else { continue };
+        let Some(ahead) = cold.ahead_of(&reader.volume, part, 0b1010, runs) else { continue };
         assert_eq!((number, &ahead.blocks[..]), (2, &[Block(4), Block(6)][..]));
-        cold.fetch_ahead((StoreKey(0), store), &reader.streams, ahead).await;
+        cold.fetch_ahead(store, &reader.volume, ahead).await;
         assert_eq!(cold.read_ahead().blocks.fetched, 2);
         return;
     }

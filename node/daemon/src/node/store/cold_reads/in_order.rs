@@ -111,7 +111,7 @@ pub(super) struct Node {
 /// A reader of the volume, in place of its ring thread.
 pub(super) struct Reader {
     pub(super) node: Arc<Node>,
-    pub(super) streams: Arc<Mutex<Streams>>,
+    pub(super) volume: Arc<VolumeAhead>,
     requests: u32,
     ahead: JoinSet<()>,
 }
@@ -126,8 +126,8 @@ impl Reader {
 
     /// Another volume's.
     pub(super) fn of(node: Arc<Node>) -> Self {
-        let streams = Arc::new(node.cold.streams().into());
-        Self { node, streams, requests: 0, ahead: JoinSet::new() }
+        let volume = Arc::new(node.cold.volume(StoreKey(0)));
+        Self { node, volume, requests: 0, ahead: JoinSet::new() }
     }
 
     /// Reads `request`, as a volume's background work does. Returns the slots of its parts.
@@ -135,10 +135,10 @@ impl Reader {
         self.requests += 1;
         let Node { store, runs, cold } = &*self.node;
         let part = ColdPart { request: RequestId(self.requests % 4), at_bytes: 0, range: request };
-        if let Some(ahead) = cold.ahead_of(&self.streams, part, u128::MAX, runs) {
-            let (node, streams) = (Arc::clone(&self.node), Arc::clone(&self.streams));
+        if let Some(ahead) = cold.ahead_of(&self.volume, part, u128::MAX, runs) {
+            let (node, volume) = (Arc::clone(&self.node), Arc::clone(&self.volume));
             self.ahead.spawn(async move {
-                node.cold.fetch_ahead((StoreKey(0), &node.store), &streams, ahead).await;
+                node.cold.fetch_ahead(&node.store, &volume, ahead).await;
             });
         }
         let (lines, pieces) = (ColdLines::default(), request.split_at_multiples(BLOCK_SECTORS));
