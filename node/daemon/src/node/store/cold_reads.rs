@@ -4,8 +4,8 @@
 //! volume's own ([`holdfast_background::Streams`]).
 //! Invariants: a slot is found by the content that a reader's own runs compose, so a block that was fetched
 //! ahead is read only by those to whom it has that content (3 in `docs/invariants.md`).
-//! On failure: what is fetched ahead is not retried, and a joined request fails no read: each block is then
-//! read as if alone.
+//! On failure: only the store's client retries what is fetched ahead, and a joined request fails no read: each
+//! block is then read as if alone.
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -35,6 +35,9 @@ use holdfast_serve::SlabSlot;
 const BLOCKS_AHEAD: usize = 256;
 /// Requests for them that a store has at a time: a quarter of its permits. The others are for readers.
 const GETS_AHEAD: usize = 16;
+/// Bytes of requests at a time that bring several parts of a reader's request, for all volumes: 32 MiB, in
+/// KiB.
+const JOINED_KIB: usize = 32 << 10;
 /// Windows that the unread part of the slab has room for at least.
 const WINDOWS: u64 = 4;
 
@@ -53,6 +56,7 @@ pub(crate) struct ColdReads {
     indexes: Arc<Indexes>,
     fetches: Fetches<HeapBuffer>,
     blocks_ahead: Arc<Semaphore>,
+    joined_kib: Semaphore,
     stores: Mutex<BTreeMap<StoreKey, Weak<StoreAhead>>>,
     requested_ahead: AtomicU64,
 }
@@ -62,11 +66,38 @@ struct StoreAhead {
     gets: Semaphore,
     /// As many permits as the node has: those that are taken are the store's blocks.
     blocks: Arc<Semaphore>,
+    joined: Mutex<JoinedTries>,
+}
+
+/// Requests for several parts of a reader's request: after each failure in a row twice as many of these are
+/// left to the reads.
+#[derive(Default)]
+struct JoinedTries {
+    failures: u32,
+    left_out: u32,
+}
+
+impl JoinedTries {
+    /// Returns true if the next one may be tried.
+    fn may_try(&mut self) -> bool {
+        let may_try = self.left_out == 0;
+        self.left_out = self.left_out.saturating_sub(1);
+        may_try
+    }
+
+    fn failed(&mut self) {
+        self.failures = (self.failures + 1).min(8);
+        self.left_out = (1 << self.failures) - 1;
+    }
 }
 
 impl StoreAhead {
     fn new() -> Self {
-        Self { gets: Semaphore::new(GETS_AHEAD), blocks: Arc::new(Semaphore::new(BLOCKS_AHEAD)) }
+        Self {
+            gets: Semaphore::new(GETS_AHEAD),
+            blocks: Arc::new(Semaphore::new(BLOCKS_AHEAD)),
+            joined: Mutex::default(),
+        }
     }
 }
 
@@ -91,6 +122,7 @@ impl ColdReads {
             indexes,
             fetches,
             blocks_ahead: Arc::new(Semaphore::new(BLOCKS_AHEAD)),
+            joined_kib: Semaphore::new(JOINED_KIB),
             stores: Mutex::default(),
             requested_ahead: AtomicU64::new(0),
         }
@@ -132,8 +164,8 @@ impl ColdReads {
         Some(Ahead { blocks, runs: runs.clone(), _room: [node?, store?] })
     }
 
-    /// The blocks that a volume of `store` may fetch ahead now: half of what is free at most, and so many that
-    /// the store has no more than three times of what it leaves to others.
+    /// The blocks that a volume of `store` may fetch ahead now: half of what is free at most, and so many
+    /// that the store has no more than three times of what it leaves to others.
     fn room(&self, store: &StoreAhead) -> Option<[OwnedSemaphorePermit; 2]> {
         let free = self.blocks_ahead.available_permits();
         let held = BLOCKS_AHEAD - store.blocks.available_permits();
@@ -184,9 +216,9 @@ impl ColdReads {
 
 impl ColdReads {
     /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
-    /// request. A reader that comes meanwhile waits for this fetch. Nothing is retried: a failure ends the
-    /// volume's streams. Where the store does not answer, or the disk takes nothing, readers alone find out
-    /// when that is over.
+    /// request. A reader that comes meanwhile waits for this fetch. Only the store's client retries: a failure
+    /// ends the volume's streams. Where the store does not answer, or the disk takes nothing, readers alone
+    /// find out when that is over.
     pub(crate) async fn fetch_ahead(&self, objects: &dyn ObjectStore, volume: &VolumeAhead, ahead: Ahead) {
         match self.fill_ahead(&volume.store, objects, &ahead).await {
             Ok(0) => {}
@@ -220,8 +252,14 @@ impl ColdReads {
     /// Fetches what several reads of one request need, where that takes fewer requests to the store than the
     /// reads alone. What fails is left to them, and all of it while the disk takes nothing: each block would
     /// be fetched twice. No slot is held once it was filled, since other requests may wait for one.
-    pub(crate) async fn fetch_joined(&self, objects: &dyn ObjectStore, runs: &Runs, ranges: &[SectorRange]) {
-        if self.slab.is_refused() {
+    pub(crate) async fn fetch_joined(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeAhead,
+        runs: &Runs,
+        ranges: &[SectorRange],
+    ) {
+        if self.slab.is_refused() || !volume.store.joined.lock().may_try() {
             return;
         }
         let wanted = ranges.iter().map(|range| (range.start.block(), Mask::of(*range)));
@@ -230,11 +268,20 @@ impl ColdReads {
         if gets.len() >= plans.iter().map(|plan| plan.pieces.len()).sum() {
             return;
         }
+        // Where so many bytes are awaited already, each read waits for its own frame alone.
+        let kib = u32::try_from(gets.bytes().div_ceil(1 << 10)).unwrap_or(u32::MAX);
+        let Ok(_room) = self.joined_kib.try_acquire_many(kib) else { return };
         let fetches = plans.iter().map(async |plan| {
             let reader = self.fetches.reader();
             self.slab.fill_joined(&plan.key, reader.block(&gets, runs.lineage(), plan)).await
         });
-        let _left_to_the_reads: Vec<Result<(), ColdError>> = join_all(fetches).await;
+        let fetched: Vec<Result<(), ColdError>> = join_all(fetches).await;
+        if fetched.iter().any(Result::is_ok) {
+            *volume.store.joined.lock() = JoinedTries::default();
+        } else if let Some(Err(error)) = fetched.first() {
+            tracing::debug!(error = error as &dyn Error, "parts of a request were not fetched together");
+            volume.store.joined.lock().failed();
+        }
     }
 
     /// The blocks that have bytes where they are wanted, and that are neither in the slab nor being fetched.

@@ -250,7 +250,8 @@ impl VolumeWork {
     async fn read_request(&self, parts: ColdParts) {
         if let [first, _, ..] = &parts[..] {
             let ranges: Vec<SectorRange> = parts.iter().map(|part| part.range).collect();
-            self.cold.fetch_joined(&*self.background.objects, &first.runs, &ranges).await;
+            let objects = &*self.background.objects;
+            self.cold.fetch_joined(objects, &self.ahead, &first.runs, &ranges).await;
         }
         join_all(parts.into_iter().map(|part| self.read_cold(part, Among::Both))).await;
     }

@@ -269,7 +269,7 @@ async fn a_failure_ends_the_stream_and_fails_no_read() {
     }
 }
 
-/// Each request held the slots of its finished blocks while it waited for others: all of them waited for ever.
+/// Each request held the slots of its finished blocks while it waited for others: all waited for ever.
 #[tokio::test]
 async fn many_large_requests_end_on_a_full_disk() {
     let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
@@ -279,7 +279,7 @@ async fn many_large_requests_end_on_a_full_disk() {
     let lines = ColdLines::default();
     let requests = (0..64).map(async |request| {
         let blocks: Vec<SectorRange> = (request * 8..request * 8 + 8).map(block_range).collect();
-        cold.fetch_joined(store, runs, &blocks).await;
+        cold.fetch_joined(store, &reader.volume, runs, &blocks).await;
         let reads = blocks.iter().map(async |range| {
             assert!(cold.block(store, &lines, *range, runs, Among::Both).await.unwrap().is_in_memory());
         });
@@ -289,8 +289,40 @@ async fn many_large_requests_end_on_a_full_disk() {
     // The disk takes nothing, so nothing is fetched twice.
     let before = reader.gets();
     let blocks: Vec<SectorRange> = (0..8).map(block_range).collect();
-    cold.fetch_joined(store, runs, &blocks).await;
+    cold.fetch_joined(store, &reader.volume, runs, &blocks).await;
     assert_eq!(reader.gets(), before);
+}
+
+/// An unreachable store with many volumes held the bytes of all their requests.
+#[tokio::test(start_paused = true)]
+async fn the_bytes_of_joined_requests_are_limited() {
+    let reader = reader().await;
+    let Node { cold, runs, store } = &*reader.node;
+    let blocks: Vec<SectorRange> = (0..8).map(block_range).collect();
+    let most = cold.joined_kib.try_acquire_many(JOINED_KIB as u32 - 1000).unwrap();
+    cold.fetch_joined(store, &reader.volume, runs, &blocks).await;
+    assert_eq!(reader.gets(), SEGMENTS, "the indexes");
+    drop(most);
+    cold.fetch_joined(store, &reader.volume, runs, &blocks).await;
+    assert_eq!(reader.gets(), SEGMENTS + 1);
+    assert_eq!(cold.joined_kib.available_permits(), JOINED_KIB);
+}
+
+/// Each large read of a store that fails such requests waited for one in vain.
+#[tokio::test(start_paused = true)]
+async fn joined_requests_that_fail_are_tried_less_often() {
+    let mut reader = reader().await;
+    reader.read_blocks(0..1).await;
+    let Node { cold, runs, store } = &*reader.node;
+    let blocks: Vec<SectorRange> = (8..16).map(block_range).collect();
+    let mut tries = Vec::new();
+    for _ in 0..12 {
+        store.near.fail_next(Verb::Get, Fault::Before(ErrorKind::Throttled));
+        let before = reader.gets();
+        cold.fetch_joined(store, &reader.volume, runs, &blocks).await;
+        tries.push(reader.gets() - before);
+    }
+    assert_eq!(tries, [1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]);
 }
 
 /// On a full disk readers get their blocks from memory, as they come; nothing is fetched ahead for long.

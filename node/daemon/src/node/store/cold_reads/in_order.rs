@@ -144,7 +144,7 @@ impl Reader {
         let (lines, pieces) = (ColdLines::default(), request.split_at_multiples(BLOCK_SECTORS));
         let pieces: Vec<SectorRange> = pieces.collect();
         if pieces.len() > 1 {
-            cold.fetch_joined(store, runs, &pieces).await;
+            cold.fetch_joined(store, &self.volume, runs, &pieces).await;
         }
         join_all(pieces.into_iter().map(|piece| cold.block(store, &lines, piece, runs, Among::Both))).await
     }
