@@ -193,7 +193,7 @@ async fn a_commit_hides_what_was_fetched_ahead() {
     assert!(read(node, &newer, 5).await.unwrap() == noise(5));
 }
 
-/// What a reader of 200 blocks in order has fetched ahead.
+/// Blocks that are fetched ahead of a reader of 200 blocks in order.
 fn all_ahead(node: &Node, volume: &VolumeAhead) -> Vec<Ahead> {
     let parts = (0..200).map(|number| ColdPart {
         request: RequestId((number % 4) as u32),
@@ -269,7 +269,7 @@ async fn a_failure_ends_the_stream_and_fails_no_read() {
     }
 }
 
-/// Each request held the slots of its finished blocks while it waited for others: all waited for ever.
+/// Each request held the slots of its finished blocks while it waited for others: none of them ended.
 #[tokio::test]
 async fn many_large_requests_end_on_a_full_disk() {
     let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
