@@ -4,8 +4,8 @@
 //! volume's own ([`holdfast_background::Streams`]).
 //! Invariants: a slot is found by the content that a reader's own runs compose, so a block that was fetched
 //! ahead is read only by those to whom it has that content (3 in `docs/invariants.md`).
-//! On failure: only the store's client retries what is fetched ahead, and a joined request fails no read: each
-//! block is then read as if alone.
+//! On failure: only the store's client retries what is fetched ahead, and a joined request fails no read:
+//! each block is then read as if alone.
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -216,8 +216,8 @@ impl ColdReads {
 
 impl ColdReads {
     /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
-    /// request. A reader that comes meanwhile waits for this fetch. Only the store's client retries: a failure
-    /// ends the volume's streams. Where the store does not answer, or the disk takes nothing, readers alone
+    /// request. A reader that comes meanwhile waits for this fetch. Only the store's client retries: a
+    /// failure ends the volume's streams. Where the store does not answer, or the disk takes nothing, readers alone
     /// find out when that is over.
     pub(crate) async fn fetch_ahead(&self, objects: &dyn ObjectStore, volume: &VolumeAhead, ahead: Ahead) {
         match self.fill_ahead(&volume.store, objects, &ahead).await {
