@@ -44,7 +44,7 @@ const SECTOR: usize = SECTOR_BYTES as usize;
 
 /// Blocks of a seal, to be read and compressed in one go. The same sectors give the same frames each time:
 /// the sealed side is still.
-pub struct Batch {
+pub struct UploadBatch {
     dirty: Arc<[DirtyBlock]>,
     range: Range<usize>,
     /// Until it is packed.
@@ -57,7 +57,7 @@ pub struct Batch {
     _room: Arc<Room>,
 }
 
-impl Batch {
+impl UploadBatch {
     /// The blocks `range` of `dirty`.
     pub(crate) fn new(
         dirty: Arc<[DirtyBlock]>,

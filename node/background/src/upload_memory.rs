@@ -47,7 +47,7 @@ impl MemoryNeed {
 
 /// An upload in progress.
 #[derive(Debug)]
-struct Upload {
+struct LedgerEntry {
     store: StoreKey,
     need: MemoryNeed,
     /// Bytes in use, beyond those from its beginning to its end.
@@ -55,7 +55,7 @@ struct Upload {
     is_in_small_lane: bool,
 }
 
-impl Upload {
+impl LedgerEntry {
     fn held_bytes(&self) -> u64 {
         self.need.least_bytes().max(self.need.base_bytes + self.used_bytes)
     }
@@ -116,7 +116,7 @@ struct Ledger {
     peak_bytes: u64,
     asked: u64,
     stores: BTreeMap<StoreKey, Account>,
-    uploads: BTreeMap<u64, Upload>,
+    uploads: BTreeMap<u64, LedgerEntry>,
     /// Uploads that wait for more, and the bytes.
     growing: BTreeMap<u64, u64>,
 }
@@ -211,7 +211,7 @@ impl Ledger {
             account.small_bytes += bytes;
             self.small_bytes += bytes;
         }
-        self.uploads.insert(ticket, Upload { store, need, used_bytes: 0, is_in_small_lane });
+        self.uploads.insert(ticket, LedgerEntry { store, need, used_bytes: 0, is_in_small_lane });
     }
 
     /// Bytes that only small uploads get.
@@ -289,7 +289,7 @@ impl Ledger {
     }
 
     /// Returns true if an upload may have so many bytes more.
-    fn may_grow(&self, upload: &Upload, bytes: u64) -> bool {
+    fn may_grow(&self, upload: &LedgerEntry, bytes: u64) -> bool {
         let account = &self.stores[&upload.store];
         // An upload that waits to begin comes first, of another store where that holds less.
         let comes_before = |(store, other): (&StoreKey, &Account)| {
@@ -400,9 +400,9 @@ impl UploadMemory {
     }
 
     /// A volume of `store` is on the node until the result is dropped.
-    pub(crate) fn attach(&self, store: StoreKey) -> Attached {
+    pub(crate) fn attach(&self, store: StoreKey) -> StorePresence {
         self.lock().ledger.attach(store);
-        Attached { memory: self.clone(), store }
+        StorePresence { memory: self.clone(), store }
     }
 
     /// Waits until an upload to `store` may begin.
@@ -451,12 +451,12 @@ impl UploadMemory {
 
 /// A volume on the node.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct StorePresence {
     memory: UploadMemory,
     store: StoreKey,
 }
 
-impl Drop for Attached {
+impl Drop for StorePresence {
     fn drop(&mut self) {
         self.memory.lock().ledger.detach(self.store);
         self.memory.grant();
@@ -611,7 +611,7 @@ mod tests {
     }
 
     /// A volume on the node of each of so many stores.
-    fn attach(memory: &UploadMemory, stores: usize) -> Vec<Attached> {
+    fn attach(memory: &UploadMemory, stores: usize) -> Vec<StorePresence> {
         (0..stores).map(|store| memory.attach(StoreKey(store))).collect()
     }
 
@@ -789,7 +789,7 @@ mod tests {
     /// Two stores that are always busy.
     struct Busy {
         memory: UploadMemory,
-        _attached: Vec<Attached>,
+        _attached: Vec<StorePresence>,
         rooms: [Vec<Room>; 2],
     }
 

@@ -20,7 +20,7 @@ use holdfast_objects::{Part, PartFailed, Parts};
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId};
 
 use crate::compressors::{Borrowed, Compressors};
-use crate::upload::Batch;
+use crate::upload::UploadBatch;
 use crate::upload_memory::{Held, Room};
 use crate::{Sides, UnreadableSectors};
 
@@ -56,12 +56,12 @@ struct Closed {
 }
 
 /// Bytes of a part, and their memory.
-struct PartBytes {
+struct GrantedPart {
     bytes: Vec<u8>,
     _held: Option<Held>,
 }
 
-impl AsRef<[u8]> for PartBytes {
+impl AsRef<[u8]> for GrantedPart {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -151,7 +151,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         self.begun = range.end;
         let is_search = self.unreadable.is_some();
         let room = Arc::clone(&self.room);
-        let batch = Batch::new(Arc::clone(&self.dirty), range, compressor, is_search, room);
+        let batch = UploadBatch::new(Arc::clone(&self.dirty), range, compressor, is_search, room);
         let packing = self.sides.pack(batch);
         let mut packing: Packing<'a> = Box::pin(async move {
             let frames = packing.await.finish();
@@ -218,7 +218,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
 
     fn close(&mut self) {
         let (segment, index) = self.builder.close(self.making.id);
-        let rest = PartBytes { bytes: self.builder.take(usize::MAX), _held: self.held.take() };
+        let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: self.held.take() };
         self.closed = Some(Closed { segment, index, rest: Bytes::from_owner(rest) });
     }
 }
@@ -244,7 +244,7 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
         let Some(Closed { rest, .. }) = &mut self.closed else {
             let bytes = self.builder.take(length);
             let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64));
-            return Ok(Part { bytes: Bytes::from_owner(PartBytes { bytes, _held: held }), is_last: false });
+            return Ok(Part { bytes: Bytes::from_owner(GrantedPart { bytes, _held: held }), is_last: false });
         };
         let bytes = rest.split_to(rest.len().min(length));
         let is_last = rest.is_empty();

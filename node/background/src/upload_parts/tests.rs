@@ -31,7 +31,7 @@ impl SideReader for Holed {
 }
 
 impl Sides for Holed {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         // Not at once, so that several are in progress.
         tokio::task::yield_now().await;
         batch.pack(self);
@@ -159,7 +159,7 @@ fn an_upload_holds_no_more_than_was_granted() {
 struct Prompt;
 
 impl Sides for Prompt {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         batch.pack(&Holed::default());
         batch
     }

@@ -22,7 +22,7 @@ use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
-use crate::node::volume::attach_steps::AttachStep;
+use crate::node::volume::attach_steps::TimedStep;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::device::new_device;
 use crate::node::volume::own_log::OwnLog;
@@ -103,19 +103,19 @@ impl Node {
             self.0.stores.connected(&request.store_name, &request.store).await?
         };
         let store_time = objects.current().time();
-        timer.end(AttachStep::Store);
+        timer.end(TimedStep::Store);
         let joining = self.acquire(request, objects, transport, state).await?;
-        timer.end(AttachStep::Acquire);
+        timer.end(TimedStep::Acquire);
         let present = self.add_to_ring(joining).await?;
         present.remember()?;
-        timer.end(AttachStep::Ring);
+        timer.end(TimedStep::Ring);
         let started = present.state.reach(|state| state.writer() != Some(WriterState::Starting)).await;
         if started.is_fenced() {
             return Err(NodeError::Fenced(present.volume().clone()));
         }
-        timer.end(AttachStep::Start);
+        timer.end(TimedStep::Start);
         let device = self.0.devices.add(&present, transport).await?;
-        timer.end(AttachStep::Device);
+        timer.end(TimedStep::Device);
         let attached = present.attached_by(device);
         present.state.apply(&StateEvent::Attached);
         // Requests of other volumes to the same store are in its time too.

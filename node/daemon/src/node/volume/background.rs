@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast_background::{
-    Background, Batch, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, Streams, Work,
+    Background, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, Streams, UploadBatch, Work,
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
@@ -59,7 +59,7 @@ impl SideReader for SideFiles {
 }
 
 impl Sides for LocalSides {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let sides = SideFiles(self.sides.clone());
         run_blocking(move || {
             batch.pack(&sides);
