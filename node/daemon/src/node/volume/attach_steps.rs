@@ -75,14 +75,14 @@ impl AttachTimes {
     }
 
     /// An attach begins.
-    pub(in crate::node) fn begin(&self) -> AttachTimer<'_> {
+    pub(crate) fn begin(&self) -> AttachTimer<'_> {
         let now = Instant::now();
         AttachTimer { times: self, begun: now, last: now, steps: Vec::with_capacity(5) }
     }
 }
 
 /// The steps of one attach.
-pub(in crate::node) struct AttachTimer<'a> {
+pub(crate) struct AttachTimer<'a> {
     times: &'a AttachTimes,
     begun: Instant,
     last: Instant,
@@ -91,7 +91,7 @@ pub(in crate::node) struct AttachTimer<'a> {
 
 impl AttachTimer<'_> {
     /// A step ended, and the next begins.
-    pub(in crate::node) fn end(&mut self, step: TimedStep) {
+    pub(crate) fn end(&mut self, step: TimedStep) {
         let now = Instant::now();
         let took = now - std::mem::replace(&mut self.last, now);
         self.times.0.get_or_create(&StepLabels { step }).observe(took.as_secs_f64());
