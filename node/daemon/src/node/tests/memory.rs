@@ -59,6 +59,18 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
+/// Every local user could read the content of a memory volume.
+#[test]
+fn only_the_owner_reads_the_content_of_a_memory_volume() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap();
+        let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(dirs.run.path().join("memory.d")), mode(files(&dirs))], [0o700; 2]);
+        assert_eq!(["table", "slabs", "attached"].map(|name| mode(files(&dirs).join(name))), [0o600; 3]);
+    });
+}
+
 /// A device that is paused because its table is damaged is never served with other content.
 #[test]
 fn a_damaged_table_keeps_its_device_paused() {
