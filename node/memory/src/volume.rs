@@ -81,7 +81,8 @@ pub struct MemoryFigures {
     pub slab_bytes: u64,
     /// The most that `slab_bytes` may become.
     pub limit_bytes: u64,
-    /// Pages that were not written for want of memory: in a write, the one that found none and those after it.
+    /// Pages that were not written for want of memory: of a write, the one that found none and those after
+    /// it.
     pub refused_pages: u64,
 }
 

@@ -19,7 +19,8 @@ use crate::node::{Node, NodeError};
 const DELETED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
-    /// Stops the device of a memory volume and drops its content. One that failed after the stop is continued.
+    /// Stops the device of a memory volume and drops its content. One that failed after the stop is
+    /// continued.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted: nothing was changed. [`NodeError::NotAttached`], or

@@ -40,16 +40,19 @@ impl MemoryShape {
     /// # Errors
     /// [`NodeError::MemoryDiffers`].
     pub(super) fn check_same(&self, volume: &VolumeId, asked: &Self) -> Result<(), NodeError> {
-        let size = |shape: &Self| ByteSize(shape.pages * SECTOR_BYTES).to_string();
-        let limit = |shape: &Self| ByteSize(u64::from(shape.slabs) * SLAB_BYTES as u64).to_string();
-        let codec = |shape: &Self| match shape.codec {
-            PageCodec::Lz4 => "lz4".to_owned(),
-            PageCodec::Zstd => "zstd".to_owned(),
-        };
-        let fields: [(&'static str, &dyn Fn(&Self) -> String); 3] =
-            [("size_bytes", &size), ("limit_bytes", &limit), ("compression", &codec)];
-        for (field, text) in fields {
-            let (attached, asked) = (text(self), text(asked));
+        let [had, wanted] = [self, asked].map(|shape| {
+            let codec = match shape.codec {
+                PageCodec::Lz4 => "lz4",
+                PageCodec::Zstd => "zstd",
+            };
+            let limit_bytes = u64::from(shape.slabs) * SLAB_BYTES as u64;
+            [
+                ("size_bytes", ByteSize(shape.pages * SECTOR_BYTES).to_string()),
+                ("limit_bytes", ByteSize(limit_bytes).to_string()),
+                ("compression", codec.to_owned()),
+            ]
+        });
+        for ((field, attached), (_, asked)) in had.into_iter().zip(wanted) {
             if attached != asked {
                 return Err(NodeError::MemoryDiffers { volume: volume.clone(), field, attached, asked });
             }
