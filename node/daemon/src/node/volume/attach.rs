@@ -41,7 +41,8 @@ impl Node {
     /// has.
     ///
     /// # Errors
-    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
+    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again. For the name of
+    /// a memory volume [`NodeError::MemoryVolume`].
     #[tracing::instrument(name = "attach", skip_all, fields(volume = %request.volume, epoch, device))]
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach");
@@ -50,6 +51,12 @@ impl Node {
             Reserved::Attached(attached) => return Ok(attached),
             Reserved::Now(state) => state,
         };
+        // After the name was reserved: of two attaches at once, one at least sees the other.
+        let fix = "Attach the other volume under another name, or detach this one";
+        if let Err(error) = self.refuse_memory(&volume, "store", fix) {
+            self.0.volumes.forget(&volume, &state);
+            return Err(error);
+        }
         match self.try_attach(request, &state).await {
             Ok(attached) => Ok(attached),
             Err(error) => {
