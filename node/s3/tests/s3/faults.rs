@@ -546,6 +546,21 @@ async fn a_small_segment_does_not_wait_for_large_ones() {
     assert!(sent < 9, "{sent}: it came after all large ones");
 }
 
+/// The wait for a permit counted against the deadline of the retry policy: the first failure was the last.
+#[tokio::test]
+async fn time_in_the_queue_is_not_the_retry_deadlines() {
+    let server = Server::start().await;
+    let mut config = S3Config { max_concurrency: 4, ..server.config() };
+    config.timeouts.deadline = Duration::from_secs(2);
+    let store = S3Store::connect(config).await.unwrap();
+    server.plan_fault(Method::PUT, PlannedFault::Late(Duration::from_secs(3)));
+    server.plan_fault(Method::PUT, PlannedFault::Answer(503, "ServiceUnavailable"));
+    let (mut first, mut queued) = (ReadyParts::from(BODY), ReadyParts::from(BODY));
+    let first = store.put_segment("volumes/v1/segments/a", &mut first);
+    try_join(first, store.put_segment("volumes/v1/segments/b", &mut queued)).await.unwrap();
+    assert_eq!(store.counts().put, 3, "the queued one is repeated once");
+}
+
 /// Parts that are made as they are asked for: most of them at once, and how many there were.
 struct Counted {
     left: usize,
