@@ -11,6 +11,7 @@
 //!   stores that do not answer leave room for the others. Beyond that a store may have all that is free.
 //! - Uploads that wait to begin come before those that want more: the store that holds least first.
 //! - A sixteenth is for small uploads alone, which pass the others: those that a FLUSH waits for are small.
+//!   They pass no upload that has the reservation below and needs a part of that sixteenth.
 //! - A store whose last attempt failed has one upload, with its least.
 //! - An upload that waits to be the first of a store that answers is overtaken only until the memory that the
 //!   others give back is enough for it.
@@ -74,6 +75,8 @@ struct Account {
     /// Those in the lane of small uploads.
     small_bytes: u64,
     uploads: u64,
+    /// Those of them in the lane of small uploads.
+    small_uploads: u64,
     is_failing: bool,
     /// The newest ticket when it last gave something back.
     gave_back: u64,
@@ -87,12 +90,19 @@ impl Account {
         let (ticket, need) = self.waiting.front()?;
         (!self.is_failing || self.uploads == 0).then_some((*ticket, *need))
     }
+
+    /// Returns true if it has no upload outside the lane of small uploads: those pass the one that waits.
+    fn has_only_small(&self) -> bool {
+        self.uploads == self.small_uploads
+    }
 }
 
 /// An upload for which the free memory is not enough.
 #[derive(Debug, Clone, Copy)]
 struct Starved {
     ticket: u64,
+    /// It needs them to begin.
+    least_bytes: u64,
     /// Reserves the memory that comes back for it: it will be enough, even if stores fail or have given
     /// nothing back since it came.
     is_reserved: bool,
@@ -209,6 +219,7 @@ impl Ledger {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes);
         if is_in_small_lane {
             account.small_bytes += bytes;
+            account.small_uploads += 1;
             self.small_bytes += bytes;
         }
         self.uploads.insert(ticket, LedgerEntry { store, need, used_bytes: 0, is_in_small_lane });
@@ -225,6 +236,12 @@ impl Ledger {
 
     /// A small upload that may pass those before it. A store that does not answer leaves room in the lane.
     fn next_small(&self) -> Option<(StoreKey, u64, bool)> {
+        let needs_lane = |starved: &Starved| {
+            starved.is_reserved && starved.least_bytes > self.bytes - self.small_lane_bytes()
+        };
+        if self.starved().as_ref().is_some_and(needs_lane) {
+            return None;
+        }
         let free = self.small_lane_bytes() - self.small_bytes;
         self.stores.iter().filter(|(_, account)| !account.is_failing).find_map(|(store, account)| {
             let fits = |need: MemoryNeed| {
@@ -255,27 +272,30 @@ impl Ledger {
         Some((store, ticket, false))
     }
 
-    /// The first of those that wait while their store holds nothing, because the others leave too little
-    /// free. A store that fails has none: its next attempt may take as long as the store is unreachable.
+    /// The first of those that wait while their store has none but small uploads, because the others leave
+    /// too little free. A store that fails has none: its next attempt may take as long as the store is
+    /// unreachable.
     fn starved(&self) -> Option<Starved> {
         let starves = |(store, account): (&StoreKey, &Account)| {
             let (ticket, need) = account.next()?;
-            let starves = account.uploads == 0 && !account.is_failing && !self.fits(*store, account, need);
+            let starves =
+                account.has_only_small() && !account.is_failing && !self.fits(*store, account, need);
             starves.then_some((ticket, need))
         };
         let (ticket, need) = self.stores.iter().filter_map(starves).min_by_key(|(ticket, _)| *ticket)?;
         let moves = |account: &&Account| !account.is_failing && account.gave_back >= ticket;
         let stuck: u64 =
             self.stores.values().filter(|account| !moves(account)).map(|account| account.held_bytes).sum();
-        let least = need.least_bytes().min(self.bytes);
-        Some(Starved { ticket, is_reserved: least + stuck <= self.bytes })
+        let least_bytes = need.least_bytes();
+        let is_reserved = least_bytes.min(self.bytes) + stuck <= self.bytes;
+        Some(Starved { ticket, least_bytes, is_reserved })
     }
 
     /// Returns true if an upload to this store may begin with the memory that is free.
     fn fits(&self, store: StoreKey, account: &Account, need: MemoryNeed) -> bool {
         let least = need.least_bytes();
         // The first of a store may have all that is free, and the first of all more than there is.
-        let is_first = account.uploads == 0 && self.held_bytes + least <= self.bytes;
+        let is_first = account.has_only_small() && self.held_bytes + least <= self.bytes;
         is_first || self.held_bytes == 0 || self.leaves_shares(store, least)
     }
 
@@ -324,6 +344,7 @@ impl Ledger {
         account.gave_back = self.asked;
         if upload.is_in_small_lane {
             account.small_bytes -= upload.need.least_bytes();
+            account.small_uploads -= 1;
             self.small_bytes -= upload.need.least_bytes();
         }
         self.growing.remove(&ticket);
@@ -845,6 +866,61 @@ mod tests {
             granted
         });
         assert!(granted.is_some(), "it waits without end");
+    }
+
+    /// A stream of small uploads that overlap.
+    struct SmallStream {
+        memory: UploadMemory,
+        store: usize,
+        rooms: VecDeque<Room>,
+    }
+
+    impl SmallStream {
+        fn new(memory: &UploadMemory, store: usize) -> Self {
+            let rooms = (0..2).map(|_| take(memory, store, SMALL).expect("the lane is free")).collect();
+            Self { memory: memory.clone(), store, rooms }
+        }
+
+        /// The next one begins before the oldest one ends, if it may.
+        fn turn(&mut self) {
+            self.rooms.extend(take(&self.memory, self.store, SMALL));
+            self.rooms.pop_front();
+        }
+    }
+
+    /// At no time did uploads hold nothing.
+    #[test]
+    fn small_uploads_do_not_starve_one_above_the_memory() {
+        let memory = memory();
+        let _attached = attach(&memory, 2);
+        for (store, base_bytes) in [(0, 300 * MIB), (1, 300 * MIB), (0, 226 * MIB)] {
+            let mut small = SmallStream::new(&memory, 1);
+            let mut huge = Box::pin(memory.room(StoreKey(store), MemoryNeed { base_bytes, ..NEED }));
+            let granted = (0..16).find_map(|_turn| {
+                small.turn();
+                (&mut huge).now_or_never()
+            });
+            assert!(granted.is_some(), "it waits without end");
+            drop(granted);
+            small.turn();
+            assert!(take(&memory, 1, SMALL).is_some(), "small ones continue");
+        }
+    }
+
+    /// A store that has a small upload in progress was neither idle nor starved.
+    #[test]
+    fn small_uploads_of_a_store_do_not_starve_its_large_one() {
+        let mut busy = Busy::new();
+        let memory = busy.memory.clone();
+        let mut small = SmallStream::new(&memory, 0);
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        let granted = (0..16).find_map(|_turn| {
+            small.turn();
+            busy.turn();
+            (&mut large).now_or_never()
+        });
+        assert!(granted.is_some(), "it waits without end");
+        assert!(!small.rooms.is_empty() && memory.held_bytes() <= 256 * MIB);
     }
 
     #[test]
