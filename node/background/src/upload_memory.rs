@@ -78,7 +78,7 @@ struct Account {
     /// Those of them in the lane of small uploads.
     small_uploads: u64,
     is_failing: bool,
-    /// The newest ticket when it last gave something back.
+    /// The newest ticket when an upload last ended or the memory of a sent part was last given back.
     gave_back: u64,
     /// By the order of their coming.
     waiting: VecDeque<(u64, MemoryNeed)>,
@@ -179,8 +179,8 @@ impl Ledger {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes);
     }
 
-    /// Gives back what an upload took; nothing, once it has ended.
-    fn give_back(&mut self, ticket: u64, bytes: u64) {
+    /// Gives back what an upload took; nothing, once it has ended. `is_sent`: the store has the bytes.
+    fn give_back(&mut self, ticket: u64, bytes: u64, is_sent: bool) {
         let Some(upload) = self.uploads.get_mut(&ticket) else { return };
         let before = upload.held_bytes();
         upload.used_bytes -= bytes;
@@ -188,7 +188,9 @@ impl Ledger {
         if shrunk > 0 {
             let account = self.stores.get_mut(&upload.store).expect("it has an upload");
             account.held_bytes -= shrunk;
-            account.gave_back = self.asked;
+            if is_sent {
+                account.gave_back = self.asked;
+            }
             self.held_bytes -= shrunk;
         }
     }
@@ -301,9 +303,12 @@ impl Ledger {
 
     /// Returns true if the others still find their shares once `store` has so many bytes more.
     fn leaves_shares(&self, store: StoreKey, bytes: u64) -> bool {
-        let share = self.bytes / (2 * self.stores.len() as u64);
-        let others = self.stores.iter().filter(|(other, _)| **other != store);
-        let shares: u64 = others.map(|(_, account)| share.saturating_sub(account.held_bytes)).sum();
+        let others = || {
+            let is_present = |account: &Account| account.volumes > 0 || account.uploads > 0;
+            self.stores.iter().filter(move |(other, account)| **other != store && is_present(account))
+        };
+        let share = self.bytes / (2 * (1 + others().count() as u64));
+        let shares: u64 = others().map(|(_, account)| share.saturating_sub(account.held_bytes)).sum();
         let small = self.small_lane_bytes() - self.small_bytes;
         self.held_bytes + bytes + shares + small <= self.bytes
     }
@@ -545,7 +550,7 @@ impl Room {
     }
 
     fn held(&self, bytes: u64) -> Held {
-        Held { memory: self.memory.clone(), ticket: self.ticket, bytes }
+        Held { memory: self.memory.clone(), ticket: self.ticket, bytes, is_sent: false }
     }
 }
 
@@ -572,7 +577,7 @@ impl Drop for GrowPlace<'_> {
         state.growing.remove(&self.room.ticket);
         // It may have been granted, and not been noticed.
         if state.ledger.growing.remove(&self.room.ticket).is_none() {
-            state.ledger.give_back(self.room.ticket, self.bytes);
+            state.ledger.give_back(self.room.ticket, self.bytes, false);
         }
         drop(state);
         self.room.memory.grant();
@@ -585,9 +590,17 @@ pub(crate) struct Held {
     memory: UploadMemory,
     ticket: u64,
     bytes: u64,
+    /// The bytes are in the store's hands.
+    is_sent: bool,
 }
 
 impl Held {
+    /// The same for bytes that are sent: their end shows that the store answers.
+    pub(crate) fn into_sent(mut self) -> Self {
+        self.is_sent = true;
+        self
+    }
+
     /// Gives back all but so many bytes.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         drop(self.split(self.bytes - bytes));
@@ -597,7 +610,7 @@ impl Held {
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         assert!(bytes <= self.bytes, "{bytes} of {} bytes", self.bytes);
         self.bytes -= bytes;
-        Self { memory: self.memory.clone(), ticket: self.ticket, bytes }
+        Self { memory: self.memory.clone(), ticket: self.ticket, bytes, is_sent: self.is_sent }
     }
 
     /// Adds what the same upload took.
@@ -610,7 +623,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.memory.lock().ledger.give_back(self.ticket, self.bytes);
+            self.memory.lock().ledger.give_back(self.ticket, self.bytes, self.is_sent);
             self.memory.grant();
         }
     }
@@ -947,6 +960,36 @@ mod tests {
             assert!((&mut large).now_or_never().is_none());
             assert!(busy.turn().iter().all(|begun| *begun > 0));
         }
+    }
+
+    /// The memory that compression saves came back for a store that answered nothing.
+    #[test]
+    fn compression_is_no_answer_of_a_store() {
+        let memory = memory();
+        let _attached = attach(&memory, 3);
+        let silent = take(&memory, 2, NEED).unwrap();
+        let mut batch = silent.try_take(64 * MIB).unwrap();
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        assert!((&mut large).now_or_never().is_none());
+        for _batch in 0..16 {
+            batch.shrink_to(batch.bytes - MIB);
+            assert!(take(&memory, 1, NEED).is_some(), "it does not wait for store 2");
+        }
+        drop(batch.split(16 * MIB).into_sent());
+        assert!(take(&memory, 1, NEED).is_none(), "store 2 takes what it is sent");
+        drop((batch, silent));
+        assert!(large.now_or_never().is_some());
+    }
+
+    /// It kept its share until the node ended.
+    #[test]
+    fn a_failing_store_without_volumes_has_no_share() {
+        let memory = memory();
+        let _attached = attach(&memory, 1);
+        memory.lock().ledger.set_failing(StoreKey(1), true);
+        let rooms = take_all(&memory, 0, NEED);
+        let _taken: Vec<_> = rooms.iter().map(grow).collect();
+        assert_eq!(memory.held_bytes(), 240 * MIB, "all but the lane of small uploads");
     }
 
     /// Nothing is kept for an upload that waits for a store which does not answer.

@@ -218,7 +218,8 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
 
     fn close(&mut self) {
         let (segment, index) = self.builder.close(self.making.id);
-        let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: self.held.take() };
+        let held = self.held.take().map(Held::into_sent);
+        let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: held };
         self.closed = Some(Closed { segment, index, rest: Bytes::from_owner(rest) });
     }
 }
@@ -243,7 +244,7 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
         }
         let Some(Closed { rest, .. }) = &mut self.closed else {
             let bytes = self.builder.take(length);
-            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64));
+            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64).into_sent());
             return Ok(Part { bytes: Bytes::from_owner(GrantedPart { bytes, _held: held }), is_last: false });
         };
         let bytes = rest.split_to(rest.len().min(length));
