@@ -517,9 +517,10 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Returns true if the last attempt of its store failed: then one part is in memory at once.
+    /// Returns true if the attempt of its store before it failed, and the store has taken nothing since: then
+    /// one part is in memory at once.
     pub(crate) fn is_trial(&self) -> bool {
-        self.is_trial
+        self.is_trial && self.memory.lock().ledger.stores[&self.store].is_failing
     }
 
     /// Records if the store takes what it is sent.
@@ -761,7 +762,7 @@ mod tests {
         assert!((&mut next).now_or_never().is_none());
         trial.set_failing(false);
         let next = next.now_or_never().unwrap();
-        assert!(!next.is_trial() && next.try_take(32 * MIB).is_some());
+        assert!(!trial.is_trial() && !next.is_trial() && next.try_take(32 * MIB).is_some());
         drop(part);
     }
 

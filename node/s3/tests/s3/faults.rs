@@ -612,6 +612,32 @@ async fn no_more_parts_are_in_memory_than_allowed() {
     assert_eq!(server.backend.open_uploads(), 0);
 }
 
+/// One part at once until the second is asked for, then four.
+struct Growing(Counted);
+
+#[async_trait::async_trait]
+impl Parts for Growing {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        self.0.next().await
+    }
+
+    fn max_at_once(&self) -> usize {
+        if self.0.left > 4 { 1 } else { 4 }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_sends_as_many_parts_as_allowed_now() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let mut parts = Growing(Counted { left: 6, held: Arc::default(), peak: 0 });
+    for _ in 0..4 {
+        server.plan_fault(Method::PUT, PlannedFault::Late(Duration::from_secs(1)));
+    }
+    store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
+    assert_eq!(parts.0.peak, 4);
+}
+
 /// The round trip in which an upload is started was waited for between the first part and the second.
 #[tokio::test]
 async fn parts_are_made_while_the_upload_is_started() {
