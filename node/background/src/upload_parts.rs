@@ -163,10 +163,13 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         self.packing.push_back(packed.map_or(packing, |packed| Box::pin(std::future::ready(packed))));
     }
 
-    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress.
+    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress. The
+    /// search for unreadable sectors takes one batch at a time and no permit of a compressor.
     async fn begin_batches(&mut self) {
         let Making { compressors, is_small, .. } = self.making.clone();
-        while self.packing.len() < compressors.count()
+        let is_search = self.unreadable.is_some();
+        let most = if is_search { 1 } else { compressors.count() };
+        while self.packing.len() < most
             && let Some((blocks, bytes)) = self.next_batch()
         {
             let is_idle = self.packing.is_empty();
@@ -175,9 +178,10 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
                 None if is_idle => self.room.take(bytes).await,
                 None => return,
             };
-            let compressor = match compressors.try_borrow() {
+            let free = if is_search { None } else { compressors.try_borrow() };
+            let compressor = match free {
                 Some(compressor) => compressor,
-                None if is_small => compressors.borrow_at_once(),
+                None if is_search || is_small => compressors.borrow_at_once(),
                 None if is_idle => compressors.borrow().await,
                 None => return,
             };
