@@ -28,8 +28,8 @@ pub trait Environment: Send + Sync {
 
 /// The local files of an attached volume, as its background work needs them.
 pub trait Sides: Send + Sync {
-    /// Reads and compresses a batch of an upload, with [`UploadBatch::pack`], and hands it back. Several are in
-    /// progress at once.
+    /// Reads and compresses a batch of an upload, with [`UploadBatch::pack`], and hands it back. Several are
+    /// in progress at once.
     fn pack(&self, batch: UploadBatch) -> impl Future<Output = UploadBatch> + Send;
 
     /// Computes for some milliseconds, where that delays nothing else.

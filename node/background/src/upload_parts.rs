@@ -163,10 +163,13 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         self.packing.push_back(packed.map_or(packing, |packed| Box::pin(std::future::ready(packed))));
     }
 
-    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress.
+    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress. The
+    /// search for unreadable sectors takes one batch at a time and no permit of a compressor.
     async fn begin_batches(&mut self) {
         let Making { compressors, is_small, .. } = self.making.clone();
-        while self.packing.len() < compressors.count()
+        let is_search = self.unreadable.is_some();
+        let most = if is_search { 1 } else { compressors.count() };
+        while self.packing.len() < most
             && let Some((blocks, bytes)) = self.next_batch()
         {
             let is_idle = self.packing.is_empty();
@@ -175,9 +178,10 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
                 None if is_idle => self.room.take(bytes).await,
                 None => return,
             };
-            let compressor = match compressors.try_borrow() {
+            let free = if is_search { None } else { compressors.try_borrow() };
+            let compressor = match free {
                 Some(compressor) => compressor,
-                None if is_small => compressors.borrow_at_once(),
+                None if is_search || is_small => compressors.borrow_at_once(),
                 None if is_idle => compressors.borrow().await,
                 None => return,
             };
@@ -218,7 +222,8 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
 
     fn close(&mut self) {
         let (segment, index) = self.builder.close(self.making.id);
-        let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: self.held.take() };
+        let held = self.held.take().map(Held::into_sent);
+        let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: held };
         self.closed = Some(Closed { segment, index, rest: Bytes::from_owner(rest) });
     }
 }
@@ -243,7 +248,7 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
         }
         let Some(Closed { rest, .. }) = &mut self.closed else {
             let bytes = self.builder.take(length);
-            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64));
+            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64).into_sent());
             return Ok(Part { bytes: Bytes::from_owner(GrantedPart { bytes, _held: held }), is_last: false });
         };
         let bytes = rest.split_to(rest.len().min(length));
