@@ -576,8 +576,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (self.are_all(range, first) || self.first_run(range) == (range, Some(side))).then_some(side)
     }
 
-    /// Returns true if `range` lies in one chunk and each sector of it is `nibble`. What follows the sectors of
-    /// a chunk may be those of the next one, or the beginning of the next group.
+    /// Returns true if `range` lies in one chunk and each sector of it is `nibble`. What follows the sectors
+    /// of a chunk may be those of the next one, or the beginning of the next group.
     #[inline]
     fn are_all(&self, range: SectorRange, nibble: Nibble) -> bool {
         if range.sectors == 0 || !is_in_one_chunk(range) {
