@@ -1,5 +1,5 @@
-//! Requests of volumes against the kernel's own server (`kublk`), both transports: same ramdisk, same boot, same
-//! jobs; as many tags, no scheduler and no throttling of writes on either side.
+//! Requests of volumes against the kernel's own server (`kublk`), both transports: same ramdisk, same boot,
+//! same jobs; as many tags, no scheduler and no throttling of writes on either side.
 
 use anyhow::Result;
 use holdfast_lab::report;
@@ -20,24 +20,24 @@ const DEVICES: u32 = 16;
 const FILLED: &str = "filled";
 
 /// A row of the comparison.
-struct Row {
+struct RequestJob {
     name: &'static str,
     job: Job<'static>,
     /// Least ratio to the kernel's server, where there is a bar.
     least: Option<f64>,
 }
 
-fn rows() -> [Row; 6] {
+fn rows() -> [RequestJob; 6] {
     let of = |pattern, requests| Job::of(&[], pattern, requests);
     let large = |pattern| Job { block_bytes: 128 << 10, depth: Some(16), ..of(pattern, 2_000) };
     let in_turn = |pattern, requests, fsync| Job { depth: None, fsync, ..of(pattern, requests) };
     [
-        Row { name: "randread4k", job: of("randread", 12_000), least: Some(1.0) },
-        Row { name: "randwrite4k", job: of("randwrite", 12_000), least: Some(1.0) },
-        Row { name: "read128k", job: large("read"), least: Some(1.0) },
-        Row { name: "write128k", job: large("write"), least: Some(1.0) },
-        Row { name: "fsync4k", job: in_turn("randwrite", 1_000, true), least: Some(0.5) },
-        Row { name: "psync_randread4k", job: in_turn("randread", 4_000, false), least: None },
+        RequestJob { name: "randread4k", job: of("randread", 12_000), least: Some(1.0) },
+        RequestJob { name: "randwrite4k", job: of("randwrite", 12_000), least: Some(1.0) },
+        RequestJob { name: "read128k", job: large("read"), least: Some(1.0) },
+        RequestJob { name: "write128k", job: large("write"), least: Some(1.0) },
+        RequestJob { name: "fsync4k", job: in_turn("randwrite", 1_000, true), least: Some(0.5) },
+        RequestJob { name: "psync_randread4k", job: in_turn("randread", 4_000, false), least: None },
     ]
 }
 
@@ -96,7 +96,8 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Random reads of as many devices at once, on either side: requests a second of all, and the 99th percentile.
+/// Random reads of as many devices at once, on either side: requests a second of all, and the 99th
+/// percentile.
 fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &bench.vm;
     let volumes: Vec<String> =
@@ -137,7 +138,7 @@ fn read_all(vm: &Vm, devices: &[String]) -> Result<Measured> {
     fio::run(vm, &Job::of(&targets, "randread", 32_000))
 }
 
-fn measure(vm: &Vm, rows: &[Row], device: &str, results: &mut [Vec<f64>]) -> Result<()> {
+fn measure(vm: &Vm, rows: &[RequestJob], device: &str, results: &mut [Vec<f64>]) -> Result<()> {
     for (row, result) in rows.iter().zip(results) {
         result.push(fio::run(vm, &Job { targets: &[device], ..row.job.clone() })?.iops);
     }

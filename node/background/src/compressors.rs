@@ -4,10 +4,11 @@
 //! its upload's (`upload_memory.rs`), and the threads.
 //! Invariants: as many batches as there are permits are packed at once, and those of small uploads; no more
 //! compressors than permits are kept. A compressor is free once its batch is packed, also while its upload
-//! waits for its store.
+//! waits for its store; so are the permits of batches whose sectors are searched for unreadable ones.
+//! On failure: the compressor of a batch that panicked is not used again.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::thread;
 
 use holdfast_format::segment::SegmentBuilder;
 use holdfast_types::BLOCK_BYTES;
@@ -30,6 +31,9 @@ impl Compressor {
         Self { buffer, builder: SegmentBuilder::default() }
     }
 }
+
+/// The right to pack a batch.
+pub(crate) type PackPermit = OwnedSemaphorePermit;
 
 /// The compressors that the uploads of a node share.
 pub struct Compressors {
@@ -62,14 +66,14 @@ impl Compressors {
         Some(self.borrowed(Some(Arc::clone(&self.permits).try_acquire_owned().ok()?)))
     }
 
-    /// Borrows a compressor for a small upload, which waits for none.
+    /// Borrows a compressor for what waits for none: a small upload, and the search for unreadable sectors.
     pub(crate) fn borrow_at_once(self: &Arc<Self>) -> Borrowed {
         self.borrowed(None)
     }
 
-    fn borrowed(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>) -> Borrowed {
+    fn borrowed(self: &Arc<Self>, permit: Option<PackPermit>) -> Borrowed {
         let compressor = self.spare.lock().pop().unwrap_or_else(Compressor::new);
-        Borrowed { compressors: Arc::clone(self), compressor: Some(compressor), _permit: permit }
+        Borrowed { compressors: Arc::clone(self), compressor: Some(compressor), permit }
     }
 }
 
@@ -78,28 +82,47 @@ pub(crate) struct Borrowed {
     compressors: Arc<Compressors>,
     /// Gone once this is dropped.
     compressor: Option<Compressor>,
-    _permit: Option<OwnedSemaphorePermit>,
+    permit: Option<PackPermit>,
 }
 
-impl Deref for Borrowed {
-    type Target = Compressor;
-
-    fn deref(&self) -> &Compressor {
-        self.compressor.as_ref().expect("it is in use")
-    }
-}
-
-impl DerefMut for Borrowed {
-    fn deref_mut(&mut self) -> &mut Compressor {
-        self.compressor.as_mut().expect("it is in use")
+impl Borrowed {
+    /// The compressor, and the permit, which may be given back before the compressor.
+    pub(crate) fn with_permit(&mut self) -> (&mut Compressor, &mut Option<PackPermit>) {
+        (self.compressor.as_mut().expect("it is in use"), &mut self.permit)
     }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
+        // Half of a batch would be left in it.
+        if thread::panicking() {
+            return;
+        }
         let mut spare = self.compressors.spare.lock();
         if spare.len() < self.compressors.count {
             spare.extend(self.compressor.take());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// It went back with the frames of the batch that panicked.
+    #[test]
+    fn a_compressor_that_panicked_is_not_used_again() {
+        let compressors = Arc::new(Compressors::new(1));
+        drop(compressors.try_borrow().expect("it is free"));
+        assert_eq!(compressors.spare.lock().len(), 1);
+        let borrowed = compressors.try_borrow().expect("it is free");
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            let _borrowed = borrowed;
+            panic!("in the middle of a batch");
+        }));
+        assert!(panicked.is_err() && compressors.spare.lock().is_empty());
+        assert!(compressors.try_borrow().is_some(), "its permit is free");
     }
 }

@@ -16,7 +16,7 @@
 //! takes none.
 
 use std::collections::HashMap;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -30,7 +30,6 @@ use parking_lot::Mutex;
 use holdfast_log::{ObjectError, join_reads};
 
 use crate::ColdError;
-use crate::joined_gets::frame_range;
 
 /// A source of frames as they are stored, whose bytes are not checked yet. A store answers with a request for
 /// each.
@@ -204,6 +203,11 @@ impl<B> Drop for Fetch<B> {
             in_progress.remove(&self.key);
         }
     }
+}
+
+/// The bytes of a frame in its segment.
+pub(crate) fn frame_range(frame: &Frame) -> Range<u64> {
+    frame.offset..frame.offset + u64::from(frame.stored)
 }
 
 #[cfg(test)]

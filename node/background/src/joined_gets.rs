@@ -20,7 +20,7 @@ use holdfast_types::{BLOCK_BYTES, Lineage, SegmentId};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::fetches::StoredFrames;
+use crate::fetches::{StoredFrames, frame_range};
 
 /// Bytes of one request at most.
 const MAX_GET_BYTES: u64 = 4 << 20;
@@ -31,16 +31,16 @@ const MAX_HOLE_BYTES: u64 = BLOCK_BYTES;
 struct JoinedGet<'a> {
     segment: SegmentId,
     range: Range<u64>,
-    body: Mutex<Body<'a>>,
+    body: Mutex<JoinedBody<'a>>,
 }
 
 /// The answer to a request, until the last of its frames was taken from it.
-struct Body<'a> {
-    answer: Option<Answer<'a>>,
+struct JoinedBody<'a> {
+    answer: Option<JoinedAnswer<'a>>,
     frames: usize,
 }
 
-type Answer<'a> = Shared<BoxFuture<'a, Result<Bytes, Arc<StoreError>>>>;
+type JoinedAnswer<'a> = Shared<BoxFuture<'a, Result<Bytes, Arc<StoreError>>>>;
 
 impl JoinedGet<'_> {
     fn holds(&self, segment: SegmentId, range: &Range<u64>) -> bool {
@@ -90,7 +90,7 @@ impl<'a> JoinedGets<'a> {
         };
         let gets = joined(plans).into_iter().map(|(segment, range, frames)| {
             let answer = Some(answer(segment, range.clone()));
-            JoinedGet { segment, range, body: Mutex::new(Body { answer, frames }) }
+            JoinedGet { segment, range, body: Mutex::new(JoinedBody { answer, frames }) }
         });
         Self(gets.collect())
     }
@@ -118,11 +118,6 @@ impl StoredFrames for JoinedGets<'_> {
         let get = get.expect("it was made for all frames of the blocks");
         get.take(range).await.map_err(|error| StoreError::Unavailable(error.into()))
     }
-}
-
-/// The bytes of a frame in its segment.
-pub(crate) fn frame_range(frame: &Frame) -> Range<u64> {
-    frame.offset..frame.offset + u64::from(frame.stored)
 }
 
 /// The ranges that hold the frames of `plans`, and the number of these in each.

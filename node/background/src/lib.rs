@@ -39,6 +39,6 @@ pub use manifest::load_manifest;
 pub use merge_turns::MergeTurns;
 pub use slots::{AheadCounts, NoSlot, Slot, SlotTable, Unkept};
 pub use streams::{ColdPart, MAX_WINDOW, Streams};
-pub use upload::{BLOCK_ALIGNMENT, Batch, SideReader, UnreadableSectors};
+pub use upload::{BLOCK_ALIGNMENT, SideReader, UnreadableSectors, UploadBatch};
 pub use upload_memory::{StoreKey, UploadMemory};
 pub use work::{Background, Pools, Tidy, Work};

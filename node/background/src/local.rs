@@ -9,7 +9,7 @@ use holdfast_engine::sector_map::Restore;
 use holdfast_engine::settings::Pending;
 use holdfast_types::Epoch;
 
-use crate::Batch;
+use crate::UploadBatch;
 
 /// Time and chance, which no code may take from elsewhere.
 pub trait Environment: Send + Sync {
@@ -28,9 +28,9 @@ pub trait Environment: Send + Sync {
 
 /// The local files of an attached volume, as its background work needs them.
 pub trait Sides: Send + Sync {
-    /// Reads and compresses a batch of an upload, with [`Batch::pack`], and hands it back. Several are in
-    /// progress at once.
-    fn pack(&self, batch: Batch) -> impl Future<Output = Batch> + Send;
+    /// Reads and compresses a batch of an upload, with [`UploadBatch::pack`], and hands it back. Several are
+    /// in progress at once.
+    fn pack(&self, batch: UploadBatch) -> impl Future<Output = UploadBatch> + Send;
 
     /// Computes for some milliseconds, where that delays nothing else.
     fn compute<T: Send + 'static>(

@@ -13,7 +13,7 @@ use holdfast_format::segment::PackedFrames;
 use holdfast_format::side::Side;
 use holdfast_types::{SECTOR_BYTES, SectorRange};
 
-use crate::compressors::{Borrowed, Compressor};
+use crate::compressors::{Borrowed, Compressor, PackPermit};
 use crate::upload_memory::Room;
 
 /// Alignment in memory of what a [`SideReader`] reads into, in bytes: enough for direct I/O on every disk.
@@ -44,7 +44,7 @@ const SECTOR: usize = SECTOR_BYTES as usize;
 
 /// Blocks of a seal, to be read and compressed in one go. The same sectors give the same frames each time:
 /// the sealed side is still.
-pub struct Batch {
+pub struct UploadBatch {
     dirty: Arc<[DirtyBlock]>,
     range: Range<usize>,
     /// Until it is packed.
@@ -57,7 +57,7 @@ pub struct Batch {
     _room: Arc<Room>,
 }
 
-impl Batch {
+impl UploadBatch {
     /// The blocks `range` of `dirty`.
     pub(crate) fn new(
         dirty: Arc<[DirtyBlock]>,
@@ -90,13 +90,15 @@ impl Batch {
     /// # Panics
     /// If it was packed before.
     pub fn pack(&mut self, sides: &impl SideReader) {
-        let mut compressor = self.compressor.take().expect("it was not packed before");
-        let Compressor { buffer, builder } = &mut *compressor;
+        let mut borrowed = self.compressor.take().expect("it was not packed before");
+        let (Compressor { buffer, builder }, permit) = borrowed.with_permit();
+        // No frame of another batch can come into this one's segment.
+        drop(builder.take_frames());
         builder.reserve(
             self.blocks().iter().map(|dirty| dirty.a.union(dirty.b).count() as usize * SECTOR).sum(),
         );
         for dirty in &self.dirty[self.range.clone()] {
-            read_block(sides, dirty, &mut buffer.0, &mut self.unreadable);
+            read_block(sides, dirty, &mut buffer.0, permit, &mut self.unreadable);
             if !safeguard(CommitOnlyAllRead) {
                 self.unreadable = None;
             }
@@ -129,6 +131,7 @@ fn read_block(
     sides: &impl SideReader,
     dirty: &DirtyBlock,
     buffer: &mut [u8],
+    permit: &mut Option<PackPermit>,
     unreadable: &mut Option<UnreadableSectors>,
 ) {
     let DirtyBlock { block, a, b } = dirty;
@@ -137,6 +140,8 @@ fn read_block(
             let range = SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(length));
             let place = first as usize * SECTOR..(first + length) as usize * SECTOR;
             if sides.read(side, range, &mut buffer[place.clone()]).is_err() {
+                // Each sector may take the disk seconds, in which other batches are packed.
+                *permit = None;
                 read_each(sides, side, range, &mut buffer[place], unreadable);
             }
         }

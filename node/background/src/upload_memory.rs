@@ -11,6 +11,7 @@
 //!   stores that do not answer leave room for the others. Beyond that a store may have all that is free.
 //! - Uploads that wait to begin come before those that want more: the store that holds least first.
 //! - A sixteenth is for small uploads alone, which pass the others: those that a FLUSH waits for are small.
+//!   They pass no upload that has the reservation below and needs a part of that sixteenth.
 //! - A store whose last attempt failed has one upload, with its least.
 //! - An upload that waits to be the first of a store that answers is overtaken only until the memory that the
 //!   others give back is enough for it.
@@ -47,7 +48,7 @@ impl MemoryNeed {
 
 /// An upload in progress.
 #[derive(Debug)]
-struct Upload {
+struct LedgerEntry {
     store: StoreKey,
     need: MemoryNeed,
     /// Bytes in use, beyond those from its beginning to its end.
@@ -55,7 +56,7 @@ struct Upload {
     is_in_small_lane: bool,
 }
 
-impl Upload {
+impl LedgerEntry {
     fn held_bytes(&self) -> u64 {
         self.need.least_bytes().max(self.need.base_bytes + self.used_bytes)
     }
@@ -74,8 +75,10 @@ struct Account {
     /// Those in the lane of small uploads.
     small_bytes: u64,
     uploads: u64,
+    /// Those of them in the lane of small uploads.
+    small_uploads: u64,
     is_failing: bool,
-    /// The newest ticket when it last gave something back.
+    /// The newest ticket when an upload last ended or the memory of a sent part was last given back.
     gave_back: u64,
     /// By the order of their coming.
     waiting: VecDeque<(u64, MemoryNeed)>,
@@ -87,12 +90,19 @@ impl Account {
         let (ticket, need) = self.waiting.front()?;
         (!self.is_failing || self.uploads == 0).then_some((*ticket, *need))
     }
+
+    /// Returns true if it has no upload outside the lane of small uploads: those pass the one that waits.
+    fn has_only_small(&self) -> bool {
+        self.uploads == self.small_uploads
+    }
 }
 
 /// An upload for which the free memory is not enough.
 #[derive(Debug, Clone, Copy)]
 struct Starved {
     ticket: u64,
+    /// It needs them to begin.
+    least_bytes: u64,
     /// Reserves the memory that comes back for it: it will be enough, even if stores fail or have given
     /// nothing back since it came.
     is_reserved: bool,
@@ -116,7 +126,7 @@ struct Ledger {
     peak_bytes: u64,
     asked: u64,
     stores: BTreeMap<StoreKey, Account>,
-    uploads: BTreeMap<u64, Upload>,
+    uploads: BTreeMap<u64, LedgerEntry>,
     /// Uploads that wait for more, and the bytes.
     growing: BTreeMap<u64, u64>,
 }
@@ -169,8 +179,8 @@ impl Ledger {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes);
     }
 
-    /// Gives back what an upload took; nothing, once it has ended.
-    fn give_back(&mut self, ticket: u64, bytes: u64) {
+    /// Gives back what an upload took; nothing, once it has ended. `is_sent`: the store has the bytes.
+    fn give_back(&mut self, ticket: u64, bytes: u64, is_sent: bool) {
         let Some(upload) = self.uploads.get_mut(&ticket) else { return };
         let before = upload.held_bytes();
         upload.used_bytes -= bytes;
@@ -178,7 +188,9 @@ impl Ledger {
         if shrunk > 0 {
             let account = self.stores.get_mut(&upload.store).expect("it has an upload");
             account.held_bytes -= shrunk;
-            account.gave_back = self.asked;
+            if is_sent {
+                account.gave_back = self.asked;
+            }
             self.held_bytes -= shrunk;
         }
     }
@@ -209,9 +221,10 @@ impl Ledger {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes);
         if is_in_small_lane {
             account.small_bytes += bytes;
+            account.small_uploads += 1;
             self.small_bytes += bytes;
         }
-        self.uploads.insert(ticket, Upload { store, need, used_bytes: 0, is_in_small_lane });
+        self.uploads.insert(ticket, LedgerEntry { store, need, used_bytes: 0, is_in_small_lane });
     }
 
     /// Bytes that only small uploads get.
@@ -225,6 +238,12 @@ impl Ledger {
 
     /// A small upload that may pass those before it. A store that does not answer leaves room in the lane.
     fn next_small(&self) -> Option<(StoreKey, u64, bool)> {
+        let needs_lane = |starved: &Starved| {
+            starved.is_reserved && starved.least_bytes > self.bytes - self.small_lane_bytes()
+        };
+        if self.starved().as_ref().is_some_and(needs_lane) {
+            return None;
+        }
         let free = self.small_lane_bytes() - self.small_bytes;
         self.stores.iter().filter(|(_, account)| !account.is_failing).find_map(|(store, account)| {
             let fits = |need: MemoryNeed| {
@@ -255,41 +274,47 @@ impl Ledger {
         Some((store, ticket, false))
     }
 
-    /// The first of those that wait while their store holds nothing, because the others leave too little
-    /// free. A store that fails has none: its next attempt may take as long as the store is unreachable.
+    /// The first of those that wait while their store has none but small uploads, because the others leave
+    /// too little free. A store that fails has none: its next attempt may take as long as the store is
+    /// unreachable.
     fn starved(&self) -> Option<Starved> {
         let starves = |(store, account): (&StoreKey, &Account)| {
             let (ticket, need) = account.next()?;
-            let starves = account.uploads == 0 && !account.is_failing && !self.fits(*store, account, need);
+            let starves =
+                account.has_only_small() && !account.is_failing && !self.fits(*store, account, need);
             starves.then_some((ticket, need))
         };
         let (ticket, need) = self.stores.iter().filter_map(starves).min_by_key(|(ticket, _)| *ticket)?;
         let moves = |account: &&Account| !account.is_failing && account.gave_back >= ticket;
         let stuck: u64 =
             self.stores.values().filter(|account| !moves(account)).map(|account| account.held_bytes).sum();
-        let least = need.least_bytes().min(self.bytes);
-        Some(Starved { ticket, is_reserved: least + stuck <= self.bytes })
+        let least_bytes = need.least_bytes();
+        let is_reserved = least_bytes.min(self.bytes) + stuck <= self.bytes;
+        Some(Starved { ticket, least_bytes, is_reserved })
     }
 
     /// Returns true if an upload to this store may begin with the memory that is free.
     fn fits(&self, store: StoreKey, account: &Account, need: MemoryNeed) -> bool {
         let least = need.least_bytes();
         // The first of a store may have all that is free, and the first of all more than there is.
-        let is_first = account.uploads == 0 && self.held_bytes + least <= self.bytes;
+        let is_first = account.has_only_small() && self.held_bytes + least <= self.bytes;
         is_first || self.held_bytes == 0 || self.leaves_shares(store, least)
     }
 
     /// Returns true if the others still find their shares once `store` has so many bytes more.
     fn leaves_shares(&self, store: StoreKey, bytes: u64) -> bool {
-        let share = self.bytes / (2 * self.stores.len() as u64);
-        let others = self.stores.iter().filter(|(other, _)| **other != store);
-        let shares: u64 = others.map(|(_, account)| share.saturating_sub(account.held_bytes)).sum();
+        let others = || {
+            let is_present = |account: &Account| account.volumes > 0 || account.uploads > 0;
+            self.stores.iter().filter(move |(other, account)| **other != store && is_present(account))
+        };
+        let share = self.bytes / (2 * (1 + others().count() as u64));
+        let shares: u64 = others().map(|(_, account)| share.saturating_sub(account.held_bytes)).sum();
         let small = self.small_lane_bytes() - self.small_bytes;
         self.held_bytes + bytes + shares + small <= self.bytes
     }
 
     /// Returns true if an upload may have so many bytes more.
-    fn may_grow(&self, upload: &Upload, bytes: u64) -> bool {
+    fn may_grow(&self, upload: &LedgerEntry, bytes: u64) -> bool {
         let account = &self.stores[&upload.store];
         // An upload that waits to begin comes first, of another store where that holds less.
         let comes_before = |(store, other): (&StoreKey, &Account)| {
@@ -324,6 +349,7 @@ impl Ledger {
         account.gave_back = self.asked;
         if upload.is_in_small_lane {
             account.small_bytes -= upload.need.least_bytes();
+            account.small_uploads -= 1;
             self.small_bytes -= upload.need.least_bytes();
         }
         self.growing.remove(&ticket);
@@ -400,9 +426,9 @@ impl UploadMemory {
     }
 
     /// A volume of `store` is on the node until the result is dropped.
-    pub(crate) fn attach(&self, store: StoreKey) -> Attached {
+    pub(crate) fn attach(&self, store: StoreKey) -> StorePresence {
         self.lock().ledger.attach(store);
-        Attached { memory: self.clone(), store }
+        StorePresence { memory: self.clone(), store }
     }
 
     /// Waits until an upload to `store` may begin.
@@ -451,12 +477,12 @@ impl UploadMemory {
 
 /// A volume on the node.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct StorePresence {
     memory: UploadMemory,
     store: StoreKey,
 }
 
-impl Drop for Attached {
+impl Drop for StorePresence {
     fn drop(&mut self) {
         self.memory.lock().ledger.detach(self.store);
         self.memory.grant();
@@ -491,9 +517,10 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Returns true if the last attempt of its store failed: then one part is in memory at once.
+    /// Returns true if the attempt of its store before it failed, and the store has taken nothing since: then
+    /// one part is in memory at once.
     pub(crate) fn is_trial(&self) -> bool {
-        self.is_trial
+        self.is_trial && self.memory.lock().ledger.stores[&self.store].is_failing
     }
 
     /// Records if the store takes what it is sent.
@@ -524,7 +551,7 @@ impl Room {
     }
 
     fn held(&self, bytes: u64) -> Held {
-        Held { memory: self.memory.clone(), ticket: self.ticket, bytes }
+        Held { memory: self.memory.clone(), ticket: self.ticket, bytes, is_sent: false }
     }
 }
 
@@ -551,7 +578,7 @@ impl Drop for GrowPlace<'_> {
         state.growing.remove(&self.room.ticket);
         // It may have been granted, and not been noticed.
         if state.ledger.growing.remove(&self.room.ticket).is_none() {
-            state.ledger.give_back(self.room.ticket, self.bytes);
+            state.ledger.give_back(self.room.ticket, self.bytes, false);
         }
         drop(state);
         self.room.memory.grant();
@@ -564,9 +591,17 @@ pub(crate) struct Held {
     memory: UploadMemory,
     ticket: u64,
     bytes: u64,
+    /// The bytes are in the store's hands.
+    is_sent: bool,
 }
 
 impl Held {
+    /// The same for bytes that are sent: their end shows that the store answers.
+    pub(crate) fn into_sent(mut self) -> Self {
+        self.is_sent = true;
+        self
+    }
+
     /// Gives back all but so many bytes.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         drop(self.split(self.bytes - bytes));
@@ -576,7 +611,7 @@ impl Held {
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         assert!(bytes <= self.bytes, "{bytes} of {} bytes", self.bytes);
         self.bytes -= bytes;
-        Self { memory: self.memory.clone(), ticket: self.ticket, bytes }
+        Self { memory: self.memory.clone(), ticket: self.ticket, bytes, is_sent: self.is_sent }
     }
 
     /// Adds what the same upload took.
@@ -589,7 +624,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.memory.lock().ledger.give_back(self.ticket, self.bytes);
+            self.memory.lock().ledger.give_back(self.ticket, self.bytes, self.is_sent);
             self.memory.grant();
         }
     }
@@ -611,7 +646,7 @@ mod tests {
     }
 
     /// A volume on the node of each of so many stores.
-    fn attach(memory: &UploadMemory, stores: usize) -> Vec<Attached> {
+    fn attach(memory: &UploadMemory, stores: usize) -> Vec<StorePresence> {
         (0..stores).map(|store| memory.attach(StoreKey(store))).collect()
     }
 
@@ -727,7 +762,7 @@ mod tests {
         assert!((&mut next).now_or_never().is_none());
         trial.set_failing(false);
         let next = next.now_or_never().unwrap();
-        assert!(!next.is_trial() && next.try_take(32 * MIB).is_some());
+        assert!(!trial.is_trial() && !next.is_trial() && next.try_take(32 * MIB).is_some());
         drop(part);
     }
 
@@ -789,7 +824,7 @@ mod tests {
     /// Two stores that are always busy.
     struct Busy {
         memory: UploadMemory,
-        _attached: Vec<Attached>,
+        _attached: Vec<StorePresence>,
         rooms: [Vec<Room>; 2],
     }
 
@@ -847,6 +882,61 @@ mod tests {
         assert!(granted.is_some(), "it waits without end");
     }
 
+    /// A stream of small uploads that overlap.
+    struct SmallStream {
+        memory: UploadMemory,
+        store: usize,
+        rooms: VecDeque<Room>,
+    }
+
+    impl SmallStream {
+        fn new(memory: &UploadMemory, store: usize) -> Self {
+            let rooms = (0..2).map(|_| take(memory, store, SMALL).expect("the lane is free")).collect();
+            Self { memory: memory.clone(), store, rooms }
+        }
+
+        /// The next one begins before the oldest one ends, if it may.
+        fn turn(&mut self) {
+            self.rooms.extend(take(&self.memory, self.store, SMALL));
+            self.rooms.pop_front();
+        }
+    }
+
+    /// At no time did uploads hold nothing.
+    #[test]
+    fn small_uploads_do_not_starve_one_above_the_memory() {
+        let memory = memory();
+        let _attached = attach(&memory, 2);
+        for (store, base_bytes) in [(0, 300 * MIB), (1, 300 * MIB), (0, 226 * MIB)] {
+            let mut small = SmallStream::new(&memory, 1);
+            let mut huge = Box::pin(memory.room(StoreKey(store), MemoryNeed { base_bytes, ..NEED }));
+            let granted = (0..16).find_map(|_turn| {
+                small.turn();
+                (&mut huge).now_or_never()
+            });
+            assert!(granted.is_some(), "it waits without end");
+            drop(granted);
+            small.turn();
+            assert!(take(&memory, 1, SMALL).is_some(), "small ones continue");
+        }
+    }
+
+    /// A store that has a small upload in progress was neither idle nor starved.
+    #[test]
+    fn small_uploads_of_a_store_do_not_starve_its_large_one() {
+        let mut busy = Busy::new();
+        let memory = busy.memory.clone();
+        let mut small = SmallStream::new(&memory, 0);
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        let granted = (0..16).find_map(|_turn| {
+            small.turn();
+            busy.turn();
+            (&mut large).now_or_never()
+        });
+        assert!(granted.is_some(), "it waits without end");
+        assert!(!small.rooms.is_empty() && memory.held_bytes() <= 256 * MIB);
+    }
+
     #[test]
     fn a_cancelled_waiter_releases_its_reservation() {
         let mut busy = Busy::new();
@@ -871,6 +961,36 @@ mod tests {
             assert!((&mut large).now_or_never().is_none());
             assert!(busy.turn().iter().all(|begun| *begun > 0));
         }
+    }
+
+    /// The memory that compression saves came back for a store that answered nothing.
+    #[test]
+    fn compression_is_no_answer_of_a_store() {
+        let memory = memory();
+        let _attached = attach(&memory, 3);
+        let silent = take(&memory, 2, NEED).unwrap();
+        let mut batch = silent.try_take(64 * MIB).unwrap();
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        assert!((&mut large).now_or_never().is_none());
+        for _batch in 0..16 {
+            batch.shrink_to(batch.bytes - MIB);
+            assert!(take(&memory, 1, NEED).is_some(), "it does not wait for store 2");
+        }
+        drop(batch.split(16 * MIB).into_sent());
+        assert!(take(&memory, 1, NEED).is_none(), "store 2 takes what it is sent");
+        drop((batch, silent));
+        assert!(large.now_or_never().is_some());
+    }
+
+    /// It kept its share until the node ended.
+    #[test]
+    fn a_failing_store_without_volumes_has_no_share() {
+        let memory = memory();
+        let _attached = attach(&memory, 1);
+        memory.lock().ledger.set_failing(StoreKey(1), true);
+        let rooms = take_all(&memory, 0, NEED);
+        let _taken: Vec<_> = rooms.iter().map(grow).collect();
+        assert_eq!(memory.held_bytes(), 240 * MIB, "all but the lane of small uploads");
     }
 
     /// Nothing is kept for an upload that waits for a store which does not answer.

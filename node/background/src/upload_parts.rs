@@ -20,7 +20,7 @@ use holdfast_objects::{Part, PartFailed, Parts};
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId};
 
 use crate::compressors::{Borrowed, Compressors};
-use crate::upload::Batch;
+use crate::upload::UploadBatch;
 use crate::upload_memory::{Held, Room};
 use crate::{Sides, UnreadableSectors};
 
@@ -56,12 +56,12 @@ struct Closed {
 }
 
 /// Bytes of a part, and their memory.
-struct PartBytes {
+struct GrantedPart {
     bytes: Vec<u8>,
     _held: Option<Held>,
 }
 
-impl AsRef<[u8]> for PartBytes {
+impl AsRef<[u8]> for GrantedPart {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -151,7 +151,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         self.begun = range.end;
         let is_search = self.unreadable.is_some();
         let room = Arc::clone(&self.room);
-        let batch = Batch::new(Arc::clone(&self.dirty), range, compressor, is_search, room);
+        let batch = UploadBatch::new(Arc::clone(&self.dirty), range, compressor, is_search, room);
         let packing = self.sides.pack(batch);
         let mut packing: Packing<'a> = Box::pin(async move {
             let frames = packing.await.finish();
@@ -163,10 +163,13 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         self.packing.push_back(packed.map_or(packing, |packed| Box::pin(std::future::ready(packed))));
     }
 
-    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress.
+    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress. The
+    /// search for unreadable sectors takes one batch at a time and no permit of a compressor.
     async fn begin_batches(&mut self) {
         let Making { compressors, is_small, .. } = self.making.clone();
-        while self.packing.len() < compressors.count()
+        let is_search = self.unreadable.is_some();
+        let most = if is_search { 1 } else { compressors.count() };
+        while self.packing.len() < most
             && let Some((blocks, bytes)) = self.next_batch()
         {
             let is_idle = self.packing.is_empty();
@@ -175,9 +178,10 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
                 None if is_idle => self.room.take(bytes).await,
                 None => return,
             };
-            let compressor = match compressors.try_borrow() {
+            let free = if is_search { None } else { compressors.try_borrow() };
+            let compressor = match free {
                 Some(compressor) => compressor,
-                None if is_small => compressors.borrow_at_once(),
+                None if is_search || is_small => compressors.borrow_at_once(),
                 None if is_idle => compressors.borrow().await,
                 None => return,
             };
@@ -218,7 +222,8 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
 
     fn close(&mut self) {
         let (segment, index) = self.builder.close(self.making.id);
-        let rest = PartBytes { bytes: self.builder.take(usize::MAX), _held: self.held.take() };
+        let held = self.held.take().map(Held::into_sent);
+        let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: held };
         self.closed = Some(Closed { segment, index, rest: Bytes::from_owner(rest) });
     }
 }
@@ -243,8 +248,8 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
         }
         let Some(Closed { rest, .. }) = &mut self.closed else {
             let bytes = self.builder.take(length);
-            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64));
-            return Ok(Part { bytes: Bytes::from_owner(PartBytes { bytes, _held: held }), is_last: false });
+            let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64).into_sent());
+            return Ok(Part { bytes: Bytes::from_owner(GrantedPart { bytes, _held: held }), is_last: false });
         };
         let bytes = rest.split_to(rest.len().min(length));
         let is_last = rest.is_empty();

@@ -25,7 +25,7 @@ use holdfast_types::{Place, SegmentId, Seq, VolumeId};
 use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
-use crate::upload_memory::{Attached, MemoryNeed, StoreKey};
+use crate::upload_memory::{MemoryNeed, StoreKey, StorePresence};
 use crate::upload_parts::{Making, SegmentParts, batch_bytes, sector_bytes};
 use crate::{Compressors, Environment, MergeTurns, Sides, UnreadableSectors, UploadMemory};
 use holdfast_log::Indexes;
@@ -120,7 +120,7 @@ pub struct Background<S, T> {
     pub(crate) pools: Pools,
     tidying: Mutex<()>,
     /// Its store has a share of the memory for uploads.
-    _attached: Attached,
+    _attached: StorePresence,
 }
 
 /// Resources that the background work of all volumes of a node shares.

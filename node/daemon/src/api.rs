@@ -39,7 +39,7 @@ use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::Handoff;
-use crate::node::{Instance, InstanceError, VolumeInStore};
+use crate::node::{Instance, InstanceError, NodeVolumeStatus, VolumeInStore};
 use crate::volumes::Volumes;
 
 /// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
@@ -192,7 +192,11 @@ impl<V: Volumes> node_server::Node for Api<V> {
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
         let DetachRequest { volume_id } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
-        self.stores()?;
+        // A memory volume has no Volume object that could be deleted instead.
+        let is_memory = |one: &NodeVolumeStatus| one.volume == volume && one.memory.is_some();
+        if !self.volumes.list().iter().any(is_memory) {
+            self.stores()?;
+        }
         let volumes = self.volumes.clone();
         self.to_the_end(async move { volumes.detach(&volume).await }).await?;
         Ok(Response::new(DetachResponse {}))

@@ -59,6 +59,8 @@ pub(crate) use store::cold_reads::ReadAheadFigures;
 pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::attach_steps::AttachTimes;
+#[cfg(test)]
+pub(crate) use volume::attach_steps::TimedStep;
 pub(crate) use volume::cut::CutStep;
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;

@@ -186,6 +186,11 @@ fn prepared_at(chunk: Chunk) -> u64 {
     group_at(chunk) + PREPARED_AT + chunk.0 % GROUP_CHUNKS / 8
 }
 
+#[inline]
+fn is_in_one_chunk(range: SectorRange) -> bool {
+    range.end() <= (range.start.chunk().0 + 1) * CHUNK_SECTORS
+}
+
 /// `offset` as an index: the memory is mapped, so it fits.
 #[allow(clippy::cast_possible_truncation, reason = "the offset lies within memory of this process")]
 #[inline]
@@ -563,8 +568,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// The side that has the newest bytes of all of `range`, where it lies in one chunk.
     #[inline]
     pub(crate) fn newest_of_all(&self, range: SectorRange) -> Newest {
-        let chunk = range.start.chunk();
-        if range.end() > (chunk.0 + 1) * CHUNK_SECTORS || !self.is_prepared(chunk) {
+        if !is_in_one_chunk(range) || !self.is_prepared(range.start.chunk()) {
             return None;
         }
         let first = self.nibble(range.start.0);
@@ -572,9 +576,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (self.are_all(range, first) || self.first_run(range) == (range, Some(side))).then_some(side)
     }
 
-    /// Returns true if each sector of `range`, which lies in one chunk, is `nibble`.
+    /// Returns true if `range` lies in one chunk and each sector of it is `nibble`. What follows the sectors
+    /// of a chunk may be those of the next one, or the beginning of the next group.
     #[inline]
     fn are_all(&self, range: SectorRange, nibble: Nibble) -> bool {
+        if range.sectors == 0 || !is_in_one_chunk(range) {
+            return false;
+        }
         let (first, last) = (range.start.0 / WORD_SECTORS, (range.end() - 1) / WORD_SECTORS);
         let at = index(nibble_at(first * WORD_SECTORS));
         let words = &self.memory.as_ref()[at..at + 8 * (last - first + 1) as usize];
@@ -586,7 +594,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
         // What is written again, as most of a volume that is in use.
         let as_written = Nibble::on(side, dirty_bit(side), false);
-        if side == self.active() && range.sectors > 0 && self.are_all(range, as_written) {
+        if side == self.active() && self.are_all(range, as_written) {
             return false;
         }
         self.change(range, |map, old| map.marked(old, side, false))

@@ -308,6 +308,8 @@ impl SegmentBuilder {
         let mut rest = Vec::with_capacity(if is_all { 0 } else { self.body.capacity() });
         rest.extend_from_slice(&self.body[length..]);
         self.body.truncate(length);
+        // What it takes of memory is what its upload counts.
+        self.body.shrink_to_fit();
         self.taken += length as u64;
         std::mem::replace(&mut self.body, rest)
     }
@@ -538,6 +540,7 @@ mod tests {
             fill(&mut builder, block);
             while builder.ready() >= 100_000 {
                 parts.push(builder.take(100_000));
+                assert_eq!(parts.last().unwrap().capacity(), 100_000, "its memory is what it counts for");
             }
         }
         let (in_parts, index) = builder.close(id);

@@ -81,17 +81,15 @@ impl Codecs {
         Some(&out[..len.filter(|len| *len <= most)?])
     }
 
-    /// Decompresses a page. False if the bytes are damaged.
-    ///
-    /// # Panics
-    /// If the codec was not prepared.
+    /// Decompresses a page. False if the bytes are damaged, or of a codec that was not prepared: no volume of
+    /// this thread writes them.
     pub(crate) fn decompress(&mut self, codec: PageCodec, bytes: &[u8], page: &mut [u8]) -> bool {
         let len = match codec {
             PageCodec::Lz4 => decompress_into(bytes, page).ok(),
-            PageCodec::Zstd => {
-                let (_, decompressor) = self.zstd.as_mut().expect("the codec was prepared");
-                decompressor.decompress_to_buffer(bytes, page).ok()
-            }
+            PageCodec::Zstd => self
+                .zstd
+                .as_mut()
+                .and_then(|(_, decompressor)| decompressor.decompress_to_buffer(bytes, page).ok()),
         };
         len == Some(PAGE_BYTES)
     }

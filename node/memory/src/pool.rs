@@ -10,8 +10,7 @@
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
 /// Bytes of a slab. Smaller than a huge page: of 49 classes each may have one slab that is half used, which
-/// is
-/// 1.5 MiB with these and 49 MiB with slabs of 2 MiB.
+/// is 1.5 MiB with these and 49 MiB with slabs of 2 MiB.
 pub const SLAB_BYTES: usize = 64 << 10;
 /// Bytes by which classes differ, and of which a slot's offset is a multiple.
 pub const CLASS_BYTES: usize = 64;
@@ -187,6 +186,18 @@ impl Pool {
         self.slabs[slab as usize].class != 0
     }
 
+    /// True if this slot is used: it lies in the pool, in a slab of its class.
+    #[must_use]
+    pub fn has(&self, slot: PageSlot) -> bool {
+        let Some((number, slab)) =
+            slot.slab().and_then(|number| Some((number, self.slabs.get(number as usize)?)))
+        else {
+            return false;
+        };
+        let (word, bit) = Self::place(number, slot.index());
+        slab.class == slot.class() && self.bitmaps[word] & bit != 0
+    }
+
     /// Uses a free slot of a class, in a slab that has used ones.
     pub fn take(&mut self, class: u8) -> Option<PageSlot> {
         let slab = self.first[usize::from(class)];
@@ -359,6 +370,13 @@ mod tests {
         assert_eq!(pool.take_again(PageSlot::at(4, 8).unwrap()), Err(SlotTaken::OtherClass));
         assert_eq!(pool.take_again(PageSlot::at(3, SLAB_UNITS).unwrap()), Err(SlotTaken::Beyond));
         assert_eq!(pool.take_again(PageSlot::at(3, 1 << 47).unwrap()), Err(SlotTaken::Beyond));
+        let has = |class, unit| pool.has(PageSlot::at(class, unit).unwrap());
+        assert!(has(3, 6), "it is used");
+        assert!(
+            ![(3, 9), (6, 6), (4, 8), (3, SLAB_UNITS), (3, 1 << 47)]
+                .map(|(class, unit)| has(class, unit))
+                .contains(&true)
+        );
         assert_eq!(pool.take(3).map(PageSlot::unit), Some(0), "the free ones are given out");
         assert_eq!([3, 9].map(|unit| pool.take(3).map(PageSlot::unit) == Some(unit)), [true; 2]);
     }

@@ -13,7 +13,8 @@
 //!
 //! Owns: this order, what is stored in which form, the volume's figures.
 //! Runs on: the ring thread that owns the volume, alone. No allocation for a request.
-//! On failure: a page without a slot keeps its content.
+//! On failure: a page without a slot keeps its content. A word that the volume cannot have stored is damage:
+//! requests to its page fail, and it is neither followed nor replaced.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
@@ -37,7 +38,7 @@ pub enum PageError {
     /// The limit of the volume is reached, or the system has no memory.
     #[error("the volume has no memory for another page")]
     NoSpace,
-    /// The content cannot be read: its memory was changed by another program, or by a bug.
+    /// Its word or its content is none that the volume stored: another program changed its memory, or a bug.
     #[error("page {0} is damaged")]
     Damaged(u64),
 }
@@ -80,7 +81,8 @@ pub struct MemoryFigures {
     pub slab_bytes: u64,
     /// The most that `slab_bytes` may become.
     pub limit_bytes: u64,
-    /// Pages that found no memory.
+    /// Pages that were not written for want of memory: of a write, the one that found none and those after
+    /// it.
     pub refused_pages: u64,
 }
 
@@ -174,8 +176,8 @@ impl<M: PageMemory> MemoryVolume<M> {
     /// Writes pages from `first` on.
     ///
     /// # Errors
-    /// [`PageError::NoSpace`]: pages before the one without a slot are written, it and those after it are as
-    /// they were.
+    /// [`PageError::NoSpace`] and [`PageError::Damaged`]: pages before the one without a slot, or the damaged
+    /// one, are written, it and those after it are as they were.
     ///
     /// # Panics
     /// If `data` is not whole pages of the volume.
@@ -183,8 +185,12 @@ impl<M: PageMemory> MemoryVolume<M> {
         let (pages, rest) = data.as_chunks::<PAGE_BYTES>();
         assert!(rest.is_empty(), "a request has whole pages");
         self.check(first, pages.len() as u64);
-        for (page, content) in (first..).zip(pages) {
-            self.write_page(codecs, page, content)?;
+        for (written, (page, content)) in (first..).zip(pages).enumerate() {
+            self.write_page(codecs, page, content).inspect_err(|error| {
+                if *error == PageError::NoSpace {
+                    self.refused_pages += (pages.len() - written) as u64;
+                }
+            })?;
         }
         Ok(())
     }
@@ -208,17 +214,21 @@ impl<M: PageMemory> MemoryVolume<M> {
 
     /// Makes `pages` pages from `first` on read as zeros, and frees what they took.
     ///
+    /// # Errors
+    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are as they were.
+    ///
     /// # Panics
     /// If they are not pages of the volume.
-    pub fn discard(&mut self, first: u64, pages: u64) {
+    pub fn discard(&mut self, first: u64, pages: u64) -> Result<(), PageError> {
         self.check(first, pages);
         for page in first..first + pages {
-            let old = self.word(page);
+            let old = self.word(page)?;
             if old != Word::Zeros {
                 self.publish(page, Word::Zeros);
                 self.release(old);
             }
         }
+        Ok(())
     }
 
     fn check(&self, first: u64, pages: u64) {
@@ -226,13 +236,16 @@ impl<M: PageMemory> MemoryVolume<M> {
         assert!(fits, "the pages are the volume's");
     }
 
-    /// The word of a page. The volume alone writes them, so one that means nothing is a damaged one.
-    fn word(&self, page: u64) -> Word {
-        Word::of(self.memory.word(page)).unwrap_or(Word::Zeros)
+    /// The word of a page. The volume alone writes them, so one that means nothing, or names a slot that is
+    /// not used, is damage.
+    fn word(&self, page: u64) -> Result<Word, PageError> {
+        let word = Word::of(self.memory.word(page)).map_err(|_meaningless| PageError::Damaged(page))?;
+        let is_whole = word.slot().is_none_or(|slot| self.pool.has(slot));
+        if is_whole { Ok(word) } else { Err(PageError::Damaged(page)) }
     }
 
     fn write_page(&mut self, codecs: &mut Codecs, page: u64, content: &[u8]) -> Result<(), PageError> {
-        let old = self.word(page);
+        let old = self.word(page)?;
         if !safeguard(Safeguard::FreeSlotAfterWord) {
             self.release(old);
         }
@@ -256,7 +269,7 @@ impl<M: PageMemory> MemoryVolume<M> {
                 None => self.store(page, Form::Plain, &[content])?,
             },
         };
-        debug_assert_eq!(self.word(page), new, "the page was published");
+        debug_assert_eq!(self.memory.word(page), new.bits(), "the page was published");
         if safeguard(Safeguard::FreeSlotAfterWord) {
             self.release(old);
         }
@@ -266,7 +279,7 @@ impl<M: PageMemory> MemoryVolume<M> {
     /// Steps 1 to 3 for content that needs a slot.
     fn store(&mut self, page: u64, form: Form, content: &[&[u8]]) -> Result<Word, PageError> {
         let len_bytes = content.iter().map(|part| part.len()).sum();
-        let slot = self.take(class_of(len_bytes)).inspect_err(|_full| self.refused_pages += 1)?;
+        let slot = self.take(class_of(len_bytes))?;
         let word = Word::Stored(form, slot);
         if !safeguard(Safeguard::StoreSlotFirst) {
             self.publish(page, word);
@@ -326,7 +339,7 @@ impl<M: PageMemory> MemoryVolume<M> {
 
     /// `None` if the page is damaged.
     fn read_page(&self, codecs: &mut Codecs, page: u64, content: &mut [u8]) -> Option<()> {
-        match Word::of(self.memory.word(page)).ok()? {
+        match self.word(page).ok()? {
             Word::Zeros => content.fill(0),
             Word::Filled(half) => fill(content, u64::from(half) | u64::from(half) << 32),
             Word::Stored(Form::Pattern, slot) => {

@@ -15,10 +15,10 @@
 //!      4  slot: u16 length, and so many bytes of a zstd frame without content size
 //!      5  slot: the page as it is
 //! ```
-//! The size class is the length of a slot in units of 64 bytes, 1 to 64. It says which slots the slab has,
-//! and may be greater than the content needs.
+//! The size class is the length of a slot in units of 64 bytes, 1 to 64, of kind 5 always 64. It says which
+//! slots the slab has, and may be greater than the content needs.
 
-use crate::pool::PageSlot;
+use crate::pool::{PAGE_CLASS, PageSlot};
 
 /// Content of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,9 +87,10 @@ impl Word {
             5 => Form::Plain,
             _ => return Err(InvalidWord(bits)),
         };
-        match PageSlot::at((bits >> 8) as u8, bits >> 16) {
-            Some(slot) => Ok(Self::Stored(form, slot)),
-            None => Err(InvalidWord(bits)),
+        let class = (bits >> 8) as u8;
+        match PageSlot::at(class, bits >> 16) {
+            Some(slot) if class == PAGE_CLASS || !matches!(form, Form::Plain) => Ok(Self::Stored(form, slot)),
+            Some(_) | None => Err(InvalidWord(bits)),
         }
     }
 
@@ -110,19 +111,21 @@ mod tests {
     #[test]
     fn a_word_reads_as_it_was_written() {
         let slots = [PageSlot::at(1, 0).unwrap(), PageSlot::at(64, 4096 * 7 + 64).unwrap()];
-        let forms = [Form::Pattern, Form::Lz4, Form::Zstd, Form::Plain];
+        let forms = [Form::Pattern, Form::Lz4, Form::Zstd];
         let stored = forms.iter().flat_map(|form| slots.map(|slot| Word::Stored(*form, slot)));
-        for word in stored.chain([Word::Zeros, Word::Filled(u32::MAX), Word::Filled(1)]) {
+        let plain = Word::Stored(Form::Plain, slots[1]);
+        for word in stored.chain([plain, Word::Zeros, Word::Filled(u32::MAX), Word::Filled(1)]) {
             assert_eq!(Word::of(word.bits()), Ok(word));
         }
-        assert_eq!(Word::Stored(Form::Plain, slots[1]).bits(), (4096 * 7 + 64) << 16 | 64 << 8 | 5);
+        assert_eq!(plain.bits(), (4096 * 7 + 64) << 16 | 64 << 8 | 5);
     }
 
     #[test]
     fn bits_without_a_meaning_are_no_word() {
         // A kind that does not exist, zeros with a slot, no class, a class that is too large, a slot that
-        // reaches into the next slab, one that is no multiple of its class.
-        for bits in [6, 0x100, 3, 65 << 8 | 3, 63 << 8 | 3 | 4095 << 16, 2 << 8 | 3 | 1 << 16, 0x101] {
+        // reaches into the next slab, one that is no multiple of its class, a page in a slot that is shorter.
+        let plain = 63 << 8 | 5;
+        for bits in [6, 0x100, 3, 65 << 8 | 3, 63 << 8 | 3 | 4095 << 16, 2 << 8 | 3 | 1 << 16, 0x101, plain] {
             assert_eq!(Word::of(bits), Err(InvalidWord(bits)), "{bits:#x}");
         }
     }

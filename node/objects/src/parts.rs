@@ -55,7 +55,7 @@ pub trait Parts: Send {
     async fn next(&mut self) -> Result<Part, PartFailed>;
 
     /// Largest number of parts in memory at once, including the one that is being made; at least 1. The store
-    /// asks for a further part only after it stored one.
+    /// asks for a further part only after it stored one. The store asks for the number before each part.
     fn max_at_once(&self) -> usize;
 }
 

@@ -18,6 +18,7 @@ mod heap_buffer;
 mod operation;
 mod operation_table;
 mod ring;
+mod ring_operation;
 mod slot;
 mod waker;
 
@@ -25,7 +26,8 @@ pub use completion::{Completion, Ended, Errno, IoResult};
 pub use error::RingError;
 pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;
-pub use operation::{FileRange, FixedTransfer, RingOperation};
+pub use operation::{FileRange, FixedTransfer};
 pub use ring::{Ring, RingOptions};
+pub use ring_operation::RingOperation;
 pub use slot::{BufferRange, FileSlot};
 pub use waker::Waker;

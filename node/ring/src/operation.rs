@@ -1,24 +1,10 @@
-//! What an operation is for, and the file operations a data path needs, on fixed files only.
+//! The file operations a data path needs, on fixed files only.
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use io_uring::opcode;
 use io_uring::types::FsyncFlags;
 
-use crate::{FileSlot, HeapBuffer, Ring};
-
-/// The purpose of an operation, in the words of the ring's owner.
-pub trait RingOperation: Sized {
-    /// Bits that a word may have.
-    const WORD_BITS: u32 = 63;
-
-    /// The operation as a word of [`WORD_BITS`](Self::WORD_BITS) bits, where it fits: it then travels with the
-    /// entry and takes no place in the ring's table. The table recognises a completion that comes a second
-    /// time, a word does not: the owner has to know from its own state that the operation is in flight.
-    fn to_word(&self) -> Option<u64>;
-
-    /// The operation of a word that [`to_word`](Self::to_word) returned.
-    fn from_word(word: u64) -> Self;
-}
+use crate::{FileSlot, HeapBuffer, Ring, RingOperation};
 
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,8 @@ use std::{
 
 use holdfast_objects::{Decision, ErrorKind, StoreError, Verb};
 
+use tokio::sync::SemaphorePermit;
+
 use crate::{
     availability::Attempted,
     classify::RequestFailure,
@@ -18,30 +20,40 @@ use crate::{
 /// Bytes of a body that moved in one attempt.
 pub(crate) type BodyBytes = u64;
 
+/// Permits of one request, until this is dropped.
+struct RequestPermits<'a> {
+    _of_lane: Option<SemaphorePermit<'a>>,
+    _of_all: SemaphorePermit<'a>,
+}
+
 impl S3Store {
     /// Sends one request with a permit and within its limit, counts it, and learns of the store from its end.
-    ///
-    /// The permit is waited for outside the limit: time in the queue is not the server's.
     pub(crate) async fn attempt<T>(
         &self,
         class: RequestClass,
         limit: AttemptLimit,
         request: impl Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     ) -> Result<T, RequestFailure> {
+        let _permits = self.permits_of(class).await;
+        self.permitted_attempt(class, limit, request).await
+    }
+
+    /// Waits for the permits of one request: outside its limits, since time in the queue is not the server's.
+    async fn permits_of(&self, class: RequestClass) -> RequestPermits<'_> {
         let lane = match class.lane {
             Lane::First => None,
             Lane::Small => Some(&self.small),
             Lane::Bulk => Some(&self.bulk),
         };
-        let _of_lane = match lane {
+        let of_lane = match lane {
             Some(lane) => Some(lane.acquire().await.expect("the semaphore is never closed")),
             None => None,
         };
-        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
-        self.permitted_attempt(class, limit, request).await
+        let of_all = self.permits.acquire().await.expect("the semaphore is never closed");
+        RequestPermits { _of_lane: of_lane, _of_all: of_all }
     }
 
-    /// The same for a caller that holds the permit.
+    /// The same as [`Self::attempt`] for a caller that holds the permit.
     pub(crate) async fn permitted_attempt<T>(
         &self,
         class: RequestClass,
@@ -90,12 +102,17 @@ impl S3Store {
     where
         Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     {
-        let begun = Instant::now();
+        let mut begun = None;
         let mut attempt = 1;
         loop {
             self.availability.admit(class).await?;
             let sent = Instant::now();
-            let failure = match self.attempt(class, limit, request()).await {
+            let permits = self.permits_of(class).await;
+            // The wait for the first permits is no part of the retry policy's deadline.
+            let begun = *begun.get_or_insert_with(Instant::now);
+            let answer = self.permitted_attempt(class, limit, request()).await;
+            drop(permits);
+            let failure = match answer {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
             };

@@ -129,7 +129,6 @@ impl S3Store {
         first: Bytes,
         parts: &mut dyn Parts,
     ) -> Result<Sent, SegmentError> {
-        let most = parts.max_at_once().max(1);
         let mut bytes = first.len() as u64;
         let mut numbers = 1..;
         let mut send = |chunk| {
@@ -140,7 +139,7 @@ impl S3Store {
         let mut sent = Vec::new();
         let mut is_last = false;
         loop {
-            if is_last || sending.len() >= most {
+            if is_last || sending.len() >= parts.max_at_once().max(1) {
                 match sending.next().await {
                     Some(part) => sent.push(part?),
                     None => break,

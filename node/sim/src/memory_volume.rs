@@ -185,8 +185,7 @@ impl MemoryRun {
     ) -> Result<(), PageError> {
         let MemoryRequest { first, pages, is_discard } = request;
         if *is_discard {
-            volume.discard(*first as u64, pages.len() as u64);
-            return Ok(());
+            return volume.discard(*first as u64, pages.len() as u64);
         }
         let data: Vec<u8> = pages.iter().flat_map(|page| **page).collect();
         volume.write(&mut self.codecs, *first as u64, &data)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
-use holdfast_background::{Batch, Environment, LocalState, SideReader, Sides, UnreadableSectors};
+use holdfast_background::{Environment, LocalState, SideReader, Sides, UnreadableSectors, UploadBatch};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundMap, FoundPart, Header, header_offset};
 use holdfast_engine::sector_map::Restore;
@@ -151,7 +151,7 @@ impl SideReader for SimFiles {
 }
 
 impl Sides for SimFiles {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let DirtyBlock { block, a, b } = batch.blocks()[0];
         // Once for each attempt, as most segments are of few blocks.
         if batch.is_first() && self.ask(LocalAsk::ReadSides).await.is_err() {

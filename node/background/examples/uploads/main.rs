@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use futures::future::join_all;
 use holdfast_background::{
-    Background, Batch, Compressors, Environment, Pools, SideReader, Sides, StoreKey, UploadMemory, Work,
+    Background, Compressors, Environment, Pools, SideReader, Sides, StoreKey, UploadBatch, UploadMemory, Work,
 };
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::event::{CreateAnswer, Event};
@@ -76,7 +76,7 @@ impl SideReader for DataFile {
 }
 
 impl Sides for DataFile {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let sides = self.clone();
         self.compute(move || {
             batch.pack(&sides);

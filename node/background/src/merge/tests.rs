@@ -24,14 +24,14 @@ use holdfast_types::{
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
-use crate::{Batch, Compressors, Fetches, Pools, StoreKey, UploadMemory};
+use crate::{Compressors, Fetches, Pools, StoreKey, UploadBatch, UploadMemory};
 use holdfast_log::Indexes;
 
 /// Merges need no sides.
 struct NoSides;
 
 impl Sides for NoSides {
-    async fn pack(&self, _batch: Batch) -> Batch {
+    async fn pack(&self, _batch: UploadBatch) -> UploadBatch {
         unreachable!("nothing is uploaded")
     }
 

@@ -1,10 +1,13 @@
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::FutureExt;
 use holdfast_format::side::Side;
 use holdfast_types::{Block, Mask, Place, SectorRange, Seq};
+use parking_lot::Mutex;
 
 use super::*;
+use crate::upload::MAX_UNREADABLE;
 use crate::upload_memory::{MemoryNeed, StoreKey};
 use crate::{SideReader, UploadMemory};
 
@@ -31,7 +34,7 @@ impl SideReader for Holed {
 }
 
 impl Sides for Holed {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         // Not at once, so that several are in progress.
         tokio::task::yield_now().await;
         batch.pack(self);
@@ -115,7 +118,9 @@ fn parts_are_of_one_length_and_the_same_each_time() {
 fn exactly_what_cannot_be_read_is_named() {
     let dirty: Arc<[DirtyBlock]> = [
         DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
-        DirtyBlock { block: Block(3), a: Mask(0b111), b: Mask::EMPTY },
+        DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY },
+        DirtyBlock { block: Block(4), a: Mask::FULL, b: Mask::EMPTY },
+        DirtyBlock { block: Block(5), a: Mask::FULL, b: Mask::EMPTY },
     ]
     .into();
     let build = |holes, part_bytes| {
@@ -125,11 +130,118 @@ fn exactly_what_cannot_be_read_is_named() {
         let made = block_on(parts.next());
         (made.is_ok(), parts.into_segment().map(drop).map_err(|found| found.ranges))
     };
+    // All blocks are one batch, then each is one.
     for part_bytes in [16 << 20, 1 << 20] {
-        let named = vec![SectorRange::new(5, 2), SectorRange::new(98, 1)];
-        assert_eq!(build(vec![0, 5, 6, 98], part_bytes), (false, Err(named)));
-        assert_eq!(build(vec![0, 3, 99], part_bytes), (true, Ok(())), "nothing of that is asked for");
+        let named = vec![SectorRange::new(5, 2), SectorRange::new(98, 1), SectorRange::new(130, 1)];
+        assert_eq!(build(vec![0, 5, 6, 98, 130], part_bytes), (false, Err(named)));
+        assert_eq!(build(vec![0, 3, 64, 192], part_bytes), (true, Ok(())), "nothing of that is asked for");
+        let (is_made, found) = build((96..192).collect(), part_bytes);
+        let found = found.unwrap_err();
+        assert_eq!(found.iter().map(|range| range.sectors).sum::<u64>(), MAX_UNREADABLE);
+        assert_eq!((is_made, found.last().unwrap().end()), (false, 160), "the search ends there");
     }
+}
+
+/// A disk with an unreadable sector in each block.
+struct Sick {
+    compressors: Arc<Compressors>,
+    running: AtomicUsize,
+    /// First block of each batch, and the batches in progress when it began.
+    begun: Mutex<Vec<(u64, usize)>>,
+    /// Block that was searched, and the compressors that were free meanwhile.
+    free: Mutex<Vec<(u64, usize)>>,
+}
+
+impl SideReader for Sick {
+    fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
+        let block = range.start.block().0;
+        if range.sectors == 1 {
+            let free: Vec<_> = std::iter::from_fn(|| self.compressors.try_borrow()).collect();
+            self.free.lock().push((block, free.len()));
+        }
+        Holed(vec![Block(block).first_sector().0 + 5]).read(side, range, buffer)
+    }
+}
+
+impl Sides for Sick {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
+        let running = self.running.fetch_add(1, Ordering::Relaxed);
+        self.begun.lock().push((batch.blocks()[0].block.0, running));
+        tokio::task::yield_now().await;
+        batch.pack(self);
+        self.running.fetch_sub(1, Ordering::Relaxed);
+        batch
+    }
+
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
+    }
+
+    async fn store_pending(&self, _pending: holdfast_engine::settings::Pending) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A disk that took seconds for each bad sector held all compressors of the node for minutes.
+#[test]
+fn a_search_for_bad_sectors_keeps_no_compressor() {
+    const COMPRESSORS: usize = 4;
+    let part_bytes = MIB as usize;
+    let memory = UploadMemory::new(64 * MIB, part_bytes);
+    let making = making(part_bytes, COMPRESSORS);
+    let sides = Sick {
+        compressors: Arc::clone(&making.compressors),
+        running: AtomicUsize::new(0),
+        begun: Mutex::default(),
+        free: Mutex::default(),
+    };
+    let mut parts = SegmentParts::new(&sides, room(&memory, FULL_NEED), full(10), making);
+    assert!(block_on(parts.next()).is_err());
+    assert_eq!(parts.into_segment().map(drop).unwrap_err().ranges.len(), 10);
+    let is_search = |block: u64| block >= COMPRESSORS as u64;
+    let free = sides.free.into_inner();
+    assert!(
+        free.iter().all(|(block, free)| *free >= if is_search(*block) { COMPRESSORS } else { 1 }),
+        "{free:?}"
+    );
+    let begun = sides.begun.into_inner();
+    assert!(begun.iter().all(|(block, running)| !is_search(*block) || *running == 0), "{begun:?}");
+}
+
+/// A compressor came back with frames in it: they were made a part of another volume's segment.
+#[test]
+fn a_batch_holds_only_its_own_frames() {
+    let memory = UploadMemory::new(64 * MIB, MIB as usize);
+    let compressors = Arc::new(Compressors::new(1));
+    let pack = || {
+        let (room, dirty) = (room(&memory, FULL_NEED), full(8));
+        let borrowed = compressors.try_borrow().expect("it is free");
+        let mut batch = UploadBatch::new(dirty, 4..8, borrowed, false, room);
+        batch.pack(&Holed::default());
+        let mut builder = SegmentBuilder::default();
+        builder.append(batch.finish().unwrap());
+        builder.finish(id())
+    };
+    let own = pack();
+    let mut borrowed = compressors.try_borrow().expect("it is free");
+    borrowed.with_permit().0.builder.push(Block(1), Mask(1), &[7; SECTOR_BYTES as usize]);
+    drop(borrowed);
+    assert!(pack() == own, "it has a foreign frame");
+}
+
+/// All parts of the first upload after an outage were sent one after the other.
+#[test]
+fn a_trial_sends_more_at_once_after_its_first_part() {
+    let part_bytes = MIB as usize;
+    let memory = UploadMemory::new(64 * MIB, part_bytes);
+    room(&memory, FULL_NEED).set_failing(true);
+    let sides = Holed::default();
+    let mut parts = SegmentParts::new(&sides, room(&memory, FULL_NEED), full(200), making(part_bytes, 2));
+    assert_eq!(parts.max_at_once(), 1);
+    assert!(block_on(parts.next()).is_ok());
+    assert_eq!(parts.max_at_once(), 1, "the store has taken none yet");
+    assert!(block_on(parts.next()).is_ok());
+    assert_eq!(parts.max_at_once(), MAX_SENDING);
 }
 
 /// The memory of a seal was one growing buffer once.
@@ -159,7 +271,7 @@ fn an_upload_holds_no_more_than_was_granted() {
 struct Prompt;
 
 impl Sides for Prompt {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         batch.pack(&Holed::default());
         batch
     }

@@ -7,7 +7,7 @@ use holdfast_types::{Epoch, Nonce};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::Batch;
+use crate::UploadBatch;
 use crate::scripted_time::ScriptedTime;
 
 const KEY: &str = "volumes/v/log/00000000000000000007";
@@ -16,7 +16,7 @@ const KEY: &str = "volumes/v/log/00000000000000000007";
 struct NoSides;
 
 impl Sides for NoSides {
-    async fn pack(&self, _batch: Batch) -> Batch {
+    async fn pack(&self, _batch: UploadBatch) -> UploadBatch {
         unreachable!("nothing is uploaded")
     }
 

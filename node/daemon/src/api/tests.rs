@@ -140,6 +140,11 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("Volume object"));
+    // It was attached before the daemon was one of Kubernetes, and no object knows it.
+    let memory = Some(holdfast_memory::MemoryFigures::default());
+    fake.put(crate::node::NodeVolumeStatus { memory, ..attached("scratch") });
+    let detach = DetachRequest { volume_id: "scratch".to_owned() };
+    api.detach(Request::new(detach)).await.unwrap();
     let object = Durability::Object.into();
     let change = ConfigureRequest { volume_id: "v".to_owned(), max_dirty_age: None, durability: object };
     let status = api.configure(Request::new(change)).await.unwrap_err();

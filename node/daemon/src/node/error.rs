@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use holdfast_background::AttachError;
+use holdfast_crds::ByteSize;
 use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::durable_map::DamagedMap;
 use holdfast_engine::sector_map::LiveMapError;
@@ -82,6 +83,43 @@ pub(crate) enum NodeError {
         /// The action to take instead.
         fix: &'static str,
     },
+    /// A memory volume is attached with another size, limit or codec than asked for.
+    #[error(
+        "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
+         Ask for what it has, or detach it first"
+    )]
+    MemoryDiffers {
+        /// The volume.
+        volume: VolumeId,
+        /// The field of the request.
+        field: &'static str,
+        /// The value that it has.
+        attached: String,
+        /// The value of the request.
+        asked: String,
+    },
+    /// The run directory has no room for a memory volume.
+    #[error(
+        "memory.limit_bytes: {volume} may take {most} with its table, and {} has room for {left} of memory volumes. The volume \
+         was not attached. Give a lower --memory-limit, or enlarge that tmpfs",
+        run_dir.display()
+    )]
+    MemoryRoom {
+        /// The volume.
+        volume: VolumeId,
+        /// The most that it may take.
+        most: ByteSize,
+        /// The run directory.
+        run_dir: PathBuf,
+        /// Room beside the reserve and what other memory volumes may still take.
+        left: ByteSize,
+    },
+    /// A memory volume was not recovered, since a volume of an object store has its name.
+    #[error(
+        "the memory volume {0} is left with a paused device: a volume of an object store had its name when the daemon started. \
+         Detach that one and restart the daemon"
+    )]
+    MemoryLeft(VolumeId),
     /// The block device is mounted or held by a process.
     #[error("volume {volume} is in use: {device} is held by {holders}. Unmount it or end that program first")]
     InUse {
@@ -444,6 +482,7 @@ impl NodeError {
             | Self::Recovering(_)
             | Self::InUse { .. }
             | Self::OtherStore { .. }
+            | Self::MemoryLeft(_)
             | Self::Unreadable { .. }
             | Self::Sweeping { .. }
             | Self::Contended(_) => FailureKind::Busy,
@@ -459,6 +498,8 @@ impl NodeError {
             | Self::StoreForeign { .. }
             | Self::Size(_)
             | Self::MemoryVolume { .. }
+            | Self::MemoryDiffers { .. }
+            | Self::MemoryRoom { .. }
             | Self::RunDir(_)
             | Self::SameDir(_)
             | Self::TooLarge { .. }

@@ -13,6 +13,8 @@ mod detach;
 mod local;
 mod present;
 mod recover;
+mod room;
+mod shape;
 mod table;
 
 use holdfast_memory::PageCodec;

@@ -23,8 +23,8 @@ use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
     FailureKind, MemoryAttach, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed,
-    ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, VolumeInStore,
-    VolumeState, millis,
+    ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, TimedStep,
+    VolumeInStore, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -404,7 +404,9 @@ impl Volumes for Fake {
     }
 
     fn attach_times(&self) -> AttachTimes {
-        AttachTimes::default()
+        let times = AttachTimes::default();
+        times.begin().end(TimedStep::Acquire);
+        times
     }
 
     fn read_ahead(&self) -> ReadAheadFigures {

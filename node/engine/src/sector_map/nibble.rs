@@ -93,8 +93,8 @@ impl Nibbles {
         (u64::from(others.trailing_zeros() / 4).min(16 - first), Nibble(nibble as u8))
     }
 
-    /// Returns true if `sectors` sectors from the `first` of these words on are all `nibble`; the last of them
-    /// lies in the last word.
+    /// Returns true if `sectors` sectors from the `first` of these words on are all `nibble`; the last of
+    /// them lies in the last word.
     #[inline]
     pub(super) fn are_all(words: &[[u8; 8]], first: u64, sectors: u64, nibble: Nibble) -> bool {
         let all = Self::ONES * u64::from(nibble.0);

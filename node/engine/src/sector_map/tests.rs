@@ -294,3 +294,24 @@ fn a_block_is_remote_until_all_of_it_is_on_a_side() {
     let unprepared = SectorMap::format(vec![0; map_bytes(9000) as usize], 9000, &"v".parse().unwrap());
     assert_eq!(unprepared.remote_after(first), u128::MAX);
 }
+
+/// At the end of a group lie the slots of the next group's pages: two of them in slot 0 read as a sector that
+/// side A holds dirty. A write over the border, whose first part was dirty already, was taken for one that
+/// changes nothing, and was neither read back nor committed.
+#[test]
+fn a_write_over_the_border_of_a_group_is_marked() {
+    let sectors = GROUP_SECTORS + CHUNK_SECTORS;
+    for (active, slot) in [(Side::A, 0), (Side::B, 1)] {
+        let mut map = map(sectors);
+        map.set_active(active);
+        let pages = GROUP_SECTORS / PAGE_SECTORS;
+        (pages..pages + 8).for_each(|page| map.set_synced_slot(page, Some(slot)));
+        map.mark_written(SectorRange::new(GROUP_SECTORS - 1, 1), active);
+        assert_eq!(map.newest(GROUP_SECTORS), None);
+        let over = SectorRange::new(GROUP_SECTORS - 1, 2);
+        assert!(map.mark_written(over, active), "{active:?}");
+        assert_eq!(map.newest(GROUP_SECTORS), Some(active));
+        assert_eq!(map.newest_of_all(over), None, "the direct path takes no request over a border");
+        assert!(!map.mark_written(over, active));
+    }
+}

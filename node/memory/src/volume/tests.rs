@@ -88,7 +88,7 @@ proptest! {
                 }
                 Step::Discard { first, pages } => {
                     let pages = pages.min(PAGES - first);
-                    volume.discard(first as u64, pages as u64);
+                    volume.discard(first as u64, pages as u64).unwrap();
                     expected[first..first + pages].iter_mut().for_each(|page| page.fill(0));
                 }
                 Step::Restart => {
@@ -100,7 +100,7 @@ proptest! {
             }
         }
         holds(&volume, &mut codecs, &expected);
-        volume.discard(0, PAGES as u64);
+        volume.discard(0, PAGES as u64).unwrap();
         prop_assert_eq!(volume.figures(), MemoryFigures { limit_bytes: volume.figures().limit_bytes, ..MemoryFigures::default() });
         prop_assert!(volume.memory.taken() <= 1, "one slab stays for the next write");
     }
@@ -133,6 +133,16 @@ fn a_full_volume_keeps_its_pages() {
         holds(&volume, &mut codecs, &expected);
         drop(taken);
     }
+}
+
+/// A write of 1 MiB that was refused counted as one page.
+#[test]
+fn each_page_of_a_refused_write_is_counted() {
+    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, 1, 1), codecs());
+    let data: Vec<u8> = (0..20).flat_map(|at| page(15, at)).collect();
+    assert_eq!(volume.write(&mut codecs, 0, &data), Err(PageError::NoSpace));
+    let MemoryFigures { plain_pages, refused_pages, .. } = volume.figures();
+    assert_eq!((plain_pages, refused_pages), (16, 4));
 }
 
 /// A page of a pattern takes its word, or eight bytes, and is never compressed.
@@ -185,7 +195,7 @@ fn a_damaged_slot_fails_its_page() {
     for codec in [PageCodec::Lz4, PageCodec::Zstd] {
         let (mut volume, mut codecs) = (volume(codec, SLABS, SLABS as usize), codecs());
         volume.write(&mut codecs, 0, &[page(9, 1), page(9, 2)].concat()).unwrap();
-        let slot = volume.word(0).slot().unwrap();
+        let slot = volume.word(0).unwrap().slot().unwrap();
         volume.memory.write(slot.offset(), &[0xff; 2]);
         let mut read = vec![0; PAGE_BYTES];
         assert_eq!(volume.read(&mut codecs, 0, &mut read), Err(PageError::Damaged(0)));
@@ -194,6 +204,45 @@ fn a_damaged_slot_fails_its_page() {
         volume.read(&mut codecs, 1, &mut read).unwrap();
         assert!(read == page(9, 2));
     }
+}
+
+/// A word that another program wrote ended the daemon, or gave it the content of another page.
+#[test]
+fn a_damaged_word_fails_its_page() {
+    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), Codecs::default());
+    volume.write(&mut codecs, 0, &[page(9, 1), page(15, 2), page(15, 3)].concat()).unwrap();
+    let [small, plain, unused] = [0, 1, 2].map(|page| volume.word(page).unwrap().slot().unwrap());
+    volume.discard(2, 1).unwrap();
+    let slab_units = (SLAB_BYTES / CLASS_BYTES) as u64;
+    let slot = |class, unit| PageSlot::at(class, unit).unwrap();
+    let bits = |form, slot| Word::Stored(form, slot).bits();
+    let damaged = [
+        6,
+        1 << 8,
+        bits(Form::Plain, unused),
+        bits(Form::Plain, slot(PAGE_CLASS, u64::from(SLABS) * slab_units)),
+        bits(Form::Lz4, slot(PAGE_CLASS, (1 << 48) - 64)),
+        bits(Form::Pattern, slot(1, plain.unit())),
+        bits(Form::Plain, slot(PAGE_CLASS, small.unit())),
+        bits(Form::Plain, slot(PAGE_CLASS, 3 * slab_units)),
+        bits(Form::Plain, small),
+    ];
+    let figures = volume.figures();
+    let mut read = vec![0; PAGE_BYTES];
+    for bits in damaged {
+        volume.memory.set_word(7, bits);
+        let refused = Err(PageError::Damaged(7));
+        assert_eq!(volume.read(&mut codecs, 7, &mut read), refused, "{bits:#x}");
+        assert_eq!(volume.write(&mut codecs, 7, &page(15, 9)), refused, "{bits:#x}");
+        assert_eq!(volume.discard(7, 1), refused, "{bits:#x}");
+        assert_eq!(volume.memory.word(7), bits, "it stays for who looks at it");
+    }
+    assert_eq!(volume.figures(), figures, "nothing changed");
+    // A used slot, in a form whose contexts no volume of the thread needed.
+    volume.memory.set_word(7, bits(Form::Zstd, small));
+    assert_eq!(volume.read(&mut codecs, 7, &mut read), Err(PageError::Damaged(7)));
+    volume.read(&mut codecs, 0, &mut read).unwrap();
+    assert!(read == page(9, 1));
 }
 
 /// The memory beside the stored bytes, after many overwrites with pages of other lengths.

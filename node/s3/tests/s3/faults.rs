@@ -546,6 +546,21 @@ async fn a_small_segment_does_not_wait_for_large_ones() {
     assert!(sent < 9, "{sent}: it came after all large ones");
 }
 
+/// The wait for a permit counted against the deadline of the retry policy: the first failure was the last.
+#[tokio::test]
+async fn time_in_the_queue_is_not_the_retry_deadlines() {
+    let server = Server::start().await;
+    let mut config = S3Config { max_concurrency: 4, ..server.config() };
+    config.timeouts.deadline = Duration::from_secs(2);
+    let store = S3Store::connect(config).await.unwrap();
+    server.plan_fault(Method::PUT, PlannedFault::Late(Duration::from_secs(3)));
+    server.plan_fault(Method::PUT, PlannedFault::Answer(503, "ServiceUnavailable"));
+    let (mut first, mut queued) = (ReadyParts::from(BODY), ReadyParts::from(BODY));
+    let first = store.put_segment("volumes/v1/segments/a", &mut first);
+    try_join(first, store.put_segment("volumes/v1/segments/b", &mut queued)).await.unwrap();
+    assert_eq!(store.counts().put, 3, "the queued one is repeated once");
+}
+
 /// Parts that are made as they are asked for: most of them at once, and how many there were.
 struct Counted {
     left: usize,
@@ -595,6 +610,32 @@ async fn no_more_parts_are_in_memory_than_allowed() {
     let failed = store.put_segment("volumes/v1/segments/b", &mut parts).await;
     assert!(matches!(failed, Err(SegmentError::Part(PartFailed))), "{failed:?}");
     assert_eq!(server.backend.open_uploads(), 0);
+}
+
+/// One part at once until the second is asked for, then four.
+struct Growing(Counted);
+
+#[async_trait::async_trait]
+impl Parts for Growing {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        self.0.next().await
+    }
+
+    fn max_at_once(&self) -> usize {
+        if self.0.left > 4 { 1 } else { 4 }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_sends_as_many_parts_as_allowed_now() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let mut parts = Growing(Counted { left: 6, held: Arc::default(), peak: 0 });
+    for _ in 0..4 {
+        server.plan_fault(Method::PUT, PlannedFault::Late(Duration::from_secs(1)));
+    }
+    store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
+    assert_eq!(parts.0.peak, 4);
 }
 
 /// The round trip in which an upload is started was waited for between the first part and the second.

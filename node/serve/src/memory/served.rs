@@ -112,7 +112,7 @@ impl ServedMemory {
             }
             ServeFailure::Page(PageError::Damaged(page)) => {
                 let Some(held_back) = self.damaged.one(now) else { return };
-                tracing::error!(page, held_back, "a page of a memory volume is damaged: its reads fail");
+                tracing::error!(page, held_back, "a page of a memory volume is damaged: requests to it fail");
             }
             ServeFailure::Copy => {
                 let Some(held_back) = self.damaged.one(now) else { return };
@@ -216,8 +216,7 @@ fn serve<K: Copy>(
         }
         Operation::Discard | Operation::WriteZeroes => {
             tally.discards += 1;
-            volume.discard(first, u64::from(request.sectors()));
-            Ok(())
+            volume.discard(first, u64::from(request.sectors())).map_err(ServeFailure::Page)
         }
     }
 }

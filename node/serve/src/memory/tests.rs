@@ -46,7 +46,7 @@ fn a_successor_finds_the_pages_and_holes_where_none_are() {
     let mut read = vec![1; text.len()];
     volume.read(&mut codecs, 100, &mut read).unwrap();
     assert!(read == text);
-    volume.discard(0, 256);
+    volume.discard(0, 256).unwrap();
     assert!(allocated() <= SLAB_BYTES as u64, "all but the spare slab is free");
     drop(open(dir.path()));
     assert_eq!(allocated(), 0);

@@ -10,7 +10,7 @@ use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
 use holdfast_types::{Block, Lineage, Mask, Place, SectorRange};
 
 use super::super::*;
-use crate::{Batch, SideReader};
+use crate::{SideReader, UploadBatch};
 
 /// Sides full of one byte.
 struct Full;
@@ -23,7 +23,7 @@ impl SideReader for Full {
 }
 
 impl Sides for Full {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         batch.pack(self);
         batch
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{MemoryVolume, TableHead};
 use holdfast_serve::{Label, MemoryFiles, Message, NewMemoryVolume, PublishedMemory};
 use holdfast_service::chain;
@@ -12,46 +13,61 @@ use holdfast_ublk::{DeviceSpec, Transport};
 
 use super::MemoryAttach;
 use super::detach::delete_device;
-use super::local::{MemoryLocal, slabs_of};
+use super::local::MemoryLocal;
 use super::present::PresentMemory;
+use super::room::check_room;
+use super::shape::MemoryShape;
 use super::table::MemoryState;
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::ring::room::RingNeed;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::device::or_gone;
-use crate::node::{Attached, Node, NodeError, QUEUE_DEPTH, QUEUES, TransportChoice, sectors_of};
+use crate::node::{Attached, Node, NodeError, QUEUE_DEPTH, QUEUES, TransportChoice};
 
 impl Node {
     /// Attaches a memory volume, all zeros, and returns its device, ready for use. An attached one answers
     /// with the device it has.
     ///
     /// # Errors
-    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; no room in the run directory. The
-    /// volume is not attached then.
+    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; [`NodeError::MemoryRoom`];
+    /// [`NodeError::MemoryLeft`]. The volume is not attached then. [`NodeError::MemoryDiffers`] for one that
+    /// is attached with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach of a memory volume");
         let volume = request.volume.clone();
-        if let Some(attached) = self.0.memory.reserve(&volume)? {
+        let shape = MemoryShape::of(&request)?;
+        if let Some(attached) = self.0.memory.reserve(&volume, &shape)? {
             return Ok(attached);
         }
-        let attached = if self.0.volumes.contains(&volume) {
-            Err(NodeError::Busy { volume: volume.clone(), doing: "attached from an object store" })
-        } else {
-            self.try_attach_memory(request).await
-        };
+        // Files of this name may be there that are not of this attach.
+        if let Err(error) = self.check_memory_name(&volume).await {
+            self.0.memory.forget(&volume);
+            return Err(error);
+        }
+        let attached = self.try_attach_memory(&volume, shape).await;
         if attached.is_err() {
             self.abandon_memory(&volume).await;
         }
         attached
     }
 
-    async fn try_attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
+    /// Fails if another volume has this name, or the files of it. An attach of a volume of an object store
+    /// looks here after it has reserved its name, too: of two at once, one at least sees the other.
+    async fn check_memory_name(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        if self.0.volumes.contains(volume) {
+            return Err(NodeError::Busy { volume: volume.clone(), doing: "attached from an object store" });
+        }
+        self.refuse_left_memory(volume).await
+    }
+
+    async fn try_attach_memory(&self, volume: &VolumeId, shape: MemoryShape) -> Result<Attached, NodeError> {
         let begun = Instant::now();
-        let MemoryAttach { volume, bytes, limit_bytes, codec } = request;
-        let pages = sectors_of(bytes)?;
-        let slabs = slabs_of(pages, limit_bytes).ok_or(NodeError::Size(bytes))?;
+        let MemoryShape { pages, slabs, codec } = shape;
+        let promised_bytes = self.0.memory.promised_bytes(volume);
+        let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
+        blocking(move || check_room(&run_dir, &named, shape.most_bytes(), promised_bytes)).await?;
         let kernel = Arc::clone(self.0.devices.kernel());
         // The daemon has to see the data: its pages are copied.
         let user_copy = TransportChoice::Only(Transport::UserCopy);
@@ -62,8 +78,8 @@ impl Node {
         .await?;
         let nonce = u64::from_le_bytes(random());
         let head = TableHead { pages, slabs, codec, nonce };
-        let local = MemoryLocal::new(&self.0.dirs.run, &volume);
-        let tag = self.0.installation.tag(&volume, nonce).0;
+        let local = MemoryLocal::new(&self.0.dirs.run, volume);
+        let tag = self.0.installation.tag(volume, nonce).0;
         let opened = blocking({
             let local = local.clone();
             move || {
@@ -72,7 +88,7 @@ impl Node {
                 Ok(opened)
             }
         });
-        let present = self.add_memory(&volume, local, pages, opened.await?).await?;
+        let present = self.add_memory(volume, local, pages, opened.await?).await?;
         let spec = DeviceSpec {
             id: None,
             sectors: pages,
@@ -97,12 +113,12 @@ impl Node {
             delete_device(&self.0.tasks, &kernel, device).await;
             return Err(error);
         }
-        self.0.memory.set(&volume, MemoryState::Serving(device));
+        self.0.memory.set(volume, MemoryState::Serving(device));
         let attached = present.attached_by(device);
         tracing::info!(
             %volume,
             device = %attached.device_path.display(),
-            bytes,
+            bytes = attached.bytes,
             took_us = begun.elapsed().as_micros(),
             "the device of a memory volume serves"
         );
@@ -118,6 +134,9 @@ impl Node {
         opened: MemoryVolume<MemoryFiles>,
     ) -> Result<Arc<PresentMemory>, NodeError> {
         let (ring, place) = self.0.rings.reserve(RingNeed { files: QUEUES.into(), buffers: 0 })?;
+        let slabs = opened.figures().limit_bytes / SLAB_BYTES as u64;
+        let slabs = u32::try_from(slabs).expect("its head says how many");
+        let shape = MemoryShape { pages: sectors, slabs, codec: opened.codec() };
         let published = Arc::<PublishedMemory>::default();
         let new = NewMemoryVolume {
             volume: opened,
@@ -126,7 +145,7 @@ impl Node {
             place: Box::new(place),
         };
         let key = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
-        let present = PresentMemory { volume: volume.clone(), local, sectors, ring, key, published };
+        let present = PresentMemory { volume: volume.clone(), local, shape, ring, key, published };
         let present = Arc::new(present);
         self.0.memory.came(volume, Arc::clone(&present));
         Ok(present)

@@ -19,7 +19,8 @@ use crate::node::{Node, NodeError};
 const DELETED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
-    /// Stops the device of a memory volume and drops its content.
+    /// Stops the device of a memory volume and drops its content. One that failed after the stop is
+    /// continued.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted: nothing was changed. [`NodeError::NotAttached`], or
@@ -27,11 +28,16 @@ impl Node {
     #[tracing::instrument(name = "detach_memory", skip_all, fields(%volume))]
     pub(crate) async fn detach_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let _alone = ExitOnPanic("a detach of a memory volume");
-        let (present, device) = self.0.memory.begin_detach(volume)?;
+        let (present, device, is_stopped) = self.0.memory.begin_detach(volume)?;
         let kernel = Arc::clone(self.0.devices.kernel());
         let stops = Arc::clone(&kernel);
-        let stopped = blocking(move || Ok(or_gone(stops.stop_unused(device))?)).await;
-        if let Err(error) = stopped {
+        let stopped = async {
+            if is_stopped {
+                return Ok(());
+            }
+            blocking(move || Ok(or_gone(stops.stop_unused(device))?)).await
+        };
+        if let Err(error) = stopped.await {
             self.0.memory.set(volume, MemoryState::Serving(device));
             return Err(if let NodeError::Device(ControlError::InUse { id: _, holders }) = error {
                 NodeError::InUse { volume: volume.clone(), device: device.block_path(), holders }
@@ -47,8 +53,7 @@ impl Node {
             blocking(move || local.remove()).await
         };
         if let Err(error) = ended.await {
-            // The device is stopped: what is left is tried again by the next detach.
-            self.0.memory.set(volume, MemoryState::Serving(device));
+            self.0.memory.set(volume, MemoryState::Stopped(device));
             return Err(error);
         }
         self.0.memory.forget(volume);

@@ -6,11 +6,12 @@
 //! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
 //! ```
 //! All are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the
-//! host.
+//! host. Only root reads them: directories have mode 0700, files 0600.
 #![allow(unsafe_code)] // mmap of files of our own
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use holdfast_memory::pool::{PAGE_CLASS, SLAB_BYTES};
@@ -96,11 +97,15 @@ impl MemoryLocal {
     pub(super) fn create(&self, head: &TableHead) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
         // What an attach that never ended left is worth nothing.
         self.remove()?;
-        fs::create_dir_all(&self.dir).map_err(file(&self.dir, "created"))?;
+        // The content is the owner's alone, as it is on the device.
+        let mut directories = DirBuilder::new();
+        directories.recursive(true).mode(0o700);
+        directories.create(&self.dir).map_err(file(&self.dir, "created"))?;
         let (table_path, slabs_path) = (self.table_path(), self.slabs_path());
         let make = |path: &Path| {
             let mut options = OpenOptions::new();
-            options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))
+            options.read(true).write(true).create_new(true).mode(0o600);
+            options.open(path).map_err(file(path, "created"))
         };
         let (table, slabs) = (make(&table_path)?, make(&slabs_path)?);
         let table_bytes = HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64;

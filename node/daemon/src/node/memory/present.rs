@@ -8,6 +8,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 
 use super::local::MemoryLocal;
+use super::shape::MemoryShape;
 use crate::node::device::kernel::Devices;
 use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::blocking;
@@ -17,7 +18,7 @@ use crate::node::{Attached, NodeError};
 pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
-    pub(super) sectors: u64,
+    pub(super) shape: MemoryShape,
     pub(super) ring: RingHandle,
     pub(super) key: VolumeKey,
     pub(super) published: Arc<PublishedMemory>,
@@ -30,7 +31,7 @@ impl PresentMemory {
             device_path: device.block_path(),
             transport: device.transport(),
             epoch: 0,
-            bytes: self.sectors * SECTOR_BYTES,
+            bytes: self.shape.pages * SECTOR_BYTES,
             displaced: None,
         }
     }
@@ -56,10 +57,15 @@ impl PresentMemory {
         }
     }
 
-    /// Takes the queues of a stopped device from the ring.
+    /// Takes the queues of a stopped device from the ring. Again it changes nothing.
     pub(super) async fn close(&self) -> Result<(), NodeError> {
-        let closed = self.ring.call(|done| Message::Close { key: self.key, done }).await?;
-        closed.map_err(|why| self.refused(why))
+        match self.ring.call(|done| Message::Close { key: self.key, done }).await? {
+            // A detach that failed later took it off the ring.
+            Ok(()) | Err(RingRefusal::Gone) => Ok(()),
+            Err(why @ (RingRefusal::Removing | RingRefusal::Armed | RingRefusal::Queue(_))) => {
+                Err(self.refused(why))
+            }
+        }
     }
 
     /// Takes the volume off its ring, which unmaps its files. Again it changes nothing.

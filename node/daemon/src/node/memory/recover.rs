@@ -40,8 +40,9 @@ struct LeftMemory {
 }
 
 impl Node {
-    /// Begins the recovery of every memory volume of the run directory. Returns the tags of their devices,
-    /// and the ends of their first tries.
+    /// Begins the recovery of every memory volume of the run directory, once the other volumes are in their
+    /// table. Returns the tags of their devices, and the ends of their first tries. One whose name another
+    /// volume has stays as it is, with its device paused.
     ///
     /// # Errors
     /// The run directory cannot be listed.
@@ -52,12 +53,34 @@ impl Node {
         for volume in attached_memory(&self.0.dirs.run)? {
             let local = MemoryLocal::new(&self.0.dirs.run, &volume);
             tags.extend(local.record().ok().flatten().map(|record| record.tag));
+            if self.0.volumes.contains(&volume) {
+                let error = NodeError::MemoryLeft(volume);
+                tracing::error!(error = chain(&error), "a memory volume was not recovered");
+                continue;
+            }
             self.0.memory.recover(volume.clone());
             let (ends, ended) = oneshot::channel();
             self.0.tasks.spawn(self.clone().recover_one_memory(volume, local, ends));
             tries.push(ended);
         }
         Ok((tags, tries))
+    }
+
+    /// Fails where the device of a memory volume of this name is left, whose recovery was refused.
+    ///
+    /// # Errors
+    /// [`NodeError::MemoryLeft`]; its record cannot be read.
+    pub(in crate::node) async fn refuse_left_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let (kernel, volume) = (Arc::clone(self.0.devices.kernel()), volume.clone());
+        let local = MemoryLocal::new(&self.0.dirs.run, &volume);
+        blocking(move || {
+            let Some(record) = local.record()? else { return Ok(()) };
+            match tagged(&*kernel, &Expected { tag: record.tag, sectors: record.sectors })? {
+                Some(_paused) => Err(NodeError::MemoryLeft(volume)),
+                None => Ok(()),
+            }
+        })
+        .await
     }
 
     #[tracing::instrument(name = "recover_memory", skip_all, fields(%volume))]

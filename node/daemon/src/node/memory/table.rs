@@ -8,6 +8,7 @@ use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
 use super::present::PresentMemory;
+use super::shape::MemoryShape;
 use crate::node::volume::status::{NodeVolumeStatus, VolumeState};
 use crate::node::{Attached, NodeError};
 
@@ -25,12 +26,16 @@ pub(super) enum MemoryState {
     Serving(Device),
     /// Its device is being removed, or was and its files are.
     Detaching,
+    /// Its device is stopped, and its detach failed after that: the next detach continues.
+    Stopped(Device),
 }
 
 struct TableEntry {
     state: MemoryState,
     /// Once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
+    /// The most that its files may take, before it is on a ring thread.
+    most_bytes: u64,
 }
 
 /// The table.
@@ -43,27 +48,49 @@ impl MemoryTable {
         self.0.lock().contains_key(volume)
     }
 
-    /// Reserves a volume for an attach; or returns its device if it is attached.
+    /// Reserves a volume for an attach; or returns its device if it is attached with the same shape.
     ///
     /// # Errors
-    /// What its state refuses.
-    pub(super) fn reserve(&self, volume: &VolumeId) -> Result<Option<Attached>, NodeError> {
+    /// [`NodeError::MemoryDiffers`]; what its state refuses.
+    pub(super) fn reserve(
+        &self,
+        volume: &VolumeId,
+        shape: &MemoryShape,
+    ) -> Result<Option<Attached>, NodeError> {
         let mut entries = self.0.lock();
-        let Some(TableEntry { state, present }) = entries.get(volume) else {
-            let entry = TableEntry { state: MemoryState::Attaching, present: None };
+        let Some(TableEntry { state, present, .. }) = entries.get(volume) else {
+            let most_bytes = shape.most_bytes();
+            let entry = TableEntry { state: MemoryState::Attaching, present: None, most_bytes };
             entries.insert(volume.clone(), entry);
             return Ok(None);
         };
         match (state, present) {
-            (MemoryState::Serving(device), Some(present)) => Ok(Some(present.attached_by(*device))),
+            (MemoryState::Serving(device), Some(present)) => {
+                present.shape.check_same(volume, shape)?;
+                Ok(Some(present.attached_by(*device)))
+            }
             (state, _) => Err(refusal(volume, state)),
         }
     }
 
     /// Reserves a volume for its recovery.
     pub(super) fn recover(&self, volume: VolumeId) {
-        let entry = TableEntry { state: MemoryState::Recovering { error: None }, present: None };
-        self.0.lock().insert(volume, entry);
+        let state = MemoryState::Recovering { error: None };
+        self.0.lock().insert(volume, TableEntry { state, present: None, most_bytes: 0 });
+    }
+
+    /// Bytes that the volumes but this one may still take.
+    pub(super) fn promised_bytes(&self, apart: &VolumeId) -> u64 {
+        let entries = self.0.lock();
+        let others = entries.iter().filter(|(volume, _)| *volume != apart);
+        let promised = others.map(|(_, entry)| match &entry.present {
+            Some(present) => {
+                let (figures, _) = present.published.shown();
+                figures.limit_bytes.saturating_sub(figures.slab_bytes)
+            }
+            None => entry.most_bytes,
+        });
+        promised.fold(0, u64::saturating_add)
     }
 
     /// Publishes that a volume came onto a ring thread.
@@ -79,17 +106,22 @@ impl MemoryTable {
         Some(std::mem::replace(&mut entries.get_mut(volume)?.state, state))
     }
 
-    /// Begins a detach.
+    /// Begins a detach, or continues one that failed. Returns the volume, its device, and true if that is
+    /// stopped.
     ///
     /// # Errors
     /// What its state refuses.
-    pub(super) fn begin_detach(&self, volume: &VolumeId) -> Result<(Arc<PresentMemory>, Device), NodeError> {
+    pub(super) fn begin_detach(
+        &self,
+        volume: &VolumeId,
+    ) -> Result<(Arc<PresentMemory>, Device, bool), NodeError> {
         let mut entries = self.0.lock();
         let entry = entries.get_mut(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
-        let (MemoryState::Serving(device), Some(present)) = (&entry.state, &entry.present) else {
-            return Err(refusal(volume, &entry.state));
+        let found = match (&entry.state, &entry.present) {
+            (MemoryState::Serving(device), Some(present)) => (Arc::clone(present), *device, false),
+            (MemoryState::Stopped(device), Some(present)) => (Arc::clone(present), *device, true),
+            (state, _) => return Err(refusal(volume, state)),
         };
-        let found = (Arc::clone(present), *device);
         entry.state = MemoryState::Detaching;
         Ok(found)
     }
@@ -107,7 +139,7 @@ impl MemoryTable {
     /// Status of all.
     pub(super) fn list(&self) -> Vec<NodeVolumeStatus> {
         let entries = self.0.lock();
-        let all = entries.iter().map(|(volume, TableEntry { state, present })| {
+        let all = entries.iter().map(|(volume, TableEntry { state, present, .. })| {
             let (shown, device, message) = match state {
                 MemoryState::Attaching => (VolumeState::Attaching, None, None),
                 MemoryState::Recovering { error: None } => (VolumeState::Recovering, None, None),
@@ -116,7 +148,7 @@ impl MemoryTable {
                     (VolumeState::Quiesced, None, Some(error.to_string()))
                 }
                 MemoryState::Serving(device) => (VolumeState::Attached, Some(*device), None),
-                MemoryState::Detaching => (VolumeState::Detaching, None, None),
+                MemoryState::Detaching | MemoryState::Stopped(_) => (VolumeState::Detaching, None, None),
             };
             let figures = present.as_ref().map(|present| present.published.shown());
             NodeVolumeStatus {
@@ -141,6 +173,8 @@ fn refusal(volume: &VolumeId, state: &MemoryState) -> NodeError {
         MemoryState::Recovering { error: Some(why) } => {
             NodeError::RecoveryFailed { volume, why: why.clone() }
         }
-        MemoryState::Detaching => NodeError::Busy { volume, doing: "being detached" },
+        MemoryState::Detaching | MemoryState::Stopped(_) => {
+            NodeError::Busy { volume, doing: "being detached" }
+        }
     }
 }

@@ -217,8 +217,8 @@ impl ColdReads {
 impl ColdReads {
     /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
     /// request. A reader that comes meanwhile waits for this fetch. Only the store's client retries: a
-    /// failure ends the volume's streams. Where the store does not answer, or the disk takes nothing, readers alone
-    /// find out when that is over.
+    /// failure ends the volume's streams. Where the store does not answer, or the disk takes nothing, readers
+    /// alone find out when that is over.
     pub(crate) async fn fetch_ahead(&self, objects: &dyn ObjectStore, volume: &VolumeAhead, ahead: Ahead) {
         match self.fill_ahead(&volume.store, objects, &ahead).await {
             Ok(0) => {}

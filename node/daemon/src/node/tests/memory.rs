@@ -59,6 +59,18 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
+/// Every local user could read the content of a memory volume.
+#[test]
+fn only_the_owner_reads_the_content_of_a_memory_volume() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap();
+        let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(dirs.run.path().join("memory.d")), mode(files(&dirs))], [0o700; 2]);
+        assert_eq!(["table", "slabs", "attached"].map(|name| mode(files(&dirs).join(name))), [0o600; 3]);
+    });
+}
+
 /// A device that is paused because its table is damaged is never served with other content.
 #[test]
 fn a_damaged_table_keeps_its_device_paused() {
@@ -93,6 +105,102 @@ fn files_of_an_attach_that_never_ended_are_removed() {
     }
 }
 
+/// An attach took whatever limit it was given, and a full run directory then failed writes of every volume.
+#[test]
+fn what_the_run_directory_has_no_room_for_is_refused() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let found = rustix::fs::statvfs(dirs.run.path()).unwrap();
+    let whole = 2 * SECTOR_BYTES;
+    let free = found.f_bavail * found.f_frsize / whole * whole;
+    let of = |name: &str, bytes, limit_bytes| {
+        let volume = name.parse().unwrap();
+        MemoryAttach { volume, bytes, limit_bytes: Some(limit_bytes), codec: PageCodec::Lz4 }
+    };
+    daemon(&dirs, &kernel, async |node| {
+        let error = node.attach_memory(of("large", 2 * free, free)).await.unwrap_err();
+        let message = error.to_string();
+        assert!(message.starts_with("memory.limit_bytes: large may take "), "{message}");
+        assert!(message.contains("lower --memory-limit"), "{message}");
+        assert!(node.list().is_empty() && !dirs.run.path().join("memory.d/large").exists());
+        // Two that fit each and not together, though neither has written anything.
+        node.attach_memory(of("one", free / 2, free / 2)).await.unwrap();
+        let error = node.attach_memory(of("two", free / 2, free / 2)).await.unwrap_err();
+        assert!(matches!(error, NodeError::MemoryRoom { .. }), "{error}");
+        node.attach_memory(of("two", free / 2, 1 << 20)).await.unwrap();
+    });
+}
+
+/// A repeated attach answered with the device of another size, and a person took it for the new one.
+#[test]
+fn an_attach_with_another_shape_is_refused_by_field() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        let attached = node.attach_memory(scratch()).await.unwrap();
+        let whole = Some(u64::MAX);
+        for (field, other) in [
+            ("size_bytes", MemoryAttach { bytes: 2 * SECTORS * SECTOR_BYTES, ..scratch() }),
+            ("limit_bytes", MemoryAttach { limit_bytes: Some(64 << 10), ..scratch() }),
+            ("compression", MemoryAttach { codec: PageCodec::Zstd, ..scratch() }),
+        ] {
+            let message = node.attach_memory(other).await.unwrap_err().to_string();
+            assert!(message.starts_with(&format!("memory.{field}: scratch is attached")), "{message}");
+        }
+        let same = MemoryAttach { limit_bytes: whole, ..scratch() };
+        assert_eq!(node.attach_memory(same).await.unwrap(), attached, "no content needs more");
+    });
+}
+
+/// A detach that failed once its volume had left the ring could never be repeated, and an attach meanwhile
+/// answered with the stopped device.
+#[test]
+fn a_detach_that_failed_after_the_stop_is_repeated() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        let volume = scratch().volume;
+        node.attach_memory(scratch()).await.unwrap();
+        let foreign = files(&dirs).join("foreign");
+        fs::write(&foreign, "").unwrap();
+        for _ in 0..2 {
+            let error = node.detach_memory(&volume).await.unwrap_err();
+            assert!(error.to_string().contains("memory.d/scratch"), "{error}");
+            let again = node.attach_memory(scratch()).await;
+            assert!(matches!(again, Err(NodeError::Busy { doing: "being detached", .. })), "{again:?}");
+        }
+        fs::remove_file(foreign).unwrap();
+        node.detach_memory(&volume).await.unwrap();
+        assert!(node.list().is_empty() && !files(&dirs).exists());
+    });
+}
+
+/// A release without memory volumes attached a volume of an object store under the name of one.
+#[test]
+fn a_name_that_another_volume_has_is_not_served_twice() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| drop(node.attach_memory(scratch()).await.unwrap()));
+    let other = Local::new(dirs.state.path(), dirs.run.path(), &scratch().volume);
+    let other = other.live_map_path().parent().unwrap().to_owned();
+    fs::create_dir_all(&other).unwrap();
+    fs::write(other.join("attached"), "{}").unwrap();
+    daemon(&dirs, &kernel, async |node| {
+        let listed = node.list();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert!(listed[0].memory.is_none());
+        assert!(!node.is_memory(&scratch().volume));
+        let refused = node.attach_memory(scratch()).await;
+        assert!(matches!(refused, Err(NodeError::Busy { .. })), "{refused:?}");
+        assert!(volume_files(&dirs).record().unwrap().is_some(), "its files stay");
+        let states: Vec<DeviceState> = kernel.devices().values().map(|device| device.state).collect();
+        assert_eq!(states, [DeviceState::Quiesced]);
+        let error = node.refuse_left_memory(&scratch().volume).await.unwrap_err();
+        assert!(error.to_string().starts_with("the memory volume scratch is left"), "{error}");
+    });
+    fs::remove_dir_all(other).unwrap();
+    daemon(&dirs, &kernel, async |node| {
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        assert!(status.memory.is_some());
+    });
+}
+
 /// Operations that memory volumes do not have are refused with the fix, and change nothing.
 #[test]
 fn what_a_memory_volume_has_not_is_refused() {
@@ -107,7 +215,7 @@ fn what_a_memory_volume_has_not_is_refused() {
             ("snapshots", Volumes::list_snapshots(&node, at()).await.map(drop)),
             ("growth", Volumes::grow(&node, &volume, 1 << 20).await.map(drop)),
             ("durability", Volumes::configure(&node, &volume, change).await.map(drop)),
-            ("store", Volumes::attach(&node, attach).await.map(drop)),
+            ("store", Volumes::attach(&node, attach.clone()).await.map(drop)),
         ];
         for (what, refused) in refused {
             let refused = refused.unwrap_err();
@@ -115,6 +223,9 @@ fn what_a_memory_volume_has_not_is_refused() {
             let begins = format!("volume_id: scratch is a memory volume of this node, which has no {what}");
             assert!(refused.message.starts_with(&begins), "{}", refused.message);
         }
+        // As an attach that looked before the memory volume came.
+        let raced = node.attach(attach).await;
+        assert!(matches!(raced, Err(NodeError::MemoryVolume { what: "store", .. })), "{raced:?}");
         assert_eq!(node.list().len(), 1);
         let size = MemoryAttach { volume: "other".parse().unwrap(), bytes: 4097, ..scratch() };
         assert!(matches!(node.attach_memory(size).await, Err(NodeError::Size(4097))));

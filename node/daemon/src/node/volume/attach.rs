@@ -22,7 +22,7 @@ use crate::node::ring::room::ReservedPlace;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
-use crate::node::volume::attach_steps::AttachStep;
+use crate::node::volume::attach_steps::TimedStep;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::device::new_device;
 use crate::node::volume::own_log::OwnLog;
@@ -41,7 +41,8 @@ impl Node {
     /// has.
     ///
     /// # Errors
-    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
+    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again. For the name of
+    /// a memory volume [`NodeError::MemoryVolume`].
     #[tracing::instrument(name = "attach", skip_all, fields(volume = %request.volume, epoch, device))]
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach");
@@ -50,6 +51,12 @@ impl Node {
             Reserved::Attached(attached) => return Ok(attached),
             Reserved::Now(state) => state,
         };
+        // After the name was reserved: of two attaches at once, one at least sees the other.
+        let fix = "Attach the other volume under another name, or detach this one";
+        if let Err(error) = self.refuse_memory(&volume, "store", fix) {
+            self.0.volumes.forget(&volume, &state);
+            return Err(error);
+        }
         match self.try_attach(request, &state).await {
             Ok(attached) => Ok(attached),
             Err(error) => {
@@ -103,19 +110,19 @@ impl Node {
             self.0.stores.connected(&request.store_name, &request.store).await?
         };
         let store_time = objects.current().time();
-        timer.end(AttachStep::Store);
+        timer.end(TimedStep::Store);
         let joining = self.acquire(request, objects, transport, state).await?;
-        timer.end(AttachStep::Acquire);
+        timer.end(TimedStep::Acquire);
         let present = self.add_to_ring(joining).await?;
         present.remember()?;
-        timer.end(AttachStep::Ring);
+        timer.end(TimedStep::Ring);
         let started = present.state.reach(|state| state.writer() != Some(WriterState::Starting)).await;
         if started.is_fenced() {
             return Err(NodeError::Fenced(present.volume().clone()));
         }
-        timer.end(AttachStep::Start);
+        timer.end(TimedStep::Start);
         let device = self.0.devices.add(&present, transport).await?;
-        timer.end(AttachStep::Device);
+        timer.end(TimedStep::Device);
         let attached = present.attached_by(device);
         present.state.apply(&StateEvent::Attached);
         // Requests of other volumes to the same store are in its time too.

@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 /// A step of an attach, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum AttachStep {
+pub(crate) enum TimedStep {
     /// Connects to the store, and probes it before its first use.
     Store,
     /// Reads the log and the local files, and creates the record that acquires the volume.
@@ -24,7 +24,7 @@ pub(crate) enum AttachStep {
     Device,
 }
 
-impl AttachStep {
+impl TimedStep {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -36,13 +36,13 @@ impl AttachStep {
     }
 }
 
-impl fmt::Display for AttachStep {
+impl fmt::Display for TimedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl EncodeLabelValue for AttachStep {
+impl EncodeLabelValue for TimedStep {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         fmt::Write::write_str(encoder, self.as_str())
     }
@@ -50,7 +50,7 @@ impl EncodeLabelValue for AttachStep {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StepLabels {
-    step: AttachStep,
+    step: TimedStep,
 }
 
 /// The times of the steps of all attaches since the process started; clones share them.
@@ -75,23 +75,23 @@ impl AttachTimes {
     }
 
     /// An attach begins.
-    pub(in crate::node) fn begin(&self) -> AttachTimer<'_> {
+    pub(crate) fn begin(&self) -> AttachTimer<'_> {
         let now = Instant::now();
         AttachTimer { times: self, begun: now, last: now, steps: Vec::with_capacity(5) }
     }
 }
 
 /// The steps of one attach.
-pub(in crate::node) struct AttachTimer<'a> {
+pub(crate) struct AttachTimer<'a> {
     times: &'a AttachTimes,
     begun: Instant,
     last: Instant,
-    steps: Vec<(AttachStep, Duration)>,
+    steps: Vec<(TimedStep, Duration)>,
 }
 
 impl AttachTimer<'_> {
     /// A step ended, and the next begins.
-    pub(in crate::node) fn end(&mut self, step: AttachStep) {
+    pub(crate) fn end(&mut self, step: TimedStep) {
         let now = Instant::now();
         let took = now - std::mem::replace(&mut self.last, now);
         self.times.0.get_or_create(&StepLabels { step }).observe(took.as_secs_f64());
@@ -104,7 +104,7 @@ impl AttachTimer<'_> {
     }
 
     /// The step that took longest.
-    pub(in crate::node) fn slowest(&self) -> Option<AttachStep> {
+    pub(in crate::node) fn slowest(&self) -> Option<TimedStep> {
         self.steps.iter().max_by_key(|(_, took)| *took).map(|(step, _)| *step)
     }
 }
@@ -128,11 +128,11 @@ mod tests {
     fn the_slowest_step_is_named() {
         let times = AttachTimes::default();
         let mut timer = times.begin();
-        timer.end(AttachStep::Store);
+        timer.end(TimedStep::Store);
         std::thread::sleep(Duration::from_millis(5));
-        timer.end(AttachStep::Acquire);
-        timer.end(AttachStep::Ring);
-        assert_eq!(timer.slowest(), Some(AttachStep::Acquire));
+        timer.end(TimedStep::Acquire);
+        timer.end(TimedStep::Ring);
+        assert_eq!(timer.slowest(), Some(TimedStep::Acquire));
         let shown = timer.to_string();
         let names: Vec<&str> = shown.split(", ").filter_map(|step| Some(step.split_once(' ')?.0)).collect();
         assert_eq!(names, ["store", "acquire", "ring"], "{shown}");

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast_background::{Background, Batch, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, Work};
+use holdfast_background::{
+    Background, ColdLines, ColdPart, LineLimit, Rest, SideReader, Sides, UploadBatch, Work,
+};
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
@@ -56,7 +58,7 @@ impl SideReader for SideFiles {
 }
 
 impl Sides for LocalSides {
-    async fn pack(&self, mut batch: Batch) -> Batch {
+    async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let sides = SideFiles(self.sides.clone());
         run_blocking(move || {
             batch.pack(&sides);
@@ -112,7 +114,7 @@ fn is_of_commit(work: &Work) -> bool {
 type ColdParts = Vec<Box<ColdRead>>;
 
 /// Work that runs as a task of its own.
-enum Task {
+enum VolumeTask {
     /// Parts of one request.
     Cold(ColdParts),
     /// A part whose block the disk could not read from the slab.
@@ -122,7 +124,7 @@ enum Task {
     Other(Work),
 }
 
-impl Task {
+impl VolumeTask {
     /// Returns true if `read` is of the same request, and comes later in it.
     fn is_continued_by(&self, read: &ColdRead) -> bool {
         let Self::Cold(parts) = self else { return false };
@@ -131,18 +133,19 @@ impl Task {
 }
 
 /// The tasks of what was received.
-fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<Task> {
-    let mut tasks: Vec<Task> = Vec::new();
+fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<VolumeTask> {
+    let mut tasks: Vec<VolumeTask> = Vec::new();
     for piece in received {
         let task = match piece {
-            BackgroundWork::Other(work) => Task::Other(work),
+            BackgroundWork::Other(work) => VolumeTask::Other(work),
             BackgroundWork::Cold(mut read) => match read.slot.take() {
-                Some(slot) => Task::Unreadable(read, slot),
+                Some(slot) => VolumeTask::Unreadable(read, slot),
                 None => {
                     let last = tasks.pop_if(|last| last.is_continued_by(&read));
-                    let mut parts = if let Some(Task::Cold(parts)) = last { parts } else { ColdParts::new() };
+                    let mut parts =
+                        if let Some(VolumeTask::Cold(parts)) = last { parts } else { ColdParts::new() };
                     parts.push(read);
-                    Task::Cold(parts)
+                    VolumeTask::Cold(parts)
                 }
             },
         };
@@ -182,7 +185,7 @@ impl VolumeWork {
                     for task in tasks(received.drain(..)) {
                         let span = self.label.span();
                         if let Some(attach) = &trace
-                            && let Task::Other(work) = &task
+                            && let VolumeTask::Other(work) = &task
                             && is_of_commit(work)
                         {
                             trace::continue_in(&span, attach);
@@ -190,7 +193,7 @@ impl VolumeWork {
                                 trace = None;
                             }
                         }
-                        let ahead = self.ahead_of(&task).map(Task::Ahead);
+                        let ahead = self.ahead_of(&task).map(VolumeTask::Ahead);
                         for task in [Some(task), ahead].into_iter().flatten() {
                             in_progress.spawn(Arc::clone(&self).performed(task).instrument(span.clone()));
                         }
@@ -204,7 +207,7 @@ impl VolumeWork {
 
     /// The task, in a frame that ends the process where it panics. The end of the node does not wait for
     /// tasks, only for the calls that they make.
-    fn performed(self: Arc<Self>, task: Task) -> impl Future<Output = ()> {
+    fn performed(self: Arc<Self>, task: VolumeTask) -> impl Future<Output = ()> {
         let call = Call::begin();
         async move {
             let _call = call;
@@ -214,21 +217,21 @@ impl VolumeWork {
     }
 
     /// Blocks to fetch ahead of a read.
-    fn ahead_of(&self, task: &Task) -> Option<Ahead> {
-        let Task::Cold(parts) = task else { return None };
+    fn ahead_of(&self, task: &VolumeTask) -> Option<Ahead> {
+        let VolumeTask::Cold(parts) = task else { return None };
         let (first, last) = (parts.first()?, parts.last()?);
         let range = SectorRange::new(first.range.start.0, last.range.end() - first.range.start.0);
         let part = ColdPart { request: first.request, at_bytes: first.at, range };
         self.cold.ahead_of(&self.ahead, part, last.remote_after, &last.runs)
     }
 
-    async fn perform(&self, task: Task) {
+    async fn perform(&self, task: VolumeTask) {
         let work = match task {
-            Task::Cold(parts) => return self.read_request(parts).await,
-            Task::Ahead(ahead) => {
+            VolumeTask::Cold(parts) => return self.read_request(parts).await,
+            VolumeTask::Ahead(ahead) => {
                 return self.cold.fetch_ahead(&*self.background.objects, &self.ahead, ahead).await;
             }
-            Task::Unreadable(read, slot) => {
+            VolumeTask::Unreadable(read, slot) => {
                 if let Some(held_back) = self.lines.block_unreadable.one(now()) {
                     let block = read.range.start.block().0;
                     tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
@@ -237,7 +240,7 @@ impl VolumeWork {
                 drop(slot);
                 return self.read_cold(read, Among::Memory).await;
             }
-            Task::Other(work) => work,
+            VolumeTask::Other(work) => work,
         };
         let (event, tidy) = self.background.perform(work).await;
         self.ring.send(Message::Event { key: self.key, event }).await;
@@ -323,8 +326,8 @@ mod tests {
         let parts: Vec<usize> = tasks(received)
             .into_iter()
             .map(|task| match task {
-                Task::Cold(parts) => parts.len(),
-                Task::Unreadable(..) | Task::Ahead(_) | Task::Other(_) => 0,
+                VolumeTask::Cold(parts) => parts.len(),
+                VolumeTask::Unreadable(..) | VolumeTask::Ahead(_) | VolumeTask::Other(_) => 0,
             })
             .collect();
         assert_eq!(parts, [3, 1, 1, 0, 1]);

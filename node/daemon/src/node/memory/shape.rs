@@ -1,0 +1,62 @@
+//! Size, limit and codec of a memory volume, as an attach asks for them and its files have them.
+
+use holdfast_crds::ByteSize;
+use holdfast_memory::pool::SLAB_BYTES;
+use holdfast_memory::{HEAD_BYTES, PageCodec};
+use holdfast_types::{SECTOR_BYTES, VolumeId};
+
+use super::MemoryAttach;
+use super::local::slabs_of;
+use crate::node::{NodeError, sectors_of};
+
+/// Shape of a memory volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MemoryShape {
+    pub(super) pages: u64,
+    /// Its limit.
+    pub(super) slabs: u32,
+    pub(super) codec: PageCodec,
+}
+
+impl MemoryShape {
+    /// The shape that an attach asks for.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`].
+    pub(super) fn of(request: &MemoryAttach) -> Result<Self, NodeError> {
+        let &MemoryAttach { volume: _, bytes, limit_bytes, codec } = request;
+        let pages = sectors_of(bytes)?;
+        let slabs = slabs_of(pages, limit_bytes).ok_or(NodeError::Size(bytes))?;
+        Ok(Self { pages, slabs, codec })
+    }
+
+    /// The most bytes that its files may take: the table, and slabs up to the limit.
+    pub(super) const fn most_bytes(&self) -> u64 {
+        HEAD_BYTES as u64 + self.pages * size_of::<u64>() as u64 + self.slabs as u64 * SLAB_BYTES as u64
+    }
+
+    /// Fails if an attach asks for another one than the volume has.
+    ///
+    /// # Errors
+    /// [`NodeError::MemoryDiffers`].
+    pub(super) fn check_same(&self, volume: &VolumeId, asked: &Self) -> Result<(), NodeError> {
+        let [had, wanted] = [self, asked].map(|shape| {
+            let codec = match shape.codec {
+                PageCodec::Lz4 => "lz4",
+                PageCodec::Zstd => "zstd",
+            };
+            let limit_bytes = u64::from(shape.slabs) * SLAB_BYTES as u64;
+            [
+                ("size_bytes", ByteSize(shape.pages * SECTOR_BYTES).to_string()),
+                ("limit_bytes", ByteSize(limit_bytes).to_string()),
+                ("compression", codec.to_owned()),
+            ]
+        });
+        for ((field, attached), (_, asked)) in had.into_iter().zip(wanted) {
+            if attached != asked {
+                return Err(NodeError::MemoryDiffers { volume: volume.clone(), field, attached, asked });
+            }
+        }
+        Ok(())
+    }
+}
