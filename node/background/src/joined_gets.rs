@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -69,19 +70,23 @@ impl JoinedGet<'_> {
 pub struct JoinedGets<'a>(Vec<JoinedGet<'a>>);
 
 impl<'a> JoinedGets<'a> {
-    /// The requests to `objects` of `lineage` for all frames of `plans`. Each takes one of `permits`, where
-    /// there are any, for as long as it lasts.
+    /// The requests to `objects` of `lineage` for all frames of `plans`. Where there is a limit, each takes
+    /// one of its permits for as long as it lasts, and adds its bytes to the counter when it is sent.
     pub fn new<'p>(
         objects: &'a dyn ObjectStore,
         lineage: &Lineage,
         plans: impl IntoIterator<Item = &'p Composition>,
-        permits: Option<&'a Semaphore>,
+        limit: Option<(&'a Semaphore, &'a AtomicU64)>,
     ) -> Self {
         let answer = |segment: SegmentId, range: Range<u64>| {
             let key = lineage.segment_key(segment);
             let get = async move {
-                let _permit = match permits {
-                    Some(permits) => Some(permits.acquire().await.expect("it is never closed")),
+                let _permit = match limit {
+                    Some((permits, sent_bytes)) => {
+                        let permit = permits.acquire().await.expect("it is never closed");
+                        sent_bytes.fetch_add(range.end - range.start, Ordering::Relaxed);
+                        Some(permit)
+                    }
                     None => None,
                 };
                 objects.get_range(&key, range).await.map_err(Arc::new)

@@ -1,5 +1,5 @@
 //! Measures codecs and pool on the files of directories: time to write and to read a page, compression ratio,
-//! and the memory beside what is stored.
+//! and the memory in addition to the stored bytes.
 //!
 //! `cargo run --release -p holdfast-memory --example corpora -- /usr/bin /usr/include`
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // a program that a person runs

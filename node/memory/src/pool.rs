@@ -100,7 +100,7 @@ const fn slots_of(class: u8) -> usize {
     SLAB_UNITS as usize / class as usize
 }
 
-/// A slab, beside its bitmap.
+/// A slab, without its bitmap.
 #[derive(Debug, Clone, Copy)]
 struct PoolSlab {
     /// 0 while it has none.

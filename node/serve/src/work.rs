@@ -19,8 +19,8 @@ pub struct ColdRead {
     /// The runs that say where the block is.
     pub runs: Runs,
     /// Of the 128 blocks after that of `range` those, the next one in the lowest bit, that are not wholly on
-    /// the local disk.
-    pub remote_after: u128,
+    /// the local disk. Only with the end of the request: nothing is fetched ahead of other parts.
+    pub remote_after: Option<u128>,
     /// Slot of the block in the slab, held to the end of the copy. In work: the slot that the disk could not
     /// read.
     pub slot: Option<SlabSlot>,

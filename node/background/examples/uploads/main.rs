@@ -1,5 +1,5 @@
 //! Measures uploads against a store at a distance, where there is no machine and no S3 server: the seals of
-//! one volume and of several, beside a serial upload in the same run.
+//! one volume and of several, against a serial upload in the same run.
 //!
 //! ```sh
 //! cargo run --release --example uploads                 # 30 ms a request, 80 MB/s a connection

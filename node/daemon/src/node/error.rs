@@ -111,7 +111,7 @@ pub(crate) enum NodeError {
         most: ByteSize,
         /// The run directory.
         run_dir: PathBuf,
-        /// Room beside the reserve and what other memory volumes may still take.
+        /// Room without the reserve and the memory that other memory volumes may still take.
         left: ByteSize,
     },
     /// A memory volume was not recovered, since a volume of an object store has its name.
@@ -465,7 +465,7 @@ pub(crate) enum LocalDamage {
     #[error(transparent)]
     MemoryTable(#[from] RecoverError),
     /// A memory volume's table.
-    #[error("it is not of the attach that is recorded beside it")]
+    #[error("it does not belong to the attach that is recorded with it")]
     OtherAttach,
     /// A record in JSON.
     #[error(transparent)]

@@ -245,7 +245,7 @@ fn a_damaged_word_fails_its_page() {
     assert!(read == page(9, 1));
 }
 
-/// The memory beside the stored bytes, after many overwrites with pages of other lengths.
+/// The memory in addition to the stored bytes, after many overwrites with pages of other lengths.
 #[test]
 fn the_pool_takes_little_more_than_it_stores() {
     const MANY: usize = 40_000;

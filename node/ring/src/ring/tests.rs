@@ -85,7 +85,7 @@ fn a_late_completion_ends_no_other_operation() {
 }
 
 #[test]
-fn a_word_comes_back_beside_entries_of_the_table() {
+fn words_and_entries_of_the_table_come_back_in_order() {
     let mut ring = ring(8);
     let numbers = [1, 1000, 2, 65535];
     numbers.into_iter().for_each(|number| ring.no_operation(number));

@@ -30,7 +30,9 @@ impl ServedVolume {
             }
             Action::ReadCold { id, range, at, runs } => {
                 self.tally.cold_reads += 1;
-                let remote_after = self.volume.remote_after(range.start.block());
+                let request = self.queues.request(id).1;
+                let is_end = range.end() == request.start_sector() + u64::from(request.sectors());
+                let remote_after = is_end.then(|| self.volume.remote_after(range.start.block()));
                 let read = ColdRead { request: id, range, at, runs, remote_after, slot: None, again: false };
                 self.send(BackgroundWork::Cold(Box::new(read)));
             }
@@ -103,6 +105,7 @@ impl ServedVolume {
         let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
         let operation = self.begin_file(FileOperation::MoveWhole { request: id });
         let (queue, request) = self.queues.request(id);
+        debug_assert_eq!(u64::from(part.len_bytes), request.len_bytes(), "all of the request");
         if is_write {
             queue.write_part(ring, request, &part, operation);
         } else {

@@ -143,17 +143,18 @@ impl ColdReads {
 
     /// The blocks to fetch ahead of `part`, the next one that a volume reads, and the right to do so. They
     /// are those of `remote_after`, which has the 128 blocks after the part, the next one in the lowest bit.
+    /// Without it the part is noted, and nothing is fetched.
     pub(crate) fn ahead_of(
         &self,
         volume: &VolumeAhead,
         part: ColdPart,
-        remote_after: u128,
+        remote_after: Option<u128>,
         runs: &Runs,
     ) -> Option<Ahead> {
-        let mut room = self.room(&volume.store);
+        let mut room = remote_after.and_then(|_| self.room(&volume.store));
         let most = room.as_ref().map_or(0, |[node, _store]| node.num_permits() as u64);
         let wanted = volume.streams.lock().read(part, most)?;
-        let next = part.last_block() + 1;
+        let (next, remote_after) = (part.last_block() + 1, remote_after?);
         let is_remote = |block: &u64| remote_after >> (block - next) & 1 != 0;
         let blocks: Vec<Block> = wanted.filter(is_remote).map(Block).collect();
         if blocks.is_empty() {
@@ -239,8 +240,8 @@ impl ColdReads {
     ) -> Result<usize, ColdError> {
         let wanted = blocks.iter().map(|block| (*block, Mask::FULL));
         let plans = self.missing(objects, runs, wanted).await?;
-        let gets = JoinedGets::new(objects, runs.lineage(), &plans, Some(&store.gets));
-        self.requested_ahead.fetch_add(gets.bytes(), Ordering::Relaxed);
+        let limit = (&store.gets, &self.requested_ahead);
+        let gets = JoinedGets::new(objects, runs.lineage(), &plans, Some(limit));
         let fills = plans.iter().map(async |plan| {
             let reader = self.fetches.reader();
             self.slab.fill_ahead(&plan.key, reader.block(&gets, runs.lineage(), plan)).await

@@ -317,7 +317,7 @@ mod tests {
             let (request, runs) =
                 (RequestId(request), Runs::new(Lineage::of("v".parse().unwrap()).into(), []));
             let range = SectorRange::new(u64::from(at) / SECTOR_BYTES, 1);
-            let read = ColdRead { request, range, at, runs, remote_after: 0, slot: None, again: false };
+            let read = ColdRead { request, range, at, runs, remote_after: None, slot: None, again: false };
             BackgroundWork::Cold(Box::new(read))
         };
         let other = || BackgroundWork::Other(Work::ReadRecord { seq: Seq(1) });

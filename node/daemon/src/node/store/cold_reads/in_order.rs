@@ -135,7 +135,7 @@ impl Reader {
         self.requests += 1;
         let Node { store, runs, cold } = &*self.node;
         let part = ColdPart { request: RequestId(self.requests % 4), at_bytes: 0, range: request };
-        if let Some(ahead) = cold.ahead_of(&self.volume, part, u128::MAX, runs) {
+        if let Some(ahead) = cold.ahead_of(&self.volume, part, Some(u128::MAX), runs) {
             let (node, volume) = (Arc::clone(&self.node), Arc::clone(&self.volume));
             self.ahead.spawn(async move {
                 node.cold.fetch_ahead(&node.store, &volume, ahead).await;
