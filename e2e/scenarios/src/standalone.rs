@@ -71,12 +71,23 @@ fn run(world: &World, transport: &str) -> Result<()> {
     let second = Node::start(world.vm("b")?, &control, transport, "")?;
     let device = attach(&second, &["--size", "2Gi"])?;
     has_bytes(&second, &device, 2 << 30)?;
+    reads_ahead(&second, &device)?;
     let read = second.vm().exec(&format!(
         "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
          cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
     ))?;
     ensure!(read == sums, "node b reads {read}, node a wrote {sums}");
     second.cli(&["detach", "disk"])?;
+    Ok(())
+}
+
+/// A node that has nothing of the volume reads ahead of a program that reads it in order.
+fn reads_ahead(node: &Node, device: &str) -> Result<()> {
+    node.vm().exec(&format!("dd if={device} of=/dev/null bs=128k count=2048 iflag=direct status=none"))?;
+    let metrics = node.metrics()?;
+    let used = metrics.lines().find_map(|line| line.strip_prefix("holdfast_read_ahead_used_blocks_total "));
+    let used: f64 = used.context("the figure of blocks that were read ahead and used")?.trim().parse()?;
+    ensure!(used >= 16.0, "{used} blocks were fetched ahead of a reader of 2,048 and used");
     Ok(())
 }
 
