@@ -307,7 +307,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "memory-volumes",
-        about: "memory volumes live through kills under load with every page right; a full one fails writes and loses nothing; a detach leaves nothing",
+        about: "memory volumes live through kills, a restart and a handoff under load with every page right; a full one fails writes and loses nothing; a detach leaves nothing",
         expected: Duration::from_secs(90),
         alone: false,
         run: memory_volumes::run,

@@ -1,5 +1,5 @@
-//! Memory volumes of the command line: the daemon is killed under them again and again, and each page is as
-//! it was; a full one fails writes and loses nothing; a detach leaves nothing.
+//! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
+//! as it was; a full one fails writes and loses nothing; a detach leaves nothing.
 
 use std::time::Duration;
 
@@ -13,8 +13,9 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "memory";
-/// Kills of the daemon.
-const KILLS: usize = 5;
+/// Ends of the daemon, in this order.
+const ENDS: [DaemonEnd; 5] =
+    [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill, DaemonEnd::Restart, DaemonEnd::Kill];
 /// Longest run of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 900;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -23,32 +24,44 @@ const END_LIMIT: Duration = Duration::from_secs(300);
 const WORKERS: u32 = 2;
 const AT: &str = "/mnt";
 
+/// A way in which the daemon ends.
+#[derive(Debug, Clone, Copy)]
+enum DaemonEnd {
+    Kill,
+    Restart,
+    /// By a successor that is started before it ends.
+    Handoff,
+}
+
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", "")?;
-    kills(&node)?;
+    ends(&node)?;
     full(&node)?;
     refusals(&node)?;
     ensure!(node.cli(&["list", "--json"])?.contains("\"volumes\": []"), "all are detached");
     Ok(())
 }
 
-/// Kills the daemon under a file system and under fio, which verifies what it wrote.
-fn kills(node: &Node) -> Result<()> {
+/// Ends the daemon under a file system and under fio, which verifies what it wrote.
+fn ends(node: &Node) -> Result<()> {
     let vm = node.vm();
     let files = attach(node, &["files", "--memory", "256Mi"])?;
     vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
     vm.spawn("churn", &bash(&format!("exec holdfast-e2e churn {AT} {WORKERS}")))?;
     let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
     let load = Load::start(vm, &raw, LOAD_SECONDS)?;
-    for number in 0..KILLS {
-        node.kill()?;
-        node.restart()?;
+    for end in ENDS {
+        match end {
+            DaemonEnd::Kill => node.kill().and_then(|()| node.restart())?,
+            DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,
+            DaemonEnd::Handoff => node.hand_over()?,
+        }
         load.wait_progress()?;
         let ended = vm.status("churn")?;
         ensure!(ended.is_none(), "churn ended: {ended:?}\n{}", vm.log("churn")?);
-        report::step(format_args!("kill {number} is over"));
+        report::step(format_args!("{end:?} is over"));
     }
     load.stop()?;
     vm.signal("churn", SIGKILL)?;
