@@ -15,8 +15,8 @@ const RESERVE: u64 = 4;
 /// Sizes in the message are rounded to this.
 const SHOWN_BYTES: u64 = 1 << 20;
 
-/// Fails if the run directory has no room for a volume that may take `most_bytes`, in addition to `promised_bytes`
-/// that others may still take.
+/// Fails if the run directory has no room for a volume that may take `most_bytes`, in addition to
+/// `promised_bytes` that others may still take.
 ///
 /// # Errors
 /// [`NodeError::MemoryRoom`]; the filesystem does not answer.
