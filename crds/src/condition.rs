@@ -29,6 +29,10 @@ pub const WRITABLE: &str = "Writable";
 pub const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
 /// Condition of a served Volume: no sync of the local disk failed since the attach.
 pub const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
+/// Condition of a memory Volume: content that it had is lost.
+pub const CONTENT_LOST: &str = "ContentLost";
+/// Reason of [`CONTENT_LOST`]: its node detached the volume, as it was asked to.
+pub const CONTENT_DROPPED: &str = "Detached";
 /// Conditions by which the daemon reports faults that users of the volume notice.
 pub const SERVING_CONDITIONS: [&str; 4] =
     [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];

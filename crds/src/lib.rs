@@ -16,6 +16,7 @@
 mod condition;
 mod field_error;
 mod generated;
+mod memory;
 mod object_store;
 mod persistent_volume;
 mod quantity;
@@ -25,13 +26,14 @@ mod volume_group_snapshot;
 mod volume_snapshot;
 
 pub use condition::{
-    ASSIGNED, ATTACHED, ConditionBuilder, ConditionStatus, DATA_LOST, GRANTED, LOCAL_DATA_READABLE,
-    LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, SERVING_CONDITIONS, STORE_REACHABLE,
-    WRITABLE, find_condition, is_true,
+    ASSIGNED, ATTACHED, CONTENT_DROPPED, CONTENT_LOST, ConditionBuilder, ConditionStatus, DATA_LOST, GRANTED,
+    LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, SERVING_CONDITIONS,
+    STORE_REACHABLE, WRITABLE, find_condition, is_true,
 };
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+pub use memory::most_memory_bytes;
 pub use object_store::{
     Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
     SecretRef, SkippedVolume, Sweep, SweepStatus, WebIdentity,
@@ -39,21 +41,21 @@ pub use object_store::{
 pub use persistent_volume::bound_claim;
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{
-    FencedData, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus,
-    TransportName, TransportSupport, heartbeat_lease,
+    FencedData, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, Handoff, MemoryUse, StorageNode, StorageNodeSpec,
+    StorageNodeStatus, TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
     ACKNOWLEDGE_LOSS, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
-    Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource, NODES,
-    OlderLosses, READ_ONLY_MANY, READERS_OF, STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase,
-    VolumeSource, VolumeSpec, VolumeStatus,
+    Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource,
+    MEMORY_NODE, MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF,
+    STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,
 };
 pub use volume_snapshot::{
-    GroupProgress, GroupStep, NAMES_STORED, USER_SNAPSHOT, VOLUME_DELETED, VOLUME_REPLACED, VolumeSnapshot,
-    VolumeSnapshotSpec, VolumeSnapshotStatus, is_final_snapshot_reason,
+    GroupProgress, GroupStep, NAMES_STORED, USER_SNAPSHOT, VOLUME_DELETED, VOLUME_IN_MEMORY, VOLUME_REPLACED,
+    VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus, is_final_snapshot_reason,
 };
 
 /// API group of every kind in this crate.

@@ -63,6 +63,9 @@ pub struct StorageNodeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub available_bytes: Option<u64>,
+    /// Memory of the node for memory volumes. Absent: the node makes none (`node.memoryVolumes` of the chart is 0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryUse>,
     /// Number of volumes the node serves now.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>")]
@@ -89,6 +92,21 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Memory of a node for memory volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryUse {
+    /// The most that all memory volumes of the node may take together, in bytes.
+    #[schemars(with = "i64")]
+    pub limit_bytes: u64,
+    /// The most that those that are attached may take, with their tables, in bytes.
+    #[schemars(with = "i64")]
+    pub promised_bytes: u64,
+    /// The memory that their content takes now, in bytes.
+    #[schemars(with = "i64")]
+    pub used_bytes: u64,
 }
 
 /// Name of a way by which a device's requests reach the daemon.

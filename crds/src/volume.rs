@@ -17,6 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::FieldError;
+use crate::memory::most_memory_bytes;
 use crate::quantity::{duration_within, volume_size_bytes};
 
 const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
@@ -41,6 +42,9 @@ pub const FS_TYPE: &str = "holdfast.dev/fstype";
 
 /// Annotation: nodes for which the scheduler may take its PersistentVolume, where that is not the default: `any`.
 pub const NODES: &str = "holdfast.dev/nodes";
+
+/// Annotation of a memory Volume of a claim: the node that it was made for. That node keeps its memory for it.
+pub const MEMORY_NODE: &str = "holdfast.dev/memory-node";
 
 /// Label of a Volume that many nodes read and none attaches; its value is `true`. Each of them attaches a
 /// Volume of its own ([`READERS_OF`]).
@@ -92,6 +96,22 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
 #[x_kube(
     validation = kube::core::Rule::new("self.backend != 'object' || has(self.objectStore)")
         .message("spec.objectStore is required with spec.backend `object`: write the name of an ObjectStore"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || !has(self.objectStore)")
+        .message("spec.objectStore cannot be used with spec.backend `memory`, which stores nothing in a bucket: remove it, or write backend `object`"),
+    validation = kube::core::Rule::new("self.backend == 'memory' || !has(self.memory)")
+        .message("spec.memory needs spec.backend `memory`: remove it, or write backend `memory`"),
+    validation = kube::core::Rule::new("has(self.memory) == has(oldSelf.memory)")
+        .message("spec.memory is immutable: restore the old value, or create another Volume"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || has(self.source.empty)")
+        .message("spec.source must be `empty` with spec.backend `memory`, which begins with nothing: remove it, and copy the files"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || self.durability == 'local'")
+        .message("spec.durability cannot be `object` with spec.backend `memory`, which stores nothing in a bucket: write `local`"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || self.deletionPolicy == 'Delete'")
+        .message("spec.deletionPolicy cannot be `Retain` with spec.backend `memory`, which leaves nothing behind: write `Delete`"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || !has(self.size) || !has(oldSelf.size) || self.size == oldSelf.size")
+        .message("spec.size is immutable with spec.backend `memory`: restore the old value, or create a larger Volume"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || !has(oldSelf.nodeName) || oldSelf.nodeName == '' || !has(self.nodeName) || self.nodeName == '' || self.nodeName == oldSelf.nodeName")
+        .message("spec.nodeName cannot change to another node with spec.backend `memory`, whose content does not move: write '' first, which drops the content, and the other node after that"),
     validation = kube::core::Rule::new("has(self.objectStore) == has(oldSelf.objectStore) && (!has(self.objectStore) || self.objectStore == oldSelf.objectStore)")
         .message("spec.objectStore is immutable: restore the old value, or create another Volume"),
     validation = kube::core::Rule::new("!has(oldSelf.volumeID) || (has(self.volumeID) && self.volumeID == oldSelf.volumeID)")
@@ -130,7 +150,7 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
         .message("spec.volumeID must have at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: remove other characters"))]
     pub volume_id: Option<String>,
-    /// Name of the ObjectStore that holds the volume. Required with backend `object`; immutable.
+    /// Name of the ObjectStore that holds the volume. Required with backend `object`, and absent with `memory`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
@@ -168,6 +188,11 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.backend is immutable: restore the old value, or create another Volume"))]
     pub backend: Backend,
+    /// Memory of a volume with backend `memory`; absent with `object`. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
+        .message("spec.memory is immutable: restore the old value, or create another Volume"))]
+    pub memory: Option<MemorySpec>,
     /// Fate of the volume's objects when the Volume is deleted. `Delete`: they are kept for `spec.keepDeleted` of the ObjectStore, then removed. `Retain`: they stay.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
@@ -207,6 +232,28 @@ impl VolumeSpec {
     /// A [`FieldError`] naming `spec.maxDirtyAge`.
     pub fn max_dirty_age(&self) -> Result<Duration, FieldError> {
         duration_within("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE..=MAX_DIRTY_AGE, "30s")
+    }
+
+    /// True for a volume in compressed memory of its node.
+    pub fn is_memory(&self) -> bool {
+        self.backend == Backend::Memory
+    }
+
+    /// The most memory that the content of a memory volume may take, in bytes; `None`: as much as any content needs.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.memory.limit`.
+    pub fn memory_limit_bytes(&self) -> Result<Option<u64>, FieldError> {
+        let limit = self.memory.as_ref().and_then(|memory| memory.limit.as_deref());
+        limit.map(|limit| volume_size_bytes("spec.memory.limit", limit)).transpose()
+    }
+
+    /// The most memory that a memory volume may take on its node, in bytes.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.size` or `spec.memory.limit`.
+    pub fn most_memory_bytes(&self) -> Result<u64, FieldError> {
+        Ok(most_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
     }
 
     /// The node that should serve the volume; `None` when the field is absent or empty.
@@ -297,8 +344,35 @@ pub enum Backend {
     /// In an object store, with the node's disk as its cache.
     #[default]
     Object,
-    /// In compressed memory of one node; lost with the node.
+    /// In compressed memory of the node that serves the volume. It is lost when that node detaches the volume or restarts.
     Memory,
+}
+
+/// Memory of a memory volume.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemorySpec {
+    /// The most memory that its content may take: a whole number of bytes with an optional suffix (`3Gi`), a multiple of 4096.
+    /// Absent: as much as any content needs, which is `spec.size` and 4 MiB. Writes that need more fail with ENOSPC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 24))]
+    #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
+        .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"))]
+    pub limit: Option<String>,
+    /// Codec of its pages.
+    #[serde(default)]
+    pub compression: MemoryCompression,
+}
+
+/// Codec of the pages of a memory volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum MemoryCompression {
+    /// The faster one.
+    #[default]
+    Lz4,
+    /// It takes less memory, and two to six times the processor time.
+    Zstd,
 }
 
 /// Fate of a volume's objects when the Volume is deleted.
@@ -359,7 +433,8 @@ pub struct VolumeStatus {
     /// Transport of the device's requests to the daemon, for example `ublk-zero-copy`. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// The writer's fencing number; it rises at every attach. Daemon.
+    /// The writer's fencing number; it rises at every attach. Of a memory volume it is the time of the attach, in seconds
+    /// since 1970. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
@@ -399,7 +474,7 @@ pub struct VolumeStatus {
     #[schemars(with = "Option<i64>")]
     pub attached_size_bytes: Option<u64>,
     /// Operator: `Ready`, `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
-    /// `Writable`, `LocalDataReadable`, `LocalDiskHealthy`.
+    /// `Writable`, `LocalDataReadable`, `LocalDiskHealthy`, `ContentLost`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -189,7 +189,10 @@ pub const VOLUME_DELETED: &str = "VolumeDeleted";
 /// Reason of `Ready`: the Volume of that name has another identity than the one that the snapshot is of.
 pub const VOLUME_REPLACED: &str = "VolumeReplaced";
 
+/// Reason: its volume is a memory volume, which has no snapshots.
+pub const VOLUME_IN_MEMORY: &str = "VolumeInMemory";
+
 /// True if a snapshot whose `Ready` has this reason will never be taken.
 pub fn is_final_snapshot_reason(reason: &str) -> bool {
-    [VOLUME_DELETED, VOLUME_REPLACED].contains(&reason)
+    [VOLUME_DELETED, VOLUME_IN_MEMORY, VOLUME_REPLACED].contains(&reason)
 }

@@ -123,6 +123,7 @@ struct DataSection {
     max_dirty: ByteSize,
     upload_memory: ByteSize,
     max_dirty_age: TimeSpan,
+    memory_volumes: ByteSize,
 }
 
 impl Default for DataSection {
@@ -136,6 +137,7 @@ impl Default for DataSection {
             max_dirty: ByteSize(4 << 30),
             upload_memory: ByteSize(256 << 20),
             max_dirty_age: TimeSpan(Duration::from_secs(30)),
+            memory_volumes: ByteSize(0),
         }
     }
 }
@@ -242,6 +244,7 @@ fn node_config(
         max_dirty,
         upload_memory,
         max_dirty_age,
+        memory_volumes,
     } = *data;
     Ok(NodeConfig {
         state_dir,
@@ -259,6 +262,7 @@ fn node_config(
         max_dirty_bytes: max_dirty.0,
         upload_memory_bytes: upload_memory.0,
         max_dirty_age: max_dirty_age.0,
+        memory_volumes_bytes: memory_volumes.0,
     })
 }
 

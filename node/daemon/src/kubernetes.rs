@@ -9,6 +9,7 @@
 //! condition `Attached` and tried again.
 
 mod conditions;
+mod content_lost;
 mod draining;
 mod event;
 mod facts;

@@ -183,6 +183,8 @@ pub(crate) struct NodeConfig {
     pub(crate) upload_memory_bytes: u64,
     /// Age of the oldest dirty byte at which it is uploaded.
     pub(crate) max_dirty_age: Duration,
+    /// The most memory that all memory volumes may take together, in bytes; 0: none is attached.
+    pub(crate) memory_volumes_bytes: u64,
 }
 
 /// Request to attach a volume.

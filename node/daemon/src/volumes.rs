@@ -3,6 +3,7 @@
 
 use std::future::Future;
 
+use holdfast_crds::MemoryUse;
 use holdfast_engine::settings::Settings;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
@@ -124,6 +125,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// The volumes this node serves.
     fn list(&self) -> Vec<NodeVolumeStatus>;
+
+    /// Memory of this node for memory volumes.
+    fn memory_use(&self) -> MemoryUse;
 
     /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
@@ -266,6 +270,10 @@ impl Volumes for Node {
 
     fn list(&self) -> Vec<NodeVolumeStatus> {
         Self::list(self)
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        Self::memory_use(self)
     }
 
     fn rings(&self) -> Vec<RingStatus> {

@@ -23,7 +23,7 @@
 
 use holdfast_crds::{
     ConditionStatus, GroupMember, GroupProgress, GroupStep, READY, SNAPSHOT_DELETED, Time, VOLUME_DELETED,
-    VOLUME_REPLACED, VolumeGroupSnapshotStatus, VolumeSnapshotStatus, find_condition,
+    VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeGroupSnapshotStatus, VolumeSnapshotStatus, find_condition,
 };
 
 use super::facts::{GroupFacts, MemberFacts, MemberSnapshot, OwnSnapshot};
@@ -424,7 +424,9 @@ fn say_obstacles(
     let Some((_, _, first)) = obstacles.first() else { return steps };
     let states: Vec<_> = obstacles.iter().map(|(_, _, obstacle)| obstacle.state.as_str()).collect();
     let fix = match first.reason {
-        VOLUME_DELETED | VOLUME_REPLACED => "delete this VolumeGroupSnapshot and create another",
+        VOLUME_DELETED | VOLUME_IN_MEMORY | VOLUME_REPLACED => {
+            "delete this VolumeGroupSnapshot and create another"
+        }
         "VolumeNotReady" => "its conditions say what it waits for",
         _ => "create it, or delete this VolumeGroupSnapshot and create one without it",
     };

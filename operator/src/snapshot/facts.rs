@@ -48,6 +48,8 @@ pub(crate) struct SourceVolume {
     pub(crate) node: Option<String>,
     /// True if its deletion was requested.
     pub(crate) deleting: bool,
+    /// True for a memory volume.
+    pub(crate) is_memory: bool,
 }
 
 impl SourceVolume {
@@ -60,6 +62,7 @@ impl SourceVolume {
             object_store: facts.store_name().to_owned(),
             node: facts.serving().map(str::to_owned),
             deleting: facts.deleting,
+            is_memory: facts.spec.is_memory(),
         }
     }
 }

@@ -17,7 +17,7 @@
 
 use holdfast_crds::{
     ByteSize, ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED,
-    VOLUME_REPLACED, VolumeSnapshotStatus, is_true,
+    VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeSnapshotStatus, is_true,
 };
 
 use holdfast_types::SnapshotName;
@@ -271,6 +271,13 @@ pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Sna
             VOLUME_DELETED,
             format!("Volume `{name}` is being deleted, and no snapshot is taken of it"),
             "delete this VolumeSnapshot",
+        );
+    }
+    if volume.is_memory {
+        return obstacle(
+            VOLUME_IN_MEMORY,
+            format!("Volume `{name}` is a memory volume, and has no snapshots"),
+            "delete this VolumeSnapshot, and copy the files to a volume in an object store",
         );
     }
     let Some(id) = &volume.id else {

@@ -196,7 +196,8 @@ impl ClusterFacts {
     /// is not known, or it may have released the volume after that. While a device is reported, no node waits
     /// for that permission.
     pub(crate) fn needs_log_writer(&self) -> bool {
-        if self.needs_store() {
+        // A memory volume has no log.
+        if self.needs_store() || self.spec.is_memory() {
             return false;
         }
         if self.lost.is_some() || self.may_be_back() {

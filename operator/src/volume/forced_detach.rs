@@ -51,6 +51,10 @@ impl ClusterFacts {
         if let Some(unused) = self.unused_permission() {
             return Some(unused);
         }
+        // Of a memory volume no person has to read: the condition `ContentLost` stays.
+        if self.spec.is_memory() {
+            return None;
+        }
         // A later writer's release says nothing of what the node that was cut off had not uploaded.
         let is_back = |record: &ForcedDetach| {
             let released = self.released_epoch.filter(|_| self.may_be_back());

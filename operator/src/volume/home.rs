@@ -29,9 +29,11 @@ pub(crate) struct SourceSnapshot {
     pub(crate) uid: Option<SnapshotUid>,
 }
 
-/// The volume in the object store.
+/// The place of a volume's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
+    /// The memory of the node that serves it: nothing is created before that.
+    Memory,
     /// It is to be created.
     New {
         /// Size to create it with.

@@ -106,6 +106,9 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
 fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> {
     let is_clone = facts.clone_snapshot().is_some();
     let home = match home {
+        // The finalizer comes first: a deletion waits for the node.
+        Home::Memory if !facts.finalizer => return vec![OperatorStep::Register],
+        Home::Memory => return vec![OperatorStep::Report(Box::new(provisioned(facts, now)))],
         Home::Cloned { source, volume_id } => return plan_source(facts, source, volume_id, now),
         Home::New { size_bytes } => OperatorStep::Provision { size_bytes: Some(size_bytes), snapshot: None },
         Home::Restored { size_bytes, snapshot } => {
@@ -152,9 +155,12 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         return Vec::new();
     }
     if let Some(node) = facts.serving() {
-        let message = format!("node {node} still serves the volume: waiting for its final commit");
+        let message = format!("node {node} still serves the volume: waiting for its {}", last_work(facts));
         let reason = if is_removing(facts) { INTERRUPTED } else { "WaitingForDetach" };
         return vec![OperatorStep::Report(Box::new(deleting(facts, reason, message, now)))];
+    }
+    if facts.spec.is_memory() {
+        return vec![OperatorStep::RemoveFinalizer];
     }
     let drop_source = facts.clone_snapshot().map(|_name| OperatorStep::DropSource);
     let is_retained = facts.spec.deletion_policy == DeletionPolicy::Retain;
@@ -212,6 +218,11 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     }
 }
 
+/// The last work of a node that is to release the volume.
+fn last_work(facts: &ClusterFacts) -> &'static str {
+    if facts.spec.is_memory() { "detach" } else { "final commit" }
+}
+
 /// True if an attempt to remove the volume's objects has begun.
 fn is_removing(facts: &ClusterFacts) -> bool {
     let waits = |reason: &str| ["WaitingForDetach", "DeletionBlocked"].contains(&reason);
@@ -250,10 +261,17 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let mut conditions = vec![exists(facts, now), assigned];
     conditions.extend(resized(facts, now));
     let forced_detach = forced_detach(facts, now);
-    let EarlierLosses { named, older } = earlier_losses(facts, forced_detach.as_ref());
-    let unread = forced_detach.iter().filter(|record| !facts.is_acknowledged(record));
-    let losses: Vec<&ForcedDetach> = named.iter().chain(unread).collect();
-    conditions.extend(data_lost(facts, &losses, older.as_ref(), now));
+    // A memory volume has nothing to upload. Its next node says that the content is lost.
+    let EarlierLosses { named, older } = if facts.spec.is_memory() {
+        EarlierLosses::default()
+    } else {
+        earlier_losses(facts, forced_detach.as_ref())
+    };
+    if !facts.spec.is_memory() {
+        let unread = forced_detach.iter().filter(|record| !facts.is_acknowledged(record));
+        let losses: Vec<&ForcedDetach> = named.iter().chain(unread).collect();
+        conditions.extend(data_lost(facts, &losses, older.as_ref(), now));
+    }
     let status = VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.id.clone()),
@@ -304,6 +322,10 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
     let build = |reason, message: String| {
         facts.conditions(now).build(PROVISIONED, ConditionStatus::True, reason, message)
     };
+    if facts.spec.is_memory() {
+        let message = "the volume exists; its content is in the memory of the node that serves it";
+        return build("Created", message.to_owned());
+    }
     let before = find_condition(&facts.status.conditions, PROVISIONED);
     match (&facts.found, before) {
         (Some(FoundInStore::Volume { size_bytes, last }), _) => build(
@@ -351,7 +373,8 @@ fn assignment(facts: &ClusterFacts, now: &Time) -> (Option<String>, Condition) {
     let waiting = |from: &str| {
         let next = desired.map_or_else(String::new, |node| format!(" before node {node} may have it"));
         let message = format!(
-            "node {from} still serves the volume: waiting for its final commit{next}; if the node is lost for good, annotate the Volume with {FORCE_DETACH}={from}"
+            "node {from} still serves the volume: waiting for its {}{next}; if the node is lost for good, annotate the Volume with {FORCE_DETACH}={from}",
+            last_work(facts)
         );
         facts.conditions(now).build(ASSIGNED, ConditionStatus::False, "WaitingForDetach", &message)
     };

@@ -1,6 +1,6 @@
 //! Obstacles between a Volume and its place in the object store; without one, how it gets that place.
 
-use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
+use holdfast_crds::{ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
 
 use super::facts::{ClusterFacts, StoreFact};
 use super::found_in_store::FoundInStore;
@@ -22,6 +22,12 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
                 facts.id
             ),
         );
+    }
+    if facts.spec.is_memory() {
+        return match facts.spec.most_memory_bytes() {
+            Ok(_bytes) => Ok(Home::Memory),
+            Err(error) => failed("InvalidSize", error.to_string()),
+        };
     }
     check_store(facts)?;
     let wanted = facts.spec.size_bytes();
@@ -87,16 +93,6 @@ fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle>
 fn check_spec(facts: &ClusterFacts) -> Result<(), Obstacle> {
     if let (Some(_), Err(error)) = (&facts.spec.size, facts.spec.size_bytes()) {
         return failed("InvalidSize", error.to_string());
-    }
-    match facts.spec.backend {
-        Backend::Object => {}
-        Backend::Memory => {
-            return failed(
-                "UnsupportedBackend",
-                "spec.backend: `memory` is not supported by this version; create the Volume with `object`"
-                    .to_owned(),
-            );
-        }
     }
     let unsupported = match &facts.spec.source {
         VolumeSource::Empty(_)

@@ -13,6 +13,8 @@ pub(crate) enum SourceFact {
     Deleting,
     /// It is not in its object store yet.
     NotProvisioned,
+    /// It is a memory volume, which has no snapshots.
+    Memory,
     /// It exists.
     Ready {
         /// Name of its ObjectStore.
@@ -30,6 +32,9 @@ impl SourceFact {
         let Some(volume) = volume else { return Self::Missing };
         if volume.metadata.deletion_timestamp.is_some() {
             return Self::Deleting;
+        }
+        if volume.spec.is_memory() {
+            return Self::Memory;
         }
         if !volume.status.as_ref().is_some_and(|status| is_true(&status.conditions, PROVISIONED)) {
             return Self::NotProvisioned;

@@ -145,6 +145,12 @@ fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Res
                 "{field}: Volume `{source}` is not provisioned yet; its conditions say what it waits for"
             ),
         )),
+        SourceFact::Memory => failed(
+            "InvalidSource",
+            format!(
+                "{field}: Volume `{source}` is a memory volume, which has no snapshots and no clones; create this Volume with spec.source `empty`, and copy the files"
+            ),
+        ),
         SourceFact::Ready { object_store, .. } if object_store != store => failed(
             "VolumeInOtherStore",
             format!(

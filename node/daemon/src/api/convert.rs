@@ -146,7 +146,7 @@ pub(crate) fn memory_attach(
         Ok(wire::Compression::Zstd) => PageCodec::Zstd,
         Err(_unknown) => return Err(InvalidField::Compression(compression)),
     };
-    Ok(MemoryAttach { volume: volume_id.try_into()?, bytes: size(size_bytes)?, limit_bytes, codec })
+    Ok(MemoryAttach { volume: volume_id.try_into()?, bytes: size(size_bytes)?, limit_bytes, codec, epoch: 0 })
 }
 
 fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {

@@ -39,6 +39,7 @@ fn variables_override_the_file_and_others_are_left_alone() {
             ("HOLDFAST_NODE_NAME", "b"),
             ("HOLDFAST_TRANSPORT", "user-copy"),
             ("HOLDFAST_RING_THREADS", "3"),
+            ("HOLDFAST_MEMORY_VOLUMES", "8Gi"),
             ("HOLDFAST_OPERATOR_SERVICE_HOST", "10.0.0.1"),
         ],
     )
@@ -46,6 +47,8 @@ fn variables_override_the_file_and_others_are_left_alone() {
     assert_eq!(config.node.node_name, "b");
     assert_eq!(config.node.transport, TransportChoice::Only(Transport::UserCopy));
     assert_eq!(config.node.ring_threads, 3);
+    assert_eq!(config.node.memory_volumes_bytes, 8 << 30);
+    assert_eq!(parse(MINIMAL, &[]).unwrap().node.memory_volumes_bytes, 0, "none unless asked for");
 }
 
 /// The file, the environment, and parts of the error.

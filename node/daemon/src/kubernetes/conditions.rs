@@ -17,6 +17,7 @@ use holdfast_crds::{
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::{Delay, Unreadable};
+use holdfast_memory::MemoryFigures;
 use holdfast_objects::{Blocker, ErrorKind};
 use k8s_openapi::jiff::Timestamp;
 
@@ -28,6 +29,9 @@ const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// The conditions of a volume that is here.
 pub(crate) fn of(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Vec<Condition> {
+    if facts.spec.is_memory() {
+        return here.memory.iter().map(|memory| memory_writable(facts, memory, now)).collect();
+    }
     match here.state {
         VolumeState::Fenced => Vec::new(),
         VolumeState::Attaching | VolumeState::Recovering | VolumeState::Quiesced | VolumeState::Unserved => {
@@ -276,6 +280,21 @@ fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Con
         reason,
         format!("writes wait, none fails: {why}"),
     )
+}
+
+/// Says of a memory volume whether a write of other content finds memory.
+fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Condition {
+    let is_full = memory.slab_bytes >= memory.limit_bytes && memory.refused_pages > 0;
+    if !is_full {
+        let message = "writes do not wait";
+        return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message);
+    }
+    let message = format!(
+        "writes fail with ENOSPC: the content takes all {} bytes of memory that the volume may have, and {} pages were not \
+         written. Delete files and trim the file system, or use a volume with a higher spec.memory.limit",
+        memory.limit_bytes, memory.refused_pages
+    );
+    facts.conditions(now).build(WRITABLE, ConditionStatus::False, "MemoryFull", message)
 }
 
 /// A time as the API server keeps it: whole seconds, never later than it was.

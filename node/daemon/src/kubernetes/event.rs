@@ -1,7 +1,7 @@
 //! Kubernetes events about a Volume that is served: one for each time a fault begins, changes or ends.
 
 use holdfast_cluster::event::{event, turned};
-use holdfast_crds::{Condition, SERVING_CONDITIONS, find_condition};
+use holdfast_crds::{CONTENT_DROPPED, CONTENT_LOST, Condition, SERVING_CONDITIONS, find_condition};
 use kube::runtime::events::{Event, EventType};
 
 /// The events between two lists of conditions. A condition that is fine at first is no event.
@@ -10,10 +10,18 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
         let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
         SERVING_CONDITIONS.contains(&new.type_.as_str()) && !is_fine_at_first
     };
-    turned(before, after)
+    let faults = turned(before, after)
         .filter(is_reported)
-        .map(|new| event(new, if new.status == "True" { EventType::Normal } else { EventType::Warning }))
-        .collect()
+        .map(|new| event(new, if new.status == "True" { EventType::Normal } else { EventType::Warning }));
+    faults.chain(content_lost(before, after)).collect()
+}
+
+/// Each loss is an event; one that was asked for is no fault.
+fn content_lost(before: &[Condition], after: &[Condition]) -> Option<Event> {
+    let new = find_condition(after, CONTENT_LOST)?;
+    let is_said = find_condition(before, CONTENT_LOST).is_some_and(|old| old.message == new.message);
+    let type_ = if new.reason == CONTENT_DROPPED { EventType::Normal } else { EventType::Warning };
+    (!is_said).then(|| event(new, type_))
 }
 
 #[cfg(test)]
@@ -55,5 +63,23 @@ mod tests {
             let [fine, bad] = [one(ConditionStatus::True, "Fine"), one(ConditionStatus::False, "Bad")];
             assert_eq!(events(&fine, &bad), [(EventType::Warning, "Bad".to_owned())], "{type_}");
         }
+    }
+
+    /// The second restart of a host said nothing: status and reason were what they had been.
+    #[test]
+    fn each_loss_of_content_is_an_event() {
+        let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let lost = |reason, message: &str| {
+            let builder = ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now };
+            vec![builder.build(CONTENT_LOST, ConditionStatus::True, reason, message)]
+        };
+        let [first, second] = ["at 1", "at 2"].map(|message| lost("NodeRestarted", message));
+        let types = |before: &[Condition], after: &[Condition]| -> Vec<EventType> {
+            changes(before, after).into_iter().map(|event| event.type_).collect()
+        };
+        assert_eq!(types(&[], &first), [EventType::Warning]);
+        assert_eq!(types(&first, &first), []);
+        assert_eq!(types(&first, &second), [EventType::Warning]);
+        assert_eq!(types(&second, &lost(CONTENT_DROPPED, "at 3")), [EventType::Normal]);
     }
 }

@@ -27,7 +27,7 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 
 use super::identity::identity;
-use crate::node::{FailureKind, VolumeState};
+use crate::node::{FailureKind, NodeVolumeStatus, VolumeState};
 use crate::volumes::Volumes;
 
 /// Time between two looks.
@@ -142,8 +142,8 @@ fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> 
     volumes.into_iter().filter_map(identity).collect()
 }
 
-/// The volumes of this node that nothing is being done with. Memory volumes are not Kubernetes': a person
-/// attached them, and a detach would drop their content.
+/// The volumes of this node that nothing is being done with. A memory volume without an epoch is not
+/// Kubernetes': a person attached it, and a detach would drop its content.
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
         VolumeState::Attached | VolumeState::Fenced | VolumeState::Unserved => true,
@@ -151,13 +151,29 @@ fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
             false
         }
     };
-    let of_a_store = volumes.list().into_iter().filter(|here| here.memory.is_none());
-    of_a_store.filter(|here| is_idle(here.state)).map(|here| here.volume).collect()
+    let is_of_a_volume = |here: &NodeVolumeStatus| {
+        here.memory.is_none() || here.attached.as_ref().is_some_and(|attached| attached.epoch > 0)
+    };
+    volumes
+        .list()
+        .into_iter()
+        .filter(is_of_a_volume)
+        .filter(|here| is_idle(here.state))
+        .map(|here| here.volume)
+        .collect()
 }
 
 async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, events: &NodeEvents) {
     tracing::warn!(%volume, "the Volume object was gone; the volume is detached after its last commit");
+    let is_memory = volumes.list().iter().any(|here| here.volume == *volume && here.memory.is_some());
     let (type_, reason, message) = match volumes.detach(volume).await {
+        Ok(()) if is_memory => (
+            EventType::Normal,
+            "OrphanDetached",
+            format!(
+                "volume {volume} had no Volume object any more. It was detached, and its content dropped"
+            ),
+        ),
         Ok(()) => (
             EventType::Normal,
             "OrphanDetached",
@@ -325,10 +341,14 @@ mod tests {
             ("quiesced", VolumeState::Quiesced),
             ("unserved", VolumeState::Unserved),
         ] {
-            fake.put(crate::node::NodeVolumeStatus { state, ..attached(name) });
+            fake.put(NodeVolumeStatus { state, ..attached(name) });
         }
         let memory = Some(holdfast_memory::MemoryFigures::default());
-        fake.put(crate::node::NodeVolumeStatus { memory, ..attached("scratch") });
-        assert_eq!(served(&fake), named(&["attached", "fenced", "unserved"]));
+        for (name, epoch) in [("of-a-volume", 1_800_000_000), ("of-a-person", 0)] {
+            let mut status = NodeVolumeStatus { memory, ..attached(name) };
+            status.attached.as_mut().unwrap().epoch = epoch;
+            fake.put(status);
+        }
+        assert_eq!(served(&fake), named(&["attached", "fenced", "of-a-volume", "unserved"]));
     }
 }

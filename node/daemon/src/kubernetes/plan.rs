@@ -16,10 +16,12 @@
 use std::time::Duration;
 
 use holdfast_crds::{
-    ATTACHED, Condition, ConditionStatus, SERVING_CONDITIONS, Time, TimeSpan, VolumeStatus, find_condition,
+    ATTACHED, CONTENT_LOST, Condition, ConditionStatus, SERVING_CONDITIONS, Time, TimeSpan, VolumeStatus,
+    find_condition,
 };
 
 use super::conditions;
+use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
 use super::operations::{Doing, OperationOutcome};
 use super::retry::OperationFailure;
@@ -153,7 +155,8 @@ fn operators_turn(facts: &NodeFacts) -> Option<Duration> {
 /// A volume that is served where it is wanted: it gets the settings of the spec, and its device the size.
 fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let settings = other_settings(facts, here);
-    let device = here.attached.as_ref().map(|device| device.bytes);
+    // A memory volume does not grow.
+    let device = here.attached.as_ref().filter(|_| !facts.spec.is_memory()).map(|device| device.bytes);
     let Some(bytes) = facts.spec.size_bytes().ok().filter(|bytes| device.is_some_and(|has| has < *bytes))
     else {
         let reason = unconfigured(facts, settings).unwrap_or(ATTACHED);
@@ -171,6 +174,9 @@ fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -
 
 /// The settings of the spec, if a volume that is served where it is wanted has others.
 fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<(Durability, Duration)> {
+    if facts.spec.is_memory() {
+        return None;
+    }
     let is_served = here.state == VolumeState::Attached && facts.requested() && !facts.granted_to_another();
     let wanted = (flush_class(facts.spec.durability), facts.spec.max_dirty_age().ok()?);
     (is_served && here.durability.zip(here.max_dirty_age) != Some(wanted)).then_some(wanted)
@@ -243,7 +249,9 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
     // attached until it detaches. Of a volume to be deleted only such a writer has to detach: of another one
     // the operator knows the epoch, which stays in the status.
     let may_be_attached = facts.status.epoch.is_some() || facts.kept;
+    // Of a memory volume nothing can be committed.
     let left_behind = facts.claimed()
+        && !facts.spec.is_memory()
         && facts.granted()
         && may_be_attached
         && !matches!(facts.last, Some(OperationOutcome::Detached | OperationOutcome::Preserve))
@@ -311,12 +319,13 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     if let Some(here) = here {
         conditions.extend(conditions::of(facts, here, now));
     }
+    conditions.extend(content_lost(facts, now));
     VolumeStatus {
         node: Some(facts.me.clone()),
         device_path: device.map(|device| device.device_path.to_string_lossy().into_owned()),
         transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
         // Kept while there is no device: it says that this node may hold the only copy of data, and how much.
-        epoch: device.map(|device| device.epoch).or(mine.epoch),
+        epoch: device.map(|device| device.epoch).or_else(|| content_lost::epoch(facts, mine)),
         attached_size_bytes: device.map(|device| device.bytes),
         committed_seq: here.and_then(|here| here.commit.seq),
         dirty_bytes: here.and_then(|here| here.commit.dirty_bytes).or(mine.dirty_bytes),
@@ -386,6 +395,9 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     }
     match reason {
         "Attached" => format!("served by node {me}"),
+        DETACHING if facts.spec.is_memory() => {
+            format!("node {me} detaches the volume, which drops its content")
+        }
         DETACHING => format!("node {me} writes the final commit"),
         "Fenced" => {
             format!("another writer took the volume from node {me}; what was not uploaded is kept there")
@@ -398,6 +410,9 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
 fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
     let me = &facts.me;
     let message = match &facts.last {
+        Some(OperationOutcome::Detached) if facts.spec.is_memory() => {
+            format!("node {me} has released the volume")
+        }
         Some(OperationOutcome::Detached) => {
             format!("node {me} has written the final commit and released the volume")
         }
@@ -417,14 +432,16 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
         }
     };
     let detached = facts.conditions(now).build(ATTACHED, ConditionStatus::False, "Detached", message);
-    let is_left = facts.is_discardable() && facts.last != Some(OperationOutcome::Detached);
+    let is_left =
+        facts.is_discardable() && !facts.spec.is_memory() && facts.last != Some(OperationOutcome::Detached);
     let epoch = facts.status.epoch.filter(|_| is_left);
-    VolumeStatus { epoch, conditions: vec![detached], ..VolumeStatus::default() }
+    let conditions = std::iter::once(detached).chain(content_lost(facts, now)).collect();
+    VolumeStatus { epoch, conditions, ..VolumeStatus::default() }
 }
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = std::iter::once(ATTACHED).chain(SERVING_CONDITIONS);
+    let own = [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST]);
     let conditions: Vec<Condition> =
         own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    Condition, ConditionBuilder, ConditionStatus, FencedData, NODE_FIELD_MANAGER, READY, StorageNode,
-    StorageNodeStatus, Time, TransportSupport, find_condition,
+    Condition, ConditionBuilder, ConditionStatus, FencedData, MemoryUse, NODE_FIELD_MANAGER, READY,
+    StorageNode, StorageNodeStatus, Time, TransportSupport, find_condition,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -100,6 +100,7 @@ async fn report<V: Volumes>(
     let facts = StorageNodeFacts {
         capabilities: volumes.capabilities(),
         volumes: volumes.list(),
+        memory: volumes.memory_use(),
         state_dir,
         space,
         fenced,
@@ -131,11 +132,14 @@ async fn report<V: Volumes>(
 /// True if the status is to be written: at once where anything but figures changed, or the disk became full
 /// or is no longer full.
 fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Duration>) -> bool {
-    let figures = |status: &StorageNodeStatus| (status.available_bytes, status.attached_volumes);
+    let memory = |status: &StorageNodeStatus| status.memory.clone();
+    let figures =
+        |status: &StorageNodeStatus| (status.available_bytes, status.attached_volumes, memory(status));
     let is_full = |status: &StorageNodeStatus| status.available_bytes == Some(0);
     let rest = |status: &StorageNodeStatus| StorageNodeStatus {
         available_bytes: None,
         attached_volumes: None,
+        memory: status.memory.clone().map(|memory| MemoryUse { used_bytes: 0, limit_bytes: 0, ..memory }),
         ..status.clone()
     };
     let is_recent = since.is_some_and(|since| since < FIGURES_EVERY);
@@ -213,6 +217,7 @@ fn fenced_data(state_dir: &Path, reported: (Vec<FencedData>, usize)) -> (Vec<Fen
 struct StorageNodeFacts<'a> {
     capabilities: Capabilities,
     volumes: Vec<NodeVolumeStatus>,
+    memory: MemoryUse,
     state_dir: &'a Path,
     space: Option<Space>,
     fenced: (Vec<FencedData>, usize),
@@ -220,8 +225,15 @@ struct StorageNodeFacts<'a> {
 }
 
 fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
-    let StorageNodeFacts { capabilities, volumes, state_dir, space, fenced: (fenced, unlisted), draining } =
-        facts;
+    let StorageNodeFacts {
+        capabilities,
+        volumes,
+        memory,
+        state_dir,
+        space,
+        fenced: (fenced, unlisted),
+        draining,
+    } = facts;
     let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
@@ -254,6 +266,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         state_dir: Some(state_dir.to_string_lossy().into_owned()),
         capacity_bytes: space.map(|space| space.capacity_bytes),
         available_bytes: space.map(|space| space.available_bytes / SPACE_STEP_BYTES * SPACE_STEP_BYTES),
+        memory: Some(memory).filter(|memory| memory.limit_bytes > 0 || memory.promised_bytes > 0),
         attached_volumes: u32::try_from(attached).ok(),
         transports,
         fenced,
@@ -394,6 +407,7 @@ mod tests {
         StorageNodeFacts {
             capabilities,
             volumes: Vec::new(),
+            memory: MemoryUse::default(),
             state_dir: Path::new("/state"),
             space: None,
             fenced: (Vec::new(), 0),
@@ -415,6 +429,22 @@ mod tests {
         assert!(!status.transports[0].available);
         assert!(status.transports[0].refusal.as_ref().unwrap().contains("AUTO_BUF_REG"));
         assert!(status.transports[1].available && status.transports[1].refusal.is_none());
+    }
+
+    /// The controller counts with what is promised; what is used changes with every write.
+    #[test]
+    fn memory_that_is_promised_is_written_at_once() {
+        let with = |promised_bytes, used_bytes| {
+            let memory = MemoryUse { limit_bytes: 8 << 30, promised_bytes, used_bytes };
+            let facts = StorageNodeFacts { memory, ..facts(Fake::default().capabilities()) };
+            first(|conditions| describe(facts, conditions))
+        };
+        let (second, written) = (Some(Duration::from_secs(1)), with(1 << 30, 1 << 20));
+        assert!(is_due(&written, &with(2 << 30, 1 << 20), second));
+        assert!(!is_due(&written, &with(1 << 30, 2 << 20), second));
+        assert!(is_due(&written, &with(1 << 30, 2 << 20), Some(FIGURES_EVERY)));
+        let none = facts(Fake::default().capabilities());
+        assert_eq!(first(|conditions| describe(none, conditions)).memory, None, "the node makes none");
     }
 
     /// Each attach and each detach wrote the object.

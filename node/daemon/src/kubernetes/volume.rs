@@ -7,9 +7,10 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    Credentials, FORMAT_UNKNOWN_CONTENT, NODE_FIELD_MANAGER, ObjectStore, SecretRef, TRACEPARENT, Time,
-    Volume, VolumeStatus,
+    Credentials, FORMAT_UNKNOWN_CONTENT, FieldError, MemoryCompression, NODE_FIELD_MANAGER, ObjectStore,
+    SecretRef, TRACEPARENT, Time, Volume, VolumeSpec, VolumeStatus,
 };
+use holdfast_memory::PageCodec;
 use holdfast_service::tasks::Tasks;
 use holdfast_service::trace;
 use holdfast_types::{Backoff, VolumeId};
@@ -35,7 +36,7 @@ use super::plan::{NodeStep, daemons_part, flush_class, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::node::{AttachRequest, FailureKind, SettingsChange};
+use crate::node::{AttachRequest, FailureKind, MemoryAttach, SettingsChange};
 use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
@@ -172,6 +173,35 @@ fn secret<V>(name: &str, context: &VolumeContext<V>) -> Option<String> {
     }
 }
 
+/// Attaches a memory volume. Its epoch is the time, and higher than that of a node that was cut off.
+async fn attach_memory<V: Volumes>(
+    volumes: &V,
+    volume: VolumeId,
+    spec: &VolumeSpec,
+    replaces: Option<u64>,
+) -> Result<OperationOutcome, OperationFailure> {
+    let invalid = |error: FieldError| OperationFailure {
+        reason: "InvalidSpec",
+        message: error.to_string(),
+        retry: Retry::Rarely,
+    };
+    let seconds = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
+    let request = MemoryAttach {
+        volume: volume.clone(),
+        bytes: spec.size_bytes().map_err(invalid)?,
+        limit_bytes: spec.memory_limit_bytes().map_err(invalid)?,
+        codec: match spec.memory.as_ref().map(|memory| memory.compression).unwrap_or_default() {
+            MemoryCompression::Lz4 => PageCodec::Lz4,
+            MemoryCompression::Zstd => PageCodec::Zstd,
+        },
+        epoch: seconds.max(replaces.map_or(1, |replaced| replaced + 1)),
+    };
+    let attached = volumes.attach_memory(request).await?;
+    let device = attached.device_path.display();
+    tracing::info!(%volume, %device, epoch = attached.epoch, "attached");
+    Ok(OperationOutcome::Attached)
+}
+
 /// One volume being worked on, as the API server last returned it.
 struct Reconciliation<'a, V> {
     context: &'a VolumeContext<V>,
@@ -245,6 +275,10 @@ impl<V: Volumes> Reconciliation<'_, V> {
         let span = tracing::info_span!("attach_volume", volume = self.volume.name_any());
         if let Some(request) = self.volume.annotations().get(TRACEPARENT) {
             trace::continue_in(&span, request);
+        }
+        if spec.is_memory() {
+            let attach = async move { attach_memory(&volumes, id, &spec, replaces).await };
+            return self.begin(Doing::Attaching, attach.instrument(span));
         }
         let attach = async move {
             let invalid = |error: &dyn std::error::Error| OperationFailure {

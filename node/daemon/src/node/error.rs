@@ -98,6 +98,22 @@ pub(crate) enum NodeError {
         /// The value of the request.
         asked: String,
     },
+    /// The node's limit leaves no room for a memory volume.
+    #[error(
+        "memory.limit_bytes: {volume} may take {most} of memory with its table, and {left} of data.memory_volumes ({limit}) is \
+         left on this node. The volume was not attached. Give a lower limit, detach other memory volumes, or raise \
+         data.memory_volumes (chart: node.memoryVolumes)"
+    )]
+    MemoryLimit {
+        /// The volume.
+        volume: VolumeId,
+        /// The most that it may take.
+        most: String,
+        /// Memory that other memory volumes may not take.
+        left: String,
+        /// The limit.
+        limit: ByteSize,
+    },
     /// The run directory has no room for a memory volume.
     #[error(
         "memory.limit_bytes: {volume} may take {most} with its table, and {} has room for {left} of memory volumes. The volume \
@@ -486,7 +502,7 @@ impl NodeError {
             | Self::Unreadable { .. }
             | Self::Sweeping { .. }
             | Self::Contended(_) => FailureKind::Busy,
-            Self::RingsFull(_) => FailureKind::Full,
+            Self::RingsFull(_) | Self::MemoryLimit { .. } => FailureKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
                 FailureKind::HeldElsewhere
             }

@@ -17,11 +17,13 @@ mod room;
 mod shape;
 mod table;
 
+use holdfast_crds::MemoryUse;
 use holdfast_memory::PageCodec;
 use holdfast_types::VolumeId;
 
 #[cfg(test)]
 pub(in crate::node) use local::MemoryLocal;
+use room::room_bytes;
 pub(in crate::node) use table::MemoryTable;
 
 use crate::node::volume::status::NodeVolumeStatus;
@@ -38,6 +40,8 @@ pub(crate) struct MemoryAttach {
     pub(crate) limit_bytes: Option<u64>,
     /// Codec of its pages.
     pub(crate) codec: PageCodec,
+    /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
+    pub(crate) epoch: u64,
 }
 
 impl Node {
@@ -60,6 +64,16 @@ impl Node {
             return Err(NodeError::MemoryVolume { volume: volume.clone(), what, fix });
         }
         Ok(())
+    }
+
+    /// Memory of the node for memory volumes: promised to those that are here, and used by them.
+    pub(crate) fn memory_use(&self) -> MemoryUse {
+        let (promised_bytes, used_bytes) = self.0.memory.bytes();
+        let limit_bytes = self.0.config.memory_volumes_bytes;
+        // The filesystem may have room for less.
+        let room_bytes = room_bytes(&self.0.dirs.run, self.0.memory.unused_bytes());
+        let limit_bytes = limit_bytes.min(promised_bytes.saturating_add(room_bytes.unwrap_or(u64::MAX)));
+        MemoryUse { limit_bytes, promised_bytes, used_bytes }
     }
 
     /// True if this is a memory volume here.

@@ -12,7 +12,7 @@ const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 /// Memory, in bytes; `None` where the kernel does not say.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryFacts {
-    /// The daemon's own bounds: uploads and segment indexes.
+    /// The daemon's own bounds: uploads, segment indexes and memory volumes.
     pub(super) needed: u64,
     /// The least limit of the control groups that this process is in.
     pub(super) limit: Option<u64>,
@@ -27,7 +27,7 @@ impl MemoryFacts {
         let host = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self {
-            needed: node.upload_memory_bytes + INDEX_CACHE_BYTES,
+            needed: node.upload_memory_bytes + INDEX_CACHE_BYTES + node.memory_volumes_bytes,
             limit: limit(Path::new(CONTROL_GROUPS), &own),
             total: figure(&host, "MemTotal:"),
             available: figure(&host, "MemAvailable:"),
@@ -57,21 +57,29 @@ pub(super) fn check(facts: &MemoryFacts) -> Check {
     let need = about(needed);
     if let Some(most) = most.filter(|most| *most < needed) {
         let found = format!(
-            "the daemon may use {need} for uploads and indexes, and may have {} at most. The kernel kills it at the limit",
+            "the daemon may use {need} for uploads, indexes and memory volumes, and may have {} at most. The kernel kills it at the limit",
             about(most)
         );
-        return Check::fail(NAME, found, "lower data.upload_memory, or raise the limit of memory");
+        return Check::fail(
+            NAME,
+            found,
+            "lower data.upload_memory or data.memory_volumes, or raise the limit of memory",
+        );
     }
     match available {
         Some(available) if available < needed => {
             let found = format!(
-                "the daemon may use {need} for uploads and indexes, and {} are available now",
+                "the daemon may use {need} for uploads, indexes and memory volumes, and {} are available now",
                 about(available)
             );
-            Check::warn(NAME, found, "lower data.upload_memory, or move other programs")
+            Check::warn(
+                NAME,
+                found,
+                "lower data.upload_memory or data.memory_volumes, or move other programs",
+            )
         }
         Some(available) => Check::pass(NAME, format!("{need} of {} that are available", about(available))),
-        None => Check::pass(NAME, format!("{need} for uploads and indexes")),
+        None => Check::pass(NAME, format!("{need} for uploads, indexes and memory volumes")),
     }
 }
 

@@ -236,6 +236,7 @@ fn node() -> NodeConfig {
         max_dirty_bytes: 128 << 20,
         upload_memory_bytes: 64 << 20,
         max_dirty_age: Duration::from_secs(30),
+        memory_volumes_bytes: 0,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_background::AheadCounts;
+use holdfast_crds::MemoryUse;
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_engine::volume::IndexStatus;
 use holdfast_format::displaced::Displaced;
@@ -228,7 +229,8 @@ impl Volumes for Fake {
     }
 
     async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, Failure> {
-        let device = Attached { bytes: request.bytes, epoch: 0, ..attached("any").attached.unwrap() };
+        let device =
+            Attached { bytes: request.bytes, epoch: request.epoch, ..attached("any").attached.unwrap() };
         let memory = MemoryFigures {
             limit_bytes: request.limit_bytes.unwrap_or(request.bytes),
             ..MemoryFigures::default()
@@ -393,6 +395,10 @@ impl Volumes for Fake {
 
     fn list(&self) -> Vec<NodeVolumeStatus> {
         self.inner.lock().attached.values().rev().cloned().collect()
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
     }
 
     fn rings(&self) -> Vec<RingStatus> {

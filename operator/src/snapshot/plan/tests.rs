@@ -31,6 +31,7 @@ fn facts() -> SnapshotFacts {
             object_store: "main".to_owned(),
             node: None,
             deleting: false,
+            is_memory: false,
         }),
         of_volume_id: None,
         is_of_group: false,
@@ -142,6 +143,7 @@ fn an_obstacle_names_the_field_and_takes_nothing() {
         (SnapshotFacts { volume: None, ..facts() }, "VolumeNotFound"),
         (volume(|volume| volume.deleting = true), "VolumeDeleted"),
         (volume(|volume| volume.id = None), "VolumeNotReady"),
+        (volume(|volume| volume.is_memory = true), "VolumeInMemory"),
         (SnapshotFacts { of_volume_id: Some("of another".to_owned()), ..facts() }, "VolumeReplaced"),
         (replaced, "VolumeReplaced"),
     ] {

@@ -1,7 +1,7 @@
 //! Plans as tables: facts in, steps out. No API server.
 
 use holdfast_crds::{
-    Backend, CloneSource, DeletionPolicy, DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource,
+    CloneSource, DeletionPolicy, DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource,
     VolumeSource, VolumeSpec,
 };
 
@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::*;
 
 mod losses;
+mod memory;
 
 fn now() -> Time {
     Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"))
@@ -154,11 +155,9 @@ fn what_this_version_cannot_do_fails_and_names_the_field() {
     image.spec.source =
         serde_json::from_value(serde_json::json!({ "image": { "url": "https://example.com/disk" } }))
             .expect("a source");
-    let mut memory = new_volume();
-    memory.spec.backend = Backend::Memory;
     let mut size = new_volume();
     size.spec.size = Some("1".to_owned());
-    for (facts, field) in [(image, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
+    for (facts, field) in [(image, "spec.source: "), (size, "spec.size: ")] {
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"]);
         let status = last_report(&steps);
@@ -847,6 +846,7 @@ fn a_volume_that_cannot_be_cloned_names_the_field() {
             "VolumeNotReady",
             "spec.source.volume.name: ",
         ),
+        (clone(SourceFact::Memory), VolumePhase::Failed, "InvalidSource", "spec.source.volume.name: "),
         (clone(original("other")), VolumePhase::Failed, "VolumeInOtherStore", "spec.objectStore: "),
         (itself, VolumePhase::Failed, "InvalidSource", "spec.source.volume.name: "),
         (taken, VolumePhase::Failed, "SnapshotNameTaken", "spec.source.volume.name: "),

@@ -8,6 +8,7 @@ use crate::node::{StoreHealth, StoreUnreachable, VolumeState};
 use crate::volumes::tests::attached;
 use holdfast_objects::{Blocker, ErrorKind};
 
+mod memory;
 mod settings;
 
 fn now() -> Time {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use holdfast_crds::ByteSize;
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{MemoryVolume, TableHead};
@@ -13,7 +14,7 @@ use holdfast_ublk::{DeviceSpec, Transport};
 
 use super::MemoryAttach;
 use super::detach::delete_device;
-use super::local::MemoryLocal;
+use super::local::{MemoryLocal, MemoryRecord};
 use super::present::PresentMemory;
 use super::room::check_room;
 use super::shape::MemoryShape;
@@ -30,9 +31,9 @@ impl Node {
     /// with the device it has.
     ///
     /// # Errors
-    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; [`NodeError::MemoryRoom`];
-    /// [`NodeError::MemoryLeft`]. The volume is not attached then. [`NodeError::MemoryDiffers`] for one that
-    /// is attached with another size, limit or codec.
+    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; [`NodeError::MemoryLimit`];
+    /// [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then.
+    /// [`NodeError::MemoryDiffers`] for one that is attached with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach of a memory volume");
@@ -46,7 +47,7 @@ impl Node {
             self.0.memory.forget(&volume);
             return Err(error);
         }
-        let attached = self.try_attach_memory(&volume, shape).await;
+        let attached = self.try_attach_memory(&volume, shape, request.epoch).await;
         if attached.is_err() {
             self.abandon_memory(&volume).await;
         }
@@ -62,9 +63,31 @@ impl Node {
         self.refuse_left_memory(volume).await
     }
 
-    async fn try_attach_memory(&self, volume: &VolumeId, shape: MemoryShape) -> Result<Attached, NodeError> {
+    /// Fails if a volume may take more than the node's limit leaves. Of two attaches at once each counts the
+    /// other.
+    fn check_memory_limit(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
+        let limit_bytes = self.0.config.memory_volumes_bytes;
+        let left_bytes = limit_bytes.saturating_sub(self.0.memory.most_bytes(volume));
+        if shape.most_bytes() <= left_bytes {
+            return Ok(());
+        }
+        Err(NodeError::MemoryLimit {
+            volume: volume.clone(),
+            most: ByteSize(shape.most_bytes()).rounded(),
+            left: ByteSize(left_bytes).rounded(),
+            limit: ByteSize(limit_bytes),
+        })
+    }
+
+    async fn try_attach_memory(
+        &self,
+        volume: &VolumeId,
+        shape: MemoryShape,
+        epoch: u64,
+    ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
         let MemoryShape { pages, slabs, codec } = shape;
+        self.check_memory_limit(volume, &shape)?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
         blocking(move || check_room(&run_dir, &named, shape.most_bytes(), promised_bytes)).await?;
@@ -84,11 +107,11 @@ impl Node {
             let local = local.clone();
             move || {
                 let opened = local.create(&head)?;
-                local.remember(tag, pages, nonce)?;
+                local.remember(MemoryRecord::new(tag, pages, nonce, epoch))?;
                 Ok(opened)
             }
         });
-        let present = self.add_memory(volume, local, pages, opened.await?).await?;
+        let present = self.add_memory(volume, local, (pages, epoch), opened.await?).await?;
         let spec = DeviceSpec {
             id: None,
             sectors: pages,
@@ -130,7 +153,7 @@ impl Node {
         &self,
         volume: &VolumeId,
         local: MemoryLocal,
-        sectors: u64,
+        (sectors, epoch): (u64, u64),
         opened: MemoryVolume<MemoryFiles>,
     ) -> Result<Arc<PresentMemory>, NodeError> {
         let (ring, place) = self.0.rings.reserve(RingNeed { files: QUEUES.into(), buffers: 0 })?;
@@ -145,7 +168,7 @@ impl Node {
             place: Box::new(place),
         };
         let key = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
-        let present = PresentMemory { volume: volume.clone(), local, shape, ring, key, published };
+        let present = PresentMemory { volume: volume.clone(), local, shape, epoch, ring, key, published };
         let present = Arc::new(present);
         self.0.memory.came(volume, Arc::clone(&present));
         Ok(present)

@@ -39,6 +39,15 @@ pub(in crate::node) struct MemoryRecord {
     pub(super) sectors: u64,
     /// The nonce of its attach, of which the tag is made.
     pub(super) nonce: u64,
+    /// The number of its attach; 0 where a person attached it.
+    #[serde(default)]
+    pub(super) epoch: u64,
+}
+
+impl MemoryRecord {
+    pub(super) const fn new(tag: u64, sectors: u64, nonce: u64, epoch: u64) -> Self {
+        Self { version: VERSION, tag, sectors, nonce, epoch }
+    }
 }
 
 /// Paths of one memory volume's files.
@@ -172,8 +181,14 @@ impl MemoryLocal {
     }
 
     /// Makes the volume one of the node: a restarted daemon recovers it.
-    pub(super) fn remember(&self, tag: u64, sectors: u64, nonce: u64) -> Result<(), NodeError> {
-        record_json::write(&self.record_path(), &MemoryRecord { version: VERSION, tag, sectors, nonce })
+    pub(super) fn remember(&self, record: MemoryRecord) -> Result<(), NodeError> {
+        record_json::write(&self.record_path(), &record)
+    }
+
+    /// The most bytes that the files of a predecessor may take; 0 where they cannot be looked at.
+    pub(super) fn most_bytes(&self) -> u64 {
+        let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
+        bytes(self.table_path()).saturating_add(bytes(self.slabs_path()))
     }
 
     /// The record; none of an attach that never got so far.

@@ -19,18 +19,20 @@ pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
     pub(super) shape: MemoryShape,
+    /// Number of its attach.
+    pub(super) epoch: u64,
     pub(super) ring: RingHandle,
     pub(super) key: VolumeKey,
     pub(super) published: Arc<PublishedMemory>,
 }
 
 impl PresentMemory {
-    /// The volume with a device that serves its requests. Epoch 0: it has no log, and no other writer.
+    /// The volume with a device that serves its requests.
     pub(super) fn attached_by(&self, device: Device) -> Attached {
         Attached {
             device_path: device.block_path(),
             transport: device.transport(),
-            epoch: 0,
+            epoch: self.epoch,
             bytes: self.shape.pages * SECTOR_BYTES,
             displaced: None,
         }

@@ -58,7 +58,7 @@ impl Node {
                 tracing::error!(error = chain(&error), "a memory volume was not recovered");
                 continue;
             }
-            self.0.memory.recover(volume.clone());
+            self.0.memory.recover(volume.clone(), local.most_bytes());
             let (ends, ended) = oneshot::channel();
             self.0.tasks.spawn(self.clone().recover_one_memory(volume, local, ends));
             tries.push(ended);
@@ -130,7 +130,8 @@ impl Node {
                 // Only now: the last server may have written until its end.
                 let files = local.clone();
                 let opened = blocking(move || files.open(&record)).await?;
-                let present = self.add_memory(volume, local.clone(), record.sectors, opened).await?;
+                let present =
+                    self.add_memory(volume, local.clone(), (record.sectors, record.epoch), opened).await?;
                 Arc::clone(progress.present.insert(present))
             }
         };

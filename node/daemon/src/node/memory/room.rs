@@ -6,6 +6,7 @@ use std::path::Path;
 
 use holdfast_crds::ByteSize;
 use holdfast_types::VolumeId;
+use rustix::fs::StatVfs;
 
 use crate::node::NodeError;
 use crate::node::error::file;
@@ -27,11 +28,7 @@ pub(super) fn check_room(
     promised_bytes: u64,
 ) -> Result<(), NodeError> {
     let found = rustix::fs::statvfs(run_dir).map_err(|errno| file(run_dir, "measured")(errno.into()))?;
-    // A tmpfs that was mounted without a limit has a size of 0.
-    if found.f_blocks == 0 {
-        return Ok(());
-    }
-    let left_bytes = room(found.f_bavail.saturating_mul(found.f_frsize), promised_bytes);
+    let Some(left_bytes) = left(&found, promised_bytes) else { return Ok(()) };
     if most_bytes <= left_bytes {
         return Ok(());
     }
@@ -41,6 +38,17 @@ pub(super) fn check_room(
         run_dir: run_dir.to_owned(),
         left: ByteSize(left_bytes / SHOWN_BYTES * SHOWN_BYTES),
     })
+}
+
+/// Bytes that other memory volumes may take, in addition to `promised_bytes`; none where the filesystem has
+/// no limit, or does not answer.
+pub(super) fn room_bytes(run_dir: &Path, promised_bytes: u64) -> Option<u64> {
+    left(&rustix::fs::statvfs(run_dir).ok()?, promised_bytes)
+}
+
+fn left(found: &StatVfs, promised_bytes: u64) -> Option<u64> {
+    // A tmpfs that was mounted without a limit has a size of 0.
+    (found.f_blocks > 0).then(|| room(found.f_bavail.saturating_mul(found.f_frsize), promised_bytes))
 }
 
 /// Bytes that another memory volume may take.

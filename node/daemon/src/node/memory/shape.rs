@@ -24,7 +24,7 @@ impl MemoryShape {
     /// # Errors
     /// [`NodeError::Size`].
     pub(super) fn of(request: &MemoryAttach) -> Result<Self, NodeError> {
-        let &MemoryAttach { volume: _, bytes, limit_bytes, codec } = request;
+        let &MemoryAttach { volume: _, bytes, limit_bytes, codec, epoch: _ } = request;
         let pages = sectors_of(bytes)?;
         let slabs = slabs_of(pages, limit_bytes).ok_or(NodeError::Size(bytes))?;
         Ok(Self { pages, slabs, codec })
@@ -32,7 +32,12 @@ impl MemoryShape {
 
     /// The most bytes that its files may take: the table, and slabs up to the limit.
     pub(super) const fn most_bytes(&self) -> u64 {
-        HEAD_BYTES as u64 + self.pages * size_of::<u64>() as u64 + self.slabs as u64 * SLAB_BYTES as u64
+        self.table_bytes() + self.slabs as u64 * SLAB_BYTES as u64
+    }
+
+    /// Bytes of its table.
+    pub(super) const fn table_bytes(&self) -> u64 {
+        HEAD_BYTES as u64 + self.pages * size_of::<u64>() as u64
     }
 
     /// Fails if an attach asks for another one than the volume has.
@@ -58,5 +63,29 @@ impl MemoryShape {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::most_memory_bytes;
+
+    use super::*;
+
+    /// The controller promises what the node takes.
+    #[test]
+    fn a_volume_takes_what_kubernetes_counts() {
+        for (bytes, limit_bytes) in [
+            (4096, None),
+            (1 << 30, None),
+            (1 << 30, Some(1 << 20)),
+            (5 << 30, Some((3 << 30) + 4096)),
+            ((1 << 30) + 4096, Some(8 << 30)),
+        ] {
+            let volume = "v".parse().unwrap();
+            let request = MemoryAttach { volume, bytes, limit_bytes, codec: PageCodec::Lz4, epoch: 0 };
+            let taken = MemoryShape::of(&request).unwrap().most_bytes();
+            assert_eq!(taken, most_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
+        }
     }
 }

@@ -38,6 +38,29 @@ struct TableEntry {
     most_bytes: u64,
 }
 
+impl TableEntry {
+    /// The most bytes that its files may take.
+    fn most_bytes(&self) -> u64 {
+        self.present.as_ref().map_or(self.most_bytes, |present| present.shape.most_bytes())
+    }
+
+    /// Bytes that its files may still take.
+    fn unused_bytes(&self) -> u64 {
+        self.present.as_ref().map_or(self.most_bytes, |present| {
+            let (figures, _) = present.published.shown();
+            figures.limit_bytes.saturating_sub(figures.slab_bytes)
+        })
+    }
+
+    /// Bytes that its files take, the table included.
+    fn used_bytes(&self) -> u64 {
+        self.present.as_ref().map_or(0, |present| {
+            let (figures, _) = present.published.shown();
+            present.shape.table_bytes() + figures.slab_bytes
+        })
+    }
+}
+
 /// The table.
 #[derive(Default)]
 pub(in crate::node) struct MemoryTable(Mutex<BTreeMap<VolumeId, TableEntry>>);
@@ -73,24 +96,37 @@ impl MemoryTable {
         }
     }
 
-    /// Reserves a volume for its recovery.
-    pub(super) fn recover(&self, volume: VolumeId) {
+    /// Reserves a volume for its recovery, whose files may take so many bytes.
+    pub(super) fn recover(&self, volume: VolumeId, most_bytes: u64) {
         let state = MemoryState::Recovering { error: None };
-        self.0.lock().insert(volume, TableEntry { state, present: None, most_bytes: 0 });
+        self.0.lock().insert(volume, TableEntry { state, present: None, most_bytes });
+    }
+
+    /// The most bytes that the volumes but this one may take in all.
+    pub(super) fn most_bytes(&self, apart: &VolumeId) -> u64 {
+        let entries = self.0.lock();
+        let others = entries.iter().filter(|(volume, _)| *volume != apart);
+        others.map(|(_, entry)| entry.most_bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// The most bytes that all volumes may take, and those that they take now.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        let entries = self.0.lock();
+        entries.values().fold((0, 0), |(most, used): (u64, u64), entry| {
+            (most.saturating_add(entry.most_bytes()), used.saturating_add(entry.used_bytes()))
+        })
     }
 
     /// Bytes that the volumes but this one may still take.
     pub(super) fn promised_bytes(&self, apart: &VolumeId) -> u64 {
         let entries = self.0.lock();
         let others = entries.iter().filter(|(volume, _)| *volume != apart);
-        let promised = others.map(|(_, entry)| match &entry.present {
-            Some(present) => {
-                let (figures, _) = present.published.shown();
-                figures.limit_bytes.saturating_sub(figures.slab_bytes)
-            }
-            None => entry.most_bytes,
-        });
-        promised.fold(0, u64::saturating_add)
+        others.map(|(_, entry)| entry.unused_bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that all volumes may still take.
+    pub(super) fn unused_bytes(&self) -> u64 {
+        self.0.lock().values().map(TableEntry::unused_bytes).fold(0, u64::saturating_add)
     }
 
     /// Publishes that a volume came onto a ring thread.
@@ -155,6 +191,10 @@ impl MemoryTable {
                 message,
                 attached: present.as_ref().zip(device).map(|(present, device)| present.attached_by(device)),
                 served: figures.map(|(_, served)| served).unwrap_or_default(),
+                // Before the first tick of its ring thread nothing is known of what it holds.
+                holds_data: figures
+                    .filter(|(figures, _)| figures.limit_bytes > 0)
+                    .map(|(figures, _)| figures.content_pages() > 0),
                 memory: figures.map(|(figures, _)| figures),
                 ..NodeVolumeStatus::unknown(volume.clone(), shown, String::new(), None)
             }

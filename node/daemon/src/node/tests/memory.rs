@@ -1,5 +1,6 @@
 //! Memory volumes: what a daemon takes over from one that was killed, and what it refuses.
 
+use holdfast_crds::most_memory_bytes;
 use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
@@ -11,7 +12,7 @@ const WITHIN: Duration = Duration::from_millis(500);
 
 fn scratch() -> MemoryAttach {
     let volume = "scratch".parse().unwrap();
-    MemoryAttach { volume, bytes: SECTORS * SECTOR_BYTES, limit_bytes: None, codec: PageCodec::Lz4 }
+    MemoryAttach { volume, bytes: SECTORS * SECTOR_BYTES, limit_bytes: None, codec: PageCodec::Lz4, epoch: 0 }
 }
 
 /// Runs a daemon until `script` ends; then it is gone as after a kill.
@@ -114,7 +115,7 @@ fn what_the_run_directory_has_no_room_for_is_refused() {
     let free = found.f_bavail * found.f_frsize / whole * whole;
     let of = |name: &str, bytes, limit_bytes| {
         let volume = name.parse().unwrap();
-        MemoryAttach { volume, bytes, limit_bytes: Some(limit_bytes), codec: PageCodec::Lz4 }
+        MemoryAttach { volume, bytes, limit_bytes: Some(limit_bytes), codec: PageCodec::Lz4, epoch: 0 }
     };
     daemon(&dirs, &kernel, async |node| {
         let error = node.attach_memory(of("large", 2 * free, free)).await.unwrap_err();
@@ -231,5 +232,67 @@ fn what_a_memory_volume_has_not_is_refused() {
         assert!(matches!(node.attach_memory(size).await, Err(NodeError::Size(4097))));
         assert_eq!(node.list().len(), 1, "a failed attach leaves nothing");
         Volumes::detach(&node, &volume).await.unwrap();
+    });
+}
+
+/// All memory volumes together took what each was allowed, and the control group's limit killed the daemon.
+#[test]
+fn memory_volumes_stay_within_the_limit_of_the_node() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let of =
+        |name: &str| MemoryAttach { volume: name.parse().unwrap(), limit_bytes: Some(1 << 20), ..scratch() };
+    let limited = |limit_bytes| NodeConfig { memory_volumes_bytes: limit_bytes, ..dirs.config() };
+    let one = most_memory_bytes(scratch().bytes, Some(1 << 20));
+    let run = |limit_bytes, script: fn(Node, MemoryAttach, MemoryAttach, u64) -> _| {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let node = Node::start_with(limited(limit_bytes), kernel.clone(), WITHIN).await.unwrap();
+            let done: std::pin::Pin<Box<dyn Future<Output = ()>>> =
+                script(node.clone(), of("one"), of("two"), one);
+            done.await;
+            let (owner, _all_ended) = node.leave(Duration::ZERO).await;
+            drop(owner.map(HeldOwner::into_owner));
+        });
+        kernel.bury();
+    };
+    run(0, |node, one, _two, _most| {
+        Box::pin(async move {
+            let refused = node.attach_memory(one).await.unwrap_err();
+            assert_eq!(refused.kind(), FailureKind::Full);
+            let message = refused.to_string();
+            assert!(message.contains("0 of data.memory_volumes (0) is left"), "{message}");
+        })
+    });
+    run(2 * one - 1, |node, one, two, most| {
+        Box::pin(async move {
+            node.attach_memory(one).await.unwrap();
+            assert_eq!(node.memory_use().promised_bytes, most);
+            assert!(matches!(node.attach_memory(two).await, Err(NodeError::MemoryLimit { .. })));
+        })
+    });
+    // One that is recovered counts, before its files are open.
+    run(2 * one - 1, |node, one, two, _most| {
+        Box::pin(async move {
+            assert!(matches!(node.attach_memory(two.clone()).await, Err(NodeError::MemoryLimit { .. })));
+            wait(&node, |status| status.state == VolumeState::Attached).await;
+            node.detach_memory(&one.volume).await.unwrap();
+            assert_eq!(node.memory_use().promised_bytes, 0);
+            node.attach_memory(two).await.unwrap();
+        })
+    });
+}
+
+/// A Volume that was attached again is told apart by its epoch, also after the daemon's restart.
+#[test]
+fn a_memory_volume_keeps_the_epoch_of_its_attach() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        let attached = node.attach_memory(MemoryAttach { epoch: 7, ..scratch() }).await.unwrap();
+        assert_eq!(attached.epoch, 7);
+    });
+    daemon(&dirs, &kernel, async |node| {
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        assert_eq!(status.attached.unwrap().epoch, 7);
+        assert_eq!(status.holds_data, Some(false), "every page is zeros");
     });
 }

@@ -35,6 +35,7 @@ fn config(state: &TempDir, run: &TempDir) -> NodeConfig {
         max_dirty_bytes: 64 << 20,
         upload_memory_bytes: 256 << 20,
         max_dirty_age: Duration::from_secs(30),
+        memory_volumes_bytes: 0,
     }
 }
 

@@ -1,0 +1,37 @@
+//! Memory that a memory volume may take, as its node promises it.
+//!
+//! The daemon that allocates it has the same sum (`node/daemon/src/node/memory/shape.rs`), by a test there.
+
+/// Bytes of a page.
+const PAGE_BYTES: u64 = 4096;
+/// Bytes of the table's head.
+const HEAD_BYTES: u64 = 4096;
+/// Bytes of the table for each page.
+const WORD_BYTES: u64 = 8;
+/// Bytes of a slab.
+const SLAB_BYTES: u64 = 64 << 10;
+/// Slabs that may be partly used: one for each length of slots.
+const PARTIAL_SLABS: u64 = 64;
+
+/// The most memory that a memory volume may take, in bytes: its table, and slabs up to its limit, or for any
+/// content where it has none.
+#[must_use]
+pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
+    let pages = size_bytes / PAGE_BYTES;
+    let any = (pages * PAGE_BYTES).div_ceil(SLAB_BYTES) + PARTIAL_SLABS;
+    let slabs = limit_bytes.map_or(any, |limit| any.min(limit.div_ceil(SLAB_BYTES).max(1)));
+    HEAD_BYTES + pages * WORD_BYTES + slabs * SLAB_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_bounds_the_memory_and_the_table_comes_on_top() {
+        let (gib, table) = (1 << 30, (2 << 20) + 4096);
+        assert_eq!(most_memory_bytes(gib, None), gib + (4 << 20) + table);
+        assert_eq!(most_memory_bytes(gib, Some(256 << 20)), (256 << 20) + table);
+        assert_eq!(most_memory_bytes(gib, Some(8 * gib)), gib + (4 << 20) + table, "no content needs more");
+    }
+}
