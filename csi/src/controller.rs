@@ -17,9 +17,11 @@ mod create_volume;
 mod delete_snapshot;
 mod delete_volume;
 mod expand_volume;
+mod get_capacity;
 pub(crate) mod group_members;
 mod list_snapshots;
 mod list_volumes;
+mod memory;
 mod modify_volume;
 pub(crate) mod object_name;
 pub(crate) mod objects;
@@ -168,9 +170,10 @@ impl controller_server::Controller for Controller {
 
     async fn get_capacity(
         &self,
-        _: Request<GetCapacityRequest>,
+        request: Request<GetCapacityRequest>,
     ) -> Result<Response<GetCapacityResponse>, Status> {
-        Err(not_built("GetCapacity"))
+        let answer = get_capacity::answer(&self.volumes, request.into_inner());
+        self.requests.answer(RequestKind::GetCapacity, "", answer).await
     }
 
     async fn create_snapshot(

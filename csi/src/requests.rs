@@ -19,6 +19,7 @@ pub(crate) enum RequestKind {
     ControllerUnpublishVolume,
     ValidateVolumeCapabilities,
     ListVolumes,
+    GetCapacity,
     ControllerExpandVolume,
     ControllerModifyVolume,
     CreateSnapshot,

@@ -14,6 +14,40 @@ pub(crate) fn served() -> Topology {
     Topology { segments: HashMap::from([(KEY.to_owned(), VALUE.to_owned())]) }
 }
 
+/// The segment by which a node is told apart: memory volumes are on one node.
+const NODE_KEY: &str = "topology.holdfast.dev/node";
+/// Longest value of a label.
+const MAX_LABEL_BYTES: usize = 63;
+
+/// The topology of one node that serves volumes. A name that no label can have is left out: no memory volume
+/// is made there by a claim.
+pub(crate) fn on(node: &str) -> Topology {
+    let mut topology = served();
+    if node.len() <= MAX_LABEL_BYTES {
+        topology.segments.insert(NODE_KEY.to_owned(), node.to_owned());
+    }
+    topology
+}
+
+/// The node of a topology, if it is that of one.
+pub(crate) fn node(topology: &Topology) -> Option<&str> {
+    topology.segments.get(NODE_KEY).map(String::as_str)
+}
+
+/// The node that a requirement prefers: the one that the scheduler chose for the first pod.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: it names none.
+pub(crate) fn first_node(requirement: Option<&TopologyRequirement>) -> Result<String, Status> {
+    let named = requirement.into_iter().flat_map(|one| one.preferred.iter().chain(&one.requisite));
+    named.filter_map(node).map(str::to_owned).next().ok_or_else(|| {
+        Status::invalid_argument(format!(
+            "accessibility_requirements: no topology has {NODE_KEY}, and a memory volume is on one node. Write \
+             volumeBindingMode WaitForFirstConsumer into the StorageClass; the chart does"
+        ))
+    })
+}
+
 /// Checks that a volume may be where every volume is.
 ///
 /// # Errors
@@ -35,6 +69,23 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+
+    #[test]
+    fn a_memory_volume_is_on_the_node_that_the_scheduler_chose() {
+        let [a, b] = ["a", "b"].map(on);
+        assert_eq!((node(&a), node(&served())), (Some("a"), None));
+        let chosen =
+            TopologyRequirement { requisite: vec![a.clone(), b.clone()], preferred: vec![b, a.clone()] };
+        assert_eq!(first_node(Some(&chosen)).ok().as_deref(), Some("b"));
+        let only = TopologyRequirement { requisite: vec![a], preferred: Vec::new() };
+        assert_eq!(first_node(Some(&only)).ok().as_deref(), Some("a"));
+        let anywhere = TopologyRequirement { requisite: vec![served()], preferred: Vec::new() };
+        for none in [None, Some(&anywhere)] {
+            let refused = first_node(none).expect_err("no node");
+            assert!(refused.message().contains("WaitForFirstConsumer"), "{}", refused.message());
+        }
+        assert_eq!(on(&"a".repeat(64)), served(), "no label has such a value");
+    }
 
     #[test]
     fn a_volume_needs_one_node_that_serves() {

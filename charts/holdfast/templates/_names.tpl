@@ -29,15 +29,49 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ concat (list .Release.Namespace) .Values.secretNamespaces | uniq | toJson }}
 {{- end -}}
 
-{{/* The StorageClass that `helm test` uses: the first that deletes its volumes; empty without one. Call with $. */}}
+{{/* The StorageClass that `helm test` uses: the first with an ObjectStore that deletes its volumes; empty without one. Call with $. */}}
 {{- define "holdfast.testClass" -}}
 {{- $class := "" -}}
 {{- range .Values.storageClasses -}}
-{{- if and (not $class) (ne (.reclaimPolicy | default "Delete") "Retain") -}}
+{{- if and (not $class) (ne (.reclaimPolicy | default "Delete") "Retain") (ne (.backend | default "object") "memory") -}}
 {{- $class = .name -}}
 {{- end -}}
 {{- end -}}
 {{ $class }}
+{{- end -}}
+
+{{/* `true` if a StorageClass is one of memory volumes, else empty. Call with $. */}}
+{{- define "holdfast.hasMemoryClass" -}}
+{{- $found := "" -}}
+{{- range .Values.storageClasses -}}
+{{- if eq (.backend | default "object") "memory" -}}
+{{- $found = "true" -}}
+{{- end -}}
+{{- end -}}
+{{ $found }}
+{{- end -}}
+
+{{/* A quantity of memory in bytes. Call with (list "name of the value" quantity). */}}
+{{- define "holdfast.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $text := index . 1 -}}
+{{- if not (kindIs "string" $text) -}}{{- $text = int64 $text | toString -}}{{- end -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- if not (and (regexMatch "^[0-9]+[A-Za-z]*$" $text) (hasKey $units $unit)) -}}
+{{- fail (printf "%s: %s is not a whole number of bytes; write for example 2Gi" (index . 0) $text) -}}
+{{- end -}}
+{{- mul (int64 (trimSuffix $unit $text)) (int64 (get $units $unit)) -}}
+{{- end -}}
+
+{{/* Resources of the node daemon: memory volumes are charged to it, beside what it needs. Call with $. */}}
+{{- define "holdfast.nodeResources" -}}
+{{- $resources := deepCopy (.Values.node.resources | default dict) -}}
+{{- if and .Values.node.memoryVolumes ($resources.limits).memory -}}
+{{- $own := include "holdfast.bytes" (list "node.resources.limits.memory" $resources.limits.memory) -}}
+{{- $volumes := include "holdfast.bytes" (list "node.memoryVolumes" .Values.node.memoryVolumes) -}}
+{{- $_ := set $resources.limits "memory" (add (int64 $own) (int64 $volumes) | toString) -}}
+{{- end -}}
+{{- if $resources }}{{ toYaml $resources }}{{ end -}}
 {{- end -}}
 
 {{/* The node daemon's configuration. Call with $. */}}
@@ -70,6 +104,9 @@ max_dirty = {{ . | quote }}
 {{- end }}
 {{- with .Values.node.uploadMemory }}
 upload_memory = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.memoryVolumes }}
+memory_volumes = {{ . | quote }}
 {{- end }}
 
 [api]

@@ -7,8 +7,9 @@ use holdfast_proto::csi::v1::{
 };
 
 /// Requests that the Controller service answers.
-const CAPABILITIES: [Type; 11] = [
+const CAPABILITIES: [Type; 12] = [
     Type::CreateDeleteVolume,
+    Type::GetCapacity,
     Type::PublishUnpublishVolume,
     Type::ListVolumes,
     Type::ListVolumesPublishedNodes,

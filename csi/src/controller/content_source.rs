@@ -5,6 +5,7 @@ use holdfast_proto::csi::v1::VolumeContentSource;
 use holdfast_proto::csi::v1::volume_content_source::{self as wire, Type};
 use tonic::Status;
 
+use super::memory;
 use super::object_name::{is_object_name, volume_id};
 use super::objects::Objects;
 use super::snapshots::{condition, missing, snapshot_id};
@@ -85,6 +86,12 @@ fn of_snapshot(snapshot: &VolumeSnapshot, object_store: &str) -> Result<u64, Sta
 }
 
 fn of_volume(volume: &Volume, object_store: &str) -> Result<u64, Status> {
+    memory::refuse(
+        volume,
+        "volume_content_source.volume_id",
+        "clones",
+        "Create an empty claim, and copy the files",
+    )?;
     same_store(volume.spec.object_store.as_deref().unwrap_or_default(), object_store, "the volume")?;
     volume.spec.size_bytes().map_err(|_none| {
         Status::aborted(

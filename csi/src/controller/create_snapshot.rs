@@ -11,6 +11,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
+use super::memory;
 use super::object_name::{CSI_NAME, ObjectName, is_object_name};
 use super::objects::{Objects, TimedOut};
 use super::snapshots::{condition, described};
@@ -46,9 +47,11 @@ pub(super) async fn answer(
         None => {
             let volume = &wanted.volume;
             let source = if is_object_name(volume) { volumes.get(volume).await? } else { None };
-            if source.is_none() {
+            let Some(source) = source else {
                 return Err(Status::not_found(format!("source_volume_id: no Volume is named `{volume}`")));
-            }
+            };
+            let fix = "Copy the files to a volume in an object store";
+            memory::refuse(&source, "source_volume_id", "snapshots", fix)?;
             snapshots.create(&wanted.object()).await?
         }
     };

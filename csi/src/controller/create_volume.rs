@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 
 use holdfast_crds::{
-    CLAIM, FS_TYPE, NODES, PROVISIONED, STORAGE_CLASS, TRACEPARENT, Volume, VolumePhase, VolumeSnapshot,
-    VolumeSource, is_true,
+    ByteSize, CLAIM, FS_TYPE, MEMORY_NODE, NODES, PROVISIONED, STORAGE_CLASS, TRACEPARENT, Volume,
+    VolumePhase, VolumeSnapshot, VolumeSource, is_true,
 };
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use holdfast_service::trace;
 use kube::ResourceExt;
 use tonic::{Request, Status};
 
-use super::capacity::{Capacity, quantity, signed};
+use super::capacity::{Capacity, signed};
+use super::memory::{self, MemoryParameters};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
-use super::parameters::{ANY_NODE, Nodes, Parameters, Settings};
+use super::parameters::{ANY_NODE, DataHome, Nodes, Parameters, Settings};
 use super::reason::first_unmet;
 use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
@@ -33,6 +34,8 @@ struct WantedVolume {
     file_system: Option<FileSystem>,
     /// True if many nodes read it, and none writes.
     has_readers: bool,
+    /// The node whose memory is to hold it.
+    memory_node: Option<String>,
 }
 
 pub(super) async fn answer(
@@ -43,17 +46,29 @@ pub(super) async fn answer(
     let until = deadline::of(&request);
     let mut wanted = WantedVolume::try_from(request.into_inner())?;
     // One that was created before outlives its source.
-    if wanted.source != VolumeSource::default() && volumes.get(&wanted.name.object).await?.is_none() {
-        let store = &wanted.parameters.object_store;
-        if let Some(bytes) = content_source::size(volumes, snapshots, &wanted.source, store).await? {
-            wanted.capacity = wanted.capacity.with_source(bytes)?;
-        }
+    if let DataHome::ObjectStore(store) = &wanted.parameters.home
+        && wanted.source != VolumeSource::default()
+        && volumes.get(&wanted.name.object).await?.is_none()
+        && let Some(bytes) = content_source::size(volumes, snapshots, &wanted.source, store).await?
+    {
+        wanted.capacity = wanted.capacity.with_source(bytes)?;
     }
     let storage_class = match wanted.parameters.claim.as_deref().and_then(|claim| claim.split_once('/')) {
         Some((namespace, name)) => volumes.storage_class(namespace, name).await?,
         None => None,
     };
-    let found = volumes.create(&wanted.volume(storage_class)?).await?;
+    let found = match (&wanted.parameters.home, &wanted.memory_node) {
+        (&DataHome::Memory(parameters), Some(node)) => {
+            // Of two at once the second counts the first.
+            let _alone = volumes.promising().await;
+            if volumes.get(&wanted.name.object).await?.is_none() {
+                let left = memory::left_bytes(volumes, node).await?;
+                has_memory(parameters, wanted.capacity.bytes, node, left)?;
+            }
+            volumes.create(&wanted.volume(storage_class)?).await?
+        }
+        _ => volumes.create(&wanted.volume(storage_class)?).await?,
+    };
     if wanted.made_by_mistake(&found) {
         volumes.delete(&found).await?;
     }
@@ -107,16 +122,64 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
             }
         }
         let source = content_source::read(volume_content_source)?;
-        let has_readers = are_readers(&users, &source)?;
         topology::check(accessibility_requirements.as_ref())?;
         let parameters = Parameters::read(parameters, Settings::read(mutable_parameters)?)?;
+        let memory_node = match parameters.home {
+            DataHome::ObjectStore(_) => None,
+            DataHome::Memory(_) => {
+                check_memory(&users, &source)?;
+                Some(topology::first_node(accessibility_requirements.as_ref())?)
+            }
+        };
+        let has_readers = are_readers(&users, &source)?;
         let capacity = least
             .into_iter()
             .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {
                 capacity.with_room(bytes, file_system)
             })?;
-        Ok(Self { name, capacity, parameters, source, file_system, has_readers })
+        Ok(Self { name, capacity, parameters, source, file_system, has_readers, memory_node })
     }
+}
+
+/// Checks that a volume may be in memory.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: it would begin with something, or many nodes would read it.
+fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
+    if *source != VolumeSource::default() {
+        return Err(Status::invalid_argument(
+            "volume_content_source: a memory volume (backend `memory`) begins with nothing. Remove the dataSource of the claim, \
+             and copy the files",
+        ));
+    }
+    if users.contains(&Users::Readers) {
+        return Err(Status::invalid_argument(
+            "volume_capabilities: MULTI_NODE_READER_ONLY is not possible with backend `memory`, whose content is on one node. \
+             Write accessModes [ReadWriteOnce] or [ReadWriteOncePod]",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that a node with `left_bytes` of memory can promise that of the volume.
+///
+/// # Errors
+/// `RESOURCE_EXHAUSTED`: the scheduler chooses another node.
+fn has_memory(
+    parameters: MemoryParameters,
+    size_bytes: u64,
+    node: &str,
+    left_bytes: u64,
+) -> Result<(), Status> {
+    let most_bytes = parameters.most_bytes(size_bytes);
+    if most_bytes <= left_bytes {
+        return Ok(());
+    }
+    let [most, left] = [most_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
+    Err(Status::resource_exhausted(format!(
+        "capacity_range.required_bytes: the volume may take {most} of memory, and node {node} can promise {left} more. Ask for \
+         less, lower maxMemoryPercent of the StorageClass, or raise node.memoryVolumes of the chart"
+    )))
 }
 
 /// Returns true if the users of a volume are readers of many nodes.
@@ -145,7 +208,7 @@ fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
 impl WantedVolume {
     /// The object to create.
     fn volume(&self, storage_class: Option<String>) -> Result<Volume, Status> {
-        let mut volume = Volume::new(&self.name.object, self.parameters.spec(quantity(self.capacity.bytes))?);
+        let mut volume = Volume::new(&self.name.object, self.parameters.spec(self.capacity.bytes)?);
         volume.spec.volume_id = Some(volume_id::fresh());
         volume.spec.source = self.source.clone();
         let annotations: BTreeMap<String, String> = [
@@ -162,6 +225,9 @@ impl WantedVolume {
         volume.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
         if self.has_readers {
             readers::mark(&mut volume);
+        }
+        if let Some(node) = &self.memory_node {
+            volume.labels_mut().insert(MEMORY_NODE.to_owned(), node.clone());
         }
         Ok(volume)
     }
@@ -248,21 +314,19 @@ pub(super) fn refused(volume: &Volume) -> Option<Status> {
 fn described(volume: &Volume, nodes: Nodes) -> Result<CreateVolumeResponse, Status> {
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());
-    let context = [
-        ("volumeID", volume_id.unwrap_or_default()),
-        ("objectStore", volume.spec.object_store.clone().unwrap_or_default()),
-    ];
+    let context = [("volumeID", volume_id), ("objectStore", volume.spec.object_store.clone())];
     let context: HashMap<String, String> =
-        context.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        context.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
     Ok(CreateVolumeResponse {
         volume: Some(v1::Volume {
             capacity_bytes: signed(bytes),
             volume_id: volume.name_any(),
             volume_context: context,
             content_source: content_source::described(&volume.spec.source),
-            accessible_topology: match nodes {
-                Nodes::Served => vec![topology::served()],
-                Nodes::Any => Vec::new(),
+            accessible_topology: match (memory::node_of(volume), nodes) {
+                (Some(node), _) => vec![topology::on(node)],
+                (None, Nodes::Served) => vec![topology::served()],
+                (None, Nodes::Any) => Vec::new(),
             },
         }),
     })

@@ -7,6 +7,7 @@ use serde_json::json;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
+use super::memory;
 use super::object_name::{is_object_name, volume_id};
 use super::objects::{ApiFailure, TimedOut};
 use super::readers;
@@ -50,6 +51,7 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
+    memory::refuse(&volume, "capacity_range", "growth", "Create a larger claim, and copy the files")?;
     let (volume, bytes) = match plan(&volume, &capacity)? {
         Plan::Done(bytes) => (volume, bytes),
         Plan::Grow(bytes) => match volumes.change(&volume, json!({ "size": quantity(bytes) })).await {

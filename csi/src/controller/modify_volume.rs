@@ -5,6 +5,7 @@ use holdfast_crds::{ATTACHED, Durability, Volume, VolumeSpec, VolumeStatus, find
 use holdfast_proto::csi::v1::{ControllerModifyVolumeRequest, ControllerModifyVolumeResponse};
 use tonic::{Request, Status};
 
+use super::memory;
 use super::object_name::{is_object_name, volume_id};
 use super::objects::{ApiFailure, TimedOut};
 use super::parameters::Settings;
@@ -29,6 +30,8 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
+    let fix = "Remove the VolumeAttributesClass from the claim";
+    memory::refuse(&volume, "mutable_parameters", "durability, dirty age or failover", fix)?;
     let volume = match settings.change_of(&volume.spec) {
         None => volume,
         Some(fields) => match volumes.change(&volume, fields).await {

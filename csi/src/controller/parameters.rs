@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Durability, FailoverPolicy, VolumeSpec};
+use holdfast_crds::{Backend, Durability, FailoverPolicy, MemoryCompression, VolumeSpec};
 use k8s_openapi::serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tonic::Status;
+
+use super::capacity::quantity;
+use super::memory::MemoryParameters;
 
 /// The key that only a StorageClass may have, and must.
 const OBJECT_STORE: &str = "objectStore";
@@ -13,6 +16,13 @@ const OBJECT_STORE: &str = "objectStore";
 const NODES: &str = "nodes";
 /// Its value for volumes without a node affinity.
 pub(super) const ANY_NODE: &str = "any";
+/// The home of the data. A StorageClass without it is one of object stores.
+pub(super) const BACKEND: &str = "backend";
+/// Keys of a StorageClass of memory volumes.
+const COMPRESSION: &str = "compression";
+const MAX_MEMORY_PERCENT: &str = "maxMemoryPercent";
+/// Most percent of the size that content may take: that of any content is a little more than 100.
+const PERCENT: std::ops::RangeInclusive<u8> = 1..=100;
 /// Keys that both may have.
 const KEYS: [&str; 3] = ["durability", "maxDirtyAge", "failoverPolicy"];
 /// Keys that the provisioner adds (`--extra-create-metadata`).
@@ -23,14 +33,23 @@ const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
 /// Parameters of one volume.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Parameters {
-    /// Name of the ObjectStore.
-    pub(super) object_store: String,
+    /// Home of the data.
+    pub(super) home: DataHome,
     /// Those that may change later.
     settings: Settings,
     /// Nodes for which the scheduler may take the PersistentVolume.
     pub(super) nodes: Nodes,
     /// Namespace and name of the PersistentVolumeClaim.
     pub(super) claim: Option<String>,
+}
+
+/// Home of a volume's data.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum DataHome {
+    /// The ObjectStore of this name.
+    ObjectStore(String),
+    /// The memory of a node.
+    Memory(MemoryParameters),
 }
 
 /// Nodes for which the scheduler may take a PersistentVolume.
@@ -152,6 +171,10 @@ impl Parameters {
         let claim = given.remove(CLAIM_NAMESPACE).zip(given.remove(CLAIM_NAME));
         let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
+        if word(FIELD, BACKEND, "`object` or `memory`", &mut given)? == Some(Backend::Memory) {
+            let home = DataHome::Memory(memory(FIELD, given, &mutable)?);
+            return Ok(Self { home, settings: Settings::default(), nodes: Nodes::Served, claim });
+        }
         let object_store = given.remove(OBJECT_STORE).filter(|name| !name.is_empty());
         let nodes = match given.remove(NODES).as_deref() {
             None => Nodes::default(),
@@ -163,32 +186,50 @@ impl Parameters {
             }
         };
         let [durability, max_dirty_age, failover_policy] = KEYS;
-        let known = [OBJECT_STORE, NODES, durability, max_dirty_age, failover_policy];
+        let known = [OBJECT_STORE, NODES, durability, max_dirty_age, failover_policy, BACKEND];
         let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
         let object_store = object_store
             .ok_or_else(|| invalid(FIELD, OBJECT_STORE, "is missing; write the name of an ObjectStore"))?;
-        Ok(Self { object_store, settings, nodes, claim })
+        Ok(Self { home: DataHome::ObjectStore(object_store), settings, nodes, claim })
     }
 
-    /// The spec of a volume of this size with these parameters; fields without one have the kind's defaults.
+    /// The spec of a volume of so many bytes with these parameters; fields without one have the kind's
+    /// defaults.
     ///
     /// # Errors
     /// `INTERNAL`: the kind has changed under this function.
-    pub(super) fn spec(&self, size: String) -> Result<VolumeSpec, Status> {
+    pub(super) fn spec(&self, size_bytes: u64) -> Result<VolumeSpec, Status> {
         let mut fields = self.settings.fields();
-        fields.insert("size".to_owned(), Value::String(size));
-        fields.insert(OBJECT_STORE.to_owned(), Value::String(self.object_store.clone()));
+        fields.insert("size".to_owned(), Value::String(quantity(size_bytes)));
+        match &self.home {
+            DataHome::ObjectStore(name) => {
+                fields.insert(OBJECT_STORE.to_owned(), Value::String(name.clone()));
+            }
+            DataHome::Memory(memory) => {
+                fields.insert(BACKEND.to_owned(), serde_json::json!(Backend::Memory));
+                fields.insert("memory".to_owned(), serde_json::json!(memory.spec(size_bytes)));
+            }
+        }
         spec(fields)
     }
 
     /// The first way in which a volume differs from these parameters that no change of its settings explains;
     /// none if there is none.
     pub(super) fn difference(&self, spec: &VolumeSpec) -> Option<String> {
-        if spec.object_store.as_deref() != Some(self.object_store.as_str()) {
-            let found = spec.object_store.as_deref().unwrap_or_default();
-            return Some(format!("objectStore `{found}`, not `{}`", self.object_store));
+        let found = spec.object_store.as_deref().unwrap_or_default();
+        match &self.home {
+            DataHome::ObjectStore(_) if spec.is_memory() => Some("backend `memory`, not `object`".to_owned()),
+            DataHome::ObjectStore(wanted) if found != wanted => {
+                Some(format!("objectStore `{found}`, not `{wanted}`"))
+            }
+            DataHome::Memory(_) if !spec.is_memory() => Some("backend `object`, not `memory`".to_owned()),
+            DataHome::Memory(wanted) => {
+                let bytes = spec.size_bytes().unwrap_or_default();
+                let found = spec.memory.clone().unwrap_or_default();
+                (found != wanted.spec(bytes)).then(|| "another memory limit or compression".to_owned())
+            }
+            DataHome::ObjectStore(_) => None,
         }
-        None
     }
 
     /// The first way in which a volume differs whose spec was never changed.
@@ -205,6 +246,34 @@ impl Parameters {
         let wanted = self.settings.max_dirty_age.as_ref().filter(|age| **age != spec.max_dirty_age);
         wanted.map(|age| format!("maxDirtyAge `{}`, not `{age}`", spec.max_dirty_age))
     }
+}
+
+/// Reads the parameters of memory volumes.
+fn memory(
+    field: &str,
+    mut given: HashMap<String, String>,
+    mutable: &Settings,
+) -> Result<MemoryParameters, Status> {
+    let compression: Option<MemoryCompression> = word(field, COMPRESSION, "`lz4` or `zstd`", &mut given)?;
+    let max_percent = match given.remove(MAX_MEMORY_PERCENT) {
+        None => None,
+        Some(text) => {
+            let percent = text.parse().ok().filter(|percent| PERCENT.contains(percent));
+            let why =
+                || format!("`{text}` is not a share; write a whole number from 1 to 100, or leave it out");
+            Some(percent.ok_or_else(|| invalid(field, MAX_MEMORY_PERCENT, &why()))?)
+        }
+    };
+    if let Some(key) = given.keys().min() {
+        let known = [BACKEND, COMPRESSION, MAX_MEMORY_PERCENT].join(", ");
+        let why = format!("is not known with backend `memory`; the parameters are {known}");
+        return Err(invalid(field, key, &why));
+    }
+    if let Some(key) = mutable.fields().keys().min() {
+        let why = "a memory volume has none; leave out the VolumeAttributesClass of the claim";
+        return Err(invalid("mutable_parameters", key, why));
+    }
+    Ok(MemoryParameters { max_percent, compression: compression.unwrap_or_default() })
 }
 
 fn invalid(field: &str, key: &str, why: &str) -> Status {
@@ -241,12 +310,12 @@ mod tests {
         ];
         let parameters = read(&given).expect("parameters");
         assert_eq!((parameters.claim.as_deref(), parameters.nodes), (Some("shop/data"), Nodes::Served));
-        let spec = parameters.spec("1Gi".to_owned()).expect("a spec");
+        let spec = parameters.spec(1 << 30).expect("a spec");
         assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), Durability::Object));
         assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
         assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_deref()), ("5s", Some("1Gi")));
         assert_eq!(parameters.difference(&spec), None);
-        let least = read(&[("objectStore", "main")]).expect("parameters").spec("1Gi".to_owned());
+        let least = read(&[("objectStore", "main")]).expect("parameters").spec(1 << 30);
         assert_eq!(least.expect("a spec").max_dirty_age, "30s");
     }
 
@@ -271,12 +340,57 @@ mod tests {
         }
     }
 
+    /// `backend: memory` was an unknown parameter.
+    #[test]
+    fn a_class_of_memory_volumes_has_its_own_parameters() {
+        let backend = ("backend", "memory");
+        let given = [backend, ("compression", "zstd"), ("maxMemoryPercent", "50"), (CLAIM_NAME, "data")];
+        let parameters = read(&given).expect("parameters");
+        let spec = parameters.spec(1 << 30).expect("a spec");
+        assert!(spec.is_memory() && spec.object_store.is_none());
+        let memory = spec.memory.clone().expect("its limit");
+        assert_eq!(
+            (memory.limit.as_deref(), memory.compression),
+            (Some("524352Ki"), MemoryCompression::Zstd)
+        );
+        assert_eq!(parameters.difference_of_new(&spec), None);
+        let plain = read(&[backend]).expect("parameters");
+        assert_eq!(plain.spec(1 << 30).expect("a spec").memory_limit_bytes(), Ok(None));
+        assert!(plain.difference(&spec).is_some_and(|words| words.contains("memory limit")));
+        let object = read(&[("objectStore", "main"), ("backend", "object")]).expect("parameters");
+        assert_eq!(object.difference(&spec).as_deref(), Some("backend `memory`, not `object`"));
+        let kept = object.spec(1 << 30).expect("a spec");
+        assert_eq!(plain.difference(&kept).as_deref(), Some("backend `object`, not `memory`"));
+        for (given, words) in [
+            (
+                vec![("backend", "disk")],
+                "parameters.backend: `disk` is not known; write `object` or `memory`",
+            ),
+            (
+                vec![backend, ("objectStore", "main")],
+                "parameters.objectStore: is not known with backend `memory`",
+            ),
+            (
+                vec![backend, ("durability", "object")],
+                "parameters.durability: is not known with backend `memory`",
+            ),
+            (vec![backend, ("compression", "gzip")], "`gzip` is not known; write `lz4` or `zstd`"),
+            (vec![backend, ("maxMemoryPercent", "0")], "write a whole number from 1 to 100"),
+            (vec![backend, ("maxMemoryPercent", "half")], "write a whole number from 1 to 100"),
+        ] {
+            let refused = read(&given).expect_err(words);
+            assert!(refused.contains(words), "{refused}");
+        }
+        let refused = read_with(&[backend], &[("durability", "object")]).expect_err("it has none");
+        assert!(refused.starts_with("mutable_parameters.durability: "), "{refused}");
+    }
+
     #[test]
     fn an_attributes_class_overrides_the_storage_class() {
         let class = [("objectStore", "main"), ("durability", "local"), ("maxDirtyAge", "5s")];
         let mutable = [("durability", "object"), ("failoverPolicy", "Manual")];
         let parameters = read_with(&class, &mutable).expect("parameters");
-        let spec = parameters.spec("1Gi".to_owned()).expect("a spec");
+        let spec = parameters.spec(1 << 30).expect("a spec");
         assert_eq!((spec.durability, spec.failover_policy), (Durability::Object, FailoverPolicy::Manual));
         assert_eq!(spec.max_dirty_age, "5s", "it says nothing of that");
         assert_eq!(parameters.difference(&spec), None);
@@ -293,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_change_writes_the_fields_that_are_given() {
-        let found = read(&[("objectStore", "main")]).expect("parameters").spec("1Gi".to_owned());
+        let found = read(&[("objectStore", "main")]).expect("parameters").spec(1 << 30);
         let found = found.expect("a spec");
         let change = |given: &[(&str, &str)]| Settings::read(map(given)).expect("settings").change_of(&found);
         assert_eq!(change(&[]), None);
@@ -310,7 +424,7 @@ mod tests {
             ([("objectStore", "cold"), ("durability", "local")], "objectStore `cold`, not `main`"),
             ([("objectStore", "main"), ("durability", "object")], "another durability"),
         ] {
-            let spec = read(&other).expect("parameters").spec("1Gi".to_owned()).expect("a spec");
+            let spec = read(&other).expect("parameters").spec(1 << 30).expect("a spec");
             assert_eq!(parameters.difference_of_new(&spec).as_deref(), Some(words));
         }
     }

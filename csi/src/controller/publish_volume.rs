@@ -15,6 +15,7 @@ use tonic::{Request, Status};
 use tracing::Span;
 
 use super::create_volume;
+use super::memory;
 use super::object_name::volume_id;
 use super::objects::{ApiFailure, Objects, TimedOut};
 use super::readers;
@@ -150,6 +151,12 @@ fn refuse_deleted(volume: &Volume) -> Result<(), Status> {
 /// # Errors
 /// `FAILED_PRECONDITION`: the volume belongs to another node.
 fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
+    if let Some(own) = memory::node_of(volume).filter(|own| *own != node) {
+        return Err(Status::failed_precondition(format!(
+            "node_id: the memory volume was made for node {own}, which keeps its memory. Schedule the pod there, or delete the \
+             claim and create it again"
+        )));
+    }
     match volume.spec.desired_node() {
         None => Ok(Plan::Request),
         Some(desired) if desired == node => Ok(Plan::Wait),
@@ -217,6 +224,16 @@ pub(super) mod tests {
         let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("published on node b"), "{}", refused.message());
+    }
+
+    #[test]
+    fn a_memory_volume_stays_on_its_node() {
+        let mut made_for = volume(None, None);
+        made_for.labels_mut().insert(holdfast_crds::MEMORY_NODE.to_owned(), "a".to_owned());
+        assert!(matches!(plan(&made_for, "a"), Ok(Plan::Request)));
+        let refused = plan(&made_for, "b").expect_err("another node");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("made for node a"), "{}", refused.message());
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! Volume objects in the API server, and what belongs to them.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use holdfast_crds::{ASSIGNED, ATTACHED, CLAIM, PROVISIONED, StorageNode, Volume, bound_claim};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -20,6 +23,8 @@ pub(super) struct ClusterVolumes {
     volumes: Objects<Volume>,
     nodes: Objects<StorageNode>,
     client: Client,
+    /// Held while memory of a node is promised to a new volume.
+    promises: Arc<Mutex<()>>,
 }
 
 impl Deref for ClusterVolumes {
@@ -32,7 +37,8 @@ impl Deref for ClusterVolumes {
 
 impl ClusterVolumes {
     pub(super) fn new(client: Client) -> Self {
-        Self { volumes: Objects::new(client.clone()), nodes: Objects::new(client.clone()), client }
+        let (volumes, nodes) = (Objects::new(client.clone()), Objects::new(client.clone()));
+        Self { volumes, nodes, client, promises: Arc::default() }
     }
 
     /// The volume of that name.
@@ -41,6 +47,23 @@ impl ClusterVolumes {
     /// `NOT_FOUND`, or the failure of the request.
     pub(super) async fn existing(&self, name: &str) -> Result<Volume, Status> {
         self.get(name).await?.ok_or_else(|| missing(name))
+    }
+
+    /// The node of that name, if it serves volumes, or did.
+    pub(super) async fn node(&self, name: &str) -> Result<Option<StorageNode>, ApiFailure> {
+        self.nodes.get(name).await
+    }
+
+    /// The volumes whose spec names this node.
+    pub(super) async fn wanted_on(&self, node: &str) -> Result<Vec<Volume>, ApiFailure> {
+        let volumes: Api<Volume> = Api::all(self.client.clone());
+        let wanted = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        Ok(call(volumes.list(&wanted)).await?.items)
+    }
+
+    /// Waits until no other request promises memory of a node.
+    pub(super) async fn promising(&self) -> MutexGuard<'_, ()> {
+        self.promises.lock().await
     }
 
     /// Returns true if a node of that name serves volumes, or did.

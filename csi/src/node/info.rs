@@ -14,6 +14,6 @@ pub(super) async fn answer(
     Ok(NodeGetInfoResponse {
         node_id: node.0.name.clone(),
         max_volumes_per_node: capabilities.max_volumes.into(),
-        accessible_topology: Some(topology::served()),
+        accessible_topology: Some(topology::on(&node.0.name)),
     })
 }

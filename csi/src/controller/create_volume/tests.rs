@@ -232,3 +232,67 @@ fn a_volume_for_any_node_has_no_topology() {
         assert_eq!(told.accessible_topology, topologies, "{nodes:?}");
     }
 }
+
+/// A request for a memory volume that half of its size suffices for, on node `a`.
+fn in_memory(name: &str, required_bytes: i64) -> CreateVolumeRequest {
+    let parameters = [("backend", "memory"), ("maxMemoryPercent", "50")];
+    let parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let requirement = v1::TopologyRequirement {
+        requisite: vec![topology::on("b"), topology::on("a")],
+        preferred: vec![topology::on("a")],
+    };
+    CreateVolumeRequest {
+        parameters: HashMap::from(parameters),
+        accessibility_requirements: Some(requirement),
+        ..request(name, required_bytes)
+    }
+}
+
+#[test]
+fn a_memory_volume_is_made_for_the_chosen_node() {
+    let wanted = WantedVolume::try_from(in_memory("pvc-1", 1 << 30)).expect("a request");
+    let volume = wanted.volume(None).expect("a volume");
+    assert!(volume.spec.is_memory() && volume.spec.object_store.is_none());
+    assert_eq!(volume.labels().get(MEMORY_NODE).map(String::as_str), Some("a"));
+    wanted.accept(&volume).expect("it is the one");
+    let answer = described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume");
+    assert_eq!(answer.accessible_topology, [topology::on("a")]);
+    assert!(!answer.volume_context.contains_key("objectStore"));
+    let other = WantedVolume::try_from(request("pvc-1", 1 << 30)).expect("a request");
+    let refused = other.accept(&volume).expect_err("in an object store");
+    assert!(refused.message().contains("backend `memory`"), "{}", refused.message());
+}
+
+#[test]
+fn what_a_memory_volume_does_not_have_is_refused_by_field() {
+    let with = |mut other: CreateVolumeRequest| {
+        let memory = in_memory("pvc-1", 1 << 30);
+        other.parameters = memory.parameters;
+        other.accessibility_requirements = memory.accessibility_requirements;
+        other
+    };
+    let nowhere = CreateVolumeRequest { accessibility_requirements: None, ..in_memory("pvc-1", 0) };
+    for (request, words) in [
+        (with(for_readers("pvc-1", Some("backup"), &[Mode::SingleNodeWriter])), "volume_content_source: "),
+        (
+            with(for_readers("pvc-1", None, &[Mode::MultiNodeReaderOnly])),
+            "[ReadWriteOnce] or [ReadWriteOncePod]",
+        ),
+        (nowhere, "accessibility_requirements: no topology has topology.holdfast.dev/node"),
+    ] {
+        let refused = WantedVolume::try_from(request).expect_err(words);
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(words), "{}", refused.message());
+    }
+}
+
+/// The scheduler tries another node.
+#[test]
+fn a_node_that_cannot_promise_the_memory_is_exhausted() {
+    let parameters = MemoryParameters { max_percent: Some(50), ..MemoryParameters::default() };
+    let most = parameters.most_bytes(1 << 30);
+    has_memory(parameters, 1 << 30, "a", most).expect("it fits");
+    let refused = has_memory(parameters, 1 << 30, "a", most - 1).expect_err("a byte is missing");
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("node a can promise"), "{}", refused.message());
+}
