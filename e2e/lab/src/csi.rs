@@ -16,7 +16,9 @@ pub use holdfast_proto::csi::v1::VolumeGroupSnapshot as GroupSnapshot;
 use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
 use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use holdfast_proto::csi::v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use holdfast_proto::csi::v1::{self, CapacityRange, VolumeCapability, VolumeContentSource};
+use holdfast_proto::csi::v1::{
+    self, CapacityRange, Topology, TopologyRequirement, VolumeCapability, VolumeContentSource,
+};
 use prost::Message;
 
 use crate::process::Process;
@@ -130,6 +132,15 @@ impl NewVolume {
         Self { request }
     }
 
+    /// A memory volume of this name and size, for the node that the scheduler chose.
+    pub fn in_memory(name: &str, bytes: i64, node: &str) -> Self {
+        let mut new = Self::new(name, bytes, "").parameter("backend", "memory");
+        new.request.parameters.remove("objectStore");
+        let chosen = TopologyRequirement { requisite: vec![on(node)], preferred: vec![on(node)] };
+        new.request.accessibility_requirements = Some(chosen);
+        new
+    }
+
     /// With a further parameter of its StorageClass.
     #[must_use]
     pub fn parameter(mut self, key: &str, value: &str) -> Self {
@@ -171,6 +182,12 @@ impl NewVolume {
 
 fn owned(parameters: &[(&str, &str)]) -> HashMap<String, String> {
     parameters.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// The topology of a node, as its kubelet writes it.
+fn on(node: &str) -> Topology {
+    let segments = [("topology.holdfast.dev/served", "true"), ("topology.holdfast.dev/node", node)];
+    Topology { segments: owned(&segments) }
 }
 
 fn names(of: &[&str]) -> Vec<String> {
@@ -276,6 +293,20 @@ impl Csi {
         let answer: Answer<v1::CreateVolumeResponse> =
             self.ask("Controller/CreateVolume", &new.request, limit)?;
         Ok(answer.map(|created| created.volume.unwrap_or_default()))
+    }
+
+    /// `GetCapacity`: the largest memory volume that a node can take, in bytes.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn memory_capacity(&self, node: &str) -> Result<Answer<i64>> {
+        let request = v1::GetCapacityRequest {
+            parameters: owned(&[("backend", "memory"), ("csi.storage.k8s.io/fstype", "ext4")]),
+            accessible_topology: Some(on(node)),
+            ..Default::default()
+        };
+        let answer: Answer<v1::GetCapacityResponse> = self.ask("Controller/GetCapacity", &request, LIMIT)?;
+        Ok(answer.map(|capacity| capacity.available_capacity))
     }
 
     /// `DeleteVolume`.

@@ -61,6 +61,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     snapshots(world)?;
     changed_blocks(world)?;
     attributes(world)?;
+    memory(world, &defaults)?;
     credentials(world)?;
     refusals(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
@@ -133,6 +134,11 @@ fn refusals(world: &World) -> Result<()> {
             json!({ "volumeAttributesClasses": [{ "name": "c", "maxDirtyAge": "61m" }] }),
             "/volumeAttributesClasses/0/maxDirtyAge",
         ),
+        (
+            json!({ "storageClasses": [{ "name": "c", "backend": "memory", "objectStore": "s" }] }),
+            "/storageClasses/0/objectStore",
+        ),
+        (json!({ "storageClasses": [{ "name": "c" }] }), "objectStore"),
         // The chart's version is not one of a sidecar.
         (json!({ "csi": { "sidecars": { "attacher": { "tag": "" } } } }), "/csi/sidecars/attacher/tag"),
     ] {
@@ -256,6 +262,51 @@ fn attributes(world: &World) -> Result<()> {
     let empty = template("1.34.0").err().map(|error| format!("{error:#}")).unwrap_or_default();
     ensure!(empty.contains("volumeAttributesClasses"), "a class that says nothing is rendered: {empty:?}");
     Ok(())
+}
+
+/// A class of memory volumes needs a limit of the node, waits for the scheduler's choice, and is counted. A
+/// memory limit of the daemon's container includes what memory volumes may take, which the kernel charges it.
+fn memory(world: &World, defaults: &[String]) -> Result<()> {
+    const COUNTED: [&str; 3] =
+        ["storageCapacity: true", "- --enable-capacity", "- --capacity-ownerref-level=2"];
+    ensure!(!COUNTED.iter().any(|line| has(defaults, line)), "capacities are counted without memory volumes");
+    let values = |limit: &str| {
+        json!({
+            "node": { "memoryVolumes": limit, "resources": { "limits": { "memory": "1Gi" } } },
+            "storageClasses": [
+                { "name": "stored", "objectStore": "main" },
+                { "name": "scratch", "backend": "memory", "compression": "zstd", "maxMemoryPercent": 50 },
+            ],
+        })
+    };
+    let refused = render(world, "memory", &values("")).err().map(|error| format!("{error:#}"));
+    let said = refused.unwrap_or_default();
+    ensure!(said.contains("Set node.memoryVolumes"), "a class that no node can serve: {said:?}");
+    let rendered = render(world, "memory", &values("8Gi"))?;
+    for line in COUNTED {
+        ensure!(has(&rendered, line), "{line} is not rendered");
+    }
+    ensure!(has(&rendered, "memory_volumes = \"8Gi\""), "the daemon lacks its limit");
+    ensure!(has(&rendered, "memory: \"9663676416\""), "the limit of the container is not 9Gi");
+    let class = |name: &str| {
+        let line = format!("  name: {name}");
+        rendered.iter().find(|object| object.lines().any(|found| found == line)).context("the class")
+    };
+    let (stored, scratch) = (class("stored")?, class("scratch")?);
+    for line in [
+        "volumeBindingMode: WaitForFirstConsumer",
+        "allowVolumeExpansion: false",
+        "  backend: memory",
+        "  compression: zstd",
+        "  maxMemoryPercent: \"50\"",
+    ] {
+        ensure!(scratch.lines().any(|found| found == line), "{line} is not in\n{scratch}");
+        ensure!(!stored.lines().any(|found| found == line), "{line} is in\n{stored}");
+    }
+    // A pod cannot be changed.
+    let changed: Vec<String> =
+        rendered.iter().filter(|object| !object.contains("kind: Pod\n")).cloned().collect();
+    accepted(world, "memory", &changed)
 }
 
 /// Values that ask for all that the chart can render.

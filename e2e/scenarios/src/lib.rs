@@ -34,6 +34,7 @@ mod host_shutdown;
 mod images;
 pub mod kill_rounds;
 mod load;
+mod memory_claims;
 mod memory_volumes;
 pub mod node_loss;
 mod object;
@@ -311,6 +312,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(90),
         alone: false,
         run: memory_volumes::run,
+    },
+    Scenario {
+        name: "memory-claims",
+        about: "claims of memory volumes without an object store: capacity of the node, a restarted daemon, a restarted host whose loss is said, refusals, and nothing left",
+        expected: Duration::from_secs(75),
+        alone: false,
+        run: memory_claims::run,
     },
     Scenario {
         name: "snapshots",

@@ -13,6 +13,8 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "memory";
+/// More than its volumes may take together.
+const MEMORY: &str = "memory_volumes = \"1Gi\"";
 /// Ends of the daemon, in this order.
 const ENDS: [DaemonEnd; 5] =
     [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill, DaemonEnd::Restart, DaemonEnd::Kill];
@@ -36,7 +38,7 @@ enum DaemonEnd {
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", "")?;
+    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
     ends(&node)?;
     full(&node)?;
     refusals(&node)?;

@@ -1,0 +1,151 @@
+//! Memory volumes of Kubernetes, in a cluster without an object store: claims through the CSI driver and a
+//! Volume that a user applies.
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
+use holdfast_lab::csi_node::{Claim, CsiNode};
+use holdfast_lab::node::Node;
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::csi_node::{publish, release};
+use super::provisioning::apply;
+
+/// Memory of the node.
+const DATA: &str = "memory_volumes = \"256Mi\"";
+const MIB: i64 = 1 << 20;
+/// Size of the claim.
+const CLAIM_BYTES: i64 = 128 * MIB;
+const CLAIM: &str = "pvc-scratch";
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let operator = world.operator()?;
+    let controller = world.csi_controller()?;
+    let csi = controller.csi();
+    let a = world.node("a", "auto", DATA)?;
+    let on_a = CsiNode::start(world.vm("a")?)?;
+    let info = granted("info", on_a.info()?)?;
+    let topology = info.accessible_topology.unwrap_or_default().segments;
+    ensure!(topology.get("topology.holdfast.dev/node").is_some_and(|node| node == "a"), "{topology:?}");
+
+    report::step("create a claim: the node can promise as much less");
+    let whole = capacity(&csi, |bytes| bytes > 0)?;
+    ensure!(whole > 240 * MIB && whole < 256 * MIB, "{whole} bytes of 256Mi");
+    let scratch = claim(&csi)?;
+    let left = capacity(&csi, |bytes| bytes < whole)?;
+    ensure!(left > 100 * MIB && left < whole - CLAIM_BYTES, "{left} bytes are left of {whole}");
+    let too_large = csi.create(&NewVolume::in_memory("pvc-large", CLAIM_BYTES, "a"), LIMIT)?;
+    refused("a claim that does not fit", too_large, "ResourceExhausted", "node a can promise")?;
+
+    report::step("write a file; kill and restart the daemon");
+    let context = publish(&csi, CLAIM, "a")?;
+    let scratch = Claim { context, ..scratch };
+    granted("stage", on_a.stage(&scratch, LIMIT)?)?;
+    granted("publish", on_a.publish(&scratch, "pod", false)?)?;
+    let target = scratch.target("pod");
+    on_a.vm().exec(&format!("echo kept > {target}/file; sync -f {target}"))?;
+    a.kill()?;
+    a.restart()?;
+    on_a.vm().exec(&format!("echo 3 > /proc/sys/vm/drop_caches; grep -qx kept {target}/file"))?;
+    ensure!(lost(world, CLAIM)?.is_empty(), "nothing was lost: {}", lost(world, CLAIM)?);
+    refusals(&csi)?;
+
+    report::step("restart the host: the loss is said before the empty device is made");
+    on_a.vm().reset()?;
+    a.restart()?;
+    let on_a = CsiNode::start(world.vm("a")?)?;
+    until("the loss to be said", LIMIT, || Ok((lost(world, CLAIM)? == "NodeRestarted").then_some(())))?;
+    granted("stage", on_a.stage(&scratch, LIMIT)?)?;
+    granted("publish", on_a.publish(&scratch, "pod", false)?)?;
+    on_a.vm().exec(&format!("test -d {target}/lost+found && test ! -e {target}/file"))?;
+    let event = "--field-selector=reason=NodeRestarted,type=Warning";
+    until("its event", LIMIT, || {
+        let events = world.kubectl(["get", "events", "--all-namespaces", event, "--output=name"])?;
+        Ok((!events.trim().is_empty()).then_some(()))
+    })?;
+    release(&on_a, &scratch, "pod")?;
+
+    report::step("delete the claim: the node can promise it again");
+    granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
+    ensure!(lost(world, CLAIM)? == "Detached", "a detach drops the content");
+    granted("delete", csi.delete(CLAIM, LIMIT)?)?;
+    ensure!(capacity(&csi, |bytes| bytes == whole)? == whole, "all of it");
+
+    applied(world, &a)?;
+    a.vm().exec("! ls /dev/ublkb* 2>/dev/null; test -z \"$(ls /run/holdfast/memory.d)\"")?;
+    a.terminate()?;
+    operator.stop()
+}
+
+/// Creates the claim, twice.
+fn claim(csi: &Csi) -> Result<Claim> {
+    let how = Use::mounted("ext4");
+    let new = NewVolume::in_memory(CLAIM, CLAIM_BYTES, "a").used(&how);
+    let created = granted("create", csi.create(&new, LIMIT)?)?;
+    let topology = created.accessible_topology.first().context("it is on one node")?;
+    ensure!(
+        topology.segments.get("topology.holdfast.dev/node").is_some_and(|node| node == "a"),
+        "{topology:?}"
+    );
+    granted("create again", csi.create(&new, LIMIT)?)?;
+    Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), how })
+}
+
+/// The capacity of node `a`, once it is as it should be.
+fn capacity(csi: &Csi, is_right: impl Fn(i64) -> bool) -> Result<i64> {
+    until("the capacity", LIMIT, || {
+        let bytes = granted("capacity", csi.memory_capacity("a")?)?;
+        Ok(is_right(bytes).then_some(bytes))
+    })
+}
+
+fn refusals(csi: &Csi) -> Result<()> {
+    let word = "InvalidArgument";
+    refused(
+        "a snapshot",
+        csi.snapshot("snap", CLAIM, LIMIT)?,
+        word,
+        "which has no snapshots. Copy the files",
+    )?;
+    refused("growth", csi.expand(CLAIM, 2 * CLAIM_BYTES)?, word, "which has no growth")?;
+    let clone = NewVolume::in_memory("pvc-clone", MIB, "a").from_volume(CLAIM);
+    refused("a clone", csi.create(&clone, LIMIT)?, word, "begins with nothing")?;
+    let shared = NewVolume::in_memory("pvc-shared", MIB, "a").used(&Use::read("ext4"));
+    refused("readers", csi.create(&shared, LIMIT)?, word, "Write accessModes [ReadWriteOnce]")?;
+    let unknown = NewVolume::in_memory("pvc-kept", MIB, "a").parameter("durability", "object");
+    refused("durability", csi.create(&unknown, LIMIT)?, word, "parameters.durability: is not known")
+}
+
+/// A Volume that a user applies, and deletes while it is attached.
+fn applied(world: &World, node: &Node) -> Result<()> {
+    report::step("apply a Volume, use its device, delete it");
+    apply(
+        world,
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: tmp}\nspec: {size: 64Mi, backend: memory, \
+         memory: {limit: 8Mi, compression: zstd}, nodeName: a}\n",
+    )?;
+    let device = until("the device", LIMIT, || {
+        let path = "--output=jsonpath={.status.phase} {.status.devicePath}";
+        let found = world.kubectl(["get", "volume/tmp", path])?;
+        Ok(found.strip_prefix("Attached ").map(str::to_owned))
+    })?;
+    node.vm().wait_block_device(&device, LIMIT)?;
+    // More than the limit fails, and what was stored is still there.
+    node.vm().exec(&format!(
+        "head -c 4M /dev/urandom > /tmp/part; dd if=/tmp/part of={device} bs=1M oflag=direct status=none; \
+         if dd if=/dev/urandom of={device} bs=1M seek=8 oflag=direct status=none 2>/dev/null; then exit 1; fi; \
+         head -c 4M {device} | cmp - /tmp/part"
+    ))?;
+    until("the limit to be said", LIMIT, || {
+        let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].reason}";
+        Ok((world.kubectl(["get", "volume/tmp", path])? == "MemoryFull").then_some(()))
+    })?;
+    world.kubectl(["delete", "volume/tmp", "--timeout=60s"]).map(drop)
+}
+
+/// Reason of the condition `ContentLost` of a Volume; empty without one.
+fn lost(world: &World, volume: &str) -> Result<String> {
+    let path = "--output=jsonpath={.status.conditions[?(@.type=='ContentLost')].reason}";
+    world.kubectl(["get", &format!("volume/{volume}"), path])
+}
