@@ -12,7 +12,7 @@ use crate::wire;
 /// Names a block's content: equal for equal contents of forks, different after any commit that changes the
 /// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ContentKey([u8; 16]);
+pub struct ContentKey(pub(crate) [u8; 16]);
 
 /// One frame of a composition.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -189,7 +189,12 @@ impl Fleet {
                 Death::Host => schedule.world.lose_host(host, None),
             });
         }
-        let shared = Shared::new(self.upload_bytes);
+        let old = self.volumes[0].world.slab(host);
+        let slab = match death {
+            Death::Process => old.of_next_process(),
+            Death::Host => old.after_power_cut(&mut self.rng),
+        };
+        let shared = Shared::over(slab, self.upload_bytes);
         for schedule in &mut self.volumes {
             let world = &mut schedule.world;
             // They met this one; another host's may have come with it only through its own volume's step.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use futures::future::join_all;
 use holdfast_background::{
-    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, StoreKey, Streams,
+    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, OldCounts, StoreKey, Streams,
     retry_while_unavailable,
 };
 use holdfast_format::compose::Composition;
@@ -180,6 +180,11 @@ impl ColdReads {
     pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
         let requested_bytes = self.requested_ahead.load(Ordering::Relaxed);
         ReadAheadFigures { blocks: self.slab.ahead(), requested_bytes }
+    }
+
+    /// Blocks that earlier processes put into the slab.
+    pub(crate) fn old(&self) -> OldCounts {
+        self.slab.old()
     }
 
     /// Blocks that were served from memory because the disk did not take them, or could not read them.

@@ -185,8 +185,9 @@ impl Cost {
 }
 
 /// Reads the volume in order, one request of `bytes` after the other.
-async fn read_in_order(dir: &Path, bytes: u64, bytes_a_second: Option<u64>) -> Cost {
-    let mut reader = Reader::new(dir, VOLUME_BYTES / BLOCK_BYTES, bytes_a_second).await;
+async fn read_in_order(bytes: u64, bytes_a_second: Option<u64>) -> Cost {
+    let dir = tempfile::tempdir().unwrap();
+    let mut reader = Reader::new(dir.path(), VOLUME_BYTES / BLOCK_BYTES, bytes_a_second).await;
     let begun = Instant::now();
     for first in (0..VOLUME_BYTES / SECTOR_BYTES).step_by((bytes / SECTOR_BYTES) as usize) {
         let read = reader.read(SectorRange::new(first, bytes / SECTOR_BYTES)).await;
@@ -201,9 +202,8 @@ async fn read_in_order(dir: &Path, bytes: u64, bytes_a_second: Option<u64>) -> C
 /// and 65 round trips, without reading ahead.
 #[tokio::test(start_paused = true)]
 async fn reading_in_order_takes_few_requests_and_round_trips() {
-    let dir = tempfile::tempdir().unwrap();
     for (bytes, most) in [(128 << 10, 12), (1 << 20, 10)] {
-        let cost = read_in_order(dir.path(), bytes, None).await;
+        let cost = read_in_order(bytes, None).await;
         let frames = (cost.gets - SEGMENTS) as f64 / (VOLUME_BYTES >> 20) as f64;
         let round_trips = cost.time.as_millis() / ROUND_TRIP.as_millis();
         println!("{bytes} bytes a request: {frames:.2} GETs a MiB, {round_trips} round trips");
@@ -214,9 +214,8 @@ async fn reading_in_order_takes_few_requests_and_round_trips() {
 /// The speed at 20 ms and 80 MB/s a connection: 5.7 and 44.8 MiB/s without reading ahead.
 #[tokio::test(start_paused = true)]
 async fn reading_in_order_keeps_a_long_line_busy() {
-    let dir = tempfile::tempdir().unwrap();
     for (bytes, least) in [(128 << 10, 114.0), (1 << 20, 140.0)] {
-        let cost = read_in_order(dir.path(), bytes, Some(CONNECTION)).await;
+        let cost = read_in_order(bytes, Some(CONNECTION)).await;
         let speed = cost.mib_a_second();
         println!("{bytes} bytes a request: {speed:.1} MiB/s, {} GETs", cost.gets);
         assert!(speed > least, "{speed:.1} MiB/s with {bytes} bytes a request");
