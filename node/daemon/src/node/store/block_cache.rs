@@ -69,6 +69,11 @@ impl Blocks {
         run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block)))
     }
 
+    fn read(&self, slot: Slot) -> impl Future<Output = io::Result<HeapBuffer>> + use<> {
+        let file = Arc::clone(&self.file);
+        run_blocking(move || read_slot(&file, &slot))
+    }
+
     /// Writes a block into a slot that is this content's.
     fn write(
         &self,
@@ -201,6 +206,27 @@ impl BlockSlab {
             }
         };
         kept.map(|slot| SlabSlot::new(slot, true))
+    }
+
+    /// The bytes of this content, if it is in the slab.
+    pub(super) async fn read(&self, key: &ContentKey) -> Option<HeapBuffer> {
+        let slot = self.disk.get(key).await?;
+        let read = self.disk.read(slot.clone()).await;
+        if read.is_err() {
+            self.disk.table.forget(&slot);
+        }
+        read.ok()
+    }
+
+    /// Puts a content that is no block into the slab, unless the disk takes nothing.
+    pub(super) async fn keep(&self, key: &ContentKey, content: HeapBuffer) {
+        if self.is_refused() {
+            return;
+        }
+        let content = async { Ok::<_, io::Error>(Arc::new(content)) };
+        if let Err(NoSlot::Unkept(Unkept { error, .. })) = self.disk.slot(key, content).await {
+            tracing::debug!(error = &error as &dyn Error, "a part of an index was not kept in the slab");
+        }
     }
 
     /// Puts this content into the slab before any reader asks for it.
