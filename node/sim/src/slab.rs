@@ -14,7 +14,7 @@ use holdfast_format::index::Runs;
 use holdfast_format::slab_table::SlabEntry;
 use holdfast_log::Indexes;
 use holdfast_objects::ObjectStore;
-use holdfast_types::{Mask, SectorRange};
+use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
 use parking_lot::Mutex;
 
 use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError};
@@ -94,6 +94,8 @@ impl Slab {
             if rng.once_in(2) {
                 let other = rng.below(file.len());
                 file[slot].bytes = file[other].bytes.clone();
+                // The room of the slot, without any of its bytes.
+                file[slot].bytes.resize(BLOCK_BYTES as usize, 0);
             }
         }
         Self { disk: Blocks::over(file), memory: Blocks::new() }
