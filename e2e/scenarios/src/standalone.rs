@@ -92,7 +92,7 @@ fn reads_ahead(node: &Node, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a node fetched before its daemon was killed costs no request afterwards.
+/// Blocks that a node fetched before its daemon was killed cost no request afterwards.
 fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
     let read =
         || node.vm().exec(&format!("dd if={device} bs=128k count=1024 iflag=direct status=none | sha256sum"));

@@ -4,8 +4,8 @@
 //! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
 //! Contents that were fetched ahead of a reader, and not read yet, take a quarter of the slots at most: the
 //! oldest of them makes room for the next, and none of those that were read.
-//! Contents of an earlier process have the slots that its table named (`holdfast_format::slab_table`). None is
-//! handed out before its bytes were compared with their proof, and what differs is forgotten.
+//! Contents of an earlier process have the slots that its table named (`holdfast_format::slab_table`). None
+//! is handed out before its bytes were compared with their proof, and what differs is forgotten.
 //! Runs on: whatever polls its futures.
 //! On failure: where the disk has no room for a slot that was never written, the index gives back one that
 //! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.

@@ -1,7 +1,7 @@
 //! The slab of a host: the daemon's tables of slots, one over a simulated file and one over memory.
 //!
-//! The file and its entries outlive the process. A write that it had begun may have replaced a part of a slot;
-//! none was synced, so the loss of the host may replace any slot by what was in it, or in another.
+//! The file and its entries outlive the process. A write that it had begun may have replaced a part of a
+//! slot; none was synced, so the loss of the host may replace any slot by what was in another, or by zeros.
 
 use std::io;
 use std::sync::Arc;

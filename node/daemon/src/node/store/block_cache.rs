@@ -121,8 +121,8 @@ pub(crate) enum Among {
 }
 
 impl BlockSlab {
-    /// Opens the slab's file with room for `bytes` (at least a few hundred blocks). What earlier processes put
-    /// into it is read again, after it was compared with its table.
+    /// Opens the slab's file with room for `bytes` (at least a few hundred blocks). Blocks that earlier
+    /// processes put into it are read again, each once it was compared with its entry in the table.
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
         let known = std::fs::metadata(path).map_or(0, |found| found.len() / BLOCK_BYTES);

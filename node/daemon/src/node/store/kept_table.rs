@@ -1,7 +1,7 @@
 //! The table of the slab on disk, next to its file: what earlier processes put into which slot.
 //!
-//! Owns: the file. Does not own: its format (`holdfast_format::slab_table`), and the comparison of a slot with
-//! its entry, before which nothing of the slab is believed.
+//! Owns: the file. Does not own: its format (`holdfast_format::slab_table`), and the comparison of a slot
+//! with its entry, before which nothing of the slab is believed.
 //! On failure: the daemon serves without it, and what the slab has then is fetched again after a restart. An
 //! entry that was not written leaves an older one, which does not prove what is in the slot.
 
