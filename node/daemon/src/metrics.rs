@@ -305,23 +305,31 @@ const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 /// Name of the metric of fetched blocks that the slab did not keep.
 const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
 
-/// Metrics of fetched blocks that earlier processes left in the slab. They have no label either.
-const OLD_BLOCKS_METRICS: [(&str, &str, fn(&OldCounts) -> u64); 3] = [
-    (
-        "holdfast_slab_found_blocks",
-        "Blocks of the cache that earlier processes fetched and this one found when it began",
-        |counts| counts.found,
-    ),
-    (
-        "holdfast_slab_found_used_blocks",
-        "Blocks that earlier processes fetched and this one read without a request to a store",
-        |counts| counts.used,
-    ),
-    (
-        "holdfast_slab_found_refused_blocks",
-        "Blocks that earlier processes fetched and this one fetched again since the disk had other bytes in their place",
-        |counts| counts.refused,
-    ),
+/// One counter of fetched blocks that earlier processes left in the slab. It has no label: the slab is the
+/// node's.
+struct OldBlocksMetric {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&OldCounts) -> u64,
+}
+
+/// Metrics of fetched blocks that earlier processes left in the slab.
+const OLD_BLOCKS_METRICS: [OldBlocksMetric; 3] = [
+    OldBlocksMetric {
+        name: "holdfast_slab_found_blocks",
+        help: "Blocks of the cache that earlier processes fetched and this one found when it began",
+        value: |counts| counts.found,
+    },
+    OldBlocksMetric {
+        name: "holdfast_slab_found_used_blocks",
+        help: "Blocks that earlier processes fetched and this one read without a request to a store",
+        value: |counts| counts.used,
+    },
+    OldBlocksMetric {
+        name: "holdfast_slab_found_refused_blocks",
+        help: "Blocks that earlier processes fetched and this one fetched again since the disk had other bytes in their place",
+        value: |counts| counts.refused,
+    },
 ];
 
 /// One counter of what is fetched ahead of readers. It has no label: the cache is the node's.
@@ -419,9 +427,9 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
         ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
         let old = self.0.old_blocks();
-        for (name, help, value) in OLD_BLOCKS_METRICS {
-            let sample = encoder.encode_descriptor(name, help, None, kind)?;
-            ConstCounter::new(value(&old) as f64).encode(sample)?;
+        for metric in &OLD_BLOCKS_METRICS {
+            let sample = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
+            ConstCounter::new((metric.value)(&old) as f64).encode(sample)?;
         }
         let figures = self.0.read_ahead();
         for metric in &READ_AHEAD_METRICS {
