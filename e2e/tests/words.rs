@@ -136,6 +136,18 @@ fn comments_and_documents_are_narrow() {
     assert!(wide.is_empty(), "more than {COLUMNS} columns:\n{}", wide.join("\n"));
 }
 
+/// A merge was recorded with a conflict in a page.
+#[test]
+fn no_file_has_the_marks_of_a_conflict() {
+    let mut read = Vec::new();
+    for path in READ_FROM.iter().chain(&["CONTRIBUTING.md"]) {
+        files(&root().join(path), &mut read);
+    }
+    let is_mark = |line: &str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
+    read.retain(|file| fs::read_to_string(file).unwrap().lines().any(is_mark));
+    assert!(read.is_empty(), "marks of a conflict in {read:?}");
+}
+
 /// Words with which a doc comment does not begin.
 const QUESTIONS: &[&str] =
     &["what", "how", "when", "where", "whether", "which", "who", "whom", "whose", "why"];

@@ -19,6 +19,8 @@ const SCRUBBED: &str = "scrubbed";
 const INDEX_BYTES: u64 = 32 + 4 + 2 * 48;
 /// Directory of the node's data of the volume.
 const LOCAL: &str = "/var/lib/holdfast/volumes/disk";
+/// The node's cache of fetched blocks.
+const CACHE: &str = "/var/lib/holdfast/slab.data";
 /// Bytes of a block, the unit of a read from S3.
 const BLOCK_BYTES: u64 = 128 << 10;
 /// Two blocks written with noise, as the segment holds them: the first one's bytes come first. Not the
@@ -110,9 +112,10 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     let segments = s3.keys(BUCKET, &format!("volumes/{VOLUME}/segments/"))?;
     let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
     s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
-    // The node has the blocks of its own writes: only a node that has nothing reads the segment.
+    // The node has the blocks of its own writes, and in its cache those of the volume that was scrubbed,
+    // which are the same: only a node that has nothing reads the segment.
     node.terminate()?;
-    node.vm().exec(&format!("rm -r {LOCAL}"))?;
+    node.vm().exec(&format!("rm -r {LOCAL} {CACHE}"))?;
     node.restart()?;
     let device = attach(node)?;
 

@@ -72,6 +72,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
     let device = attach(&second, &["--size", "2Gi"])?;
     has_bytes(&second, &device, 2 << 30)?;
     reads_ahead(&second, &device)?;
+    keeps_its_cache(&second, &device)?;
     let read = second.vm().exec(&format!(
         "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
          cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
@@ -88,6 +89,26 @@ fn reads_ahead(node: &Node, device: &str) -> Result<()> {
     let used = metrics.lines().find_map(|line| line.strip_prefix("holdfast_read_ahead_used_blocks_total "));
     let used: f64 = used.context("the figure of blocks that were read ahead and used")?.trim().parse()?;
     ensure!(used >= 16.0, "{used} blocks were fetched ahead of a reader of 2,048 and used");
+    Ok(())
+}
+
+/// Blocks that a node fetched before its daemon was killed cost no request afterwards.
+fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
+    let read =
+        || node.vm().exec(&format!("dd if={device} bs=128k count=1024 iflag=direct status=none | sha256sum"));
+    let gets = || -> Result<f64> {
+        let metrics = node.metrics()?;
+        let of_gets = "holdfast_store_requests_total{store=\"store\",operation=\"get\"} ";
+        let gets = metrics.lines().find_map(|line| line.strip_prefix(of_gets));
+        gets.context("the figure of GETs")?.trim().parse().context("the number of GETs")
+    };
+    let sum = read()?;
+    node.kill()?;
+    node.restart()?;
+    let before = gets()?;
+    ensure!(read()? == sum, "after a restart the cache has other bytes");
+    let fetched = gets()? - before;
+    ensure!(fetched == 0.0, "{fetched} GETs for what was read before the restart");
     Ok(())
 }
 

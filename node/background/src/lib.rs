@@ -37,7 +37,7 @@ pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge_turns::MergeTurns;
-pub use slots::{AheadCounts, NoSlot, Slot, SlotTable, Unkept};
+pub use slots::{AheadCounts, NoSlot, OldCounts, Slot, SlotTable, Unkept};
 pub use streams::{ColdPart, MAX_WINDOW, Streams};
 pub use upload::{BLOCK_ALIGNMENT, SideReader, UnreadableSectors, UploadBatch};
 pub use upload_memory::{StoreKey, UploadMemory};

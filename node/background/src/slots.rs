@@ -4,12 +4,14 @@
 //! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
 //! Contents that were fetched ahead of a reader, and not read yet, take a quarter of the slots at most: the
 //! oldest of them makes room for the next, and none of those that were read.
+//! Contents of an earlier process have the slots that its table named (`holdfast_format::slab_table`). None
+//! is handed out before its bytes were compared with their proof, and what differs is forgotten.
 //! Runs on: whatever polls its futures.
 //! On failure: where the disk has no room for a slot that was never written, the index gives back one that
 //! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,9 +19,10 @@ use std::sync::{Arc, Weak};
 
 use holdfast_format::compose::ContentKey;
 use holdfast_format::safeguard::{
-    Safeguard::{FreeSlotOnce, SpareSlots},
+    Safeguard::{FreeSlotOnce, ProveOldSlots, SpareSlots},
     safeguard,
 };
+use holdfast_format::slab_table::SlabEntry;
 use parking_lot::Mutex;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
@@ -73,6 +76,25 @@ struct AheadCounters {
     unused: AtomicU64,
 }
 
+/// Contents that an earlier process had fetched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OldCounts {
+    /// Those that this process found in the index when it began.
+    pub found: u64,
+    /// Those that were read since: no request was sent for them.
+    pub used: u64,
+    /// Those whose slots had other bytes.
+    pub refused: u64,
+}
+
+/// The same, as they are counted.
+#[derive(Debug, Default)]
+struct OldCounters {
+    found: u64,
+    used: AtomicU64,
+    refused: AtomicU64,
+}
+
 #[derive(Debug)]
 struct OwnedSlot {
     number: u32,
@@ -83,10 +105,33 @@ struct OwnedSlot {
     is_unread: AtomicBool,
     /// It was filled for a reader that is still to come: that one's read is no second use.
     is_awaited: AtomicBool,
+    /// The entry of an earlier process, which filled it.
+    old: Option<SlabEntry>,
+    /// This process filled it, or found its bytes right.
+    is_proven: AtomicBool,
     free: Arc<FreeSlots>,
 }
 
 impl OwnedSlot {
+    /// A slot that is being filled, or that was by an earlier process.
+    fn new(slot: FreeSlot, key: ContentKey, old: Option<SlabEntry>, free: Arc<FreeSlots>) -> Self {
+        Self {
+            number: slot.number,
+            key,
+            has_room: slot.has_room.into(),
+            is_unread: false.into(),
+            is_awaited: false.into(),
+            is_proven: old.is_none().into(),
+            old,
+            free,
+        }
+    }
+
+    /// The entry to compare its bytes with before anything reads them.
+    fn unproven(&self) -> Option<&SlabEntry> {
+        self.old.as_ref().filter(|_| !self.is_proven.load(Ordering::Acquire))
+    }
+
     /// A reader takes it.
     fn set_read(&self) {
         if self.is_unread.load(Ordering::Relaxed) && self.is_unread.swap(false, Ordering::Relaxed) {
@@ -148,12 +193,12 @@ struct FreeSlots {
 }
 
 impl FreeSlots {
-    fn new(slots: u32) -> Self {
-        let numbers =
-            Numbers { written: Vec::new(), fresh: (0..slots).rev().collect(), taken_while_full: None };
+    /// Those of `slots` that are not among `used`.
+    fn new(slots: u32, used: &BTreeSet<u32>) -> Self {
+        let fresh: Vec<u32> = (0..slots).rev().filter(|number| !used.contains(number)).collect();
         Self {
-            numbers: Mutex::new(numbers),
-            count: Semaphore::new(slots as usize),
+            count: Semaphore::new(fresh.len()),
+            numbers: Mutex::new(Numbers { written: Vec::new(), fresh, taken_while_full: None }),
             ahead: AheadCounters::default(),
         }
     }
@@ -220,6 +265,7 @@ pub struct SlotTable {
     capacity: u64,
     /// Slots whose contents were fetched ahead, the oldest first. Some were read since.
     ahead: Mutex<VecDeque<Weak<OwnedSlot>>>,
+    old: OldCounters,
     free: Arc<FreeSlots>,
 }
 
@@ -230,6 +276,20 @@ impl SlotTable {
     /// # Panics
     /// If the index could hold more than that.
     pub fn new(slots: u32, spare: u32, shards: usize) -> Self {
+        Self::with_old(slots, spare, shards, [])
+    }
+
+    /// The same with the contents `old` that an earlier process wrote. Where two slots name one content, or
+    /// the index has no room for all, the others are free.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn with_old(
+        slots: u32,
+        spare: u32,
+        shards: usize,
+        old: impl IntoIterator<Item = (u32, SlabEntry)>,
+    ) -> Self {
         let spare = if safeguard(SpareSlots) { spare } else { 0 };
         let most = (slots - spare) as usize;
         // The cache has parts of at least 32, as many as a power of two says, and rounds the share of each
@@ -253,29 +313,72 @@ impl SlotTable {
             "an index of {} slots leaves none of {slots} free",
             index.capacity()
         );
+        let old: BTreeMap<u32, SlabEntry> = old.into_iter().filter(|(number, _)| *number < slots).collect();
+        let free = Arc::new(FreeSlots::new(slots, &old.keys().copied().collect()));
+        for (number, entry) in old {
+            let slot = FreeSlot { number, has_room: true };
+            index.insert(entry.key, Slot(OwnedSlot::new(slot, entry.key, Some(entry), free.clone()).into()));
+        }
         Self {
             capacity: index.capacity(),
+            old: OldCounters { found: index.len() as u64, ..OldCounters::default() },
             index,
             ahead: Mutex::default(),
-            free: Arc::new(FreeSlots::new(slots)),
+            free,
+        }
+    }
+
+    /// Contents that an earlier process had fetched.
+    pub fn old(&self) -> OldCounts {
+        let OldCounters { found, used, refused } = &self.old;
+        let [used, refused] = [used, refused].map(|count| count.load(Ordering::Relaxed));
+        OldCounts { found: *found, used, refused }
+    }
+
+    /// Has a content that an earlier process wrote be compared with its proof before its first use, and
+    /// forgets it where the slot has other bytes, or the disk cannot read it.
+    async fn prove<P>(&self, key: &ContentKey, is_proven: impl FnOnce(Slot, SlabEntry) -> P)
+    where
+        P: Future<Output = io::Result<bool>>,
+    {
+        let Some(slot) = self.index.peek(key) else { return };
+        let Some(entry) = slot.0.unproven() else { return };
+        let found = if safeguard(ProveOldSlots) { is_proven(slot.clone(), *entry).await } else { Ok(true) };
+        if matches!(found, Ok(true)) {
+            // Readers that came meanwhile have compared it too.
+            if !slot.0.is_proven.swap(true, Ordering::Release) {
+                self.old.used.fetch_add(1, Ordering::Relaxed);
+            }
+            return;
+        }
+        if found.is_err() {
+            slot.set_failed();
+        }
+        if self.index.remove_if(key, |held| Arc::ptr_eq(&held.0, &slot.0)).is_some() {
+            self.old.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a
     /// free slot, and hands it back; where a slot that was never written finds no room, into one that was.
-    /// Fetches of one content coalesce.
+    /// Fetches of one content coalesce. What an earlier process wrote is handed out once `is_proven` has read
+    /// it, and found that it is what the entry says.
     ///
     /// # Errors
     /// Those of `fetch`; [`Unkept`] with the last one of `write`. Nothing is kept of them.
-    pub async fn slot<B, E, W>(
+    pub async fn slot<B, E, P, W>(
         &self,
         key: &ContentKey,
+        is_proven: impl FnOnce(Slot, SlabEntry) -> P,
         fetch: impl Future<Output = Result<B, E>>,
         write: impl Fn(Slot, B) -> W,
     ) -> Result<Slot, NoSlot<B, E>>
     where
+        P: Future<Output = io::Result<bool>>,
         W: Future<Output = (B, io::Result<()>)>,
     {
+        // From here on the index has no other of an earlier process: those come with the table alone.
+        self.prove(key, is_proven).await;
         let slot = self.find_or_fill(key, fetch, write, For::Reader).await?;
         slot.0.set_read();
         if slot.0.is_awaited.swap(false, Ordering::Relaxed) {
@@ -394,8 +497,13 @@ impl SlotTable {
             .await
     }
 
-    /// The slot of this content, if it is in one, for a reader.
-    pub fn get(&self, key: &ContentKey) -> Option<Slot> {
+    /// The slot of this content, if it is in one, for a reader; what an earlier process wrote, as
+    /// [`Self::slot`] does.
+    pub async fn get<P>(&self, key: &ContentKey, is_proven: impl FnOnce(Slot, SlabEntry) -> P) -> Option<Slot>
+    where
+        P: Future<Output = io::Result<bool>>,
+    {
+        self.prove(key, is_proven).await;
         let slot = self.index.peek(key)?;
         slot.0.set_read();
         if !slot.0.is_awaited.swap(false, Ordering::Relaxed) {
@@ -413,21 +521,18 @@ impl SlotTable {
     async fn fill<B, W: Future<Output = (B, io::Result<()>)>>(
         &self,
         key: &ContentKey,
-        FreeSlot { number, has_room }: FreeSlot,
+        free: FreeSlot,
         content: B,
         write: impl Fn(Slot, B) -> W,
     ) -> Result<Slot, Unkept<B>> {
-        let (room, free) = (AtomicBool::new(has_room), Arc::clone(&self.free));
-        let (is_unread, is_awaited) = (AtomicBool::new(false), AtomicBool::new(false));
-        let slot =
-            Slot(Arc::new(OwnedSlot { number, key: *key, has_room: room, is_unread, is_awaited, free }));
+        let slot = Slot(Arc::new(OwnedSlot::new(free, *key, None, Arc::clone(&self.free))));
         let (content, written) = write(slot.clone(), content).await;
         if let Err(error) = written {
             slot.set_failed();
             return Err(Unkept { content, error });
         }
         slot.0.has_room.store(true, Ordering::Relaxed);
-        if !has_room && self.free.numbers.lock().taken_while_full.take().is_some() {
+        if !free.has_room && self.free.numbers.lock().taken_while_full.take().is_some() {
             self.index.set_capacity(self.capacity);
         }
         Ok(slot)
@@ -465,8 +570,6 @@ impl SlotTable {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use futures::FutureExt;
     use holdfast_format::compose::{Layer, compose};
     use holdfast_format::segment::{FrameIndex, SegmentBuilder};
@@ -491,12 +594,16 @@ mod tests {
             .collect()
     }
 
+    fn none_is_old(slot: Slot, _entry: SlabEntry) -> std::future::Ready<io::Result<bool>> {
+        panic!("{slot:?} is proven")
+    }
+
     /// Fills slots until each of `keys` was asked for once; says how many were filled before one could not
     /// be.
     fn fill(table: &SlotTable, keys: &[ContentKey]) -> usize {
         let fill = |key| {
             let write = |_slot, content| std::future::ready((content, Ok(())));
-            table.slot(key, std::future::ready(Ok::<_, ()>(())), write).now_or_never()
+            table.slot(key, none_is_old, std::future::ready(Ok::<_, ()>(())), write).now_or_never()
         };
         keys.iter().take_while(|key| fill(key).is_some_and(|slot| slot.is_ok())).count()
     }
@@ -525,7 +632,7 @@ mod tests {
     /// Two takers that waited at once could miss one of two slots that were given back.
     #[test]
     fn each_slot_that_comes_back_wakes_a_taker() {
-        let free = FreeSlots::new(2);
+        let free = FreeSlots::new(2, &BTreeSet::new());
         let (one, other) = (free.take().now_or_never().unwrap(), free.take().now_or_never().unwrap());
         assert_eq!((one.number, other.number), (0, 1));
         let mut takers = [Box::pin(free.take()), Box::pin(free.take())];
@@ -559,7 +666,10 @@ mod tests {
         /// Has the table keep the content; the errors of the writes are in the result.
         fn ask(&self, table: &SlotTable, key: &ContentKey) -> Result<Slot, NoSlot<(), ()>> {
             let write = |slot: Slot, content| std::future::ready((content, self.write(&slot)));
-            table.slot(key, std::future::ready(Ok(())), write).now_or_never().expect("nothing waits")
+            table
+                .slot(key, none_is_old, std::future::ready(Ok(())), write)
+                .now_or_never()
+                .expect("nothing waits")
         }
     }
 
@@ -584,6 +694,10 @@ mod tests {
     }
 
     impl SlotTable {
+        fn get_now(&self, key: &ContentKey) -> Option<Slot> {
+            self.get(key, none_is_old).now_or_never().expect("nothing waits")
+        }
+
         fn fill_ahead_now(&self, key: &ContentKey) {
             let write = |_slot, content| std::future::ready((content, Ok(())));
             let filled = self.fill_ahead(key, std::future::ready(Ok::<_, ()>(())), write).now_or_never();
@@ -637,13 +751,13 @@ mod tests {
                 } else {
                     joined(&table, key)
                 }
-                assert!(table.get(key).is_some());
+                assert!(table.get_now(key).is_some());
             }
             let left = hot.iter().filter(|key| table.contains(key)).count();
             assert_eq!(left, hot.len(), "ahead: {is_ahead}");
             // Their next read is a second use.
             let last = &scanned[scanned.len() - 100..];
-            last.iter().for_each(|key| assert!(table.get(key).is_some()));
+            last.iter().for_each(|key| assert!(table.get_now(key).is_some()));
             assert_eq!(fill(&table, &scanned[..4096]), 4096);
             assert!(last.iter().all(|key| table.contains(key)));
         }
@@ -659,7 +773,8 @@ mod tests {
         let fetch = async { ended.await.map_err(drop) };
         let mut ahead = Box::pin(table.fill_ahead(&keys[8192], fetch, write));
         assert!(ahead.as_mut().now_or_never().is_none());
-        let mut reader = Box::pin(table.slot(&keys[8192], std::future::pending::<Result<(), ()>>(), write));
+        let mut reader =
+            Box::pin(table.slot(&keys[8192], none_is_old, std::future::pending::<Result<(), ()>>(), write));
         assert!(reader.as_mut().now_or_never().is_none());
         end.send(()).unwrap();
         assert!(ahead.now_or_never().is_some_and(|filled| filled.is_ok()));
@@ -688,7 +803,7 @@ mod tests {
         // There is no second fetch of what is there.
         table.fill_ahead_now(&keys[0]);
         assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 0, unused: 0 });
-        assert!(table.get(&keys[0]).is_some());
+        assert!(table.get_now(&keys[0]).is_some());
         assert_eq!(fill(&table, &keys[..2]), 2);
         assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 2, unused: 0 });
         let slot = table.index.get(&keys[2]).unwrap();
@@ -712,5 +827,63 @@ mod tests {
             assert_eq!(held.is_ok(), disk.room == 1);
         }
         assert_eq!(fill(&table, &keys), keys.len(), "no slot was lost");
+    }
+
+    /// Entries of an earlier process for the slots from 0.
+    fn entries(keys: &[ContentKey]) -> impl Iterator<Item = (u32, SlabEntry)> {
+        (0..).zip(keys.iter().map(|key| SlabEntry::of(*key, &[])))
+    }
+
+    /// Every cold block was requested again after each restart of the daemon.
+    #[test]
+    fn contents_of_an_earlier_process_need_no_fetch() {
+        let keys = keys(4096);
+        let before = SlotTable::new(4096, SPARE, 8);
+        let most = before.capacity as usize;
+        let table = SlotTable::with_old(4096, SPARE, 8, entries(&keys));
+        let found = keys.iter().filter(|key| table.contains(key)).count();
+        println!("{found} of {most} are found");
+        assert!(found * 100 >= most * 99, "{found} of {most}");
+        let has_all = |_slot, _entry| std::future::ready(Ok(true));
+        let held: Vec<&ContentKey> = keys.iter().filter(|key| table.contains(key)).collect();
+        for key in &held {
+            assert!(table.get(key, has_all).now_or_never().unwrap().is_some());
+            assert!(table.get_now(key).is_some(), "once is enough");
+        }
+        assert_eq!(table.old(), OldCounts { found: found as u64, used: found as u64, refused: 0 });
+        // As many others as there were find slots.
+        let keys = self::keys(3 * 4096);
+        assert_eq!(fill(&table, &keys[4096..]), 2 * 4096);
+    }
+
+    #[test]
+    fn an_old_slot_with_other_bytes_is_fetched_into_another() {
+        let (table, keys) = (SlotTable::with_old(4 * SPARE, SPARE, 8, entries(&keys(2))), keys(2));
+        let ask = |key, found: fn() -> io::Result<bool>| {
+            let read = move |_slot, _entry| std::future::ready(found());
+            let write = |_slot, content| std::future::ready((content, Ok(())));
+            table.slot(key, read, std::future::ready(Ok::<_, ()>(())), write).now_or_never().unwrap().unwrap()
+        };
+        // The disk has failed that one: others are used before it.
+        assert_eq!(ask(&keys[1], || Err(io::ErrorKind::Other.into())).number(), 2);
+        assert_eq!(ask(&keys[0], || Ok(false)).number(), 0, "the last to be free is the first to be used");
+        assert!(keys.iter().all(|key| table.get_now(key).is_some()), "they are this process's");
+        assert_eq!(table.old(), OldCounts { found: 2, used: 0, refused: 2 });
+    }
+
+    /// The table of a larger slab, and one whose slots name a content twice: it was evicted and came back.
+    #[test]
+    fn entries_beyond_the_slab_and_second_ones_count_for_nothing() {
+        let keys = keys(300);
+        let twice = [(7, SlabEntry::of(keys[0], &[])), (256, SlabEntry::of(keys[1], &[]))];
+        let old = entries(&keys[..1]).chain(twice);
+        let table = SlotTable::with_old(4 * SPARE, SPARE, 8, old);
+        assert_eq!((table.len(), table.old().found), (1, 1));
+        let has_all = |_slot, _entry| std::future::ready(Ok(true));
+        assert!(table.get(&keys[0], has_all).now_or_never().unwrap().is_some());
+        assert_eq!(fill(&table, &keys), keys.len());
+        let numbers = table.free.numbers.lock();
+        let free: BTreeSet<u32> = numbers.written.iter().chain(&numbers.fresh).copied().collect();
+        assert_eq!(free.len() + table.len(), 4 * SPARE as usize, "no slot is lost, and none is there twice");
     }
 }

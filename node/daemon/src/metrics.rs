@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
+use holdfast_background::OldCounts;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::Delay;
 use holdfast_objects::{RequestCounts, Verb};
@@ -304,6 +305,33 @@ const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 /// Name of the metric of fetched blocks that the slab did not keep.
 const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
 
+/// One counter of fetched blocks that earlier processes left in the slab. It has no label: the slab is the
+/// node's.
+struct OldBlocksMetric {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&OldCounts) -> u64,
+}
+
+/// Metrics of fetched blocks that earlier processes left in the slab.
+const OLD_BLOCKS_METRICS: [OldBlocksMetric; 3] = [
+    OldBlocksMetric {
+        name: "holdfast_slab_found_blocks",
+        help: "Blocks of the cache that earlier processes fetched and this one found when it began",
+        value: |counts| counts.found,
+    },
+    OldBlocksMetric {
+        name: "holdfast_slab_found_used_blocks",
+        help: "Blocks that earlier processes fetched and this one read without a request to a store",
+        value: |counts| counts.used,
+    },
+    OldBlocksMetric {
+        name: "holdfast_slab_found_refused_blocks",
+        help: "Blocks that earlier processes fetched and this one fetched again since the disk had other bytes in their place",
+        value: |counts| counts.refused,
+    },
+];
+
 /// One counter of what is fetched ahead of readers. It has no label: the cache is the node's.
 struct ReadAheadMetric {
     name: &'static str,
@@ -398,6 +426,11 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         let help = "Fetched blocks served from memory because the local disk did not take them or could not read them";
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
         ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
+        let old = self.0.old_blocks();
+        for metric in &OLD_BLOCKS_METRICS {
+            let sample = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
+            ConstCounter::new((metric.value)(&old) as f64).encode(sample)?;
+        }
         let figures = self.0.read_ahead();
         for metric in &READ_AHEAD_METRICS {
             let sample = encoder.encode_descriptor(metric.name, metric.help, metric.unit.as_ref(), kind)?;
@@ -481,6 +514,9 @@ mod tests {
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
             "holdfast_slab_unkept_blocks_total 5.0",
+            "holdfast_slab_found_blocks_total 8.0",
+            "holdfast_slab_found_used_blocks_total 7.0",
+            "holdfast_slab_found_refused_blocks_total 1.0",
             "holdfast_read_ahead_blocks_total 9.0",
             "holdfast_read_ahead_used_blocks_total 6.0",
             "holdfast_read_ahead_unused_blocks_total 1.0",

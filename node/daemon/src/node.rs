@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast_background::{Compressors, Pools, UploadMemory};
+use holdfast_background::{Compressors, OldCounts, Pools, UploadMemory};
 use holdfast_engine::settings::{DirtyLimits, Durability};
 use holdfast_format::displaced::Displaced;
 use holdfast_log::Creation;
@@ -400,6 +400,11 @@ impl Node {
     /// read them.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.0.cold.unkept()
+    }
+
+    /// Fetched blocks that earlier processes left in the slab.
+    pub(crate) fn old_blocks(&self) -> OldCounts {
+        self.0.cold.old()
     }
 
     /// Figures of what was fetched ahead of readers.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use holdfast_background::OldCounts;
 use parking_lot::Mutex;
 
 use crate::kubernetes::names::VolumeNames;
@@ -67,6 +68,11 @@ impl<V: Volumes> Readiness<V> {
     /// Fetched blocks that the local disk did not take, or could not read.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.served().map_or(0, |volumes| volumes.unkept_blocks())
+    }
+
+    /// Fetched blocks that earlier processes left in the slab.
+    pub(crate) fn old_blocks(&self) -> OldCounts {
+        self.served().map(|volumes| volumes.old_blocks()).unwrap_or_default()
     }
 
     /// Figures of what was fetched ahead of readers.

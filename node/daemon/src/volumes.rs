@@ -3,6 +3,7 @@
 
 use std::future::Future;
 
+use holdfast_background::OldCounts;
 use holdfast_crds::MemoryUse;
 use holdfast_engine::settings::Settings;
 use holdfast_format::snapshot::Snapshot;
@@ -135,6 +136,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Fetched blocks that were served from memory because the local disk did not take them, or could not
     /// read them.
     fn unkept_blocks(&self) -> u64;
+
+    /// Fetched blocks that earlier processes left in the slab.
+    fn old_blocks(&self) -> OldCounts;
 
     /// Times of the steps of attaches.
     fn attach_times(&self) -> AttachTimes;
@@ -282,6 +286,10 @@ impl Volumes for Node {
 
     fn unkept_blocks(&self) -> u64 {
         Self::unkept_blocks(self)
+    }
+
+    fn old_blocks(&self) -> OldCounts {
+        Self::old_blocks(self)
     }
 
     fn attach_times(&self) -> AttachTimes {

@@ -12,7 +12,16 @@ use crate::wire;
 /// Names a block's content: equal for equal contents of forks, different after any commit that changes the
 /// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ContentKey([u8; 16]);
+pub struct ContentKey(pub(crate) [u8; 16]);
+
+impl ContentKey {
+    /// The name of a piece of an index, which is kept in the place of a block: the bytes of the object `key`
+    /// from `offset_bytes` on. No object is ever written twice, so the name has one content.
+    #[must_use]
+    pub fn of_index(key: &str, offset_bytes: u64) -> Self {
+        Self(wire::checksum(&[b"index ", key.as_bytes(), &offset_bytes.to_le_bytes()].concat()))
+    }
+}
 
 /// One frame of a composition.
 #[derive(Debug, Clone, PartialEq, Eq)]

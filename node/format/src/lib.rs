@@ -21,6 +21,7 @@ pub mod record;
 pub mod safeguard;
 pub mod segment;
 pub mod side;
+pub mod slab_table;
 pub mod snapshot;
 pub mod wire;
 

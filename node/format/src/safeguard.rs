@@ -109,6 +109,8 @@ pub enum Safeguard {
     SpareSlots,
     /// A slot of the slab that is no longer used is freed once.
     FreeSlotOnce,
+    /// A slot of the slab that an earlier process filled is compared with its proof before it is read.
+    ProveOldSlots,
     /// A fetch of which frames arrived in an earlier try requests the others.
     FetchTheRest,
     /// A fork asks whether its snapshot is forgotten once its create record is in the store.
@@ -208,7 +210,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 96] = [
+    pub const ALL: [Self; 97] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -258,6 +260,7 @@ impl Safeguard {
         Self::FuaWaitsForCommit,
         Self::SpareSlots,
         Self::FreeSlotOnce,
+        Self::ProveOldSlots,
         Self::FetchTheRest,
         Self::SyncEachGroup,
         Self::PlaceBeyondRecord,
@@ -311,7 +314,10 @@ impl Safeguard {
     /// them notice its absence, or notice it often.
     pub const fn is_shared(self) -> bool {
         matches!(self.upholds(), 25 | 26)
-            || matches!(self, Self::SpareSlots | Self::FreeSlotOnce | Self::AskIfForgotten)
+            || matches!(
+                self,
+                Self::SpareSlots | Self::FreeSlotOnce | Self::ProveOldSlots | Self::AskIfForgotten
+            )
     }
 
     /// Returns true if the safeguard is of memory volumes, which have a simulation of their own.
@@ -337,7 +343,11 @@ impl Safeguard {
             | Self::JournalAfterFullRound
             | Self::CommitAfterFailedSync => 1,
             Self::ReadsBeforePunch | Self::ReleaseStillChunks | Self::PrepareReleased => 2,
-            Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce | Self::MoveVisible => 3,
+            Self::PackByMask
+            | Self::CheckFrameChecksum
+            | Self::FreeSlotOnce
+            | Self::ProveOldSlots
+            | Self::MoveVisible => 3,
             Self::CleanOnlyIfClosed
             | Self::ActiveSideIsNewest
             | Self::NewestSegmentFirst

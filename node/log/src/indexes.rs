@@ -6,6 +6,7 @@ use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::future::join_all;
 use holdfast_format::DecodeError;
 use holdfast_format::compose::{Composition, Layer, compose};
@@ -65,6 +66,32 @@ impl ObjectError {
     pub fn finding(&self) -> Option<String> {
         let cause = self.source().map(ToString::to_string).unwrap_or_default();
         self.is_final().then(|| format!("{self}: {cause}"))
+    }
+}
+
+/// A source of the parts of indexes: the store, or one that keeps them nearer too. Nothing of it is checked
+/// yet.
+pub trait IndexSource: Sync {
+    /// The bytes `range` of the object `key`, if they are kept nearer than in the store.
+    fn kept(&self, _key: &str, _range: Range<u64>) -> impl Future<Output = Option<Bytes>> + Send {
+        std::future::ready(None)
+    }
+
+    /// The same from the store.
+    ///
+    /// # Errors
+    /// The reason for which they did not come.
+    fn stored(&self, key: &str, range: Range<u64>) -> impl Future<Output = Result<Bytes, StoreError>> + Send;
+
+    /// Keeps what came from the store, and was found right.
+    fn keep(&self, _key: &str, _range: Range<u64>, _bytes: Bytes) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+}
+
+impl<S: ObjectStore + ?Sized> IndexSource for S {
+    async fn stored(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.get_range(key, range).await
     }
 }
 
@@ -157,7 +184,7 @@ impl Indexes {
     /// [`ObjectError`], when a part of an index is unavailable.
     pub async fn compose(
         &self,
-        objects: &dyn ObjectStore,
+        objects: &(impl IndexSource + ?Sized),
         block: Block,
         wanted: Mask,
         runs: &Runs,
@@ -170,7 +197,7 @@ impl Indexes {
     /// The part of `run` that has the entries of `block`; `None` where it has no page for it.
     async fn known(
         &self,
-        objects: &dyn ObjectStore,
+        objects: &(impl IndexSource + ?Sized),
         lineage: &Lineage,
         block: Block,
         run: &Run,
@@ -195,7 +222,7 @@ impl Indexes {
     /// [`ObjectError`], when it is unavailable.
     pub async fn index(
         &self,
-        objects: &dyn ObjectStore,
+        objects: &(impl IndexSource + ?Sized),
         lineage: &Lineage,
         segment: &SegmentRef,
     ) -> Result<Arc<FrameIndex>, ObjectError> {
@@ -214,7 +241,7 @@ impl Indexes {
     /// [`ObjectError`], when it is unavailable.
     pub async fn head(
         &self,
-        objects: &dyn ObjectStore,
+        objects: &(impl IndexSource + ?Sized),
         lineage: &Lineage,
         run: &RunRef,
     ) -> Result<Arc<RunHead>, ObjectError> {
@@ -228,7 +255,7 @@ impl Indexes {
 
     async fn page(
         &self,
-        objects: &dyn ObjectStore,
+        objects: &(impl IndexSource + ?Sized),
         lineage: &Lineage,
         run: RunId,
         head: &RunHead,
@@ -245,14 +272,27 @@ impl Indexes {
 
 /// Reads a part of an index.
 async fn read_stored<T>(
-    objects: &dyn ObjectStore,
+    objects: &(impl IndexSource + ?Sized),
     key: String,
     range: Range<u64>,
-    decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>,
+    decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
 ) -> Result<T, ObjectError> {
-    match objects.get_range(&key, range).await {
-        Ok(bytes) => decode(&bytes).map_err(|source| ObjectError::Index { key, source }),
-        Err(source) => Err(ObjectError::Store { key, source }),
+    // What is kept and damaged says nothing about the store.
+    if let Some(kept) = objects.kept(&key, range.clone()).await
+        && let Ok(part) = decode(&kept)
+    {
+        return Ok(part);
+    }
+    let bytes = match objects.stored(&key, range.clone()).await {
+        Ok(bytes) => bytes,
+        Err(source) => return Err(ObjectError::Store { key, source }),
+    };
+    match decode(&bytes) {
+        Ok(part) => {
+            objects.keep(&key, range, bytes).await;
+            Ok(part)
+        }
+        Err(source) => Err(ObjectError::Index { key, source }),
     }
 }
 

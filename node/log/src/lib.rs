@@ -34,7 +34,7 @@ pub use changes::Changes;
 pub use create::{Creation, provision, read_creation};
 pub use error::LogFailure;
 pub use fork::confirm_fork;
-pub use indexes::{Indexes, ObjectError, join_reads};
+pub use indexes::{IndexSource, Indexes, ObjectError, join_reads};
 pub use objects::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;

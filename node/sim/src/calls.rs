@@ -46,6 +46,8 @@ pub(crate) enum LocalAsk {
         /// It was written before.
         has_room: bool,
     },
+    /// Write the entry of a slot that was filled.
+    NameSlot,
     /// Read one; its bytes are taken when the answer is heard.
     ReadSlot,
 }

@@ -18,6 +18,7 @@ use holdfast_background::StoreKey;
 use holdfast_types::Millis;
 
 use crate::host::{Access, HostFault};
+use crate::process::Job;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
@@ -143,8 +144,16 @@ impl Fleet {
                 let at = if self.rng.once_in(3) { host } else { home };
                 self.step_device(at, volume);
             }
+            // Few deaths would be in the middle of a slot, or before it is named.
+            _ if self.rng.once_in(64) && self.fills_slot(host) => self.strike(host, Death::Process),
             _ => self.step_volume(volume, |schedule| schedule.step(number)),
         }
+    }
+
+    /// True if the process of a host is putting a block into its slab.
+    fn fills_slot(&self, host: usize) -> bool {
+        let processes = self.volumes.iter().filter_map(|volume| volume.world.hosts[host].process.as_ref());
+        processes.flat_map(|process| &process.jobs).any(Job::fills_slot)
     }
 
     fn begin_step(&mut self, number: u64) {
@@ -189,7 +198,12 @@ impl Fleet {
                 Death::Host => schedule.world.lose_host(host, None),
             });
         }
-        let shared = Shared::new(self.upload_bytes);
+        let old = self.volumes[0].world.slab(host);
+        let slab = match death {
+            Death::Process => old.of_next_process(),
+            Death::Host => old.after_power_cut(&mut self.rng),
+        };
+        let shared = Shared::over(slab, self.upload_bytes);
         for schedule in &mut self.volumes {
             let world = &mut schedule.world;
             // They met this one; another host's may have come with it only through its own volume's step.

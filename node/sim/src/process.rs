@@ -25,7 +25,7 @@ use holdfast_types::{Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
-use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk};
+use crate::calls::{Answer, Ask, Call, Calls, LocalAsk, LocalError, StoreAsk};
 use crate::device::{Device, Request};
 use crate::disk::{SharedDisk, SyncMark};
 use crate::expect::Cut;
@@ -72,6 +72,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// True if a slot of the slab is written, or named.
+    pub(crate) fn fills_slot(&self) -> bool {
+        let What::Call(Call { ask: Ask::Local(ask), .. }) = &self.what else { return false };
+        matches!(ask, LocalAsk::WriteSlot { .. } | LocalAsk::NameSlot)
+    }
+
     /// True if an object is to be read.
     pub(crate) fn fetches(&self) -> bool {
         let What::Call(Call { ask: Ask::Store(ask), .. }) = &self.what else { return false };

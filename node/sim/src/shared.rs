@@ -52,9 +52,14 @@ impl Shared {
         }
     }
 
-    /// That of a new process with several, whose uploads have so much memory.
+    /// That of a new process with several, whose uploads have so much memory, on a host of its own.
     pub(crate) fn new(upload_bytes: u64) -> Self {
-        Self { slab: Some(Arc::new(Slab::new())), ..Self::with(upload_bytes) }
+        Self::over(Slab::new(), upload_bytes)
+    }
+
+    /// The same on a host with this slab.
+    pub(crate) fn over(slab: Slab, upload_bytes: u64) -> Self {
+        Self { slab: Some(Arc::new(slab)), ..Self::with(upload_bytes) }
     }
 }
 

@@ -101,7 +101,7 @@ impl WriteStep {
             LocalAsk::WriteHeader(_) => Some(Self::WriteHeader),
             LocalAsk::SyncHeader => Some(Self::SyncHeader),
             LocalAsk::WriteSlot { .. } => Some(Self::WriteSlot),
-            LocalAsk::ReadSides | LocalAsk::ReadMap | LocalAsk::ReadSlot => None,
+            LocalAsk::ReadSides | LocalAsk::ReadMap | LocalAsk::NameSlot | LocalAsk::ReadSlot => None,
         }
     }
 

@@ -233,6 +233,7 @@ fn ask_numbers(ask: &Ask) -> (u8, u64) {
         Ask::Local(LocalAsk::SyncHeader) => (93, 0),
         Ask::Local(LocalAsk::WriteSlot { .. }) => (95, 0),
         Ask::Local(LocalAsk::ReadSlot) => (105, 0),
+        Ask::Local(LocalAsk::NameSlot) => (109, 0),
         Ask::Sleep(time) => (94, time.as_millis() as u64),
     }
 }
@@ -252,6 +253,7 @@ fn ask_words(ask: &Ask) -> String {
         Ask::Local(LocalAsk::WriteHeader(_)) => "write the header".into(),
         Ask::Local(LocalAsk::SyncHeader) => "sync the header".into(),
         Ask::Local(LocalAsk::WriteSlot { .. }) => "write a slot of the slab".into(),
+        Ask::Local(LocalAsk::NameSlot) => "name a slot of the slab".into(),
         Ask::Local(LocalAsk::ReadSlot) => "read a slot of the slab".into(),
         Ask::Sleep(time) => format!("wait {} ms", time.as_millis()),
     }

@@ -167,7 +167,7 @@ async fn readers_share_a_fetch_that_no_slot_takes() {
     let reads = readers.iter().map(async |reader| {
         let fetch = reader.block(&volume.store, volume.runs.lineage(), &plan);
         let full = |_slot, block| async { (block, Err(std::io::ErrorKind::StorageFull.into())) };
-        table.slot(&plan.key, fetch, full).await
+        table.slot(&plan.key, |_slot, _entry| async { Ok(true) }, fetch, full).await
     });
     volume.store.fail_next(Verb::Get, Fault::Hold(gate.clone()));
     let released = async {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use holdfast_background::AheadCounts;
+use holdfast_background::{AheadCounts, OldCounts};
 use holdfast_crds::MemoryUse;
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_engine::volume::IndexStatus;
@@ -407,6 +407,10 @@ impl Volumes for Fake {
 
     fn unkept_blocks(&self) -> u64 {
         5
+    }
+
+    fn old_blocks(&self) -> OldCounts {
+        OldCounts { found: 8, used: 7, refused: 1 }
     }
 
     fn attach_times(&self) -> AttachTimes {

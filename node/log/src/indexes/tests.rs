@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use futures::FutureExt;
 use holdfast_format::segment::SegmentBuilder;
@@ -37,4 +39,65 @@ fn an_index_is_fetched_once_however_large() {
         }
         assert_eq!(store.counts().get - before, 1, "an index of {what}");
     }
+}
+
+/// A store that keeps the parts that were read.
+struct Near {
+    store: MemoryStore,
+    kept: std::sync::Mutex<BTreeMap<(String, u64), Bytes>>,
+}
+
+impl IndexSource for Near {
+    async fn kept(&self, key: &str, range: Range<u64>) -> Option<Bytes> {
+        self.kept.lock().unwrap().get(&(key.to_owned(), range.start)).cloned()
+    }
+
+    async fn stored(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.store.get_range(key, range).await
+    }
+
+    async fn keep(&self, key: &str, range: Range<u64>, bytes: Bytes) {
+        self.kept.lock().unwrap().insert((key.to_owned(), range.start), bytes);
+    }
+}
+
+/// The local disk may damage what it keeps: that fails no read, and what the store has takes its place.
+#[test]
+fn a_kept_part_that_is_damaged_is_requested() {
+    let (store, runs) = stored(3);
+    let near = Near { store, kept: std::sync::Mutex::default() };
+    let read = || {
+        let indexes = Indexes::new(16, 1 << 20);
+        let composed = indexes.compose(&near, Block(2), Mask::FULL, &runs).now_or_never().unwrap();
+        assert_eq!(composed.unwrap().pieces.len(), 1);
+        near.store.counts().get
+    };
+    assert_eq!([read(), read()], [1, 1], "the second one is kept");
+    for kept in near.kept.lock().unwrap().values_mut() {
+        *kept = Bytes::from(vec![0; kept.len()]);
+    }
+    assert_eq!([read(), read()], [2, 2]);
+}
+
+/// Damage in the store is not kept.
+#[test]
+fn a_part_that_the_store_damaged_is_requested_again() {
+    let (store, runs) = stored(3);
+    let segment = match runs.iter().next() {
+        Some(Run::Segment(segment)) => segment.id,
+        _ => unreachable!(),
+    };
+    let key = runs.lineage().segment_key(segment);
+    let whole = store.get(&key, 1 << 20).now_or_never().unwrap().unwrap();
+    let near = Near { store, kept: std::sync::Mutex::default() };
+    let put = |bytes: Vec<u8>| {
+        let mut parts = ReadyParts::from(Bytes::from(bytes));
+        near.store.put_segment(&key, &mut parts).now_or_never().unwrap().unwrap();
+    };
+    put(vec![0; whole.len()]);
+    let indexes = Indexes::new(16, 1 << 20);
+    let read = || indexes.compose(&near, Block(2), Mask::FULL, &runs).now_or_never().unwrap();
+    assert!(matches!(read(), Err(ObjectError::Index { .. })));
+    put(whole.to_vec());
+    assert!(read().is_ok());
 }

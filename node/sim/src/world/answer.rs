@@ -120,7 +120,7 @@ impl World {
             return Err(io::Error::other("simulated").into());
         }
         match ask {
-            LocalAsk::ReadSides | LocalAsk::WriteSlot { .. } | LocalAsk::ReadSlot => {}
+            LocalAsk::ReadSides | LocalAsk::WriteSlot { .. } | LocalAsk::NameSlot | LocalAsk::ReadSlot => {}
             LocalAsk::StorePending(pending) => disk.pending = Some(pending.clone()),
             LocalAsk::ReadMap => {
                 let mark = disk.map.mark();
@@ -166,6 +166,7 @@ fn takes_room(ask: &LocalAsk, is_reserved: bool) -> bool {
         | LocalAsk::ReadMap
         | LocalAsk::Discard
         | LocalAsk::SyncHeader
+        | LocalAsk::NameSlot
         | LocalAsk::ReadSlot => false,
     }
 }
@@ -184,6 +185,7 @@ fn written(ask: &LocalAsk) -> Option<AttachStep> {
         | LocalAsk::Preserve
         | LocalAsk::Discard
         | LocalAsk::WriteSlot { .. }
+        | LocalAsk::NameSlot
         | LocalAsk::ReadSlot => None,
     }
 }

@@ -1,5 +1,7 @@
 //! Company of a volume on its hosts: shared deaths, time, its store's failures, the daemon's memory.
 
+use std::sync::Arc;
+
 use holdfast_background::StoreKey;
 use holdfast_types::Millis;
 
@@ -8,6 +10,7 @@ use super::client::Stamps;
 use crate::host::Access;
 use crate::invariant::Invariant;
 use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::slab::Slab;
 
 /// Time that a request waits for a store that is silent.
 const REQUEST_MS: Millis = 20_000;
@@ -103,6 +106,11 @@ impl World {
     /// The process that runs next on `host` has this.
     pub(crate) fn share(&mut self, host: usize, shared: Shared) {
         self.company().shared[host] = shared;
+    }
+
+    /// The slab of the process that runs on `host`, or ran there last.
+    pub(crate) fn slab(&mut self, host: usize) -> Arc<Slab> {
+        Arc::clone(self.company().shared[host].slab.as_ref().expect("volumes in company have a slab"))
     }
 
     /// The time that is to pass for all.

@@ -129,6 +129,7 @@ impl World {
             | LocalAsk::Preserve
             | LocalAsk::Discard
             | LocalAsk::WriteSlot { .. }
+            | LocalAsk::NameSlot
             | LocalAsk::ReadSides
             | LocalAsk::ReadMap
             | LocalAsk::ReadSlot => {}

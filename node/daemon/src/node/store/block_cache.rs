@@ -2,20 +2,22 @@
 //! the disk does not take.
 //!
 //! Owns: both files. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is
-//! written before it is published, and never changes while a [`SlabSlot`] is held. The tables are not kept
-//! across a restart: a fresh daemon trusts no slot.
+//! written before it is published, and never changes while a [`SlabSlot`] is held. What is in the slab's file
+//! outlives the process and the host ([`kept_table`](super::kept_table)); what is in memory does not.
 //! On failure: a cold read does not wait for the disk. What it has no room for, or fails to write or to read,
 //! is served from memory, and fetched again once it has left that.
 
 use std::error::Error;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use holdfast_background::{AheadCounts, LineLimit, NoSlot, Slot, SlotTable, Unkept};
+use holdfast_background::{AheadCounts, LineLimit, NoSlot, OldCounts, Slot, SlotTable, Unkept};
 use holdfast_format::compose::ContentKey;
+use holdfast_format::slab_table::SlabEntry;
 use holdfast_ring::HeapBuffer;
 use holdfast_serve::SlabSlot;
 use holdfast_types::BLOCK_BYTES;
@@ -25,6 +27,7 @@ use crate::node::clock::now;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_direct;
 use crate::node::run_blocking::run_blocking;
+use crate::node::store::kept_table::KeptTable;
 
 /// Slots beyond the index's own capacity: blocks being filled or read while they are evicted.
 const SPARE_SLOTS: u32 = 64;
@@ -42,6 +45,8 @@ pub(in crate::node) fn slab_path(state_dir: &Path) -> PathBuf {
 struct Blocks {
     file: Arc<File>,
     table: SlotTable,
+    /// The table's entries on disk; `None` where nothing is kept.
+    kept: Option<Arc<KeptTable>>,
 }
 
 impl Blocks {
@@ -50,23 +55,49 @@ impl Blocks {
         key: &ContentKey,
         fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
     ) -> Result<Slot, NoSlot<Arc<HeapBuffer>, E>> {
-        self.table.slot(key, fetch, |slot, block| self.write(slot, block)).await
+        let is_proven = |slot, entry| self.is_proven(slot, entry);
+        self.table.slot(key, is_proven, fetch, |slot, block| self.write(*key, slot, block)).await
+    }
+
+    async fn get(&self, key: &ContentKey) -> Option<Slot> {
+        self.table.get(key, |slot, entry| self.is_proven(slot, entry)).await
+    }
+
+    /// Returns true if a slot has what its entry says.
+    fn is_proven(&self, slot: Slot, entry: SlabEntry) -> impl Future<Output = io::Result<bool>> + use<> {
+        let file = Arc::clone(&self.file);
+        run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block)))
+    }
+
+    fn read(&self, slot: Slot) -> impl Future<Output = io::Result<HeapBuffer>> + use<> {
+        let file = Arc::clone(&self.file);
+        run_blocking(move || read_slot(&file, &slot))
     }
 
     /// Writes a block into a slot that is this content's.
     fn write(
         &self,
+        key: ContentKey,
         slot: Slot,
         block: Arc<HeapBuffer>,
     ) -> impl Future<Output = (Arc<HeapBuffer>, io::Result<()>)> + use<> {
-        let file = Arc::clone(&self.file);
+        let (file, kept) = (Arc::clone(&self.file), self.kept.clone());
         run_blocking(move || {
             // The slot is this content's until the write has ended, also where its reader is dropped.
-            let written =
-                std::os::unix::fs::FileExt::write_all_at(&*file, &block, SlabSlot::offset_of(&slot));
+            let written = file.write_all_at(&block, SlabSlot::offset_of(&slot));
+            if let (Some(kept), Ok(())) = (kept, &written) {
+                kept.put(slot.number(), &SlabEntry::of(key, &block));
+            }
             (block, written)
         })
     }
+}
+
+/// The bytes of a slot.
+fn read_slot(file: &File, slot: &Slot) -> io::Result<HeapBuffer> {
+    let mut block = HeapBuffer::zeroed(BLOCK_BYTES as usize);
+    file.read_exact_at(&mut block, SlabSlot::offset_of(slot))?;
+    Ok(block)
 }
 
 /// The slab.
@@ -90,22 +121,31 @@ pub(crate) enum Among {
 }
 
 impl BlockSlab {
-    /// Opens the slab's file with room for `bytes` (at least a few hundred blocks) and trusts nothing in it.
+    /// Opens the slab's file with room for `bytes` (at least a few hundred blocks). Blocks that earlier
+    /// processes put into it are read again, each once it was compared with its entry in the table.
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
+        let known = std::fs::metadata(path).map_or(0, |found| found.len() / BLOCK_BYTES);
+        let (kept, old) = KeptTable::open(path, slots);
+        // A slab that was removed, or cut off, has none of them.
+        let old = old.into_iter().filter(|(slot, _entry)| u64::from(*slot) < known);
         let disk = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
         let name = "holdfast-blocks";
         let memory = memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(io::Error::from);
         let memory = memory
             .and_then(|memory| memory.set_len(u64::from(MEMORY_SLOTS) * BLOCK_BYTES).map(|()| memory))
             .map_err(file(Path::new(name), "made in memory"))?;
-        let blocks = |file, slots, shards| Blocks {
-            file: Arc::new(file),
-            table: SlotTable::new(slots, SPARE_SLOTS, shards),
-        };
         Ok(Self {
-            disk: blocks(disk, slots, INDEX_SHARDS),
-            memory: blocks(memory, MEMORY_SLOTS, 1),
+            disk: Blocks {
+                file: Arc::new(disk),
+                table: SlotTable::with_old(slots, SPARE_SLOTS, INDEX_SHARDS, old),
+                kept: kept.map(Arc::new),
+            },
+            memory: Blocks {
+                file: Arc::new(memory),
+                table: SlotTable::new(MEMORY_SLOTS, SPARE_SLOTS, 1),
+                kept: None,
+            },
             unkept: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             lines: LineLimit::default(),
@@ -139,10 +179,12 @@ impl BlockSlab {
         E: From<io::Error>,
         F: Future<Output = Result<Arc<HeapBuffer>, E>>,
     {
-        if let Some(slot) = self.memory.table.get(key) {
+        if let Some(slot) = self.memory.get(key).await {
             return Ok(SlabSlot::new(slot, true));
         }
-        if let (Among::Both, Some(slot)) = (among, self.disk.table.get(key)) {
+        if among == Among::Both
+            && let Some(slot) = self.disk.get(key).await
+        {
             return Ok(SlabSlot::new(slot, false));
         }
         let fetch = fetch();
@@ -166,6 +208,27 @@ impl BlockSlab {
         kept.map(|slot| SlabSlot::new(slot, true))
     }
 
+    /// The bytes of this content, if it is in the slab.
+    pub(super) async fn read(&self, key: &ContentKey) -> Option<HeapBuffer> {
+        let slot = self.disk.get(key).await?;
+        let read = self.disk.read(slot.clone()).await;
+        if read.is_err() {
+            self.disk.table.forget(&slot);
+        }
+        read.ok()
+    }
+
+    /// Puts a content that is no block into the slab, unless the disk takes nothing.
+    pub(super) async fn keep(&self, key: &ContentKey, content: HeapBuffer) {
+        if self.is_refused() {
+            return;
+        }
+        let content = async { Ok::<_, io::Error>(Arc::new(content)) };
+        if let Err(NoSlot::Unkept(Unkept { error, .. })) = self.disk.slot(key, content).await {
+            tracing::debug!(error = &error as &dyn Error, "a part of an index was not kept in the slab");
+        }
+    }
+
     /// Puts this content into the slab before any reader asks for it.
     ///
     /// # Errors
@@ -175,7 +238,7 @@ impl BlockSlab {
         key: &ContentKey,
         fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
     ) -> Result<(), E> {
-        let write = |slot, block| self.disk.write(slot, block);
+        let write = |slot, block| self.disk.write(*key, slot, block);
         self.disk.table.fill_ahead(key, fetch, write).await.map_err(|failed| match failed {
             NoSlot::Unmade(error) => error,
             NoSlot::Unkept(Unkept { error, content: _ }) => error.into(),
@@ -191,7 +254,7 @@ impl BlockSlab {
         key: &ContentKey,
         fetch: impl Future<Output = Result<Arc<HeapBuffer>, E>>,
     ) -> Result<(), E> {
-        let write = |slot, block| self.disk.write(slot, block);
+        let write = |slot, block| self.disk.write(*key, slot, block);
         self.disk.table.fill_joined(key, fetch, write).await.map_err(|failed| match failed {
             NoSlot::Unmade(error) => error,
             NoSlot::Unkept(Unkept { error, content: _ }) => {
@@ -215,6 +278,11 @@ impl BlockSlab {
     /// Blocks that were put into the slab ahead of their readers.
     pub(crate) fn ahead(&self) -> AheadCounts {
         self.disk.table.ahead()
+    }
+
+    /// Blocks that earlier processes put into the slab.
+    pub(crate) fn old(&self) -> OldCounts {
+        self.disk.table.old()
     }
 
     /// Blocks that may lie in the slab before any reader took them.
@@ -252,7 +320,6 @@ fn unkept<B, E: From<io::Error>>(failed: NoSlot<B, E>) -> E {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::os::unix::fs::FileExt;
 
     use holdfast_format::compose::{Layer, compose};
     use holdfast_types::{Block, Mask, Place, SegmentId, Seq};
@@ -405,5 +472,122 @@ mod tests {
     fn a_reader_that_is_dropped_keeps_its_slot_until_its_write_has_ended() {
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async { assert_ne!(offset_after(true).await, offset_after(false).await) });
+    }
+
+    async fn is_kept(slab: &BlockSlab, fill: u8) -> bool {
+        let Some(slot) = slab.disk.get(&key(fill)).await else { return false };
+        assert_eq!(read(slab, &SlabSlot::new(slot, false)), fill);
+        true
+    }
+
+    /// Every block that only the bucket had was fetched again after each restart of the daemon.
+    #[tokio::test]
+    async fn the_next_process_reads_what_an_earlier_one_fetched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slab.data");
+        for _ in 0..3 {
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            for fill in 1..=100 {
+                fetched(&slab, fill).await;
+            }
+        }
+        let slab = BlockSlab::open(&path, 0).unwrap();
+        for fill in 1..=100 {
+            let slot = slab.slot::<io::Error, _>(&key(fill), Among::Both, none).await.unwrap();
+            assert_eq!(read(&slab, &slot), fill);
+        }
+        assert_eq!(slab.old(), OldCounts { found: 100, used: 100, refused: 0 });
+    }
+
+    /// A version that knows no table, a person, and a host that ended before the disk had it all may leave
+    /// other bytes in a slot than its entry says.
+    #[tokio::test]
+    async fn a_slot_that_was_changed_is_fetched_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slab.data");
+        let slab = BlockSlab::open(&path, 0).unwrap();
+        let [changed, other] = [fetched(&slab, 1).await, fetched(&slab, 2).await];
+        slab.file().write_all_at(&block(2)[..4096], changed.offset_bytes() + 8192).unwrap();
+        drop((slab, changed, other));
+        let slab = BlockSlab::open(&path, 0).unwrap();
+        assert_eq!(read(&slab, &fetched(&slab, 1).await), 1);
+        assert!(is_kept(&slab, 2).await);
+        assert_eq!(slab.old(), OldCounts { found: 2, used: 1, refused: 1 });
+    }
+
+    #[tokio::test]
+    async fn a_slab_that_was_removed_or_cut_off_has_no_old_blocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slab.data");
+        let fill = async || {
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            fetched(&slab, 1).await;
+            fetched(&slab, 2).await;
+        };
+        fill().await;
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(BlockSlab::open(&path, 0).unwrap().old().found, 0);
+        std::fs::remove_file(path.with_extension("table")).unwrap();
+        fill().await;
+        File::options().write(true).open(&path).unwrap().set_len(BLOCK_BYTES).unwrap();
+        let slab = BlockSlab::open(&path, 0).unwrap();
+        assert_eq!(slab.old().found, 1, "the second one is gone");
+        assert!(is_kept(&slab, 1).await);
+        // Its entry is there still, and the file is long enough again.
+        drop(slab);
+        let slab = BlockSlab::open(&path, 0).unwrap();
+        assert!(!is_kept(&slab, 2).await);
+        assert_eq!(read(&slab, &fetched(&slab, 2).await), 2);
+    }
+
+    #[tokio::test]
+    async fn a_slab_of_another_size_keeps_what_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slab.data");
+        let slab = BlockSlab::open(&path, 512 * BLOCK_BYTES).unwrap();
+        for fill in 1..=255 {
+            fetched(&slab, fill).await;
+        }
+        drop(slab);
+        for bytes in [0, 1024 * BLOCK_BYTES] {
+            let slab = BlockSlab::open(&path, bytes).unwrap();
+            let OldCounts { found, .. } = slab.old();
+            // A smaller index has no room for 255.
+            assert!((180..=255).contains(&found), "{found}");
+            let mut kept = 0;
+            for fill in 1..=255 {
+                kept += u64::from(is_kept(&slab, fill).await);
+            }
+            assert_eq!(kept, found);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_table_that_cannot_be_used_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slab.data");
+        let table = path.with_extension("table");
+        for damage in [&b"HFBT\x02\0\0\0"[..], b"", &[0; 8]] {
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            fetched(&slab, 1).await;
+            drop(slab);
+            if damage.is_empty() {
+                std::fs::remove_file(&table).unwrap();
+            } else {
+                File::options().write(true).open(&table).unwrap().write_all_at(damage, 0).unwrap();
+            }
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            assert!(!is_kept(&slab, 1).await, "{damage:?}");
+            fetched(&slab, 1).await;
+            drop(slab);
+            assert!(is_kept(&BlockSlab::open(&path, 0).unwrap(), 1).await);
+        }
+        // Where there can be none, the slab serves without.
+        std::fs::remove_file(&table).unwrap();
+        std::fs::create_dir(&table).unwrap();
+        for _ in 0..2 {
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            assert_eq!((slab.old().found, read(&slab, &fetched(&slab, 1).await)), (0, 1));
+        }
     }
 }

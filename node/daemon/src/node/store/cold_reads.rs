@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use futures::future::join_all;
 use holdfast_background::{
-    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, StoreKey, Streams,
+    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, OldCounts, StoreKey, Streams,
     retry_while_unavailable,
 };
 use holdfast_format::compose::Composition;
@@ -28,6 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::node::clock::NodeTime;
 use crate::node::store::block_cache::{Among, BlockSlab};
+use crate::node::store::kept_indexes::KeptIndexes;
 use holdfast_serve::SlabSlot;
 
 /// Blocks that are fetched ahead at a time, for all volumes: 64 MiB of memory, since each is there as it is
@@ -182,6 +183,11 @@ impl ColdReads {
         ReadAheadFigures { blocks: self.slab.ahead(), requested_bytes }
     }
 
+    /// Blocks that earlier processes put into the slab.
+    pub(crate) fn old(&self) -> OldCounts {
+        self.slab.old()
+    }
+
     /// Blocks that were served from memory because the disk did not take them, or could not read them.
     pub(crate) fn unkept(&self) -> u64 {
         self.slab.unkept()
@@ -206,7 +212,8 @@ impl ColdReads {
     ) -> Result<SlabSlot, ColdError> {
         let reader = &self.fetches.reader();
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
-            let block = self.indexes.compose(objects, range.start.block(), wanted, runs).await?;
+            let indexes = KeptIndexes { objects, slab: &self.slab };
+            let block = self.indexes.compose(&indexes, range.start.block(), wanted, runs).await?;
             let plan = block.for_range(Mask::of(range));
             let whole = || reader.block(objects, runs.lineage(), &plan);
             self.slab.slot(&plan.key, among, whole).await
@@ -292,8 +299,9 @@ impl ColdReads {
         runs: &Runs,
         wanted: impl Iterator<Item = (Block, Mask)>,
     ) -> Result<Vec<Composition>, ColdError> {
+        let indexes = &KeptIndexes { objects, slab: &self.slab };
         let plans = wanted.map(async |(block, wanted)| {
-            let plan = self.indexes.compose(objects, block, Mask::FULL, runs).await?;
+            let plan = self.indexes.compose(indexes, block, Mask::FULL, runs).await?;
             Ok(plan.for_range(wanted))
         });
         let (mut plans, mut keys) = (join_reads(plans).await?, HashSet::new());
@@ -313,6 +321,7 @@ mod in_order;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
     use std::path::Path;
 
     use bytes::Bytes;
@@ -349,6 +358,22 @@ mod tests {
             let (lines, range) = (ColdLines::default(), SectorRange::new(sector, 1));
             cold.block(&store, &lines, range, &runs, Among::Both).await.unwrap();
             assert_eq!(store.counts().get, requests, "sector {sector}");
+        }
+    }
+
+    /// A block that was in the slab cost the request for the index that names it.
+    #[tokio::test]
+    async fn after_a_restart_a_block_that_was_read_takes_no_request() {
+        let ((store, runs), dir) = (written(), tempfile::tempdir().unwrap());
+        for old in [0, 2, 2] {
+            let cold = cold_reads(dir.path());
+            let (lines, range) = (ColdLines::default(), SectorRange::new(0, 1));
+            let slot = cold.block(&store, &lines, range, &runs, Among::Both).await.unwrap();
+            let mut found = HeapBuffer::zeroed(4096);
+            cold.slab.file().read_exact_at(&mut found, slot.offset_bytes()).unwrap();
+            assert!(found.iter().all(|byte| *byte == 7));
+            assert_eq!(store.counts().get, 2, "one of the index, one of the frame");
+            assert_eq!(cold.old(), OldCounts { found: old, used: old, refused: 0 });
         }
     }
 

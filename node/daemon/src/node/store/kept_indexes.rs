@@ -1,0 +1,113 @@
+//! Parts of indexes in the slab, for when memory has them no more: after a restart, and where they are many.
+//!
+//! Owns: how a part is cut into pieces of the length of a block. A piece is kept under the name of its object
+//! and its offset, and found again as a block is.
+//! Invariant: what is kept came from the store and was decoded; it is decoded again when it is read.
+//! On failure: the part comes from the store.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use futures::future::join_all;
+use holdfast_format::compose::ContentKey;
+use holdfast_log::IndexSource;
+use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_ring::HeapBuffer;
+use holdfast_types::BLOCK_BYTES;
+
+use crate::node::store::block_cache::BlockSlab;
+
+/// Bytes of a part that is kept at most: no larger one is read for a block.
+const MOST_BYTES: u64 = 2 << 20;
+
+/// The indexes of a store, through the slab.
+pub(super) struct KeptIndexes<'a> {
+    pub(super) objects: &'a dyn ObjectStore,
+    pub(super) slab: &'a BlockSlab,
+}
+
+/// The pieces of a part, by the offset of each in the object, and their lengths.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
+    let end = range.end;
+    range.step_by(BLOCK_BYTES as usize).map(move |at| (at, (end - at).min(BLOCK_BYTES) as usize))
+}
+
+fn is_kept(range: &Range<u64>) -> bool {
+    range.end - range.start <= MOST_BYTES
+}
+
+impl IndexSource for KeptIndexes<'_> {
+    async fn kept(&self, key: &str, range: Range<u64>) -> Option<Bytes> {
+        if !is_kept(&range) {
+            return None;
+        }
+        let mut part = BytesMut::new();
+        let read = pieces(range).map(async |(at, length)| {
+            let piece = self.slab.read(&ContentKey::of_index(key, at)).await?;
+            Some((piece, length))
+        });
+        for piece in join_all(read).await {
+            let (piece, length) = piece?;
+            part.extend_from_slice(&piece[..length]);
+        }
+        Some(part.freeze())
+    }
+
+    async fn stored(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.objects.get_range(key, range).await
+    }
+
+    async fn keep(&self, key: &str, range: Range<u64>, bytes: Bytes) {
+        if !is_kept(&range) {
+            return;
+        }
+        let start = range.start;
+        let kept = pieces(range).map(async |(at, length)| {
+            let from = (at - start) as usize;
+            let mut piece = HeapBuffer::zeroed(BLOCK_BYTES as usize);
+            piece[..length].copy_from_slice(&bytes[from..from + length]);
+            self.slab.keep(&ContentKey::of_index(key, at), piece).await;
+        });
+        join_all(kept).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::MemoryStore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_part_is_read_as_it_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slab");
+        let bytes: Vec<u8> = (0..MOST_BYTES + 1).map(|at| (at / 997) as u8).collect();
+        let store = MemoryStore::new();
+        for length in [1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES - 7, MOST_BYTES, MOST_BYTES + 1] {
+            let (key, range) = (format!("object-{length}"), 5000..5000 + length);
+            let part = Bytes::copy_from_slice(&bytes[..length as usize]);
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            let kept = KeptIndexes { objects: &store, slab: &slab };
+            assert_eq!(kept.kept(&key, range.clone()).await, None);
+            kept.keep(&key, range.clone(), part.clone()).await;
+            drop(slab);
+            let slab = BlockSlab::open(&path, 0).unwrap();
+            let kept = KeptIndexes { objects: &store, slab: &slab };
+            assert_eq!(kept.kept(&key, range.clone()).await, (length <= MOST_BYTES).then_some(part));
+            assert_eq!(kept.kept("another", range).await, None);
+        }
+    }
+
+    /// A piece that was evicted takes the part with it.
+    #[tokio::test]
+    async fn a_part_of_which_a_piece_is_gone_is_requested() {
+        let dir = tempfile::tempdir().unwrap();
+        let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
+        let kept = KeptIndexes { objects: &MemoryStore::new(), slab: &slab };
+        let one = Bytes::from(vec![1; BLOCK_BYTES as usize]);
+        kept.keep("object", 0..BLOCK_BYTES, one.clone()).await;
+        assert_eq!(kept.kept("object", 0..BLOCK_BYTES + 1).await, None);
+        assert_eq!(kept.kept("object", 0..BLOCK_BYTES).await, Some(one));
+    }
+}

@@ -1,0 +1,164 @@
+//! The table of the slab: which content is in which slot of the node's file of fetched blocks, and a checksum
+//! of it.
+//!
+//! ```text
+//! head     0  4  magic "HFBT"        4  4  version        8  4088  zeros
+//! entries  4096 + 32 * slot, for each slot: 0 16 content key    16 16 proof; all zeros: none
+//! ```
+//! Neither the slab nor its table is ever synced, and they are not written as one: the process or the host
+//! may end between any two writes, and a version that knows no table may write the slab. So no entry is
+//! believed. It says what to compare the slot with: the proof covers the key and the whole block.
+//! Invariant: no block is handed out before its proof was found right (3 in `docs/invariants.md`).
+
+use crate::compose::ContentKey;
+
+const MAGIC: &[u8; 4] = b"HFBT";
+const VERSION: u32 = 1;
+/// Bytes before the first entry.
+pub const HEAD_BYTES: u64 = 4096;
+/// Bytes of an entry.
+pub const ENTRY_BYTES: usize = 32;
+
+/// Reason why a table was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SlabTableError {
+    /// Not a table of a slab.
+    #[error("it does not begin as a table of the slab does")]
+    Magic,
+    /// Written by a version that this program does not know.
+    #[error("it has version {found}; this program reads version {VERSION}")]
+    Version {
+        /// The version found.
+        found: u32,
+    },
+}
+
+/// The first bytes of a table; zeros follow up to [`HEAD_BYTES`].
+#[must_use]
+pub fn head() -> [u8; 8] {
+    let mut head = [0; 8];
+    head[..4].copy_from_slice(MAGIC);
+    head[4..].copy_from_slice(&VERSION.to_le_bytes());
+    head
+}
+
+/// The entries of a table by their slots, in order. A last one that is cut short counts as none.
+///
+/// # Errors
+/// [`SlabTableError`]. The table is then as good as none.
+pub fn entries(table: &[u8]) -> Result<Vec<(u32, SlabEntry)>, SlabTableError> {
+    let (magic, rest) = table.split_first_chunk::<4>().ok_or(SlabTableError::Magic)?;
+    if magic != MAGIC {
+        return Err(SlabTableError::Magic);
+    }
+    let found = u32::from_le_bytes(*rest.first_chunk().ok_or(SlabTableError::Magic)?);
+    if found != VERSION {
+        return Err(SlabTableError::Version { found });
+    }
+    let entries = table.get(HEAD_BYTES as usize..).unwrap_or_default().as_chunks::<ENTRY_BYTES>().0;
+    Ok((0..).zip(entries).filter_map(|(slot, entry)| Some((slot, SlabEntry::decode(entry)?))).collect())
+}
+
+/// Offset of a slot's entry in the table, in bytes.
+#[must_use]
+pub const fn offset_of(slot: u32) -> u64 {
+    HEAD_BYTES + slot as u64 * ENTRY_BYTES as u64
+}
+
+/// The content that was written into a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlabEntry {
+    /// Its name.
+    pub key: ContentKey,
+    proof: [u8; 16],
+}
+
+impl SlabEntry {
+    /// The entry of a slot that has `block`, the content `key`.
+    #[must_use]
+    pub fn of(key: ContentKey, block: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&key.0).update(block);
+        let mut proof = [0; 16];
+        proof.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Self { key, proof }
+    }
+
+    /// Returns true if `block` is what the entry was made of.
+    #[must_use]
+    pub fn is_of(&self, block: &[u8]) -> bool {
+        Self::of(self.key, block) == *self
+    }
+
+    /// As it is stored.
+    #[must_use]
+    pub fn encode(&self) -> [u8; ENTRY_BYTES] {
+        let mut entry = [0; ENTRY_BYTES];
+        entry[..16].copy_from_slice(&self.key.0);
+        entry[16..].copy_from_slice(&self.proof);
+        entry
+    }
+
+    fn decode(entry: &[u8; ENTRY_BYTES]) -> Option<Self> {
+        let (key, proof) = entry.split_first_chunk()?;
+        let proof = *proof.first_chunk()?;
+        (*entry != [0; ENTRY_BYTES]).then_some(Self { key: ContentKey(*key), proof })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> SlabEntry {
+        SlabEntry::of(ContentKey([1; 16]), &[7; 4096])
+    }
+
+    fn table(entries: &[(u32, SlabEntry)]) -> Vec<u8> {
+        let mut table = vec![0; offset_of(4) as usize];
+        table[..8].copy_from_slice(&head());
+        for (slot, entry) in entries {
+            table[offset_of(*slot) as usize..][..ENTRY_BYTES].copy_from_slice(&entry.encode());
+        }
+        table
+    }
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let written = [(0, entry()), (3, SlabEntry::of(ContentKey([2; 16]), &[8; 4096]))];
+        let mut table = table(&written);
+        assert_eq!(entries(&table).unwrap(), written);
+        table.truncate(offset_of(4) as usize - 1);
+        assert_eq!(entries(&table).unwrap(), written[..1], "the last one is cut short");
+        table.truncate(8);
+        assert_eq!(entries(&table).unwrap(), []);
+    }
+
+    #[test]
+    fn a_table_of_another_version_is_refused() {
+        let mut table = table(&[]);
+        table[4] = 2;
+        assert_eq!(entries(&table), Err(SlabTableError::Version { found: 2 }));
+        table[0] = 0;
+        assert_eq!(entries(&table), Err(SlabTableError::Magic));
+        assert_eq!(entries(&[]), Err(SlabTableError::Magic));
+        assert_eq!(entries(&head()[..7]), Err(SlabTableError::Magic));
+    }
+
+    /// Each bit of an entry and of its block counts: an entry may be of a slot's earlier content, or torn.
+    #[test]
+    fn an_entry_proves_its_own_block_alone() {
+        let block = vec![7; 4096];
+        assert!(entry().is_of(&block));
+        let mut other = block.clone();
+        other[4095] ^= 1;
+        assert!(!entry().is_of(&other));
+        assert!(!entry().is_of(&block[1..]));
+        for bit in 0..8 * ENTRY_BYTES {
+            let mut stored = entry().encode();
+            stored[bit / 8] ^= 1 << (bit % 8);
+            assert!(!SlabEntry::decode(&stored).unwrap().is_of(&block), "bit {bit}");
+        }
+    }
+}
