@@ -117,6 +117,8 @@ pub enum TransportName {
     UblkZeroCopy,
     /// ublk with copies through its character device.
     UblkUserCopy,
+    /// A loop device on a file of FUSE, where the kernel has no ublk.
+    FuseLoop,
 }
 
 impl TransportName {
@@ -125,6 +127,7 @@ impl TransportName {
         match self {
             Self::UblkZeroCopy => "ublk-zero-copy",
             Self::UblkUserCopy => "ublk-user-copy",
+            Self::FuseLoop => "fuse-loop",
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 const PLUGIN: &str = "kubectl-holdfast";
 /// Dependencies that only the named packages of the workspace may name. `*` ends a prefix.
 const ONLY: &[(&str, &[&str])] = &[
-    ("io-uring", &["holdfast-ring", "holdfast-ublk"]),
+    ("io-uring", &["holdfast-ring", "holdfast-ublk", "holdfast-fuse"]),
     ("libublk", &["holdfast-ublk"]),
     ("aws-*", &["holdfast-s3"]),
     (
@@ -44,7 +44,8 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-background", &["holdfast-node", "holdfast-serve", "holdfast-sim"]),
     ("holdfast-ring", &["holdfast-ublk", "holdfast-fuse", "holdfast-node", "holdfast-serve"]),
     ("holdfast-memory", &["holdfast-node", "holdfast-serve", "holdfast-sim"]),
-    ("holdfast-ublk", &["holdfast-node", "holdfast-serve"]),
+    ("holdfast-ublk", &["holdfast-fuse", "holdfast-node", "holdfast-serve"]),
+    ("holdfast-fuse", &["holdfast-node", "holdfast-serve"]),
     ("holdfast-serve", &["holdfast-node"]),
     ("holdfast-service", &["holdfast-cluster", "holdfast-csi", "holdfast-node", "holdfast-operator"]),
     ("holdfast-node", &[]),

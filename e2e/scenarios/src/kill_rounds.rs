@@ -18,6 +18,7 @@ use holdfast_lab::chance::Chance;
 use holdfast_lab::churn::last_numbers;
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
 
@@ -80,6 +81,14 @@ pub(super) fn zero_copy(world: &World) -> Result<()> {
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
     few(world, "user-copy")
+}
+
+/// On machines without the driver of ublk.
+pub(super) fn fuse(world: &World) -> Result<()> {
+    for name in ["a", "b"] {
+        world.vm_with(name, Options::without_ublk)?;
+    }
+    few(world, "auto")
 }
 
 fn few(world: &World, transport: &str) -> Result<()> {

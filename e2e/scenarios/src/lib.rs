@@ -61,6 +61,7 @@ mod truncation;
 mod ublk;
 pub mod volume_snapshots;
 mod volumes;
+mod without_ublk;
 
 /// Something a user would notice, played on real parts.
 #[derive(Debug, Clone, Copy)]
@@ -529,6 +530,20 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: true,
         run: kill_rounds::user_copy,
+    },
+    Scenario {
+        name: "kill-rounds-fuse",
+        about: "the same on machines without ublk, by FUSE and loop devices",
+        expected: Duration::from_secs(120),
+        alone: true,
+        run: kill_rounds::fuse,
+    },
+    Scenario {
+        name: "without-ublk",
+        about: "a node without ublk serves a volume by FUSE through kills under load, also of the keeper; a node with ublk reads it",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: without_ublk::run,
     },
     Scenario {
         name: "story-zero-copy",

@@ -42,11 +42,16 @@ impl<'a> Load<'a> {
 
     /// Waits until the kernel has completed a thousand more writes on the device.
     pub(super) fn wait_progress(&self) -> Result<()> {
+        self.wait_writes(1000)
+    }
+
+    /// Waits until the kernel has completed so many more writes on the device.
+    pub(super) fn wait_writes(&self, writes: u64) -> Result<()> {
         self.check()?;
         let name = self.device.trim_start_matches("/dev/");
         let script = format!(
             "writes() {{ read -r -a stat < /sys/block/{name}/stat; echo ${{stat[4]}}; }}\n\
-             from=$(writes); for _ in $(seq 600); do [ $(writes) -ge $((from + 1000)) ] && exit 0; sleep 0.1; done\n\
+             from=$(writes); for _ in $(seq 600); do [ $(writes) -ge $((from + {writes})) ] && exit 0; sleep 0.1; done\n\
              echo \"$(writes) writes, began at $from\"; exit 1"
         );
         self.vm.exec(&script).map(drop)

@@ -103,7 +103,7 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Process", 3, Model),
     ("Profile", 2, Harness),
     ("Program", 2, Harness),
-    ("Queue", 3, Open),
+    ("Queue", 2, Open),
     ("Readiness", 4, Open),
     ("Record", 2, Private),
     ("Refused", 3, Model),

@@ -17,13 +17,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use holdfast_crds::{ByteSize, TimeSpan};
+use holdfast_fuse::LoopCommand;
 use holdfast_service::chain;
 use tokio::runtime::Runtime;
 
 use crate::config::{Config, DEFAULT_SOCKET};
 use crate::daemon;
 use crate::failure::Failure;
-use crate::node::{FLUSH_DEVICE, Instance};
+use crate::node::{FLUSH_DEVICE, Instance, KEEPER, LOOP_DEVICE};
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]
@@ -100,6 +101,18 @@ enum Command {
     FlushDevice {
         /// The device
         device: PathBuf,
+    },
+    /// Bind or clear a loop device; the daemon's own, for a device that may never answer
+    #[command(name = LOOP_DEVICE, hide = true)]
+    LoopDevice {
+        /// The command and what it is about
+        arguments: Vec<String>,
+    },
+    /// Hold connections of FUSE while no daemon lives; the daemon's own
+    #[command(name = KEEPER, hide = true)]
+    Keeper {
+        /// The socket to serve
+        socket: PathBuf,
     },
 }
 
@@ -248,6 +261,11 @@ impl Cli {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => fail(1, &format!("{} cannot be flushed: {error}", device.display())),
             },
+            Command::LoopDevice { arguments } => loop_device(&arguments),
+            Command::Keeper { socket } => match holdfast_fuse::keeper::run(&socket) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(1, &format!("{} cannot be served: {error}", socket.display())),
+            },
             command @ (Command::Create(_)
             | Command::Attach(_)
             | Command::Configure(_)
@@ -267,6 +285,21 @@ impl Cli {
                 let asked = runtime.block_on(dispatch::ask(command, &mut text));
                 finish(asked, &text)
             }
+        }
+    }
+}
+
+/// Does what the daemon asks of a loop device. `EBUSY` is its own exit code.
+fn loop_device(arguments: &[String]) -> ExitCode {
+    let done = match LoopCommand::of(arguments) {
+        Some(command) => command.run(),
+        None => return fail(2, "these are no arguments of loop-device"),
+    };
+    match done {
+        Ok(text) => finish(Ok(()), &text),
+        Err(error) => {
+            let busy = error.raw_os_error() == Some(libc::EBUSY);
+            fail(if busy { libc::EBUSY as u8 } else { 1 }, &error.to_string())
         }
     }
 }

@@ -148,6 +148,7 @@ enum TransportSetting {
     Auto,
     ZeroCopy,
     UserCopy,
+    Fuse,
 }
 
 #[derive(Debug, Deserialize)]
@@ -246,15 +247,22 @@ fn node_config(
         max_dirty_age,
         memory_volumes,
     } = *data;
+    if kubernetes && matches!(transport, TransportSetting::Fuse) {
+        let problem =
+            "is fuse, which Kubernetes cannot use: what holds its devices would end with the pod; write auto";
+        return refuse("data.transport", problem.to_owned());
+    }
     Ok(NodeConfig {
         state_dir,
         run_dir,
         node_name,
         ring_threads,
         transport: match transport {
+            TransportSetting::Auto if kubernetes => TransportChoice::AutoUblk,
             TransportSetting::Auto => TransportChoice::Auto,
             TransportSetting::ZeroCopy => TransportChoice::Only(Transport::ZeroCopy),
             TransportSetting::UserCopy => TransportChoice::Only(Transport::UserCopy),
+            TransportSetting::Fuse => TransportChoice::Only(Transport::Fuse),
         },
         slab_bytes: slab_size.0,
         cache_bytes: cache_size.map(|size| size.0),

@@ -43,6 +43,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
+use device::fuse;
+pub(crate) use device::fuse::{KEEPER, LOOP_DEVICE, probe as probe_fuse};
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};
 
@@ -140,19 +142,32 @@ pub(crate) enum TransportChoice {
     /// The best one the kernel has.
     #[default]
     Auto,
+    /// The best one of ublk. In a pod: the keeper of FUSE connections would end with it, and with the keeper
+    /// the devices.
+    AutoUblk,
     /// This one or none.
     Only(Transport),
 }
 
 impl TransportChoice {
-    /// The transport that devices get from a driver with these features.
+    /// The transport that devices get from a driver with these features, and without it from FUSE where the
+    /// kernel has what that needs.
     ///
     /// # Errors
-    /// [`Unsupported::MissingFeature`].
-    pub(crate) fn among(self, features: &Features) -> Result<Transport, Unsupported> {
+    /// Those of the driver, [`Unsupported::MissingFeature`]; [`Unsupported::NoFuse`] where FUSE is asked for.
+    pub(crate) fn among(
+        self,
+        features: Result<Features, Unsupported>,
+        fuse: impl FnOnce() -> Result<(), Unsupported>,
+    ) -> Result<Transport, Unsupported> {
         match self {
-            Self::Auto => features.best_transport(),
-            Self::Only(transport) => features.check(transport).map(|()| transport),
+            Self::Auto => match features.and_then(|features| features.best_transport()) {
+                Err(_) if fuse().is_ok() => Ok(Transport::Fuse),
+                best => best,
+            },
+            Self::AutoUblk => features?.best_transport(),
+            Self::Only(Transport::Fuse) => fuse().map(|()| Transport::Fuse),
+            Self::Only(transport) => features?.check(transport).map(|()| transport),
         }
     }
 }
@@ -276,9 +291,13 @@ impl Node {
     /// # Errors
     /// Local state that cannot be used.
     pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
-        let kernel = Arc::new(Kernel::of_this_host());
+        let kernel = Arc::new(Kernel::of_this_host(&owner.config().run_dir));
         let prepared = Arc::clone(&kernel);
-        run_blocking(move || prepared.prepare_udev()).await;
+        run_blocking(move || {
+            prepared.prepare_udev();
+            prepared.sweep_connections();
+        })
+        .await;
         Self::serve_with(owner, kernel, START_WITHIN).await
     }
 
@@ -424,9 +443,15 @@ impl Node {
 
     /// Capabilities of the node.
     pub(crate) fn capabilities(&self) -> Capabilities {
-        let check = |transport| match &self.0.features {
-            Ok(features) => features.check(transport).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
+        let check = |transport| match (transport, &self.0.features) {
+            (Transport::Fuse, _) if self.0.config.transport == TransportChoice::AutoUblk => {
+                Err("it serves volumes of the command line only, not of Kubernetes".to_owned())
+            }
+            (Transport::Fuse, _) => fuse::probe().map_err(|error| error.to_string()),
+            (Transport::ZeroCopy | Transport::UserCopy, Ok(features)) => {
+                features.check(transport).map_err(|error| error.to_string())
+            }
+            (Transport::ZeroCopy | Transport::UserCopy, Err(error)) => Err(error.to_string()),
         };
         let release = holdfast_ublk::KernelRelease::running();
         Capabilities {

@@ -179,7 +179,7 @@ impl Served {
             if transport == Transport::ZeroCopy {
                 fake.register(ring).expect("the ring takes the memory");
             }
-            Ok(vec![queue])
+            Ok(vec![holdfast_serve::VolumeQueue::Ublk(queue)])
         });
         let mut served = Self {
             thread: ManuallyDrop::new(thread),

@@ -18,6 +18,7 @@ use holdfast_ublk::Device;
 
 use crate::message::{OpenQueues, Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
+use crate::volume_queue::VolumeQueue;
 use crate::volume_table::VolumeTable;
 
 pub use files::MemoryFiles;
@@ -63,7 +64,11 @@ impl MemoryVolumes {
         queues: OpenQueues,
     ) -> Result<(), RingRefusal> {
         let served = self.find(key).ok_or(RingRefusal::Gone)?;
-        let queues = queues(ring, key)?;
+        let ublk = |queue| match queue {
+            VolumeQueue::Ublk(queue) => queue,
+            VolumeQueue::Fuse(_) => unreachable!("memory volumes have ublk devices"),
+        };
+        let queues = queues(ring, key)?.into_iter().map(ublk).collect();
         // As for other volumes: all fetches of a queue go to the kernel with one call.
         ring.submit().map_err(RingRefusal::from)?;
         served.open(ring, device, queues);

@@ -12,14 +12,15 @@ use tokio::sync::{mpsc, oneshot};
 use crate::label::Label;
 use crate::live_map::LiveMap;
 use crate::memory::new_volume::NewMemoryVolume;
-use crate::operation::{Queue, Ring, VolumeKey};
+use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;
 use crate::published_status::PublishedStatus;
 use crate::slab_slot::SlabSlot;
+use crate::volume_queue::VolumeQueue;
 use crate::work::{BackgroundWork, ColdRead};
 
 /// Opens the queues of a device on a ring thread, for the volume of a key.
-pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<Queue>, QueueError> + Send>;
+pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;
 
 /// A volume for a ring thread.
 pub struct NewVolume {

@@ -5,6 +5,7 @@
 
 use holdfast_engine::event::RequestId;
 use holdfast_format::side::Side;
+use holdfast_fuse::FuseCommand;
 use holdfast_ring::RingOperation;
 use holdfast_types::Chunk;
 use holdfast_ublk::QueueCommand;
@@ -13,8 +14,6 @@ use crate::work::ColdRead;
 
 /// The ring of a ring thread.
 pub type Ring = holdfast_ring::Ring<InFlight>;
-/// A queue of a device on it.
-pub type Queue = holdfast_ublk::Queue<VolumeKey>;
 
 /// Identifies one stay of a volume on a ring thread: what comes late for an earlier one is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +42,8 @@ impl VolumeKey {
 pub enum InFlight {
     /// A tag that the kernel has.
     Command(QueueCommand<VolumeKey>),
+    /// The wait for requests of FUSE.
+    Fuse(FuseCommand<VolumeKey>),
     /// An operation on a file.
     File {
         /// The volume that it is for.
@@ -55,6 +56,12 @@ pub enum InFlight {
 impl From<QueueCommand<VolumeKey>> for InFlight {
     fn from(command: QueueCommand<VolumeKey>) -> Self {
         Self::Command(command)
+    }
+}
+
+impl From<FuseCommand<VolumeKey>> for InFlight {
+    fn from(command: FuseCommand<VolumeKey>) -> Self {
+        Self::Fuse(command)
     }
 }
 
@@ -81,7 +88,7 @@ impl RingOperation for InFlight {
                 let number = u16::try_from(request.0).ok()?;
                 Some(MOVE | (volume.to_bits() << 16) | u64::from(number))
             }
-            Self::File { .. } => None,
+            Self::Fuse(_) | Self::File { .. } => None,
         }
     }
 

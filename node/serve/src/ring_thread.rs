@@ -156,6 +156,7 @@ impl RingThread {
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         match self.ring.end_word(completion) {
             Some((InFlight::Command(command), outcome)) => self.on_command(command, outcome, now),
+            Some((InFlight::Fuse(_), _)) => unreachable!("it is no word"),
             Some((InFlight::File { volume, operation }, outcome)) => {
                 let FileOperation::MoveWhole { request } = operation else { unreachable!("it is no word") };
                 match self.volumes.get_mut(volume) {
@@ -172,6 +173,12 @@ impl RingThread {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
         match operation {
             InFlight::Command(command) => self.on_command(command, outcome, now),
+            InFlight::Fuse(command) => {
+                let served = self.volumes.get_mut(command.owner);
+                let in_time =
+                    served.is_some_and(|served| served.on_fuse(&mut self.ring, command, outcome, now));
+                self.late += u64::from(!in_time);
+            }
             InFlight::File { volume, operation } => match self.volumes.get_mut(volume) {
                 Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
                 None => self.late += 1,

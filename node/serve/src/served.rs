@@ -24,9 +24,10 @@ use crate::label::Label;
 use crate::limit::EVICTIONS_IN_FLIGHT;
 use crate::live_map::LiveMap;
 use crate::message::Reply;
-use crate::operation::{Queue, Ring, VolumeKey};
+use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;
 use crate::published_status::{PublishedStatus, ServedCounts};
+use crate::volume_queue::VolumeQueue;
 use crate::work::BackgroundWork;
 
 mod completion;
@@ -155,7 +156,7 @@ impl ServedVolume {
     }
 
     /// Serves the queues of the volume's device from now on.
-    pub(crate) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue>) {
+    pub(crate) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<VolumeQueue>) {
         self.lines.set_device(device);
         self.queues.open(ring, queues);
     }

@@ -30,7 +30,7 @@ use crate::control_thread::{Subject, run_within};
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
     CharDevice, ControlError, DeviceInfo, DeviceSpec, DeviceState, Features, ForeignFeatures, Holders,
-    KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport,
+    KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport, block_path,
 };
 
 const CLASSES: &str = "/sys/class";
@@ -183,7 +183,7 @@ impl Device {
         Ok(ids)
     }
 
-    /// The number in `/dev/ublkbN`.
+    /// The number in `/dev/ublkbN`, or that of a loop device from [`LOOP_IDS`] on.
     #[must_use]
     pub const fn id(&self) -> u32 {
         self.id
@@ -222,7 +222,7 @@ impl Device {
     /// The path of the block device. It exists between start and stop.
     #[must_use]
     pub fn block_path(&self) -> PathBuf {
-        PathBuf::from(format!("/dev/ublkb{}", self.id))
+        block_path(self.id)
     }
 
     /// Asks the kernel about the device.
@@ -464,7 +464,7 @@ impl Device {
             not_found(id, error)
         })?;
         let transport =
-            Transport::ALL.into_iter().find(|transport| info.flags & transport.flags() == transport.flags());
+            Transport::UBLK.into_iter().find(|transport| info.flags & transport.flags() == transport.flags());
         let state = match u32::from(info.state) {
             sys::UBLK_S_DEV_DEAD => DeviceState::Dead,
             sys::UBLK_S_DEV_LIVE => DeviceState::Live,

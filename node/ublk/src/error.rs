@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use holdfast_ring::{Errno, RingError};
 
-use crate::{DeviceState, ForeignFeatures, Holders, Unsupported};
+use crate::{DeviceState, ForeignFeatures, Holders, LOOP_IDS, Unsupported, block_path};
 
 /// Reasons for which a control operation on a device failed.
 #[derive(Debug, thiserror::Error)]
@@ -22,19 +22,19 @@ pub enum ControlError {
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// A device with this id exists already.
-    #[error("ublk device {id} exists already")]
+    #[error("{} exists already", Subject(*.id))]
     IdTaken {
         /// The id asked for.
         id: u32,
     },
     /// No device has this id.
-    #[error("ublk device {id} does not exist")]
+    #[error("{} does not exist", Subject(*.id))]
     NotFound {
         /// The id asked for.
         id: u32,
     },
     /// The device with this id is another program's, or another volume's.
-    #[error("ublk device {id} is another one: its tag is {found:#018x}")]
+    #[error("{} is another one: its tag is {found:#018x}", Subject(*.id))]
     NotOurs {
         /// The id asked for.
         id: u32,
@@ -43,7 +43,8 @@ pub enum ControlError {
     },
     /// The device was made by a program that talks to the kernel in another way.
     #[error(
-        "ublk device {id} was made with {foreign}, which this version does not know; start the version that made it"
+        "{} was made with {foreign}, which this version does not know; start the version that made it",
+        Subject(*.id)
     )]
     Foreign {
         /// The device.
@@ -52,7 +53,7 @@ pub enum ControlError {
         foreign: ForeignFeatures,
     },
     /// The device is larger than the caller knows.
-    #[error("ublk device {id} has {found} sectors, more than {expected}")]
+    #[error("{} has {found} sectors, more than {expected}", Subject(*.id))]
     Resized {
         /// The device.
         id: u32,
@@ -62,7 +63,7 @@ pub enum ControlError {
         expected: u64,
     },
     /// The device is mounted, below another device, or opened by a program.
-    #[error("ublk device {id} is in use by {holders}")]
+    #[error("{} is in use by {holders}", Subject(*.id))]
     InUse {
         /// The device.
         id: u32,
@@ -70,7 +71,7 @@ pub enum ControlError {
         holders: Holders,
     },
     /// A command that waits in the kernel did not end in time, and was cancelled.
-    #[error("ublk device {id}: {command} did not end within {waited_ms} ms")]
+    #[error("{}: {command} did not end within {waited_ms} ms", Subject(*.id))]
     TimedOut {
         /// The device.
         id: u32,
@@ -118,7 +119,7 @@ pub enum ControlError {
         command: &'static str,
     },
     /// The device did not become free for recovery in time: another process still holds it.
-    #[error("ublk device {id} is {state} and still held by another process after {waited_ms} ms")]
+    #[error("{} is {state} and still held by another process after {waited_ms} ms", Subject(*.id))]
     StillHeld {
         /// The device.
         id: u32,
@@ -161,7 +162,8 @@ impl std::fmt::Display for Subject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             u32::MAX => f.write_str("a new ublk device"),
-            id => write!(f, "ublk device {id}"),
+            id if id < LOOP_IDS => write!(f, "ublk device {id}"),
+            id => write!(f, "device {}", block_path(id).display()),
         }
     }
 }
@@ -172,6 +174,9 @@ pub enum QueueError {
     /// The ring has no room for the queue, or broke.
     #[error(transparent)]
     Ring(#[from] RingError),
+    /// A connection of FUSE takes no message: it has ended.
+    #[error("the device's connection of FUSE has ended")]
+    Connection(#[source] io::Error),
     /// Memory could not be mapped.
     #[error("{what} of queue {queue_id} cannot be mapped")]
     Map {

@@ -11,18 +11,22 @@ use crate::{Crash, KernelRelease};
 /// The driver's control device.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
 
-/// Ways by which the data of a request reaches the local files.
+/// Ways by which requests, and their data, reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
     /// The request's own pages are a registered buffer of the ring.
     ZeroCopy,
     /// Through a buffer per tag, copied by reads and writes of the character device.
     UserCopy,
+    /// Without the driver: requests of a file of FUSE, which a loop device is on.
+    Fuse,
 }
 
 impl Transport {
     /// All transports, the fastest first.
-    pub const ALL: [Self; 2] = [Self::ZeroCopy, Self::UserCopy];
+    pub const ALL: [Self; 3] = [Self::ZeroCopy, Self::UserCopy, Self::Fuse];
+    /// Those of the driver.
+    pub(crate) const UBLK: [Self; 2] = [Self::ZeroCopy, Self::UserCopy];
 
     /// The name used in configuration and status.
     #[must_use]
@@ -30,6 +34,7 @@ impl Transport {
         match self {
             Self::ZeroCopy => "zero-copy",
             Self::UserCopy => "user-copy",
+            Self::Fuse => "fuse",
         }
     }
 
@@ -38,6 +43,7 @@ impl Transport {
         match self {
             Self::ZeroCopy => (sys::UBLK_F_SUPPORT_ZERO_COPY | sys::UBLK_F_AUTO_BUF_REG) as u64,
             Self::UserCopy => sys::UBLK_F_USER_COPY as u64,
+            Self::Fuse => 0,
         }
     }
 }
@@ -93,8 +99,16 @@ pub enum Unsupported {
         /// The names of what is missing, as in `linux/ublk_cmd.h`.
         missing: FeatureNames,
     },
+    /// There is no FUSE, no loop device, or no way to keep requests over a restart.
+    #[error("kernel {release} cannot serve devices by FUSE: {lack}")]
+    NoFuse {
+        /// The running kernel.
+        release: KernelRelease,
+        /// The missing part, and the fix.
+        lack: &'static str,
+    },
     /// No transport has this name.
-    #[error("transport {name:?} is unknown; use \"zero-copy\" or \"user-copy\"")]
+    #[error("transport {name:?} is unknown; use \"zero-copy\", \"user-copy\" or \"fuse\"")]
     UnknownTransport {
         /// The given name.
         name: String,

@@ -31,6 +31,8 @@ const CRASHES_IN_RECOVERY: [std::ops::Range<(u32, u32, u32)>; 2] =
 const RECOVERY_CHECKED_SINCE: (&str, u32, &str) = ("6.8.0", 50, "generic");
 /// The first series whose driver ends a server's devices right in all cases that recovery meets.
 const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
+/// The first series with `FUSE_NOTIFY_RESEND`.
+const RESENDS_FUSE_REQUESTS_SINCE: (u32, u32) = (6, 9);
 /// The first series whose io_uring lets a registered file go as soon as no request uses it. Before, it waits
 /// for all requests that were sent earlier, whatever files they use (`7029acd8a950`, Linux 6.13, gives each
 /// its own count).
@@ -68,6 +70,13 @@ impl KernelRelease {
     /// If `/proc/sys/kernel/osrelease` cannot be read.
     pub fn running() -> std::io::Result<Self> {
         std::fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| Self::new(&text))
+    }
+
+    /// True where a server of FUSE can have requests sent again that an earlier one did not answer
+    /// (`FUSE_NOTIFY_RESEND`, Linux 6.9).
+    #[must_use]
+    pub fn resends_fuse_requests(&self) -> bool {
+        self.series().is_some_and(|series| series >= RESENDS_FUSE_REQUESTS_SINCE)
     }
 
     /// The fault for which no device is served on this kernel.

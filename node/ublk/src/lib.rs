@@ -10,6 +10,7 @@
 //! completed exactly once. *On failure*: control errors name the device and the command; a queue error is an
 //! event.
 
+mod block_path;
 mod char_device;
 mod command;
 mod control_thread;
@@ -28,6 +29,7 @@ mod lost_device;
 mod queue;
 mod request;
 
+pub use block_path::{LOOP_IDS, block_path};
 pub use char_device::CharDevice;
 pub use device::{Device, Expected, is_in_host_pid_namespace};
 pub use device_info::{DeviceInfo, DeviceState};

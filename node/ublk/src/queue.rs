@@ -142,7 +142,7 @@ impl<K: Copy> Queue<K> {
         let file = char_device.share().map_err(map("the character device"))?;
         let registered = match device.transport() {
             Transport::ZeroCopy => Some(ring.reserve_buffers(depth)?),
-            Transport::UserCopy => None,
+            Transport::UserCopy | Transport::Fuse => None,
         };
         let char_file = match register(ring, char_device) {
             Ok(char_file) => char_file,

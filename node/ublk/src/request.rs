@@ -33,8 +33,9 @@ pub struct DeviceRequest {
 }
 
 impl DeviceRequest {
+    /// A request of a queue, which hands it out. `start_sector` and `sectors` count sectors of 4096 bytes.
     #[inline]
-    pub(crate) const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
+    pub const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
         Self { tag, operation, start_sector, sectors, is_fua: false }
     }
 
@@ -95,9 +96,9 @@ impl DeviceRequest {
         std::mem::forget(self);
     }
 
-    /// Ends the token's life; the caller completes it in the kernel.
+    /// Ends the token's life, for the queue that completes it in the kernel: its tag, kind and sectors.
     #[inline]
-    pub(crate) const fn disarm(self) -> (u16, Operation, u32) {
+    pub const fn disarm(self) -> (u16, Operation, u32) {
         let parts = (self.tag, self.operation, self.sectors);
         std::mem::forget(self);
         parts

@@ -74,6 +74,11 @@ impl Options {
         }
     }
 
+    /// A storage node whose kernel has no ublk driver loaded, but what devices without it need.
+    pub fn without_ublk() -> Self {
+        Self { modules: ["fuse", "loop"].map(str::to_owned).into(), ..Self::node() }
+    }
+
     /// A node of a cluster: the same with room for pods, and with what runs them. Its kubelet listens at
     /// `kubelet`, and `pod` leads to the port [`POD_PORT`] of the machine.
     pub fn cluster_node(kubelet: u16, pod: u16) -> Self {

@@ -16,7 +16,12 @@ use crate::node::FailureKind;
 /// The daemon's refusal, or why it was not reached.
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
-        Command::Run { .. } | Command::Preflight(_) | Command::Fenced(_) | Command::FlushDevice { .. } => {
+        Command::Run { .. }
+        | Command::Preflight(_)
+        | Command::Fenced(_)
+        | Command::FlushDevice { .. }
+        | Command::LoopDevice { .. }
+        | Command::Keeper { .. } => {
             Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
         }
         Command::Create(create) => create::run(create, out).await,

@@ -1,3 +1,5 @@
+use holdfast_ublk::{Features, KernelRelease, Unsupported};
+
 use super::*;
 
 const MINIMAL: &str = r#"
@@ -49,6 +51,36 @@ fn variables_override_the_file_and_others_are_left_alone() {
     assert_eq!(config.node.ring_threads, 3);
     assert_eq!(config.node.memory_volumes_bytes, 8 << 30);
     assert_eq!(parse(MINIMAL, &[]).unwrap().node.memory_volumes_bytes, 0, "none unless asked for");
+}
+
+/// A daemon with ublk must not fall back, one without it must.
+#[test]
+fn fuse_is_taken_only_where_ublk_cannot_serve() {
+    // What the driver needs for recovery, and for zero copy (`linux/ublk_cmd.h`).
+    let bits = 1 << 3 | 1 << 4 | 1 << 6 | 1 | 1 << 11;
+    let ublk = || Features::of(KernelRelease::new("7.3.4"), bits);
+    let none = || Err(Unsupported::NoDriver);
+    let (yes, no) = (|| Ok(()), || Err(Unsupported::NoDriver));
+    assert_eq!(TransportChoice::Auto.among(ublk(), yes).unwrap(), Transport::ZeroCopy);
+    assert_eq!(TransportChoice::Auto.among(none(), yes).unwrap(), Transport::Fuse);
+    assert!(matches!(TransportChoice::Auto.among(none(), no), Err(Unsupported::NoDriver)));
+    assert!(TransportChoice::AutoUblk.among(none(), yes).is_err());
+    assert_eq!(TransportChoice::Only(Transport::Fuse).among(ublk(), yes).unwrap(), Transport::Fuse);
+    assert!(TransportChoice::Only(Transport::UserCopy).among(none(), yes).is_err());
+}
+
+/// A pod on a node without ublk had served by FUSE, and its devices had failed with it.
+#[test]
+fn fuse_is_for_a_daemon_without_kubernetes() {
+    let transport = |kubernetes: bool, value| {
+        let minimal = if kubernetes { "kubernetes = true\n[node]\nname = \"a\"\n" } else { MINIMAL };
+        parse(minimal, &[("HOLDFAST_TRANSPORT", value)]).map(|config| config.node.transport)
+    };
+    assert_eq!(transport(false, "auto").unwrap(), TransportChoice::Auto);
+    assert_eq!(transport(false, "fuse").unwrap(), TransportChoice::Only(Transport::Fuse));
+    assert_eq!(transport(true, "auto").unwrap(), TransportChoice::AutoUblk);
+    let refused = transport(true, "fuse").unwrap_err().to_string();
+    assert!(refused.contains("Kubernetes cannot use") && refused.contains("write auto"), "{refused}");
 }
 
 /// The file, the environment, and parts of the error.

@@ -8,5 +8,6 @@ pub(super) fn transport_name(transport: Transport) -> TransportName {
     match transport {
         Transport::ZeroCopy => TransportName::UblkZeroCopy,
         Transport::UserCopy => TransportName::UblkUserCopy,
+        Transport::Fuse => TransportName::FuseLoop,
     }
 }

@@ -1,5 +1,6 @@
-//! The host's ublk devices, and which of them are ours.
+//! The host's devices that daemons serve, and which of them are ours.
 
+pub(in crate::node) mod fuse;
 pub(in crate::node) mod kernel;
 pub(in crate::node) mod orphans;
 pub(in crate::node) mod tag;

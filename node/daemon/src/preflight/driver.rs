@@ -1,4 +1,5 @@
-//! The kernel's ublk driver: its control device, its features, the transport that follows.
+//! The kernel's ublk driver: its control device, its features, the transport that follows; and FUSE where it
+//! is missing.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +7,10 @@ use holdfast_service::chain;
 use holdfast_ublk::{CONTROL_PATH, Features, KernelRelease, Transport, Unsupported};
 
 use super::Check;
-use crate::node::TransportChoice;
+use crate::node::{TransportChoice, probe_fuse};
 
 const MODULE: &str = "ublk_drv";
+const TRANSPORT: &str = "transport";
 /// Root directories that may have the modules of the host: its own, also from a privileged pod with `hostPID`
 /// (see `host.rs`), and this process's.
 const ROOTS: [&str; 2] = ["/proc/1/root", "/"];
@@ -17,6 +19,8 @@ const ROOTS: [&str; 2] = ["/proc/1/root", "/"];
 #[derive(Debug)]
 pub(super) struct DriverFacts {
     pub(super) probed: Result<Features, Unsupported>,
+    /// Devices without the driver.
+    pub(super) fuse: Result<(), Unsupported>,
     pub(super) module: Module,
     /// Nothing can be asked of the driver without a ring.
     pub(super) has_ring: bool,
@@ -58,13 +62,22 @@ impl Module {
 impl DriverFacts {
     pub(super) fn observe(release: Option<KernelRelease>, has_ring: bool) -> Self {
         let module = Module::find(&ROOTS.map(Path::new), release.as_ref());
-        Self { probed: Features::probe(), module, has_ring }
+        Self { probed: Features::probe(), fuse: probe_fuse(), module, has_ring }
     }
 }
 
 /// The driver, and where it answers its features and the transport.
 pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> {
     const NAME: &str = "ublk driver";
+    if choice == TransportChoice::Only(Transport::Fuse) {
+        return vec![match &facts.fuse {
+            Ok(()) => Check::pass(TRANSPORT, "fuse, as data.transport asks for"),
+            Err(refusal) => {
+                let found = format!("data.transport asks for fuse: {}", chain(refusal));
+                Check::fail(TRANSPORT, found, "set data.transport = \"auto\"")
+            }
+        }];
+    }
     match &facts.probed {
         Ok(features) => {
             let found = format!("{CONTROL_PATH} answers, and offers {}", features.names());
@@ -82,9 +95,15 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
                 | Unsupported::Release(_)
                 | Unsupported::NoFeatures { .. }
                 | Unsupported::MissingFeature { .. }
+                | Unsupported::NoFuse { .. }
                 | Unsupported::UnknownTransport { .. } => chain(unsupported),
             };
-            vec![Check::fail(NAME, found, fix(unsupported, facts.module))]
+            let fix = fix(unsupported, facts.module);
+            if choice == TransportChoice::Auto && facts.fuse.is_ok() {
+                let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
+                return vec![Check::warn(NAME, found, fix), Check::warn(TRANSPORT, slower, fix)];
+            }
+            vec![Check::fail(NAME, found, fix)]
         }
     }
 }
@@ -107,7 +126,8 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
         },
         Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
         Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
-        Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy or user-copy",
+        Unsupported::NoFuse { .. } => "boot Linux 6.9 or newer, and load the modules fuse and loop",
+        Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy, user-copy or fuse",
     }
 }
 
@@ -128,9 +148,11 @@ fn check_features(features: &Features) -> Check {
 }
 
 fn check_transport(features: &Features, choice: TransportChoice) -> Check {
-    const NAME: &str = "transport";
-    match (choice.among(features), choice) {
-        (Ok(transport @ Transport::UserCopy), TransportChoice::Auto) => {
+    const NAME: &str = TRANSPORT;
+    // A driver that answers has a transport, or is too old for FUSE too.
+    let fuse = || Err(Unsupported::NoDriver);
+    match (choice.among(Ok(features.clone()), fuse), choice) {
+        (Ok(transport @ Transport::UserCopy), TransportChoice::Auto | TransportChoice::AutoUblk) => {
             let why = features.check(Transport::ZeroCopy).err().map(|refusal| chain(&refusal));
             let found = format!(
                 "{transport}. Each request is copied once more: {}",
@@ -138,17 +160,20 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
             );
             Check::warn(NAME, found, "boot Linux 6.17 or newer for zero-copy")
         }
-        (Ok(transport), TransportChoice::Auto) => Check::pass(NAME, transport.name()),
+        (Ok(transport), TransportChoice::Auto | TransportChoice::AutoUblk) => {
+            Check::pass(NAME, transport.name())
+        }
         (Ok(transport), TransportChoice::Only(_)) => {
             Check::pass(NAME, format!("{transport}, as data.transport asks for"))
         }
-        (Err(refusal), TransportChoice::Auto) => {
+        (Err(refusal), TransportChoice::Auto | TransportChoice::AutoUblk) => {
             Check::fail(NAME, chain(&refusal), "boot Linux 6.12 or newer")
         }
         (Err(refusal), TransportChoice::Only(asked)) => {
             let since = match asked {
                 Transport::ZeroCopy => "6.17",
                 Transport::UserCopy => "6.12",
+                Transport::Fuse => "6.9",
             };
             let found = format!("data.transport asks for {asked}: {}", chain(&refusal));
             Check::fail(NAME, found, format!("boot Linux {since} or newer, or set data.transport = \"auto\""))

@@ -97,7 +97,12 @@ fn a_refused_ring_is_said_with_its_cause() {
 #[test]
 fn a_missing_driver_is_said_with_the_way_to_it() {
     let release = || KernelRelease::new("6.4.1");
-    let facts = |refused, module, has_ring| DriverFacts { probed: Err(refused), module, has_ring };
+    let facts = |refused, module, has_ring| DriverFacts {
+        probed: Err(refused),
+        fuse: Err(Unsupported::NoDriver),
+        module,
+        has_ring,
+    };
     for (refused, module, has_ring, words) in [
         (
             Unsupported::NoDriver,
@@ -135,11 +140,35 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
     }
 }
 
+/// A node without the driver was refused though FUSE could serve its volumes.
+#[test]
+fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
+    let facts = |fuse| DriverFacts {
+        probed: Err(Unsupported::NoDriver),
+        fuse,
+        module: Module::Absent,
+        has_ring: true,
+    };
+    let checks = driver::check(&facts(Ok(())), TransportChoice::Auto);
+    assert_eq!(checks.len(), 2, "{checks:?}");
+    holds(&checks[0], "WARN", &["/dev/ublk-control", "CONFIG_BLK_DEV_UBLK"]);
+    holds(&checks[1], "WARN", &["fuse", "copied twice"]);
+    let only = TransportChoice::Only(Transport::Fuse);
+    holds(&driver::check(&facts(Ok(())), only)[0], "PASS", &["as data.transport asks"]);
+    let release = KernelRelease::new("6.1.0");
+    let refused = Unsupported::NoFuse { release, lack: "boot Linux 6.9 or newer" };
+    holds(&driver::check(&facts(Err(refused)), only)[0], "FAIL", &["6.1.0", "6.9", "auto"]);
+    for ublk in [TransportChoice::Only(Transport::UserCopy), TransportChoice::AutoUblk] {
+        holds(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
+    }
+}
+
 #[test]
 fn features_decide_growth_partitions_and_the_transport() {
     let check = |bits, choice| {
         let probed = Features::of(KernelRelease::new("7.0.0"), bits);
-        let facts = DriverFacts { probed, module: Module::Loaded, has_ring: true };
+        let fuse = Err(Unsupported::NoDriver);
+        let facts = DriverFacts { probed, fuse, module: Module::Loaded, has_ring: true };
         <[Check; 3]>::try_from(driver::check(&facts, choice)).unwrap()
     };
     let auto = |bits| check(bits, TransportChoice::Auto);

@@ -6,20 +6,20 @@ use holdfast_background::{LineLimit, Rest};
 use holdfast_memory::{Codecs, MemoryVolume, PageError};
 use holdfast_ring::{Errno, IoResult};
 use holdfast_types::Millis;
-use holdfast_ublk::{Device, DeviceRequest, Operation, Queue as DeviceQueue, QueueEvent};
+use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
 
 use super::files::MemoryFiles;
 use super::new_volume::NewMemoryVolume;
 use super::published::PublishedMemory;
 use crate::label::Label;
 use crate::message::{Reply, RingRefusal};
-use crate::operation::{Queue, Ring};
+use crate::operation::{Ring, VolumeKey};
 use crate::published_status::ServedCounts;
 
 /// A memory volume on a ring thread.
 pub(super) struct ServedMemory {
     volume: MemoryVolume<MemoryFiles>,
-    queues: Vec<Queue>,
+    queues: Vec<Queue<VolumeKey>>,
     /// They are with the kernel.
     is_open: bool,
     closing: Option<Reply>,
@@ -52,7 +52,7 @@ impl ServedMemory {
         served
     }
 
-    pub(super) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue>) {
+    pub(super) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue<VolumeKey>>) {
         self.label.set_device(device);
         self.queues = queues;
         self.is_open = true;
@@ -193,7 +193,7 @@ impl ServeFailure {
 fn serve<K: Copy>(
     volume: &mut MemoryVolume<MemoryFiles>,
     codecs: &mut Codecs,
-    queue: &mut DeviceQueue<K>,
+    queue: &mut Queue<K>,
     request: &DeviceRequest,
     tally: &mut ServedCounts,
 ) -> Result<(), ServeFailure> {

@@ -2,12 +2,13 @@
 //! event for the planner.
 
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
+use holdfast_fuse::{FuseCommand, FuseQueue};
 use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
 
 use super::{ServedVolume, bytes};
-use crate::operation::{FileOperation, Ring};
+use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::slab_slot::SlabSlot;
 use crate::work::{BackgroundWork, ColdRead};
 
@@ -26,15 +27,7 @@ impl ServedVolume {
             return false;
         };
         match event {
-            QueueEvent::Request(request) => {
-                let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
-                let op = self.count(&request);
-                let id = self.queues.insert(queue, request);
-                match self.volume.begin(now, id, op, range) {
-                    Some(side) => self.move_whole(ring, id, range, side, op == Op::Write),
-                    None => self.handle(ring, Event::Request { id, op, range }, now),
-                }
-            }
+            QueueEvent::Request(request) => self.begin_request(ring, queue, request, now),
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
@@ -44,6 +37,38 @@ impl ServedVolume {
             }
         }
         true
+    }
+
+    /// Requests of the volume's FUSE file wait, or the wait for them ended. Returns false if its queue was
+    /// closed before.
+    pub(crate) fn on_fuse(
+        &mut self,
+        ring: &mut Ring,
+        command: FuseCommand<VolumeKey>,
+        outcome: IoResult,
+        now: Millis,
+    ) -> bool {
+        let Some(queue) = self.queues.fuse() else { return false };
+        queue.on_completion(command, outcome);
+        while let Some(request) = self.queues.fuse().and_then(FuseQueue::next_request) {
+            self.begin_request(ring, 0, request, now);
+        }
+        if let Some(queue) = self.queues.fuse() {
+            queue.poll(ring);
+        }
+        self.queues.finish_closing(ring);
+        true
+    }
+
+    #[inline]
+    fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
+        let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
+        let op = self.count(&request);
+        let id = self.queues.insert(queue, request);
+        match self.volume.begin(now, id, op, range) {
+            Some(side) => self.move_whole(ring, id, range, side, op == Op::Write),
+            None => self.handle(ring, Event::Request { id, op, range }, now),
+        }
     }
 
     #[inline]

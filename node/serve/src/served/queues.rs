@@ -4,11 +4,13 @@
 //! tag.
 
 use holdfast_engine::event::RequestId;
+use holdfast_fuse::FuseQueue;
 use holdfast_ring::{Errno, IoResult};
 use holdfast_ublk::{DeviceRequest, QueueEvent};
 
 use crate::message::{Reply, RingRefusal};
-use crate::operation::{Queue, Ring};
+use crate::operation::{Ring, VolumeKey};
+use crate::volume_queue::VolumeQueue;
 
 /// A request that is with the planner.
 struct OpenRequest {
@@ -20,7 +22,7 @@ struct OpenRequest {
 pub(super) struct Queues {
     /// Requests that a queue holds.
     depth: u32,
-    queues: Vec<Queue>,
+    queues: Vec<VolumeQueue>,
     /// The requests of the first queue by tag, then those of the next.
     requests: Vec<Option<OpenRequest>>,
     /// They are with the kernel.
@@ -41,7 +43,7 @@ impl Queues {
     }
 
     /// Offers the queues to the kernel.
-    pub(super) fn open(&mut self, ring: &mut Ring, queues: Vec<Queue>) {
+    pub(super) fn open(&mut self, ring: &mut Ring, queues: Vec<VolumeQueue>) {
         let number = queues.len().max(1);
         self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
         self.queues = queues;
@@ -61,8 +63,20 @@ impl Queues {
         outcome: IoResult,
     ) -> Option<QueueEvent> {
         let is_with_planner = self.requests.get(self.id(queue, tag).0 as usize)?.is_some();
-        let queue = self.queues.get_mut(usize::from(queue)).filter(|_| !is_with_planner)?;
-        Some(queue.on_completion(ring, tag, outcome))
+        match self.queues.get_mut(usize::from(queue)) {
+            Some(VolumeQueue::Ublk(queue)) if !is_with_planner => {
+                Some(queue.on_completion(ring, tag, outcome))
+            }
+            Some(VolumeQueue::Ublk(_) | VolumeQueue::Fuse(_)) | None => None,
+        }
+    }
+
+    /// The connection of FUSE, where it is not closed.
+    pub(super) fn fuse(&mut self) -> Option<&mut FuseQueue<VolumeKey>> {
+        match self.queues.first_mut() {
+            Some(VolumeQueue::Fuse(queue)) => Some(queue),
+            Some(VolumeQueue::Ublk(_)) | None => None,
+        }
     }
 
     #[inline]
@@ -81,7 +95,7 @@ impl Queues {
 
     /// A request, with the queue it came from.
     #[inline]
-    pub(super) fn request(&self, id: RequestId) -> (&Queue, &DeviceRequest) {
+    pub(super) fn request(&self, id: RequestId) -> (&VolumeQueue, &DeviceRequest) {
         let OpenRequest { queue, request } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }
@@ -96,12 +110,14 @@ impl Queues {
     /// Releases the queues once all tags are back; the device was stopped.
     pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.closing = Some(done);
+        for queue in &mut self.queues {
+            queue.end(ring);
+        }
         self.finish_closing(ring);
     }
 
     pub(super) fn finish_closing(&mut self, ring: &mut Ring) {
-        let all_back =
-            self.queues.iter().all(|queue| queue.tags_with_kernel() + queue.requests_with_owner() == 0);
+        let all_back = self.queues.iter().all(|queue| queue.with_kernel() + queue.requests_with_owner() == 0);
         if !all_back {
             return;
         }

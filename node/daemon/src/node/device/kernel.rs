@@ -1,4 +1,4 @@
-//! The host's ublk devices, as attach, detach and recovery use them.
+//! The host's devices, of ublk and without it, as attach, detach and recovery use them.
 //!
 //! Owns: the one way from the daemon to the kernel's control commands. A test puts a kernel of its own in its
 //! place.
@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use holdfast_service::chain;
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, QueueSpec, Transport,
-    Unsupported, flush_from_outside,
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, LOOP_IDS, Queue,
+    QueueSpec, Transport, Unsupported, flush_from_outside,
 };
 
+use super::fuse::{self, FuseDevices};
 use super::udev::{UDEV, Udev};
 use crate::node::TransportChoice;
-use holdfast_serve::OpenQueues;
-use holdfast_serve::Queue;
+use holdfast_serve::{OpenQueues, VolumeQueue};
 
 /// The command of the daemon's own program that flushes a block device.
 pub(crate) const FLUSH_DEVICE: &str = "flush-device";
@@ -44,8 +44,8 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn open(&self, device: Device) -> Result<OpenQueues, ControlError>;
     /// Starts a device whose queues are armed.
     fn start(&self, device: Device) -> Result<(), ControlError>;
-    /// True if the size of a device that is served can be changed.
-    fn can_resize(&self) -> Result<bool, Unsupported>;
+    /// True if the size of a device that is served by this transport can be changed.
+    fn can_resize(&self, transport: Transport) -> Result<bool, Unsupported>;
     /// The size of a device, in sectors.
     fn sectors(&self, device: Device) -> Result<u64, ControlError>;
     /// Changes the size of a started device, in sectors.
@@ -68,12 +68,18 @@ pub(in crate::node) trait Devices: Send + Sync {
 /// The running kernel, and the host's udev.
 pub(in crate::node) struct Kernel {
     udev: Udev,
+    fuse: FuseDevices,
 }
 
 impl Kernel {
-    /// Those of this host. Nothing is written yet.
-    pub(in crate::node) fn of_this_host() -> Self {
-        Self { udev: Udev::new(Path::new(UDEV)) }
+    /// Those of this host, for a daemon with this run directory. Nothing is written yet.
+    pub(in crate::node) fn of_this_host(run_dir: &Path) -> Self {
+        Self { udev: Udev::new(Path::new(UDEV)), fuse: FuseDevices::new(run_dir) }
+    }
+
+    /// Closes what an earlier daemon left of devices without ublk that it never bound.
+    pub(in crate::node) fn sweep_connections(&self) {
+        self.fuse.sweep();
     }
 
     /// Gives udev its rules early, so that the first attach need not wait for it, and removes old marks.
@@ -90,22 +96,25 @@ impl Kernel {
 
 impl Devices for Kernel {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
-        choice.among(&Features::probe()?)
+        choice.among(Features::probe(), fuse::probe)
     }
 
     fn list(&self) -> Result<Vec<u32>, ControlError> {
-        Device::list()
+        Ok([Device::list()?, self.fuse.list()?].concat())
     }
 
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
-        Device::look(id)
+        if id < LOOP_IDS { Device::look(id) } else { self.fuse.look(id) }
     }
 
     fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
-        Device::find(id, expected)
+        if id < LOOP_IDS { Device::find(id, expected) } else { self.fuse.find(id, expected) }
     }
 
     fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
+        if spec.transport == Transport::Fuse {
+            return self.fuse.add(spec);
+        }
         let device = Device::add(&Features::probe()?, spec)?;
         if let Err(error) = self.udev.mark(device.id(), spec.tag) {
             // One that stays is found by its tag at the next start.
@@ -116,6 +125,9 @@ impl Devices for Kernel {
     }
 
     fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
+        if is_fuse(device) {
+            return self.fuse.open(device);
+        }
         let char_device = device.open_char()?;
         Ok(Box::new(move |ring, owner| {
             let mut queues = Vec::new();
@@ -123,16 +135,20 @@ impl Devices for Kernel {
                 match Queue::open(ring, &device, &char_device, QueueSpec { owner, queue_id }) {
                     Ok(queue) => queues.push(queue),
                     Err(error) => {
-                        queues.into_iter().try_for_each(|queue: Queue| queue.close(ring))?;
+                        queues.into_iter().try_for_each(|queue: Queue<_>| queue.close(ring))?;
                         return Err(error);
                     }
                 }
             }
-            Ok(queues)
+            Ok(queues.into_iter().map(VolumeQueue::Ublk).collect())
         }))
     }
 
     fn start(&self, device: Device) -> Result<(), ControlError> {
+        if is_fuse(device) {
+            // It was bound when it was added.
+            return Ok(());
+        }
         self.udev.await_rules();
         device.start()?;
         match device.tune() {
@@ -149,19 +165,29 @@ impl Devices for Kernel {
         }
     }
 
-    fn can_resize(&self) -> Result<bool, Unsupported> {
-        Ok(Features::of_existing_devices()?.can_resize())
+    fn can_resize(&self, transport: Transport) -> Result<bool, Unsupported> {
+        match transport {
+            Transport::ZeroCopy | Transport::UserCopy => Ok(Features::of_existing_devices()?.can_resize()),
+            Transport::Fuse => Ok(false),
+        }
     }
 
     fn sectors(&self, device: Device) -> Result<u64, ControlError> {
-        device.sectors()
+        if is_fuse(device) { self.fuse.sectors(device) } else { device.sectors() }
     }
 
     fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError> {
+        if is_fuse(device) {
+            let rule = "cannot change while a device without ublk is served";
+            return Err(ControlError::Invalid { field: "sectors", rule });
+        }
         device.resize(sectors)
     }
 
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
+        if is_fuse(device) {
+            return self.fuse.start_recovery(device, within);
+        }
         device.start_recovery(within)?;
         // An earlier version gave it none.
         if let Err(error) = self.udev.mark(device.id(), device.tag()) {
@@ -181,6 +207,10 @@ impl Devices for Kernel {
     }
 
     fn end_recovery(&self, device: Device) -> Result<(), ControlError> {
+        if is_fuse(device) {
+            // The queue had the kernel send its requests again when it was opened.
+            return Ok(());
+        }
         // An earlier call may have ended after its caller stopped waiting.
         match device.info()?.state {
             DeviceState::Live => Ok(()),
@@ -189,15 +219,26 @@ impl Devices for Kernel {
     }
 
     fn stop(&self, device: Device) -> Result<(), ControlError> {
-        device.stop()
+        if is_fuse(device) { self.fuse.stop(device) } else { device.stop() }
     }
 
     fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
+        if is_fuse(device) {
+            return self.fuse.stop_unused(device);
+        }
         device.stop_unused(&Features::of_existing_devices()?)
     }
 
     fn delete(&self, device: Device) -> Result<(), ControlError> {
+        if is_fuse(device) {
+            return self.fuse.delete(device);
+        }
         self.udev.unmark(device.id(), device.tag());
         device.delete()
     }
+}
+
+/// True for a device without ublk.
+fn is_fuse(device: Device) -> bool {
+    device.transport() == Transport::Fuse
 }

@@ -5,6 +5,7 @@ use holdfast_engine::settings::Durability;
 use holdfast_format::displaced::Displaced;
 use holdfast_format::wire::{self, Kind};
 use holdfast_types::Epoch;
+use holdfast_ublk::LOOP_IDS;
 use serde::{Deserialize, Serialize};
 
 use crate::node::error::LocalDamage;
@@ -12,6 +13,9 @@ use crate::node::store::record::StoreRecord;
 
 /// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
 pub(crate) const ATTACHED_VERSION: u32 = 3;
+/// The same of the record of a device without ublk: a release that knows no such device refuses the record,
+/// instead of taking it for that of a volume without a device.
+const LOOP_VERSION: u32 = 4;
 
 /// Record of an attached volume in the tmpfs directory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -21,7 +25,8 @@ pub(crate) struct AttachedRecord {
     pub(crate) version: u32,
     /// The tag of the volume's device, known before there is one.
     pub(crate) tag: u64,
-    /// The number of its device, from its addition to its deletion.
+    /// The number of its device, from its addition to its deletion. From [`LOOP_IDS`] on it is a loop device
+    /// on a file of FUSE, below a ublk device.
     pub(crate) device_id: Option<u32>,
     pub(crate) sectors: u64,
     pub(crate) epoch: u64,
@@ -33,6 +38,13 @@ pub(crate) struct AttachedRecord {
     pub(crate) detaching: bool,
     pub(crate) store_name: String,
     pub(crate) store: StoreRecord,
+}
+
+impl AttachedRecord {
+    /// The version that a record with its device has.
+    pub(super) fn written_version(&self) -> u32 {
+        if self.device_id.is_some_and(|id| id >= LOOP_IDS) { LOOP_VERSION } else { ATTACHED_VERSION }
+    }
 }
 
 /// The file of an [`AttachedRecord`].
@@ -68,7 +80,7 @@ pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamag
     }
     let text = wire::open(Kind::Attached, "the record of an attached volume", bytes)?;
     let Versioned { version } = serde_json::from_slice(text)?;
-    if version != ATTACHED_VERSION {
+    if ![ATTACHED_VERSION, LOOP_VERSION].contains(&version) {
         return Err(LocalDamage::Version { found: version, known: ATTACHED_VERSION });
     }
     Ok(serde_json::from_slice(text)?)

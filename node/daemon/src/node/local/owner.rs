@@ -79,7 +79,8 @@ impl Owner {
     /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not
     /// belong together; a file that cannot be used.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
-        Self::wait_with(config, Arc::new(Kernel::of_this_host())).await
+        let kernel = Kernel::of_this_host(&config.run_dir);
+        Self::wait_with(config, Arc::new(kernel)).await
     }
 
     /// The same with the devices of this kernel.

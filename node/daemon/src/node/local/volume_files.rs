@@ -288,7 +288,8 @@ impl Local {
 
     pub(crate) fn write_record(&self, record: &AttachedRecord) -> Result<(), NodeError> {
         let path = self.record_path();
-        let text = serde_json::to_vec(record)
+        let record = AttachedRecord { version: record.written_version(), ..record.clone() };
+        let text = serde_json::to_vec(&record)
             .map_err(|error| NodeError::Damaged { path: path.clone(), source: error.into() })?;
         replace_reserved(&path, &wire::enclose(Kind::Attached, &text))
     }

@@ -327,7 +327,7 @@ impl Devices for FakeKernel {
         })
     }
 
-    fn can_resize(&self) -> Result<bool, Unsupported> {
+    fn can_resize(&self, _transport: Transport) -> Result<bool, Unsupported> {
         Ok(!self.lock().refused.contains(&"features"))
     }
 

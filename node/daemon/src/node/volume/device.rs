@@ -85,9 +85,13 @@ impl VolumeDevices {
     ///
     /// # Errors
     /// [`NodeError::DeviceCannotGrow`]; [`NodeError::Unsupported`] where that is unknown.
-    pub(in crate::node) async fn check_growth(&self, volume: &VolumeId) -> Result<(), NodeError> {
+    pub(in crate::node) async fn check_growth(
+        &self,
+        volume: &VolumeId,
+        device: Device,
+    ) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
-        if blocking(move || Ok(kernel.can_resize()?)).await? {
+        if blocking(move || Ok(kernel.can_resize(device.transport())?)).await? {
             Ok(())
         } else {
             Err(NodeError::DeviceCannotGrow(volume.clone()))

@@ -46,7 +46,7 @@ impl Node {
         if sectors < from {
             return Err(AttachRefused::Shrinks { volume: volume.clone(), from, to: sectors }.into());
         }
-        self.0.devices.check_growth(volume).await?;
+        self.0.devices.check_growth(volume, device).await?;
         if sectors > from {
             let local = present.local.clone();
             let live_map = blocking(move || {

@@ -18,13 +18,24 @@ use crate::allocated::most_bytes;
 use crate::node::local::attached_record::ATTACHED_VERSION;
 use crate::node::local::live_map;
 use holdfast_serve::Start;
+use holdfast_ublk::LOOP_IDS;
 
+/// A release that knows no loop devices would take the record for that of a volume without a device, and
+/// detach it under its users.
 #[test]
-fn a_changed_byte_of_a_volume_file_is_noticed() {
+fn the_record_of_a_loop_device_has_its_own_version() {
     let dir = tempfile::tempdir().unwrap();
     let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     fs::create_dir_all(local.run()).unwrap();
-    let record = AttachedRecord {
+    for (device_id, version) in [(None, 3), (Some(7), 3), (Some(LOOP_IDS + 7), 4), (Some(7), 3)] {
+        local.write_record(&AttachedRecord { device_id, ..attached() }).unwrap();
+        let read = local.read_record().unwrap().unwrap();
+        assert_eq!((read.device_id, read.version), (device_id, version));
+    }
+}
+
+fn attached() -> AttachedRecord {
+    AttachedRecord {
         version: ATTACHED_VERSION,
         tag: 5,
         device_id: Some(3),
@@ -36,8 +47,15 @@ fn a_changed_byte_of_a_volume_file_is_noticed() {
         detaching: false,
         store_name: "store".into(),
         store: (&S3Config::new("bucket", "us-east-1", S3Credentials::Environment)).into(),
-    };
-    local.write_record(&record).unwrap();
+    }
+}
+
+#[test]
+fn a_changed_byte_of_a_volume_file_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    fs::create_dir_all(local.run()).unwrap();
+    local.write_record(&attached()).unwrap();
     let read = local.read_record().unwrap().unwrap();
     assert_eq!((read.epoch, read.durability, read.sectors), (7, Durability::Object, 1024));
     let mut whole = fs::read(local.record_path()).unwrap();

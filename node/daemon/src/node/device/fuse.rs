@@ -1,0 +1,379 @@
+//! Devices without ublk: connections of FUSE with a loop device on each, and the keeper of the connections.
+//!
+//! Owns: the connections of this process by tag, the server's lock, the way to the keeper.
+//! Runs on: threads that may block, but never on requests of the daemon's own devices: what may wait for
+//! those is a process of its own ([`LoopCommand`](holdfast_fuse::LoopCommand)).
+//! Invariants: the keeper has a connection from before its device is bound until after that is cleared; a
+//! recovery begins once the ring of the last server has gone, with its writes to the local files.
+//! On failure: the end of the keeper is noted, and another one gets all connections.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use holdfast_fuse::{
+    DEPTH, FUSE_PATH, FuseConnection, FuseQueue, Keeper, LOOP_CONTROL_PATH, LoopDevice, file_name,
+};
+use holdfast_serve::{OpenQueues, VolumeQueue};
+use holdfast_service::chain;
+use holdfast_types::SECTOR_BYTES;
+use holdfast_ublk::{
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders,
+    KernelRelease, LOOP_IDS, Transport, Unsupported,
+};
+use parking_lot::Mutex;
+
+use crate::node::QUEUE_DEPTH;
+
+/// The command of the daemon's own program that binds or clears a loop device.
+pub(crate) const LOOP_DEVICE: &str = "loop-device";
+/// The same that becomes the keeper.
+pub(crate) const KEEPER: &str = "keeper";
+/// The program of this process, also after an upgrade has replaced its file.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+/// The file in the run directory that a server holds locked until its ring has gone.
+const LOCK: &str = "fuse.lock";
+/// The longest wait for the lock where no device is recovered.
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Time between two tries to start a keeper.
+const KEEPER_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// The longest wait for programs that open a device only for a moment, as udev does.
+const UNUSED_WITHIN: Duration = Duration::from_secs(2);
+const CLEARED_WITHIN: Duration = Duration::from_secs(1);
+const MAX_IO_BYTES: u32 = holdfast_fuse::protocol::MAX_IO_BYTES;
+// A device of this version has the same shape with each transport.
+const _: () = assert!(DEPTH == QUEUE_DEPTH && MAX_IO_BYTES == holdfast_engine::limit::MAX_IO_BYTES);
+
+/// Fails where the kernel cannot serve devices by FUSE.
+///
+/// # Errors
+/// [`Unsupported::NoFuse`], [`Unsupported::Release`].
+pub(crate) fn probe() -> Result<(), Unsupported> {
+    let release = KernelRelease::running().map_err(Unsupported::Release)?;
+    let opens = |path| OpenOptions::new().read(true).write(true).open(path).is_ok();
+    let lack = if !release.resends_fuse_requests() {
+        "it does not send requests again to a restarted daemon (FUSE_NOTIFY_RESEND); boot Linux 6.9 or newer"
+    } else if !opens(FUSE_PATH) {
+        "/dev/fuse cannot be opened; load the module fuse"
+    } else if !opens(LOOP_CONTROL_PATH) {
+        "/dev/loop-control cannot be opened; load the module loop"
+    } else {
+        return Ok(());
+    };
+    Err(Unsupported::NoFuse { release, lack })
+}
+
+/// The devices of this host that are loop devices on files of FUSE.
+#[derive(Clone)]
+pub(in crate::node) struct FuseDevices(Arc<FuseInner>);
+
+struct FuseInner {
+    keeper: Keeper,
+    lock_path: PathBuf,
+    state: Mutex<FuseState>,
+}
+
+#[derive(Default)]
+struct FuseState {
+    lock: Option<Arc<File>>,
+    connections: BTreeMap<u64, FuseConnection>,
+    is_watching: bool,
+}
+
+impl FuseDevices {
+    /// Those with connections that the keeper of a run directory holds.
+    pub(in crate::node) fn new(run_dir: &Path) -> Self {
+        Self(Arc::new(FuseInner {
+            keeper: Keeper::of(run_dir),
+            lock_path: run_dir.join(LOCK),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Has the keeper close connections whose device was never bound, or is gone.
+    pub(in crate::node) fn sweep(&self) {
+        let swept = self.0.keeper.list().and_then(|tags| {
+            let bound = LoopDevice::list()?;
+            let unbound = tags.into_iter().filter(|tag| bound.iter().all(|device| device.tag != *tag));
+            unbound.into_iter().try_for_each(|tag| self.0.keeper.drop(tag))
+        });
+        if let Err(error) = swept {
+            tracing::warn!(%error, "connections of FUSE without a device were not closed");
+        }
+    }
+
+    /// The ids of all loop devices on files of ours.
+    pub(in crate::node) fn list(&self) -> Result<Vec<u32>, ControlError> {
+        let devices = LoopDevice::list().map_err(file("/sys/block", "read"))?;
+        Ok(devices.into_iter().map(|device| LOOP_IDS + device.number).collect())
+    }
+
+    pub(in crate::node) fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
+        let device = loop_device(id)?;
+        let is_ours = self.0.state.lock().connections.contains_key(&device.tag);
+        let is_kept =
+            || self.0.keeper.list().map(|tags| tags.contains(&device.tag)).map_err(self.unreachable());
+        let state = if is_ours {
+            DeviceState::Live
+        } else if is_kept()? {
+            DeviceState::Quiesced
+        } else {
+            // Its connection has ended: no request to it is answered.
+            DeviceState::Dead
+        };
+        Ok(info(id, state, device.tag))
+    }
+
+    pub(in crate::node) fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
+        let info = self.look(id)?;
+        let sectors = match info.state {
+            DeviceState::Dead => expected.sectors,
+            DeviceState::Live | DeviceState::Quiesced | DeviceState::FailIo => sectors_of(loop_device(id)?)?,
+        };
+        Device::of(&info, sectors, expected)
+    }
+
+    pub(in crate::node) fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
+        let tag = spec.tag;
+        let lock = self.lock(LOCK_WITHIN)?.ok_or_else(|| self.still_locked())?;
+        let opened = FuseConnection::open_device().map_err(file(FUSE_PATH, "opened"))?;
+        let connection = FuseConnection::new(opened, lock, file_name(tag), spec.sectors * SECTOR_BYTES);
+        self.keep(tag, &connection).map_err(self.unreachable())?;
+        let bound = connection
+            .mount()
+            .and_then(|mount| LoopDevice::bind(own_program(LOOP_DEVICE), &connection, mount, tag));
+        match bound {
+            Ok(bound) => {
+                let expected = Expected { tag, sectors: spec.sectors };
+                Device::of(&info(LOOP_IDS + bound.number, DeviceState::Live, tag), spec.sectors, &expected)
+            }
+            Err(source) => {
+                self.forget(tag);
+                Err(file(LOOP_CONTROL_PATH, "bound to a file of FUSE")(source))
+            }
+        }
+    }
+
+    pub(in crate::node) fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
+        let connection = self.0.state.lock().connections.get(&device.tag()).cloned();
+        let connection = connection.ok_or(ControlError::NotFound { id: device.id() })?;
+        Ok(Box::new(move |ring, owner| {
+            Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
+        }))
+    }
+
+    pub(in crate::node) fn sectors(&self, device: Device) -> Result<u64, ControlError> {
+        sectors_of(loop_device(device.id())?)
+    }
+
+    /// Waits until the last server's ring has gone, and takes the connection.
+    pub(in crate::node) fn start_recovery(
+        &self,
+        device: Device,
+        within: Duration,
+    ) -> Result<(), ControlError> {
+        let (id, tag) = (device.id(), device.tag());
+        let Some(lock) = self.lock(within)? else {
+            let waited_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+            return Err(ControlError::StillHeld { id, state: DeviceState::Quiesced, waited_ms });
+        };
+        let kept = self.0.keeper.take(tag).map_err(self.unreachable())?;
+        let kept = kept.ok_or(ControlError::NotFound { id })?;
+        let len_bytes = sectors_of(loop_device(id)?)? * SECTOR_BYTES;
+        let connection = FuseConnection::new(kept.into(), lock, file_name(tag), len_bytes);
+        self.0.state.lock().connections.insert(tag, connection);
+        self.watch();
+        Ok(())
+    }
+
+    /// Clears the device of all users: their requests fail.
+    pub(in crate::node) fn stop(&self, device: Device) -> Result<(), ControlError> {
+        let bound = of_tag(device)?;
+        // The ring's use of the connection is the last one from here on.
+        self.forget(device.tag());
+        bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))
+    }
+
+    pub(in crate::node) fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
+        let bound = of_tag(device)?;
+        let begun = Instant::now();
+        loop {
+            let holders = Holders::of(&bound.path());
+            if !holders.have_it_open() {
+                match bound.clear(own_program(LOOP_DEVICE), true) {
+                    Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+                    cleared => return cleared.map_err(file(bound.path(), "cleared")),
+                }
+            }
+            if begun.elapsed() >= UNUSED_WITHIN {
+                return Err(ControlError::InUse { id: device.id(), holders });
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    pub(in crate::node) fn delete(&self, device: Device) -> Result<(), ControlError> {
+        self.forget(device.tag());
+        let Ok(bound) = of_tag(device) else { return Ok(()) };
+        // It was never served, or a program opened it while it was cleared.
+        bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))?;
+        if bound.await_cleared(CLEARED_WITHIN) {
+            return Ok(());
+        }
+        let waited_ms = u64::try_from(CLEARED_WITHIN.as_millis()).unwrap_or(u64::MAX);
+        Err(ControlError::TimedOut { id: device.id(), command: "LOOP_CLR_FD", waited_ms })
+    }
+
+    /// The server's lock; `None` if another server has it for as long as `within`.
+    fn lock(&self, within: Duration) -> Result<Option<Arc<File>>, ControlError> {
+        let begun = Instant::now();
+        let path = &self.0.lock_path;
+        if let Some(lock) = &self.0.state.lock().lock {
+            return Ok(Some(Arc::clone(lock)));
+        }
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let opened = opened.map_err(file(path, "opened"))?;
+        loop {
+            match opened.try_lock() {
+                Ok(()) => break,
+                Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() >= within => {
+                    // Another thread of this process may have it by now.
+                    return Ok(self.0.state.lock().lock.clone());
+                }
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    if let Some(lock) = &self.0.state.lock().lock {
+                        return Ok(Some(Arc::clone(lock)));
+                    }
+                    thread::sleep(LOOK_EVERY);
+                }
+                Err(std::fs::TryLockError::Error(source)) => return Err(file(path, "locked")(source)),
+            }
+        }
+        Ok(Some(Arc::clone(self.0.state.lock().lock.get_or_insert(Arc::new(opened)))))
+    }
+
+    fn still_locked(&self) -> ControlError {
+        file(&self.0.lock_path, "locked")(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Gives a new connection to the keeper, which is started where there is none.
+    fn keep(&self, tag: u64, connection: &FuseConnection) -> io::Result<()> {
+        reap(self.0.keeper.keep(tag, connection.file(), || own_program(KEEPER))?);
+        self.0.state.lock().connections.insert(tag, connection.clone());
+        self.watch();
+        Ok(())
+    }
+
+    /// Closes a connection, but for its use by a ring.
+    fn forget(&self, tag: u64) {
+        self.0.state.lock().connections.remove(&tag);
+        if let Err(error) = self.0.keeper.drop(tag) {
+            // The next start sweeps it.
+            tracing::warn!(%error, "the keeper did not close a connection of FUSE");
+        }
+    }
+
+    /// Starts another keeper whenever one ends, while there are connections.
+    fn watch(&self) {
+        if std::mem::replace(&mut self.0.state.lock().is_watching, true) {
+            return;
+        }
+        let devices = self.clone();
+        thread::spawn(move || {
+            while devices.await_keeper() {
+                if let Err(error) = devices.replace_keeper() {
+                    tracing::error!(
+                        error = chain(&error),
+                        "the keeper of FUSE connections does not run: an end of this daemon fails the requests to its devices"
+                    );
+                    thread::sleep(KEEPER_AGAIN_AFTER);
+                }
+            }
+        });
+    }
+
+    /// Waits until the keeper has ended. False if no connection is left that needs one.
+    fn await_keeper(&self) -> bool {
+        // An error is an end too.
+        drop(self.0.keeper.await_end());
+        let mut state = self.0.state.lock();
+        state.is_watching = !state.connections.is_empty();
+        state.is_watching
+    }
+
+    fn replace_keeper(&self) -> io::Result<()> {
+        let connections = self.0.state.lock().connections.clone();
+        let mut is_new = false;
+        for (tag, connection) in &connections {
+            let started = self.0.keeper.keep(*tag, connection.file(), || own_program(KEEPER))?;
+            is_new |= started.is_some();
+            reap(started);
+        }
+        if is_new {
+            tracing::warn!(
+                connections = connections.len(),
+                "the keeper of FUSE connections had ended; started another"
+            );
+        }
+        Ok(())
+    }
+
+    fn unreachable(&self) -> impl FnOnce(io::Error) -> ControlError + use<> {
+        file(self.0.keeper.socket().to_owned(), "used")
+    }
+}
+
+/// Notes the end of a child, whenever that is.
+fn reap(child: Option<Child>) {
+    if let Some(mut child) = child {
+        thread::spawn(move || drop(child.wait()));
+    }
+}
+
+fn own_program(command: &str) -> Command {
+    let mut program = Command::new(OWN_PROGRAM);
+    program.arg(command);
+    program
+}
+
+fn loop_device(id: u32) -> Result<LoopDevice, ControlError> {
+    let number = id.checked_sub(LOOP_IDS);
+    number.and_then(LoopDevice::find).ok_or(ControlError::NotFound { id })
+}
+
+/// The loop device of a device, while its file is that of the device's tag.
+fn of_tag(device: Device) -> Result<LoopDevice, ControlError> {
+    let id = device.id();
+    let bound = loop_device(id)?;
+    if bound.tag == device.tag() { Ok(bound) } else { Err(ControlError::NotFound { id }) }
+}
+
+fn sectors_of(device: LoopDevice) -> Result<u64, ControlError> {
+    Ok(device.len_bytes().map_err(file(device.path(), "measured"))? / SECTOR_BYTES)
+}
+
+fn info(id: u32, state: DeviceState, tag: u64) -> DeviceInfo {
+    DeviceInfo {
+        id,
+        state,
+        queues: 1,
+        depth: DEPTH,
+        max_io_bytes: MAX_IO_BYTES,
+        transport: Some(Transport::Fuse),
+        server_pid: -1,
+        tag,
+        foreign: ForeignFeatures::among(0),
+    }
+}
+
+fn file(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error) -> ControlError {
+    let path = path.into();
+    move |source| ControlError::File { path, action, source }
+}

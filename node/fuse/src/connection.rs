@@ -1,0 +1,203 @@
+//! A connection of FUSE: the file by which the kernel asks, and its file system.
+//!
+//! The file system is mounted nowhere: the loop device has its one file open, which keeps it. It ends with
+//! that file, or when the last process has closed the connection; then requests fail.
+//!
+//! *Runs on*: control threads, but for what a queue reads and writes. Nothing here opens the file or asks
+//! for its attributes: that waits for the server, which is this process ([`crate::loop_device`]).
+#![allow(unsafe_code)] // system calls that libc has no function for
+
+use std::ffi::{CStr, CString};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::limit::MAX_BACKGROUND;
+use crate::protocol::{FuseFile, FuseRequest, MAX_IO_BYTES, WRITE_HEAD_BYTES, parse, reply_head};
+
+/// The device by which a server talks to the kernel.
+pub const FUSE_PATH: &str = "/dev/fuse";
+
+const FSCONFIG_SET_STRING: libc::c_uint = 1;
+const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
+const FSOPEN_CLOEXEC: libc::c_uint = 1;
+const FSMOUNT_CLOEXEC: libc::c_uint = 1;
+/// `MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOATIME`.
+const ATTRIBUTES: libc::c_uint = 0x02 | 0x04 | 0x08 | 0x10;
+
+/// A connection, as a server uses it. Clones share it.
+#[derive(Clone, Debug)]
+pub struct FuseConnection {
+    file: Arc<File>,
+    lock: Arc<File>,
+    name: String,
+    len_bytes: u64,
+}
+
+impl FuseConnection {
+    /// A connection whose file system has one file of this name and size. `lock` is held by the server for
+    /// as long as it serves.
+    #[must_use]
+    pub fn new(file: File, lock: Arc<File>, name: String, len_bytes: u64) -> Self {
+        Self { file: Arc::new(file), lock, name, len_bytes }
+    }
+
+    /// Opens a new connection, which has no file system yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_device() -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(FUSE_PATH)
+    }
+
+    /// Makes the file system of a new connection. What is returned keeps it until its file is open.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn mount(&self) -> io::Result<OwnedFd> {
+        let context = fsopen(c"fuse")?;
+        let strings = [
+            (c"source", "holdfast".to_owned()),
+            (c"fd", self.file.as_raw_fd().to_string()),
+            (c"rootmode", "40000".to_owned()),
+            (c"user_id", "0".to_owned()),
+            (c"group_id", "0".to_owned()),
+            (c"max_read", MAX_IO_BYTES.to_string()),
+        ];
+        for (key, value) in strings {
+            let value = CString::new(value).expect("numbers and names have no zero byte");
+            fsconfig(&context, FSCONFIG_SET_STRING, Some(key), Some(&value))?;
+        }
+        fsconfig(&context, FSCONFIG_CMD_CREATE, None, None)?;
+        fsmount(&context)
+    }
+
+    /// The file by which the kernel asks.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The server's lock.
+    #[must_use]
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// Name of the file.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn description(&self) -> FuseFile {
+        FuseFile { name: self.name.clone(), len_bytes: self.len_bytes, max_background: MAX_BACKGROUND }
+    }
+
+    /// Answers what a new connection is asked until `is_done`, at most for `within`. A request with data
+    /// that comes meanwhile is left, and sent again to the queue ([`crate::FuseQueue::open`]). Returns the
+    /// last answer of `is_done`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn introduce(&self, within: Duration, mut is_done: impl FnMut() -> bool) -> io::Result<bool> {
+        let begun = Instant::now();
+        let file = self.description();
+        let mut message = vec![0; WRITE_HEAD_BYTES + MAX_IO_BYTES as usize];
+        loop {
+            if is_done() {
+                return Ok(true);
+            }
+            if begun.elapsed() > within {
+                return Ok(false);
+            }
+            if !self.wait_readable(Duration::from_millis(5))? {
+                continue;
+            }
+            let len = match self.read(&mut message) {
+                Ok(len) => len,
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOENT | libc::EINTR)) =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let Ok(parsed) = parse(&message[..len]) else { continue };
+            if parsed.request == FuseRequest::Sync {
+                // The binding sends one. No write was completed that it could cover.
+                self.answer(&[&reply_head(parsed.unique, 0, 0)]);
+            } else if let Some(answer) = file.answer(&parsed) {
+                self.answer(&[&answer]);
+            }
+        }
+    }
+
+    fn wait_readable(&self, within: Duration) -> io::Result<bool> {
+        let mut wanted = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let timeout = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: the pointer names one structure, which outlives the call.
+        match unsafe { libc::poll(&raw mut wanted, 1, timeout) } {
+            number if number >= 0 => Ok(number > 0),
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) }
+            }
+        }
+    }
+
+    /// Reads the next request that waits.
+    pub(crate) fn read(&self, message: &mut [u8]) -> io::Result<usize> {
+        io::Read::read(&mut &*self.file, message)
+    }
+
+    /// Writes a message in one call.
+    pub(crate) fn write(&self, parts: &[&[u8]]) -> io::Result<()> {
+        let mut slices = [io::IoSlice::new(&[]); 2];
+        for (slice, part) in slices.iter_mut().zip(parts) {
+            *slice = io::IoSlice::new(part);
+        }
+        io::Write::write_vectored(&mut &*self.file, &slices[..parts.len().min(2)]).map(drop)
+    }
+
+    /// Answers a request. A refusal means that the request is gone: its program was killed, or the
+    /// connection has ended.
+    pub(crate) fn answer(&self, parts: &[&[u8]]) {
+        drop(self.write(parts));
+    }
+}
+
+fn fsopen(kind: &CStr) -> io::Result<OwnedFd> {
+    // SAFETY: the name is a C string.
+    let raw = unsafe { libc::syscall(libc::SYS_fsopen, kind.as_ptr(), FSOPEN_CLOEXEC) };
+    owned(raw)
+}
+
+fn fsconfig(
+    context: &OwnedFd,
+    command: libc::c_uint,
+    key: Option<&CStr>,
+    value: Option<&CStr>,
+) -> io::Result<()> {
+    let [key, value] = [key, value].map(|text| text.map_or(std::ptr::null(), CStr::as_ptr));
+    // SAFETY: both are C strings or null, as the command demands, and outlive the call.
+    let done = unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, key, value, 0) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn fsmount(context: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes plain integers.
+    let raw = unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, ATTRIBUTES) };
+    owned(raw)
+}
+
+fn owned(raw: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(raw) {
+        // SAFETY: a file descriptor that was just made and has no other owner.
+        Ok(raw) if raw >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
+        Ok(_) | Err(_) => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,23 @@
+//! Block devices on nodes whose kernel has no ublk: a file of FUSE below a loop device.
+//!
+//! *Owns*: the protocol ([`protocol`]), a volume's connection ([`FuseConnection`]) and its requests on a
+//! ring ([`FuseQueue`]), the loop device on its file ([`LoopDevice`]), and the process that holds
+//! connections while no daemon lives ([`keeper`]).
+//! *Does not own*: what a request means for a volume, nor the ring and its thread.
+//! *Runs on*: control calls block and belong on a control thread, never on a ring thread. A [`FuseQueue`]
+//! belongs to its ring's thread.
+//! *Invariants*: a connection lives as long as a daemon or the keeper has its file; a request is answered
+//! once. *On failure*: errors name the file and the call.
+
+mod connection;
+pub mod keeper;
+mod limit;
+mod loop_device;
+pub mod protocol;
+mod queue;
+
+pub use connection::{FUSE_PATH, FuseConnection};
+pub use keeper::Keeper;
+pub use limit::DEPTH;
+pub use loop_device::{LOOP_CONTROL_PATH, LoopCommand, LoopDevice, file_name};
+pub use queue::{FuseCommand, FuseQueue};
