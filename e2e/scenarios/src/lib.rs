@@ -532,13 +532,6 @@ pub const ALL: &[Scenario] = &[
         run: kill_rounds::user_copy,
     },
     Scenario {
-        name: "kill-rounds-fuse",
-        about: "the same on machines without ublk, by FUSE and loop devices",
-        expected: Duration::from_secs(120),
-        alone: true,
-        run: kill_rounds::fuse,
-    },
-    Scenario {
         name: "without-ublk",
         about: "a node without ublk serves a volume by FUSE through kills under load, also of the keeper; a node with ublk reads it",
         expected: Duration::from_secs(90),
@@ -561,7 +554,7 @@ pub const ALL: &[Scenario] = &[
     },
 ];
 
-/// Scenarios that run only when they are named: what they need takes long to build, or to fetch.
+/// Scenarios that run only when they are named or have their turn: they take long, or what they need does.
 pub const BY_NAME: &[Scenario] = &[
     Scenario {
         name: "cluster",
@@ -577,6 +570,13 @@ pub const BY_NAME: &[Scenario] = &[
         alone: true,
         run: failover::run,
     },
+    Scenario {
+        name: "kill-rounds-fuse",
+        about: "the daemon is ended again and again, as in `kill-rounds-zero-copy`, on a machine without ublk, by FUSE and a loop device",
+        expected: Duration::from_secs(240),
+        alone: true,
+        run: kill_rounds::fuse,
+    },
 ];
 
 /// Lanes that take turns in a run that names none, one each day: together they would take too long.
@@ -588,12 +588,14 @@ pub const IN_TURN: &[&str] = &[
     "cluster",
     "standalone-user-copy@6.12",
     "kill-rounds-user-copy",
+    "kill-rounds-fuse",
     "host-daemons@6.12",
     "failover",
     "held-requests-user-copy@6.12",
     "kill-rounds-zero-copy@7.2",
     "story-user-copy@6.12",
     "ublk-zero-copy@7.2",
+    "without-ublk@6.12",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.
