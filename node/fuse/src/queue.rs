@@ -171,6 +171,7 @@ impl<K: Copy> FuseQueue<K> {
     ///
     /// # Panics
     /// If the part does not lie inside a request's memory.
+    #[inline(never)] // else the path of ublk, beside it in one function, becomes dearer
     pub fn read_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -190,6 +191,7 @@ impl<K: Copy> FuseQueue<K> {
     ///
     /// # Panics
     /// If the part does not lie inside a request's memory.
+    #[inline(never)] // else the path of ublk, beside it in one function, becomes dearer
     pub fn write_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -213,6 +215,7 @@ impl<K: Copy> FuseQueue<K> {
 
     /// Answers a request, all of it or with an error, and waits for requests again where no tag was free.
     /// All its parts must have completed.
+    #[inline(never)] // else the path of ublk, beside it in one function, becomes dearer
     pub fn complete<T: From<FuseCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,

@@ -318,7 +318,7 @@ impl<T: RingOperation> Ring<T> {
     /// # Safety
     /// Memory named by the entry must stay valid, and untouched where the kernel writes to it, until
     /// the entry's completion has been handed out or the process ends.
-    #[inline]
+    #[inline(always)] // where the operation is known, so is its word
     pub unsafe fn push(&mut self, entry: Entry, operation: T) {
         let user_data = match operation.to_word() {
             Some(word) => {

@@ -60,7 +60,7 @@ impl ServedVolume {
         true
     }
 
-    #[inline]
+    #[inline(always)] // it has two callers, and one of them is the path of each request of ublk
     fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
