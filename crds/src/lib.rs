@@ -45,10 +45,10 @@ pub use storage_node::{
     StorageNodeStatus, TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    ACKNOWLEDGE_LOSS, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
-    Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource,
-    MEMORY_NODE, MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF,
-    STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    ACKNOWLEDGE_LOSS, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability, Empty,
+    FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, MEMORY_NODE,
+    MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF, STORAGE_CLASS,
+    SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,

@@ -167,9 +167,6 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == '' || self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')")
         .message("spec.nodeName must be the name of a node: lower-case letters, digits, '-' and '.'"))]
     pub node_name: Option<String>,
-    /// Number of nodes that may use the volume at a time.
-    #[serde(default)]
-    pub access_mode: AccessMode,
     /// Point at which a FLUSH is complete. A change of an attached volume takes effect within seconds.
     #[serde(default)]
     pub durability: Durability,
@@ -273,8 +270,6 @@ pub enum VolumeSource {
     Snapshot(SnapshotSource),
     /// The content that another Volume of the same ObjectStore has when this one is created. Nothing is copied there.
     Volume(CloneSource),
-    /// The content of a disk image.
-    Image(ImageSource),
     /// The volume that the object store holds under `spec.volumeID`: it is adopted with its size and data.
     Existing(Empty),
 }
@@ -308,22 +303,6 @@ pub struct CloneSource {
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
         .message("spec.source.volume.name must be the name of a Volume: lower-case letters, digits and '-'"))]
     pub name: String,
-}
-
-/// A disk image to start from.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-pub struct ImageSource {
-    /// Address of the image.
-    #[schemars(length(min = 1, max = 2048))]
-    pub url: String,
-}
-
-/// Number of nodes that may use a volume at a time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-pub enum AccessMode {
-    /// One node reads and writes.
-    #[default]
-    ReadWriteOnce,
 }
 
 /// Point at which a FLUSH is complete.

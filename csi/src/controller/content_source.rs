@@ -43,7 +43,7 @@ pub(super) fn described(source: &VolumeSource) -> Option<VolumeContentSource> {
         VolumeSource::Volume(CloneSource { name }) => {
             Type::Volume(wire::VolumeSource { volume_id: name.clone() })
         }
-        VolumeSource::Empty(_) | VolumeSource::Image(_) | VolumeSource::Existing(_) => return None,
+        VolumeSource::Empty(_) | VolumeSource::Existing(_) => return None,
     };
     Some(VolumeContentSource { r#type: Some(r#type) })
 }
@@ -70,7 +70,7 @@ pub(super) async fn size(
             let none = || Status::not_found(format!("{field}: no Volume is named `{name}`"));
             of_volume(&found.ok_or_else(none)?, object_store).map(Some)
         }
-        VolumeSource::Empty(_) | VolumeSource::Image(_) | VolumeSource::Existing(_) => Ok(None),
+        VolumeSource::Empty(_) | VolumeSource::Existing(_) => Ok(None),
     }
 }
 

@@ -13,7 +13,7 @@ use super::source_volume::clonable;
 /// # Errors
 /// Why it cannot have one now; the message names the field to change.
 pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
-    check_spec(facts)?;
+    check_size(facts)?;
     if let Some(rival) = &facts.rival {
         return failed(
             "IdTaken",
@@ -41,10 +41,8 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
             Ok(Home::Restored { size_bytes, snapshot })
         }
         (VolumeSource::Volume(source), wanted) => clonable(facts, &source.name, wanted.ok()),
-        (VolumeSource::Empty(_) | VolumeSource::Image(_), Ok(size_bytes)) => Ok(Home::New { size_bytes }),
-        (VolumeSource::Empty(_) | VolumeSource::Image(_), Err(error)) => {
-            failed("InvalidSize", error.to_string())
-        }
+        (VolumeSource::Empty(_), Ok(size_bytes)) => Ok(Home::New { size_bytes }),
+        (VolumeSource::Empty(_), Err(error)) => failed("InvalidSize", error.to_string()),
     }
 }
 
@@ -89,26 +87,12 @@ fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle>
     }
 }
 
-/// Checks what stands in the spec alone.
-fn check_spec(facts: &ClusterFacts) -> Result<(), Obstacle> {
-    if let (Some(_), Err(error)) = (&facts.spec.size, facts.spec.size_bytes()) {
-        return failed("InvalidSize", error.to_string());
+/// Checks a size that is written.
+fn check_size(facts: &ClusterFacts) -> Result<(), Obstacle> {
+    match (&facts.spec.size, facts.spec.size_bytes()) {
+        (Some(_), Err(error)) => failed("InvalidSize", error.to_string()),
+        (Some(_) | None, Ok(_) | Err(_)) => Ok(()),
     }
-    let unsupported = match &facts.spec.source {
-        VolumeSource::Empty(_)
-        | VolumeSource::Existing(_)
-        | VolumeSource::Snapshot(_)
-        | VolumeSource::Volume(_) => None,
-        VolumeSource::Image(_) => Some("image"),
-    };
-    unsupported.map_or(Ok(()), |source| {
-        failed(
-            "UnsupportedSource",
-            format!(
-                "spec.source: `{source}` is not supported by this version; create the Volume with `empty`, `snapshot` or `volume`"
-            ),
-        )
-    })
 }
 
 fn check_store(facts: &ClusterFacts) -> Result<(), Obstacle> {
