@@ -47,6 +47,7 @@ struct Blocks {
     table: SlotTable,
     /// The table's entries on disk; `None` where nothing is kept.
     kept: Option<Arc<KeptTable>>,
+    lines: LineLimit,
 }
 
 impl Blocks {
@@ -64,14 +65,27 @@ impl Blocks {
     }
 
     /// Returns true if a slot has what its entry says.
-    fn is_proven(&self, slot: Slot, entry: SlabEntry) -> impl Future<Output = io::Result<bool>> + use<> {
+    async fn is_proven(&self, slot: Slot, entry: SlabEntry) -> io::Result<bool> {
         let file = Arc::clone(&self.file);
-        run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block)))
+        let compared = run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block))).await;
+        compared.inspect_err(|error| self.not_read(error))
     }
 
-    fn read(&self, slot: Slot) -> impl Future<Output = io::Result<HeapBuffer>> + use<> {
+    async fn read(&self, slot: Slot) -> io::Result<HeapBuffer> {
         let file = Arc::clone(&self.file);
-        run_blocking(move || read_slot(&file, &slot))
+        let read = run_blocking(move || read_slot(&file, &slot)).await;
+        read.inspect_err(|error| self.not_read(error))
+    }
+
+    fn not_read(&self, error: &io::Error) {
+        if let Some(held_back) = self.lines.one(now()) {
+            tracing::warn!(
+                error = error as &dyn Error,
+                held_back,
+                "a block was not read from the slab in node.state_dir: it is fetched again; check the disk of that \
+                 filesystem"
+            );
+        }
     }
 
     /// Writes a block into a slot that is this content's.
@@ -140,11 +154,13 @@ impl BlockSlab {
                 file: Arc::new(disk),
                 table: SlotTable::with_old(slots, SPARE_SLOTS, INDEX_SHARDS, old),
                 kept: kept.map(Arc::new),
+                lines: LineLimit::default(),
             },
             memory: Blocks {
                 file: Arc::new(memory),
                 table: SlotTable::new(MEMORY_SLOTS, SPARE_SLOTS, 1),
                 kept: None,
+                lines: LineLimit::default(),
             },
             unkept: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
@@ -268,6 +284,12 @@ impl BlockSlab {
     /// stay.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
+    }
+
+    /// Has this content be compared where an earlier process put it into the slab: [`Self::contains`] is then
+    /// true only of what a reader will find.
+    pub(crate) async fn prove(&self, key: &ContentKey) {
+        self.disk.table.prove(key, |slot, entry| self.disk.is_proven(slot, entry)).await;
     }
 
     /// Returns true if this content is in the slab or in memory.

@@ -305,6 +305,8 @@ impl ColdReads {
             Ok(plan.for_range(wanted))
         });
         let (mut plans, mut keys) = (join_reads(plans).await?, HashSet::new());
+        // What an earlier process left may not be there: each reader would then fetch its block alone.
+        join_all(plans.iter().map(|plan| self.slab.prove(&plan.key))).await;
         plans.retain(|plan| {
             let is_there = self.slab.contains(&plan.key) || self.fetches.is_in_progress(&plan.key);
             // Parts of a request may be in the same block, and blocks may have the same content.
