@@ -10,8 +10,8 @@
 //! On failure: where the disk has no room for a slot that was never written, the index gives back one that
 //! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -198,14 +198,20 @@ struct FreeSlots {
 }
 
 impl FreeSlots {
-    /// Those of `slots` that are not among `used`.
-    fn new(slots: u32, used: &BTreeSet<u32>) -> Self {
-        let fresh: Vec<u32> = (0..slots).rev().filter(|number| !used.contains(number)).collect();
+    fn none() -> Self {
         Self {
-            count: Semaphore::new(fresh.len()),
-            numbers: Mutex::new(Numbers { written: Vec::new(), fresh, taken_while_full: None }),
+            count: Semaphore::new(0),
+            numbers: Mutex::new(Numbers { written: Vec::new(), fresh: Vec::new(), taken_while_full: None }),
             ahead: AheadCounters::default(),
         }
+    }
+
+    /// Adds slots that were never written. The last is used first.
+    fn add_fresh(&self, slots: impl Iterator<Item = u32>) {
+        let mut numbers = self.numbers.lock();
+        let before = numbers.fresh.len();
+        numbers.fresh.extend(slots);
+        self.count.add_permits(numbers.fresh.len() - before);
     }
 
     fn give_back(&self, number: u32, has_room: bool) {
@@ -222,6 +228,12 @@ impl FreeSlots {
     async fn take(&self) -> FreeSlot {
         self.count.acquire().await.expect("the semaphore is never closed").forget();
         self.numbers.lock().take().expect("there is a number for each permit")
+    }
+
+    /// Takes one, if one is free.
+    fn try_take(&self) -> Option<FreeSlot> {
+        self.count.try_acquire().ok()?.forget();
+        self.numbers.lock().take()
     }
 
     /// Takes one that was written, if one is free.
@@ -260,6 +272,8 @@ enum For {
     LaterRead,
     /// A reader that may never come.
     ReadAhead,
+    /// A later time, by a caller that waits for no slot.
+    Spare,
 }
 
 /// The filesystem has no room for a write.
@@ -291,8 +305,8 @@ impl SlotTable {
         Self::with_old(slots, spare, shards, [])
     }
 
-    /// The same with the contents `old` that an earlier process wrote. Where two slots name one content, or
-    /// the index has no room for all, the others are free.
+    /// The same with the contents `old` that an earlier process wrote, each of which enters the index as it
+    /// comes. Where two slots name one content, or the index has no room for all, the others are free.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -325,15 +339,17 @@ impl SlotTable {
             "an index of {} slots leaves none of {slots} free",
             index.capacity()
         );
-        let old: BTreeMap<u32, SlabEntry> = old.into_iter().filter(|(number, _)| *number < slots).collect();
-        let free = Arc::new(FreeSlots::new(slots, &old.keys().copied().collect()));
+        let (free, mut used) = (Arc::new(FreeSlots::none()), vec![false; slots as usize]);
         for (number, entry) in old {
+            let Some(is_used @ false) = used.get_mut(number as usize) else { continue };
+            *is_used = true;
             let slot = FreeSlot { number, has_room: true };
             index.insert(
                 entry.key,
                 Slot(OwnedSlot::new(slot, entry.key, Some(entry.proof), free.clone()).into()),
             );
         }
+        free.add_fresh((0..slots).rev().filter(|number| !used[*number as usize]));
         Self {
             capacity: index.capacity(),
             old: OldCounters { found: index.len() as u64, ..OldCounters::default() },
@@ -444,6 +460,22 @@ impl SlotTable {
         Ok(())
     }
 
+    /// The same for a content that has no reader yet, and that is handed back where no slot is free.
+    ///
+    /// # Errors
+    /// As [`Self::slot`]; [`io::ErrorKind::WouldBlock`] where no slot is free.
+    pub async fn fill_spare<B, E, W>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<B, E>>,
+        write: impl Fn(Slot, B) -> W,
+    ) -> Result<(), NoSlot<B, E>>
+    where
+        W: Future<Output = (B, io::Result<()>)>,
+    {
+        self.find_or_fill(key, fetch, write, For::Spare).await.map(drop)
+    }
+
     /// Adds a slot to those that are unread; the oldest of them leaves its slot where they are too many.
     fn bound_unread(&self, slot: Weak<OwnedSlot>) {
         let mut ahead = self.ahead.lock();
@@ -480,7 +512,7 @@ impl SlotTable {
         W: Future<Output = (B, io::Result<()>)>,
     {
         let published = |slot: Slot| {
-            let is_awaited = filled_for != For::Reader;
+            let is_awaited = matches!(filled_for, For::LaterRead | For::ReadAhead);
             slot.0.is_awaited.store(is_awaited, Ordering::Relaxed);
             if filled_for == For::ReadAhead {
                 self.free.ahead.fetched.fetch_add(1, Ordering::Relaxed);
@@ -491,7 +523,13 @@ impl SlotTable {
         self.index
             .get_or_insert_async(key, async {
                 let content = fetch.await.map_err(NoSlot::Unmade)?;
-                let first = self.free.take().await;
+                let first = match filled_for {
+                    For::Spare => self.free.try_take(),
+                    For::Reader | For::LaterRead | For::ReadAhead => Some(self.free.take().await),
+                };
+                let Some(first) = first else {
+                    return Err(NoSlot::Unkept(Unkept { content, error: io::ErrorKind::WouldBlock.into() }));
+                };
                 let mut filled = self.fill(key, first, content, &write).await;
                 // One that an earlier process wrote may have no room: the file was cut off, or copied without
                 // its zeros.
@@ -586,6 +624,8 @@ impl SlotTable {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use futures::FutureExt;
     use holdfast_format::compose::{Layer, compose};
     use holdfast_format::segment::{FrameIndex, SegmentBuilder};
@@ -648,7 +688,8 @@ mod tests {
     /// Two takers that waited at once could miss one of two slots that were given back.
     #[test]
     fn each_slot_that_comes_back_wakes_a_taker() {
-        let free = FreeSlots::new(2, &BTreeSet::new());
+        let free = FreeSlots::none();
+        free.add_fresh([1, 0].into_iter());
         let (one, other) = (free.take().now_or_never().unwrap(), free.take().now_or_never().unwrap());
         assert_eq!((one.number, other.number), (0, 1));
         let mut takers = [Box::pin(free.take()), Box::pin(free.take())];
@@ -826,6 +867,23 @@ mod tests {
         table.forget(&slot);
         drop(slot);
         assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 2, unused: 1 });
+    }
+
+    /// Parts of indexes waited for a slot, and their readers with them.
+    #[test]
+    fn a_spare_content_waits_for_no_slot() {
+        let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(257));
+        let (last, held) = keys.split_last().unwrap();
+        let disk = Disk::of(usize::MAX);
+        let held: Vec<Slot> = held.iter().map(|key| disk.ask(&table, key).unwrap()).collect();
+        let keep = || {
+            let write = |_slot, content| std::future::ready((content, Ok(())));
+            table.fill_spare(last, std::future::ready(Ok::<_, ()>(())), write).now_or_never()
+        };
+        let Some(Err(NoSlot::Unkept(Unkept { error, .. }))) = keep() else { panic!("no slot is free") };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        assert!(keep().is_some_and(|kept| kept.is_ok()) && table.contains(last));
     }
 
     #[test]

@@ -176,9 +176,10 @@ impl Reader {
         }
     }
 
-    /// Waits until nothing is fetched ahead any more.
+    /// Waits until nothing is fetched ahead any more, nor kept.
     pub(super) async fn settle(&mut self) {
         while self.ahead.join_next().await.transpose().unwrap().is_some() {}
+        self.node.cold.slab.kept().await;
     }
 
     /// Drops what is being fetched ahead, as a detach does.
