@@ -945,8 +945,8 @@ mod tests {
         assert_eq!(table.old(), OldCounts { found: 2, used: 0, refused: 2 });
     }
 
-    /// An entry of the table says that a slot was written, and not that it has room: a content that found none
-    /// was served from memory though others had room.
+    /// An entry of the table says that a slot was written, and not that it has room: a content that found
+    /// none was served from memory though others had room.
     #[test]
     fn an_old_slot_without_room_leaves_the_content_to_others() {
         let keys = keys(40);
