@@ -10,8 +10,8 @@
 //! On failure: where the disk has no room for a slot that was never written, the index gives back one that
 //! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,6 +40,10 @@ const USED_TWICE_SHARE: f64 = 0.70;
 
 /// Of so many contents that need a slot while the disk is full, one tries whether it has room again.
 const TRY_ROOM_EVERY: u64 = 64;
+/// Slots that are tried for a content that finds no room in one.
+const TRIES_WHILE_FULL: u32 = 4;
+/// Slots that are compared with their proofs at a time: 8 MiB of blocks.
+const COMPARES: usize = 64;
 
 /// A slot with a content; it keeps both while this is held.
 #[derive(Clone, Debug)]
@@ -81,9 +85,9 @@ struct AheadCounters {
 pub struct OldCounts {
     /// Those that this process found in the index when it began.
     pub found: u64,
-    /// Those that were read since: no request was sent for them.
+    /// Those that were compared since, and found right.
     pub used: u64,
-    /// Those whose slots had other bytes.
+    /// Those whose slots had other bytes, or could not be read.
     pub refused: u64,
 }
 
@@ -105,31 +109,32 @@ struct OwnedSlot {
     is_unread: AtomicBool,
     /// It was filled for a reader that is still to come: that one's read is no second use.
     is_awaited: AtomicBool,
-    /// The entry of an earlier process, which filled it.
-    old: Option<SlabEntry>,
+    /// That of an earlier process, which filled it.
+    proof: [u8; 16],
     /// This process filled it, or found its bytes right.
     is_proven: AtomicBool,
     free: Arc<FreeSlots>,
 }
 
 impl OwnedSlot {
-    /// A slot that is being filled, or that was by an earlier process.
-    fn new(slot: FreeSlot, key: ContentKey, old: Option<SlabEntry>, free: Arc<FreeSlots>) -> Self {
+    /// A slot that is being filled, or with its proof one that was by an earlier process.
+    fn new(slot: FreeSlot, key: ContentKey, proof: Option<[u8; 16]>, free: Arc<FreeSlots>) -> Self {
         Self {
             number: slot.number,
             key,
             has_room: slot.has_room.into(),
             is_unread: false.into(),
             is_awaited: false.into(),
-            is_proven: old.is_none().into(),
-            old,
+            is_proven: proof.is_none().into(),
+            proof: proof.unwrap_or_default(),
             free,
         }
     }
 
     /// The entry to compare its bytes with before anything reads them.
-    fn unproven(&self) -> Option<&SlabEntry> {
-        self.old.as_ref().filter(|_| !self.is_proven.load(Ordering::Acquire))
+    fn unproven(&self) -> Option<SlabEntry> {
+        let Self { key, proof, .. } = *self;
+        (!self.is_proven.load(Ordering::Acquire)).then_some(SlabEntry { key, proof })
     }
 
     /// A reader takes it.
@@ -193,14 +198,20 @@ struct FreeSlots {
 }
 
 impl FreeSlots {
-    /// Those of `slots` that are not among `used`.
-    fn new(slots: u32, used: &BTreeSet<u32>) -> Self {
-        let fresh: Vec<u32> = (0..slots).rev().filter(|number| !used.contains(number)).collect();
+    fn none() -> Self {
         Self {
-            count: Semaphore::new(fresh.len()),
-            numbers: Mutex::new(Numbers { written: Vec::new(), fresh, taken_while_full: None }),
+            count: Semaphore::new(0),
+            numbers: Mutex::new(Numbers { written: Vec::new(), fresh: Vec::new(), taken_while_full: None }),
             ahead: AheadCounters::default(),
         }
+    }
+
+    /// Adds slots that were never written. The last is used first.
+    fn add_fresh(&self, slots: impl Iterator<Item = u32>) {
+        let mut numbers = self.numbers.lock();
+        let before = numbers.fresh.len();
+        numbers.fresh.extend(slots);
+        self.count.add_permits(numbers.fresh.len() - before);
     }
 
     fn give_back(&self, number: u32, has_room: bool) {
@@ -217,6 +228,12 @@ impl FreeSlots {
     async fn take(&self) -> FreeSlot {
         self.count.acquire().await.expect("the semaphore is never closed").forget();
         self.numbers.lock().take().expect("there is a number for each permit")
+    }
+
+    /// Takes one, if one is free.
+    fn try_take(&self) -> Option<FreeSlot> {
+        self.count.try_acquire().ok()?.forget();
+        self.numbers.lock().take()
     }
 
     /// Takes one that was written, if one is free.
@@ -255,6 +272,13 @@ enum For {
     LaterRead,
     /// A reader that may never come.
     ReadAhead,
+    /// A later time, by a caller that waits for no slot.
+    Spare,
+}
+
+/// The filesystem has no room for a write.
+fn is_full(error: &io::Error) -> bool {
+    [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind())
 }
 
 /// Index from contents to slots. It never holds all slots: each that is filled evicts one before the free
@@ -266,6 +290,8 @@ pub struct SlotTable {
     /// Slots whose contents were fetched ahead, the oldest first. Some were read since.
     ahead: Mutex<VecDeque<Weak<OwnedSlot>>>,
     old: OldCounters,
+    /// Held while a slot is compared with its proof, by the slot's number.
+    comparing: [tokio::sync::Mutex<()>; COMPARES],
     free: Arc<FreeSlots>,
 }
 
@@ -279,8 +305,8 @@ impl SlotTable {
         Self::with_old(slots, spare, shards, [])
     }
 
-    /// The same with the contents `old` that an earlier process wrote. Where two slots name one content, or
-    /// the index has no room for all, the others are free.
+    /// The same with the contents `old` that an earlier process wrote, each of which enters the index as it
+    /// comes. Where two slots name one content, or the index has no room for all, the others are free.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -313,17 +339,23 @@ impl SlotTable {
             "an index of {} slots leaves none of {slots} free",
             index.capacity()
         );
-        let old: BTreeMap<u32, SlabEntry> = old.into_iter().filter(|(number, _)| *number < slots).collect();
-        let free = Arc::new(FreeSlots::new(slots, &old.keys().copied().collect()));
+        let (free, mut used) = (Arc::new(FreeSlots::none()), vec![false; slots as usize]);
         for (number, entry) in old {
+            let Some(is_used @ false) = used.get_mut(number as usize) else { continue };
+            *is_used = true;
             let slot = FreeSlot { number, has_room: true };
-            index.insert(entry.key, Slot(OwnedSlot::new(slot, entry.key, Some(entry), free.clone()).into()));
+            index.insert(
+                entry.key,
+                Slot(OwnedSlot::new(slot, entry.key, Some(entry.proof), free.clone()).into()),
+            );
         }
+        free.add_fresh((0..slots).rev().filter(|number| !used[*number as usize]));
         Self {
             capacity: index.capacity(),
             old: OldCounters { found: index.len() as u64, ..OldCounters::default() },
             index,
             ahead: Mutex::default(),
+            comparing: [const { tokio::sync::Mutex::const_new(()) }; COMPARES],
             free,
         }
     }
@@ -336,19 +368,20 @@ impl SlotTable {
     }
 
     /// Has a content that an earlier process wrote be compared with its proof before its first use, and
-    /// forgets it where the slot has other bytes, or the disk cannot read it.
-    async fn prove<P>(&self, key: &ContentKey, is_proven: impl FnOnce(Slot, SlabEntry) -> P)
+    /// forgets it where the slot has other bytes, or the disk cannot read it. One caller compares a slot, and
+    /// the others wait for it.
+    pub async fn prove<P>(&self, key: &ContentKey, is_proven: impl FnOnce(Slot, SlabEntry) -> P)
     where
         P: Future<Output = io::Result<bool>>,
     {
-        let Some(slot) = self.index.peek(key) else { return };
-        let Some(entry) = slot.0.unproven() else { return };
-        let found = if safeguard(ProveOldSlots) { is_proven(slot.clone(), *entry).await } else { Ok(true) };
+        let unproven = || self.index.peek(key).and_then(|slot| slot.0.unproven().map(|entry| (slot, entry)));
+        let Some(number) = unproven().map(|(slot, _entry)| slot.number()) else { return };
+        let _alone = self.comparing[number as usize % COMPARES].lock().await;
+        let Some((slot, entry)) = unproven() else { return };
+        let found = if safeguard(ProveOldSlots) { is_proven(slot.clone(), entry).await } else { Ok(true) };
         if matches!(found, Ok(true)) {
-            // Readers that came meanwhile have compared it too.
-            if !slot.0.is_proven.swap(true, Ordering::Release) {
-                self.old.used.fetch_add(1, Ordering::Relaxed);
-            }
+            slot.0.is_proven.store(true, Ordering::Release);
+            self.old.used.fetch_add(1, Ordering::Relaxed);
             return;
         }
         if found.is_err() {
@@ -360,7 +393,7 @@ impl SlotTable {
     }
 
     /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a
-    /// free slot, and hands it back; where a slot that was never written finds no room, into one that was.
+    /// free slot, and hands it back; where that finds no room, into others that were written.
     /// Fetches of one content coalesce. What an earlier process wrote is handed out once `is_proven` has read
     /// it, and found that it is what the entry says.
     ///
@@ -427,6 +460,22 @@ impl SlotTable {
         Ok(())
     }
 
+    /// The same for a content that has no reader yet, and that is handed back where no slot is free.
+    ///
+    /// # Errors
+    /// As [`Self::slot`]; [`io::ErrorKind::WouldBlock`] where no slot is free.
+    pub async fn fill_spare<B, E, W>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<B, E>>,
+        write: impl Fn(Slot, B) -> W,
+    ) -> Result<(), NoSlot<B, E>>
+    where
+        W: Future<Output = (B, io::Result<()>)>,
+    {
+        self.find_or_fill(key, fetch, write, For::Spare).await.map(drop)
+    }
+
     /// Adds a slot to those that are unread; the oldest of them leaves its slot where they are too many.
     fn bound_unread(&self, slot: Weak<OwnedSlot>) {
         let mut ahead = self.ahead.lock();
@@ -463,7 +512,7 @@ impl SlotTable {
         W: Future<Output = (B, io::Result<()>)>,
     {
         let published = |slot: Slot| {
-            let is_awaited = filled_for != For::Reader;
+            let is_awaited = matches!(filled_for, For::LaterRead | For::ReadAhead);
             slot.0.is_awaited.store(is_awaited, Ordering::Relaxed);
             if filled_for == For::ReadAhead {
                 self.free.ahead.fetched.fetch_add(1, Ordering::Relaxed);
@@ -474,25 +523,30 @@ impl SlotTable {
         self.index
             .get_or_insert_async(key, async {
                 let content = fetch.await.map_err(NoSlot::Unmade)?;
-                let first = self.free.take().await;
-                let unkept = match self.fill(key, first, content, &write).await {
-                    Ok(slot) => return Ok(published(slot)),
-                    Err(unkept) => unkept,
+                let first = match filled_for {
+                    For::Spare => self.free.try_take(),
+                    For::Reader | For::LaterRead | For::ReadAhead => Some(self.free.take().await),
                 };
-                let is_full =
-                    [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&unkept.error.kind());
-                if is_full && !first.has_room {
+                let Some(first) = first else {
+                    return Err(NoSlot::Unkept(Unkept { content, error: io::ErrorKind::WouldBlock.into() }));
+                };
+                let mut filled = self.fill(key, first, content, &write).await;
+                // One that an earlier process wrote may have no room: the file was cut off, or copied without
+                // its zeros.
+                for _ in 0..TRIES_WHILE_FULL {
+                    let unkept = match filled {
+                        Err(unkept) if is_full(&unkept.error) => unkept,
+                        ended => return ended.map(published).map_err(NoSlot::Unkept),
+                    };
                     // Others are given back only where none that was written is free.
                     let written = self.free.take_written().or_else(|| {
                         self.shrink();
                         self.free.take_written()
                     });
-                    if let Some(written) = written {
-                        let filled = self.fill(key, written, unkept.content, &write).await;
-                        return filled.map(published).map_err(NoSlot::Unkept);
-                    }
+                    let Some(written) = written else { return Err(NoSlot::Unkept(unkept)) };
+                    filled = self.fill(key, written, unkept.content, &write).await;
                 }
-                Err(NoSlot::Unkept(unkept))
+                filled.map(published).map_err(NoSlot::Unkept)
             })
             .await
     }
@@ -570,6 +624,8 @@ impl SlotTable {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use futures::FutureExt;
     use holdfast_format::compose::{Layer, compose};
     use holdfast_format::segment::{FrameIndex, SegmentBuilder};
@@ -632,7 +688,8 @@ mod tests {
     /// Two takers that waited at once could miss one of two slots that were given back.
     #[test]
     fn each_slot_that_comes_back_wakes_a_taker() {
-        let free = FreeSlots::new(2, &BTreeSet::new());
+        let free = FreeSlots::none();
+        free.add_fresh([1, 0].into_iter());
         let (one, other) = (free.take().now_or_never().unwrap(), free.take().now_or_never().unwrap());
         assert_eq!((one.number, other.number), (0, 1));
         let mut takers = [Box::pin(free.take()), Box::pin(free.take())];
@@ -812,6 +869,23 @@ mod tests {
         assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 2, unused: 1 });
     }
 
+    /// Parts of indexes waited for a slot, and their readers with them.
+    #[test]
+    fn a_spare_content_waits_for_no_slot() {
+        let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(257));
+        let (last, held) = keys.split_last().unwrap();
+        let disk = Disk::of(usize::MAX);
+        let held: Vec<Slot> = held.iter().map(|key| disk.ask(&table, key).unwrap()).collect();
+        let keep = || {
+            let write = |_slot, content| std::future::ready((content, Ok(())));
+            table.fill_spare(last, std::future::ready(Ok::<_, ()>(())), write).now_or_never()
+        };
+        let Some(Err(NoSlot::Unkept(Unkept { error, .. }))) = keep() else { panic!("no slot is free") };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        assert!(keep().is_some_and(|kept| kept.is_ok()) && table.contains(last));
+    }
+
     #[test]
     fn what_no_slot_takes_is_handed_back() {
         let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(300));
@@ -869,6 +943,49 @@ mod tests {
         assert_eq!(ask(&keys[0], || Ok(false)).number(), 0, "the last to be free is the first to be used");
         assert!(keys.iter().all(|key| table.get_now(key).is_some()), "they are this process's");
         assert_eq!(table.old(), OldCounts { found: 2, used: 0, refused: 2 });
+    }
+
+    /// An entry of the table says that a slot was written, and not that it has room: a content that found
+    /// none was served from memory though others had room.
+    #[test]
+    fn an_old_slot_without_room_leaves_the_content_to_others() {
+        let keys = keys(40);
+        let (old, fresh) = keys.split_at(11);
+        let (table, disk) = (SlotTable::with_old(4 * SPARE, SPARE, 8, entries(old)), Disk::of(8));
+        disk.allocated.lock().extend(0..8);
+        // The last three have no room, and are the first to be used.
+        for key in old {
+            let refused = |_slot, _entry| std::future::ready(Ok(false));
+            table.prove(key, refused).now_or_never().expect("nothing waits");
+        }
+        for key in fresh {
+            assert!(disk.ask(&table, key).expect("others have room").number() < 8);
+        }
+    }
+
+    /// Each of the readers of a block compared it.
+    #[tokio::test]
+    async fn readers_that_come_together_compare_a_block_once() {
+        let keys = keys(1);
+        let table = SlotTable::with_old(4 * SPARE, SPARE, 8, entries(&keys));
+        for is_right in [false, true] {
+            let table = SlotTable::with_old(4 * SPARE, SPARE, 8, entries(&keys));
+            let compares = AtomicU64::new(0);
+            let compare = async |_slot, _entry| {
+                compares.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                Ok(is_right)
+            };
+            let readers = (0..32).map(|_| table.get(&keys[0], compare));
+            let found = futures::future::join_all(readers).await;
+            assert!(found.iter().all(|slot| slot.is_some() == is_right));
+            assert_eq!(compares.into_inner(), 1);
+        }
+        // One whose reader is dropped is left to the next.
+        let mut dropped = Box::pin(table.get(&keys[0], |_slot, _entry| std::future::pending()));
+        assert!(dropped.as_mut().now_or_never().is_none());
+        drop(dropped);
+        assert!(table.get(&keys[0], |_slot, _entry| std::future::ready(Ok(true))).await.is_some());
     }
 
     /// The table of a larger slab, and one whose slots name a content twice: it was evicted and came back.

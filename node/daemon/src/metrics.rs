@@ -322,12 +322,12 @@ const OLD_BLOCKS_METRICS: [OldBlocksMetric; 3] = [
     },
     OldBlocksMetric {
         name: "holdfast_slab_found_used_blocks",
-        help: "Blocks that earlier processes fetched and this one read without a request to a store",
+        help: "Blocks that earlier processes fetched and this one compared and found right before they were read or fetched ahead",
         value: |counts| counts.used,
     },
     OldBlocksMetric {
         name: "holdfast_slab_found_refused_blocks",
-        help: "Blocks that earlier processes fetched and this one fetched again since the disk had other bytes in their place",
+        help: "Blocks that earlier processes fetched and this one fetched again since the disk had other bytes in their place, or could not read them",
         value: |counts| counts.refused,
     },
 ];

@@ -313,7 +313,8 @@ impl Node {
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
         }
-        let slab = BlockSlab::open(&slab_path(&config.state_dir), config.slab_bytes)?;
+        let (path, bytes) = (slab_path(&config.state_dir), config.slab_bytes);
+        let slab = run_blocking(move || BlockSlab::open(&path, bytes)).await?;
         let zeros_path = config.state_dir.join("zeros.data");
         let zeros = zeros_file(&zeros_path)?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());

@@ -71,7 +71,8 @@ pub const fn offset_of(slot: u32) -> u64 {
 pub struct SlabEntry {
     /// Its name.
     pub key: ContentKey,
-    proof: [u8; 16],
+    /// Checksum of the name and the block.
+    pub proof: [u8; 16],
 }
 
 impl SlabEntry {

@@ -22,6 +22,7 @@ use holdfast_ring::HeapBuffer;
 use holdfast_serve::SlabSlot;
 use holdfast_types::BLOCK_BYTES;
 use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::node::clock::now;
 use crate::node::error::{NodeError, file};
@@ -36,6 +37,9 @@ const INDEX_SHARDS: usize = 8;
 /// Slots in memory, spare ones included: 16 MiB, which are taken when the disk first fails.
 const MEMORY_SLOTS: u32 = 2 * SPARE_SLOTS;
 
+/// Contents that are kept for later at a time: 16 MiB.
+pub(super) const KEEPING: u32 = 128;
+
 /// Path of the slab's file in a state directory.
 pub(in crate::node) fn slab_path(state_dir: &Path) -> PathBuf {
     state_dir.join("slab.data")
@@ -47,6 +51,7 @@ struct Blocks {
     table: SlotTable,
     /// The table's entries on disk; `None` where nothing is kept.
     kept: Option<Arc<KeptTable>>,
+    lines: LineLimit,
 }
 
 impl Blocks {
@@ -64,14 +69,27 @@ impl Blocks {
     }
 
     /// Returns true if a slot has what its entry says.
-    fn is_proven(&self, slot: Slot, entry: SlabEntry) -> impl Future<Output = io::Result<bool>> + use<> {
+    async fn is_proven(&self, slot: Slot, entry: SlabEntry) -> io::Result<bool> {
         let file = Arc::clone(&self.file);
-        run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block)))
+        let compared = run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block))).await;
+        compared.inspect_err(|error| self.not_read(error))
     }
 
-    fn read(&self, slot: Slot) -> impl Future<Output = io::Result<HeapBuffer>> + use<> {
+    async fn read(&self, slot: Slot) -> io::Result<HeapBuffer> {
         let file = Arc::clone(&self.file);
-        run_blocking(move || read_slot(&file, &slot))
+        let read = run_blocking(move || read_slot(&file, &slot)).await;
+        read.inspect_err(|error| self.not_read(error))
+    }
+
+    fn not_read(&self, error: &io::Error) {
+        if let Some(held_back) = self.lines.one(now()) {
+            tracing::warn!(
+                error = error as &dyn Error,
+                held_back,
+                "a block was not read from the slab in node.state_dir: it is fetched again; check the disk of that \
+                 filesystem"
+            );
+        }
     }
 
     /// Writes a block into a slot that is this content's.
@@ -108,6 +126,8 @@ pub(crate) struct BlockSlab {
     unkept: AtomicU64,
     /// The disk did not take the last block.
     is_refused: AtomicBool,
+    /// Contents that may be kept for later at a time.
+    keeping: Arc<Semaphore>,
     lines: LineLimit,
 }
 
@@ -126,28 +146,32 @@ impl BlockSlab {
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
         let known = std::fs::metadata(path).map_or(0, |found| found.len() / BLOCK_BYTES);
-        let (kept, old) = KeptTable::open(path, slots);
-        // A slab that was removed, or cut off, has none of them.
-        let old = old.into_iter().filter(|(slot, _entry)| u64::from(*slot) < known);
+        let kept = KeptTable::open(path, slots);
         let disk = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
         let name = "holdfast-blocks";
         let memory = memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(io::Error::from);
         let memory = memory
             .and_then(|memory| memory.set_len(u64::from(MEMORY_SLOTS) * BLOCK_BYTES).map(|()| memory))
             .map_err(file(Path::new(name), "made in memory"))?;
+        // A slab that was removed, or cut off, has no others.
+        let known = u32::try_from(known).unwrap_or(u32::MAX).min(slots);
+        let old = kept.iter().flat_map(|kept| kept.entries(known));
         Ok(Self {
             disk: Blocks {
                 file: Arc::new(disk),
                 table: SlotTable::with_old(slots, SPARE_SLOTS, INDEX_SHARDS, old),
                 kept: kept.map(Arc::new),
+                lines: LineLimit::default(),
             },
             memory: Blocks {
                 file: Arc::new(memory),
                 table: SlotTable::new(MEMORY_SLOTS, SPARE_SLOTS, 1),
                 kept: None,
+                lines: LineLimit::default(),
             },
             unkept: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
+            keeping: Arc::new(Semaphore::new(KEEPING as usize)),
             lines: LineLimit::default(),
         })
     }
@@ -218,15 +242,28 @@ impl BlockSlab {
         read.ok()
     }
 
-    /// Puts a content that is no block into the slab, unless the disk takes nothing.
+    /// The right to keep so many contents for later; `None` where the disk takes nothing, or where too many
+    /// are being kept already.
+    pub(super) fn may_keep(&self, contents: u32) -> Option<OwnedSemaphorePermit> {
+        let may_keep = || Arc::clone(&self.keeping).try_acquire_many_owned(contents).ok();
+        if self.is_refused() { None } else { may_keep() }
+    }
+
+    /// Puts a content that is no block into the slab, unless no slot is free.
     pub(super) async fn keep(&self, key: &ContentKey, content: HeapBuffer) {
-        if self.is_refused() {
-            return;
-        }
         let content = async { Ok::<_, io::Error>(Arc::new(content)) };
-        if let Err(NoSlot::Unkept(Unkept { error, .. })) = self.disk.slot(key, content).await {
+        let write = |slot, content| self.disk.write(*key, slot, content);
+        if let Err(NoSlot::Unkept(Unkept { error, .. })) =
+            self.disk.table.fill_spare(key, content, write).await
+        {
             tracing::debug!(error = &error as &dyn Error, "a part of an index was not kept in the slab");
         }
+    }
+
+    /// Waits until all that is being kept for later was written.
+    #[cfg(test)]
+    pub(crate) async fn kept(&self) {
+        let _none_left = self.keeping.acquire_many(KEEPING).await.unwrap();
     }
 
     /// Puts this content into the slab before any reader asks for it.
@@ -268,6 +305,12 @@ impl BlockSlab {
     /// stay.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
+    }
+
+    /// Has this content be compared where an earlier process put it into the slab: [`Self::contains`] is then
+    /// true only of what a reader will find.
+    pub(crate) async fn prove(&self, key: &ContentKey) {
+        self.disk.table.prove(key, |slot, entry| self.disk.is_proven(slot, entry)).await;
     }
 
     /// Returns true if this content is in the slab or in memory.

@@ -53,7 +53,7 @@ pub(crate) struct ReadAheadFigures {
 
 /// The node's cold reads.
 pub(crate) struct ColdReads {
-    slab: BlockSlab,
+    slab: Arc<BlockSlab>,
     indexes: Arc<Indexes>,
     fetches: Fetches<HeapBuffer>,
     blocks_ahead: Arc<Semaphore>,
@@ -119,7 +119,7 @@ impl ColdReads {
     pub(crate) fn new(slab: BlockSlab, indexes: Arc<Indexes>) -> Self {
         let fetches = Fetches::new(|| HeapBuffer::zeroed(BLOCK_BYTES as usize));
         Self {
-            slab,
+            slab: Arc::new(slab),
             indexes,
             fetches,
             blocks_ahead: Arc::new(Semaphore::new(BLOCKS_AHEAD)),
@@ -305,6 +305,8 @@ impl ColdReads {
             Ok(plan.for_range(wanted))
         });
         let (mut plans, mut keys) = (join_reads(plans).await?, HashSet::new());
+        // What an earlier process left may not be there: each reader would then fetch its block alone.
+        join_all(plans.iter().map(|plan| self.slab.prove(&plan.key))).await;
         plans.retain(|plan| {
             let is_there = self.slab.contains(&plan.key) || self.fetches.is_in_progress(&plan.key);
             // Parts of a request may be in the same block, and blocks may have the same content.
@@ -372,6 +374,7 @@ mod tests {
             let mut found = HeapBuffer::zeroed(4096);
             cold.slab.file().read_exact_at(&mut found, slot.offset_bytes()).unwrap();
             assert!(found.iter().all(|byte| *byte == 7));
+            cold.slab.kept().await;
             assert_eq!(store.counts().get, 2, "one of the index, one of the frame");
             assert_eq!(cold.old(), OldCounts { found: old, used: old, refused: 0 });
         }

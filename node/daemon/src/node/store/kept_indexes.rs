@@ -2,10 +2,12 @@
 //!
 //! Owns: how a part is cut into pieces of the length of a block. A piece is kept under the name of its object
 //! and its offset, and found again as a block is.
+//! No reader waits until a part is kept: where much is being kept already, or no slot is free, it is not.
 //! Invariant: what is kept came from the store and was decoded; it is decoded again when it is read.
 //! On failure: the part comes from the store.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::future::join_all;
@@ -15,6 +17,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::BLOCK_BYTES;
 
+use crate::node::run_blocking::Call;
 use crate::node::store::block_cache::BlockSlab;
 
 /// Bytes of a part that is kept at most: no larger one is read for a block.
@@ -23,7 +26,7 @@ const MOST_BYTES: u64 = 2 << 20;
 /// The indexes of a store, through the slab.
 pub(super) struct KeptIndexes<'a> {
     pub(super) objects: &'a dyn ObjectStore,
-    pub(super) slab: &'a BlockSlab,
+    pub(super) slab: &'a Arc<BlockSlab>,
 }
 
 /// The pieces of a part, by the offset of each in the object, and their lengths.
@@ -58,25 +61,31 @@ impl IndexSource for KeptIndexes<'_> {
     }
 
     async fn keep(&self, key: &str, range: Range<u64>, bytes: Bytes) {
-        if !is_kept(&range) {
-            return;
-        }
-        let start = range.start;
-        let kept = pieces(range).map(async |(at, length)| {
-            let from = (at - start) as usize;
-            let mut piece = HeapBuffer::zeroed(BLOCK_BYTES as usize);
-            piece[..length].copy_from_slice(&bytes[from..from + length]);
-            self.slab.keep(&ContentKey::of_index(key, at), piece).await;
+        let contents = (range.end - range.start).div_ceil(BLOCK_BYTES) as u32;
+        let Some(right) = is_kept(&range).then(|| self.slab.may_keep(contents)).flatten() else { return };
+        let (slab, key, call) = (Arc::clone(self.slab), key.to_owned(), Call::begin());
+        tokio::spawn(async move {
+            let start = range.start;
+            let kept = pieces(range).map(async |(at, length)| {
+                let from = (at - start) as usize;
+                let mut piece = HeapBuffer::zeroed(BLOCK_BYTES as usize);
+                piece[..length].copy_from_slice(&bytes[from..from + length]);
+                slab.keep(&ContentKey::of_index(&key, at), piece).await;
+            });
+            join_all(kept).await;
+            drop((call, right));
         });
-        join_all(kept).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use holdfast_objects::MemoryStore;
 
     use super::*;
+    use crate::node::run_blocking::run_blocking;
+    use crate::node::store::block_cache::KEEPING;
 
     #[tokio::test]
     async fn a_part_is_read_as_it_was_kept() {
@@ -87,26 +96,55 @@ mod tests {
         for length in [1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES - 7, MOST_BYTES, MOST_BYTES + 1] {
             let (key, range) = (format!("object-{length}"), 5000..5000 + length);
             let part = Bytes::copy_from_slice(&bytes[..length as usize]);
-            let slab = BlockSlab::open(&path, 0).unwrap();
+            let slab = Arc::new(BlockSlab::open(&path, 0).unwrap());
             let kept = KeptIndexes { objects: &store, slab: &slab };
             assert_eq!(kept.kept(&key, range.clone()).await, None);
             kept.keep(&key, range.clone(), part.clone()).await;
+            slab.kept().await;
             drop(slab);
-            let slab = BlockSlab::open(&path, 0).unwrap();
+            let slab = Arc::new(BlockSlab::open(&path, 0).unwrap());
             let kept = KeptIndexes { objects: &store, slab: &slab };
             assert_eq!(kept.kept(&key, range.clone()).await, (length <= MOST_BYTES).then_some(part));
             assert_eq!(kept.kept("another", range).await, None);
         }
     }
 
+    /// Each read of a part waited until the local disk had it, and a slow disk held any number of them.
+    #[test]
+    fn no_reader_waits_until_a_part_is_kept() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let slab = Arc::new(BlockSlab::open(&dir.path().join("slab"), 0).unwrap());
+            let kept = KeptIndexes { objects: &MemoryStore::new(), slab: &slab };
+            let (end, ends) = std::sync::mpsc::channel::<()>();
+            // Writes wait for the one thread.
+            let busy = tokio::spawn(run_blocking(move || ends.recv().is_err()));
+            tokio::task::yield_now().await;
+            let part = Bytes::from_static(&[1]);
+            for object in 0..KEEPING + 20 {
+                let key = object.to_string();
+                let kept = kept.keep(&key, 0..1, part.clone()).now_or_never();
+                assert!(kept.is_some(), "{object} waits");
+            }
+            drop(end);
+            assert!(busy.await.unwrap());
+            slab.kept().await;
+            for (object, found) in [(0, true), (KEEPING - 1, true), (KEEPING, false), (KEEPING + 19, false)] {
+                assert_eq!(kept.kept(&object.to_string(), 0..1).await.is_some(), found, "{object}");
+            }
+        });
+    }
+
     /// A piece that was evicted takes the part with it.
     #[tokio::test]
     async fn a_part_of_which_a_piece_is_gone_is_requested() {
         let dir = tempfile::tempdir().unwrap();
-        let slab = BlockSlab::open(&dir.path().join("slab"), 0).unwrap();
+        let slab = Arc::new(BlockSlab::open(&dir.path().join("slab"), 0).unwrap());
         let kept = KeptIndexes { objects: &MemoryStore::new(), slab: &slab };
         let one = Bytes::from(vec![1; BLOCK_BYTES as usize]);
         kept.keep("object", 0..BLOCK_BYTES, one.clone()).await;
+        slab.kept().await;
         assert_eq!(kept.kept("object", 0..BLOCK_BYTES + 1).await, None);
         assert_eq!(kept.kept("object", 0..BLOCK_BYTES).await, Some(one));
     }

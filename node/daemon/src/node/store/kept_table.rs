@@ -7,14 +7,19 @@
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use holdfast_background::LineLimit;
-use holdfast_format::slab_table::{self, SlabEntry};
+use holdfast_format::slab_table::{self, ENTRY_BYTES, HEAD_BYTES, SlabEntry};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 use crate::node::clock::now;
+
+/// Entries that are read at a time: 64 KiB.
+const READ_ENTRIES: u32 = 2048;
 
 /// The table of a slab.
 pub(super) struct KeptTable {
@@ -23,21 +28,52 @@ pub(super) struct KeptTable {
 }
 
 impl KeptTable {
-    /// The table of the slab in the file `slab` with so many slots, and its entries. One that cannot be used
-    /// is made again, without any.
-    pub(super) fn open(slab: &Path, slots: u32) -> (Option<Self>, Vec<(u32, SlabEntry)>) {
+    /// The table of the slab in the file `slab` with so many slots. One that cannot be used is made again,
+    /// without entries.
+    pub(super) fn open(slab: &Path, slots: u32) -> Option<Self> {
         let path = slab.with_extension("table");
         match open(&path, slab_table::offset_of(slots)) {
-            Ok((file, entries)) => (Some(Self { file, lines: LineLimit::default() }), entries),
+            Ok(file) => Some(Self { file, lines: LineLimit::default() }),
             Err(error) => {
                 tracing::warn!(
                     path = %path.display(),
                     error = &error as &dyn Error,
                     "the table of the slab was not opened; after a restart all blocks are fetched again"
                 );
-                (None, Vec::new())
+                None
             }
         }
+    }
+
+    /// The entries of the first `slots`, in order, which are read as they are asked for.
+    pub(super) fn entries(&self, slots: u32) -> impl Iterator<Item = (u32, SlabEntry)> {
+        // A table that found no room may be shorter.
+        let held = self.file.metadata().map_or(0, |table| table.len().saturating_sub(HEAD_BYTES));
+        let held = u32::try_from(held / ENTRY_BYTES as u64).unwrap_or(u32::MAX);
+        let slots = slots.min(held);
+        let mut table = vec![0; HEAD_BYTES as usize];
+        table[..8].copy_from_slice(&slab_table::head());
+        let chunks = (0..slots).step_by(READ_ENTRIES as usize).map_while(move |first| {
+            let entries = READ_ENTRIES.min(slots - first) as usize;
+            table.resize(HEAD_BYTES as usize + entries * ENTRY_BYTES, 0);
+            let read =
+                self.file.read_exact_at(&mut table[HEAD_BYTES as usize..], slab_table::offset_of(first));
+            match read {
+                Ok(()) => {
+                    let entries = slab_table::entries(&table).unwrap_or_default();
+                    Some(entries.into_iter().map(move |(slot, entry)| (first + slot, entry)))
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        error = &error as &dyn Error,
+                        first,
+                        "the table of the slab was not read; blocks from this slot on are fetched again"
+                    );
+                    None
+                }
+            }
+        });
+        chunks.flatten()
     }
 
     /// Names the content that was written into a slot.
@@ -55,14 +91,16 @@ impl KeptTable {
 }
 
 /// Opens a table that is to be `length` bytes long; one of another length is made longer or shorter.
-fn open(path: &Path, length: u64) -> io::Result<(File, Vec<(u32, SlabEntry)>)> {
+fn open(path: &Path, length: u64) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    file.set_len(file.metadata()?.len().min(length))?;
-    let mut table = Vec::new();
-    (&file).read_to_end(&mut table)?;
-    let entries = slab_table::entries(&table).or_else(|error| {
-        if !table.is_empty() {
+    let found = file.metadata()?.len().min(length);
+    file.set_len(found)?;
+    let mut head = slab_table::head();
+    let known = &mut head[..found.min(8) as usize];
+    file.read_exact_at(known, 0)?;
+    if let Err(error) = slab_table::entries(known) {
+        if found > 0 {
             tracing::warn!(
                 path = %path.display(),
                 error = &error as &dyn Error,
@@ -70,13 +108,78 @@ fn open(path: &Path, length: u64) -> io::Result<(File, Vec<(u32, SlabEntry)>)> {
             );
         }
         file.set_len(0)?;
-        table = slab_table::head().to_vec();
-        file.write_all_at(&table, 0).map(|()| Vec::new())
-    })?;
-    // Its space is taken now: what is written later needs none. A table that finds no room serves as it is.
-    let zeros = vec![0; usize::try_from(length).unwrap_or(usize::MAX) - table.len()];
-    if let Err(error) = file.write_all_at(&zeros, table.len() as u64) {
-        tracing::warn!(path = %path.display(), error = &error as &dyn Error, "the table of the slab found no room");
+        file.write_all_at(&slab_table::head(), 0)?;
     }
-    Ok((file, entries))
+    // Its space is taken now: what is written later needs none. A table that finds no room serves as it is.
+    match fallocate(&file, FallocateFlags::empty(), 0, length) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(error) => {
+            let error = io::Error::from(error);
+            tracing::warn!(path = %path.display(), error = &error as &dyn Error, "the table of the slab found no room");
+        }
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_background::SlotTable;
+    use holdfast_format::compose::ContentKey;
+
+    use super::*;
+
+    /// An entry with another key for each number.
+    fn entry(number: u32) -> SlabEntry {
+        SlabEntry { key: ContentKey::of_index("object", number.into()), proof: [7; 16] }
+    }
+
+    #[test]
+    fn entries_are_read_across_chunks() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, slots) = (dir.path().join("slab"), 2 * READ_ENTRIES + 5);
+        let table = KeptTable::open(&path, slots).unwrap();
+        let mut written: Vec<(u32, SlabEntry)> =
+            [0, 1, READ_ENTRIES - 1, READ_ENTRIES, slots - 1].map(|slot| (slot, entry(slot))).into();
+        written.iter().for_each(|(slot, entry)| table.put(*slot, entry));
+        let table = KeptTable::open(&path, slots).unwrap();
+        assert_eq!(table.entries(slots).collect::<Vec<_>>(), written);
+        // Of a shorter one, and of one that found no room for all.
+        written.pop();
+        assert_eq!(table.entries(slots - 1).collect::<Vec<_>>(), written);
+        table.file.set_len(slab_table::offset_of(READ_ENTRIES + 1)).unwrap();
+        assert_eq!(table.entries(slots).collect::<Vec<_>>(), written[..4]);
+    }
+
+    /// Bytes of memory that this process has.
+    fn resident_bytes() -> u64 {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
+    /// The cost of a full table at the start, as ADR 24 has it.
+    #[test]
+    #[ignore = "measures"]
+    fn a_full_table_is_read_at_the_start() {
+        for slots in [32 << 10, 8 << 20] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("slab");
+            let begun = std::time::Instant::now();
+            let table = KeptTable::open(&path, slots).unwrap();
+            let made = begun.elapsed();
+            for first in (0..slots).step_by(READ_ENTRIES as usize) {
+                let entries = (first..first + READ_ENTRIES).flat_map(|slot| entry(slot).encode());
+                let entries: Vec<u8> = entries.collect();
+                table.file.write_all_at(&entries, slab_table::offset_of(first)).unwrap();
+            }
+            let (begun, before) = (std::time::Instant::now(), resident_bytes());
+            let table = KeptTable::open(&path, slots).unwrap();
+            let index = SlotTable::with_old(slots, 64, 8, table.entries(slots));
+            let (read, bytes) = (begun.elapsed(), resident_bytes() - before);
+            let a_slot = bytes / u64::from(slots);
+            println!(
+                "{slots} slots: made in {made:?}, {} found in {read:?}, {a_slot} bytes a slot",
+                index.len()
+            );
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //! moves. So the figures are the same on any host.
 
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -167,9 +168,18 @@ impl Reader {
         }
     }
 
-    /// Waits until nothing is fetched ahead any more.
+    /// Reads the volume in order, one request of `bytes` after the other.
+    async fn read_all(&mut self, bytes: u64) {
+        for first in (0..VOLUME_BYTES / SECTOR_BYTES).step_by((bytes / SECTOR_BYTES) as usize) {
+            let read = self.read(SectorRange::new(first, bytes / SECTOR_BYTES)).await;
+            read.into_iter().for_each(|slot| drop(slot.unwrap()));
+        }
+    }
+
+    /// Waits until nothing is fetched ahead any more, nor kept.
     pub(super) async fn settle(&mut self) {
         while self.ahead.join_next().await.transpose().unwrap().is_some() {}
+        self.node.cold.slab.kept().await;
     }
 
     /// Drops what is being fetched ahead, as a detach does.
@@ -199,10 +209,7 @@ async fn read_in_order(bytes: u64, bytes_a_second: Option<u64>) -> Cost {
     let dir = tempfile::tempdir().unwrap();
     let mut reader = Reader::new(dir.path(), VOLUME_BYTES / BLOCK_BYTES, bytes_a_second).await;
     let begun = Instant::now();
-    for first in (0..VOLUME_BYTES / SECTOR_BYTES).step_by((bytes / SECTOR_BYTES) as usize) {
-        let read = reader.read(SectorRange::new(first, bytes / SECTOR_BYTES)).await;
-        read.into_iter().for_each(|slot| drop(slot.unwrap()));
-    }
+    reader.read_all(bytes).await;
     let time = begun.elapsed();
     reader.settle().await;
     Cost { gets: reader.gets(), time }
@@ -229,6 +236,29 @@ async fn reading_in_order_keeps_a_long_line_busy() {
         let speed = cost.mib_a_second();
         println!("{bytes} bytes a request: {speed:.1} MiB/s, {} GETs", cost.gets);
         assert!(speed > least, "{speed:.1} MiB/s with {bytes} bytes a request");
+    }
+}
+
+/// A version that knows no table wrote other blocks into the slab: each block was then fetched alone, since
+/// what had not been compared yet counted as there.
+#[tokio::test]
+async fn slots_that_are_refused_leave_requests_as_few() {
+    for bytes in [BLOCK_BYTES, 8 * BLOCK_BYTES] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut reader = Reader::new(dir.path(), VOLUME_BYTES / BLOCK_BYTES, None).await;
+        reader.read_all(bytes).await;
+        reader.settle().await;
+        let first = reader.gets();
+        for slot in 0..VOLUME_BYTES / BLOCK_BYTES + SEGMENTS {
+            reader.node.cold.slab.file().write_all_at(&noise(1 << 20), slot * BLOCK_BYTES).unwrap();
+        }
+        let mut reader = reader.restart(dir.path()).await;
+        reader.read_all(bytes).await;
+        reader.settle().await;
+        let (second, old) = (reader.gets() - first, reader.node.cold.old());
+        println!("{bytes} bytes a request: {first} GETs with an empty slab, {second} after it, {old:?}");
+        assert_eq!((old.used, old.refused), (0, VOLUME_BYTES / BLOCK_BYTES + SEGMENTS));
+        assert!(second <= first + first / 4, "{second} GETs, {first} with an empty slab");
     }
 }
 
