@@ -439,11 +439,15 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
     VolumeStatus { epoch, conditions, ..VolumeStatus::default() }
 }
 
+/// Types of the conditions that the daemon writes. The chart's policy `holdfast-node-volumes` has the same.
+fn own_conditions() -> impl Iterator<Item = &'static str> {
+    [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST])
+}
+
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST]);
-    let conditions: Vec<Condition> =
-        own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
+    let own = own_conditions().filter_map(|type_| find_condition(&status.conditions, type_));
+    let conditions: Vec<Condition> = own.cloned().collect();
     VolumeStatus {
         node: status.node.clone(),
         device_path: status.device_path.clone(),

@@ -143,6 +143,16 @@ fn check<const N: usize>(cases: [(&str, NodeFacts, &[&str]); N]) {
     }
 }
 
+/// The API server refused every report of a memory volume whose content was lost: it stayed attached.
+#[test]
+fn the_policy_lets_a_node_write_its_own_conditions() {
+    let policies = include_str!("../../../../../charts/holdfast/templates/policies.yaml");
+    let list = policies.lines().find_map(|line| line.trim().strip_prefix("expression: \"['Attached'"));
+    let listed = format!("'Attached'{}", list.expect("the policy lists them").trim_end_matches("]\""));
+    let own: Vec<String> = own_conditions().map(|type_| format!("'{type_}'")).collect();
+    assert_eq!(listed, own.join(", "));
+}
+
 /// It said that it waited for the node, which did nothing before the next attach.
 #[test]
 fn a_device_that_is_served_gets_the_size_of_the_spec() {
