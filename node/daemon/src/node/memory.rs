@@ -24,6 +24,7 @@ use holdfast_types::VolumeId;
 #[cfg(test)]
 pub(in crate::node) use local::MemoryLocal;
 use room::room_bytes;
+pub(crate) use shape::MemoryIdentity;
 pub(in crate::node) use table::MemoryTable;
 
 use crate::node::volume::status::NodeVolumeStatus;
@@ -42,6 +43,8 @@ pub(crate) struct MemoryAttach {
     pub(crate) codec: PageCodec,
     /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
     pub(crate) epoch: u64,
+    /// The uid of that Volume; none for a volume that a person attaches.
+    pub(crate) owner: Option<String>,
 }
 
 impl Node {

@@ -20,6 +20,7 @@ fn granted() -> NodeFacts {
     let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a", "durability": "object" });
     NodeFacts {
         me: "a".to_owned(),
+        uid: Some("uid".to_owned()),
         generation: Some(4),
         spec: serde_json::from_value(spec).unwrap(),
         deleting: false,
@@ -56,6 +57,7 @@ fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
         NodeStep::Attach { .. }
+        | NodeStep::AttachMemory { .. }
         | NodeStep::Configure { .. }
         | NodeStep::Grow { .. }
         | NodeStep::Detach
@@ -78,6 +80,7 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
             NodeStep::Attach { replaces: Some(_), .. } => "replace",
             NodeStep::Attach { grow: true, replaces: None } => "attach",
             NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
+            NodeStep::AttachMemory { .. } => "attach",
             NodeStep::Configure { .. } => "configure",
             NodeStep::Grow { .. } => "grow",
             NodeStep::Detach => "detach",

@@ -21,6 +21,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
+use super::MemoryAttach;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
@@ -30,7 +31,7 @@ use crate::node::local::volume_files::volumes_under;
 const VERSION: u32 = 1;
 
 /// Record of an attached memory volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::node) struct MemoryRecord {
     version: u32,
@@ -42,11 +43,16 @@ pub(in crate::node) struct MemoryRecord {
     /// The number of its attach; 0 where a person attached it.
     #[serde(default)]
     pub(super) epoch: u64,
+    /// The uid of its Volume object; none where a person attached it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) owner: Option<String>,
 }
 
 impl MemoryRecord {
-    pub(super) const fn new(tag: u64, sectors: u64, nonce: u64, epoch: u64) -> Self {
-        Self { version: VERSION, tag, sectors, nonce, epoch }
+    /// The record of an attach that was asked for as `request`.
+    pub(super) fn new(tag: u64, sectors: u64, nonce: u64, request: &MemoryAttach) -> Self {
+        let (epoch, owner) = (request.epoch, request.owner.clone());
+        Self { version: VERSION, tag, sectors, nonce, epoch, owner }
     }
 }
 
