@@ -24,6 +24,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::facts::NodeFacts;
 use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
+/// Reason of `Attached`: the volume is being detached.
+pub(crate) const DETACHING: &str = "Detaching";
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 

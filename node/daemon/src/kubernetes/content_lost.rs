@@ -8,9 +8,9 @@ use holdfast_crds::{
     ATTACHED, CONTENT_DROPPED, CONTENT_LOST, Condition, ConditionStatus, Time, VolumeStatus, find_condition,
 };
 
+use super::conditions::DETACHING;
 use super::facts::NodeFacts;
 use super::operations::OperationOutcome;
-use super::plan::DETACHING;
 
 /// Reason: the node that had it does not have it any more.
 const NODE_RESTARTED: &str = "NodeRestarted";

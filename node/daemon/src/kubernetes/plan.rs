@@ -20,7 +20,7 @@ use holdfast_crds::{
     find_condition,
 };
 
-use super::conditions;
+use super::conditions::{self, DETACHING};
 use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
 use super::misfit::{Misfit, misfit};
@@ -38,8 +38,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const NOT_CONFIGURED: &str = "NotConfigured";
 /// Reason: an attach failed half way, and no device serves the volume.
 const UNSERVED: &str = "Unserved";
-/// Reason: the volume is being detached.
-pub(super) const DETACHING: &str = "Detaching";
 /// Reason: a person attached a memory volume whose name is the id of the volume.
 const NAME_TAKEN: &str = "NameTaken";
 /// Reason: the memory volume that is here has another size, limit or codec than its spec.

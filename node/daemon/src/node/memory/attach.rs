@@ -12,12 +12,11 @@ use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{DeviceSpec, Transport};
 
-use super::MemoryAttach;
 use super::detach::delete_device;
 use super::local::{MemoryLocal, MemoryRecord};
 use super::present::PresentMemory;
 use super::room::check_room;
-use super::shape::{MemoryIdentity, MemoryShape};
+use super::shape::{MemoryAttach, MemoryIdentity, MemoryShape};
 use super::table::MemoryState;
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
@@ -103,7 +102,7 @@ impl Node {
         let head = TableHead { pages, slabs, codec, nonce };
         let local = MemoryLocal::new(&self.0.dirs.run, volume);
         let tag = self.0.installation.tag(volume, nonce).0;
-        let record = MemoryRecord::new(tag, pages, nonce, &request);
+        let record = MemoryRecord::new(tag, pages, nonce, (request.epoch, request.owner.clone()));
         let opened = blocking({
             let (local, record) = (local.clone(), record.clone());
             move || {

@@ -21,7 +21,6 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
-use super::MemoryAttach;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
@@ -49,9 +48,7 @@ pub(in crate::node) struct MemoryRecord {
 }
 
 impl MemoryRecord {
-    /// The record of an attach that was asked for as `request`.
-    pub(super) fn new(tag: u64, sectors: u64, nonce: u64, request: &MemoryAttach) -> Self {
-        let (epoch, owner) = (request.epoch, request.owner.clone());
+    pub(super) fn new(tag: u64, sectors: u64, nonce: u64, (epoch, owner): (u64, Option<String>)) -> Self {
         Self { version: VERSION, tag, sectors, nonce, epoch, owner }
     }
 }

@@ -1,13 +1,29 @@
-//! Size, limit and codec of a memory volume, as an attach asks for them and its files have them.
+//! Size, limit, codec and owner of a memory volume, as an attach asks for them and its files have them.
 
 use holdfast_crds::ByteSize;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{HEAD_BYTES, PageCodec};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 
-use super::MemoryAttach;
 use super::local::slabs_of;
 use crate::node::{NodeError, sectors_of};
+
+/// Request to attach a memory volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemoryAttach {
+    /// The volume.
+    pub(crate) volume: VolumeId,
+    /// Its size.
+    pub(crate) bytes: u64,
+    /// Bytes of memory that its content may take; absent: as much as any content needs.
+    pub(crate) limit_bytes: Option<u64>,
+    /// Codec of its pages.
+    pub(crate) codec: PageCodec,
+    /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
+    pub(crate) epoch: u64,
+    /// The uid of that Volume; none for a volume that a person attaches.
+    pub(crate) owner: Option<String>,
+}
 
 /// What distinguishes the memory volumes that a node may have under one name.
 #[derive(Debug, Clone, PartialEq, Eq)]

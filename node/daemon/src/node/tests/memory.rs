@@ -5,7 +5,7 @@ use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
 use super::*;
-use crate::node::memory::MemoryAttach;
+use crate::node::MemoryAttach;
 use crate::volumes::Volumes;
 
 const WITHIN: Duration = Duration::from_millis(500);
