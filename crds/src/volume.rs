@@ -43,7 +43,8 @@ pub const FS_TYPE: &str = "holdfast.dev/fstype";
 /// Annotation: nodes for which the scheduler may take its PersistentVolume, where that is not the default: `any`.
 pub const NODES: &str = "holdfast.dev/nodes";
 
-/// Annotation of a memory Volume of a claim: the node that it was made for. That node keeps its memory for it.
+/// Label of a memory Volume of a claim: the node that it was made for. The CSI driver promises its memory to no other
+/// claim; a Volume that a user applies may take it.
 pub const MEMORY_NODE: &str = "holdfast.dev/memory-node";
 
 /// Label of a Volume that many nodes read and none attaches; its value is `true`. Each of them attaches a
@@ -417,6 +418,11 @@ pub struct VolumeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
+    /// Epoch of the last attach of a memory volume, written before it begins; what a node has of an earlier one is not
+    /// served. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub last_epoch: Option<u64>,
     /// Point at which a FLUSH is complete on the attached device. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,

@@ -43,7 +43,8 @@ pub(crate) fn first_node(requirement: Option<&TopologyRequirement>) -> Result<St
     named.filter_map(node).map(str::to_owned).next().ok_or_else(|| {
         Status::invalid_argument(format!(
             "accessibility_requirements: no topology has {NODE_KEY}, and a memory volume is on one node. Write \
-             volumeBindingMode WaitForFirstConsumer into the StorageClass; the chart does"
+             volumeBindingMode WaitForFirstConsumer into the StorageClass. If it has that, the name of the node has more than \
+             {MAX_LABEL_BYTES} bytes: choose another node"
         ))
     })
 }
@@ -82,7 +83,9 @@ mod tests {
         let anywhere = TopologyRequirement { requisite: vec![served()], preferred: Vec::new() };
         for none in [None, Some(&anywhere)] {
             let refused = first_node(none).expect_err("no node");
-            assert!(refused.message().contains("WaitForFirstConsumer"), "{}", refused.message());
+            for cause in ["WaitForFirstConsumer", "more than 63 bytes"] {
+                assert!(refused.message().contains(cause), "{}", refused.message());
+            }
         }
         assert_eq!(on(&"a".repeat(64)), served(), "no label has such a value");
     }

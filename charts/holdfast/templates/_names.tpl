@@ -51,16 +51,21 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ $found }}
 {{- end -}}
 
-{{/* A quantity of memory in bytes. Call with (list "name of the value" quantity). */}}
+{{/* A quantity of memory in bytes, as Kubernetes writes them (`2Gi`, `1.5Gi`). Call with (list "name of the value" quantity). */}}
 {{- define "holdfast.bytes" -}}
-{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "P" 1000000000000000 "Pi" 1125899906842624 -}}
 {{- $text := index . 1 -}}
 {{- if not (kindIs "string" $text) -}}{{- $text = int64 $text | toString -}}{{- end -}}
 {{- $unit := regexFind "[A-Za-z]*$" $text -}}
-{{- if not (and (regexMatch "^[0-9]+[A-Za-z]*$" $text) (hasKey $units $unit)) -}}
-{{- fail (printf "%s: %s is not a whole number of bytes; write for example 2Gi" (index . 0) $text) -}}
+{{- if not (and (regexMatch "^[0-9]+([.][0-9]+)?[A-Za-z]*$" $text) (hasKey $units $unit)) -}}
+{{- fail (printf "%s: %s is not a number of bytes; write for example 2Gi" (index . 0) $text) -}}
 {{- end -}}
-{{- mul (int64 (trimSuffix $unit $text)) (int64 (get $units $unit)) -}}
+{{- $number := trimSuffix $unit $text -}}
+{{- if contains "." $number -}}
+{{- mulf (float64 $number) (get $units $unit) | ceil | int64 -}}
+{{- else -}}
+{{- mul (int64 $number) (int64 (get $units $unit)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Resources of the node daemon: memory volumes are charged to it, beside what it needs. Call with $. */}}

@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use tonic::{Request, Status};
 
 use super::capacity::signed;
+use super::memory;
 use super::objects::ApiFailure;
 use super::parameters::ANY_NODE;
 use super::readers::{has_readers, is_made_for, not_for_readers};
@@ -41,18 +42,26 @@ pub(super) async fn answer(
 
 fn entry(volume: &Volume, readers: &[Volume]) -> Entry {
     let name = volume.name_any();
-    let is_for_any = volume.annotations().get(NODES).is_some_and(|nodes| nodes == ANY_NODE);
     let own = readers.iter().filter(|reader| is_made_for(*reader, &name));
     let serving = own.chain([volume]).filter_map(serving_node).map(str::to_owned);
     Entry {
         volume: Some(v1::Volume {
             capacity_bytes: signed(volume.spec.size_bytes().unwrap_or_default()),
             volume_id: name.clone(),
-            accessible_topology: if is_for_any { Vec::new() } else { vec![topology::served()] },
+            accessible_topology: topologies(volume),
             ..v1::Volume::default()
         }),
         status: Some(VolumeStatus { published_node_ids: serving.collect() }),
     }
+}
+
+/// Nodes on which the volume can be used, as its creation answered.
+fn topologies(volume: &Volume) -> Vec<v1::Topology> {
+    if let Some(node) = memory::node_of(volume) {
+        return vec![topology::on(node)];
+    }
+    let is_for_any = volume.annotations().get(NODES).is_some_and(|nodes| nodes == ANY_NODE);
+    if is_for_any { Vec::new() } else { vec![topology::served()] }
 }
 
 #[cfg(test)]
@@ -81,6 +90,14 @@ mod tests {
         assert_eq!(topologies(&listed), Some(1));
         listed.annotations_mut().insert(NODES.to_owned(), ANY_NODE.to_owned());
         assert_eq!(topologies(&listed), Some(0));
+    }
+
+    #[test]
+    fn a_memory_volume_is_listed_on_its_node() {
+        let mut made_for = volume(None, None);
+        made_for.labels_mut().insert(holdfast_crds::MEMORY_NODE.to_owned(), "a".to_owned());
+        let listed = entry(&made_for, &[]).volume.expect("a volume");
+        assert_eq!(listed.accessible_topology, [topology::on("a")]);
     }
 
     #[test]

@@ -73,12 +73,12 @@ pub(super) async fn left_bytes(volumes: &ClusterVolumes, node: &str) -> Result<u
     Ok(left(&memory, of_node.values(), node))
 }
 
-/// The same, of a node that reported `memory`. A volume that is attached is in its report; of one that was
+/// The same, of a node that reported `memory`. A volume that is there, served or not, is in its report; of one that was
 /// attached or detached since the report the larger sum counts.
 fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume>, node: &str) -> u64 {
     let is_attached = |volume: &Volume| {
         let status = volume.status.as_ref();
-        status.is_some_and(|status| status.node.as_deref() == Some(node) && status.device_path.is_some())
+        status.is_some_and(|status| status.node.as_deref() == Some(node) && status.epoch.is_some())
     };
     let (mut all, mut absent) = (0_u64, 0_u64);
     for volume in of_node {
@@ -126,7 +126,8 @@ mod tests {
             "v",
             serde_json::from_value(json!({ "size": "1Gi", "backend": "memory" })).expect("a spec"),
         );
-        let status = json!({ "node": "a", "devicePath": "/dev/ublkb0" });
+        // A volume that recovers has no device to use; its memory is taken all the same.
+        let status = json!({ "node": "a", "epoch": 1_800_000_000 });
         volume.status = is_attached.then(|| serde_json::from_value(status).expect("a status"));
         volume
     }

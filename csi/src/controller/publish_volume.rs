@@ -153,8 +153,8 @@ fn refuse_deleted(volume: &Volume) -> Result<(), Status> {
 fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
     if let Some(own) = memory::node_of(volume).filter(|own| *own != node) {
         return Err(Status::failed_precondition(format!(
-            "node_id: the memory volume was made for node {own}, which keeps its memory. Schedule the pod there, or delete the \
-             claim and create it again"
+            "node_id: the memory volume was made for node {own}, and is promised memory of no other. Schedule the pod there, or \
+             delete the claim and create it again"
         )));
     }
     match volume.spec.desired_node() {

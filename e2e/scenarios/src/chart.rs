@@ -279,15 +279,23 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
             ],
         })
     };
-    let refused = render(world, "memory", &values("")).err().map(|error| format!("{error:#}"));
-    let said = refused.unwrap_or_default();
-    ensure!(said.contains("Set node.memoryVolumes"), "a class that no node can serve: {said:?}");
+    for none in ["", "0Gi"] {
+        let refused = render(world, "memory", &values(none)).err().map(|error| format!("{error:#}"));
+        let said = refused.unwrap_or_default();
+        ensure!(said.contains("Set node.memoryVolumes"), "a class that no node can serve: {said:?}");
+    }
     let rendered = render(world, "memory", &values("8Gi"))?;
     for line in COUNTED {
         ensure!(has(&rendered, line), "{line} is not rendered");
     }
     ensure!(has(&rendered, "memory_volumes = \"8Gi\""), "the daemon lacks its limit");
     ensure!(has(&rendered, "memory: \"9663676416\""), "the limit of the container is not 9Gi");
+    for (limit, sum) in [("1.5Gi", "10200547328"), ("2Pi", "2251808403619840")] {
+        let mut other = values("8Gi");
+        other["node"]["resources"]["limits"]["memory"] = limit.into();
+        let line = format!("memory: \"{sum}\"");
+        ensure!(has(&render(world, "memory", &other)?, &line), "{limit} and 8Gi are not {sum}");
+    }
     let class = |name: &str| {
         let line = format!("  name: {name}");
         rendered.iter().find(|object| object.lines().any(|found| found == line)).context("the class")

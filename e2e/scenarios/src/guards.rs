@@ -22,6 +22,9 @@ const VOLUME: &str = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nm
 /// A condition of the operator: where it is false, a deletion does not put the volume into the trash.
 const OTHERS_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"status\": \"False\", \"reason\": \"Forged\", \
                                 \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
+/// A condition of the daemon: without it no memory volume is attached again.
+const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
+                            \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// Objects that are not deleted while volumes are served.
 const KEPT: [[&str; 2]; 7] = [
     ["daemonset", "holdfast-node"],
@@ -105,6 +108,7 @@ fn nodes(world: &World) -> Result<()> {
         let own = said(status(world, &as_node("n1"), field));
         ensure!(own.contains("the operator's part"), "{field}: {own}");
     }
+    status(world, &as_node("n1"), LOST_CONTENT).context("a node says that content is lost")?;
     let unbound = said(status(world, &as_node(""), &claim("n1")));
     ensure!(unbound.contains("neither granted"), "{unbound}");
     for (node, expected) in [("n1", true), ("n2", false)] {

@@ -192,9 +192,9 @@ impl<V: Volumes> node_server::Node for Api<V> {
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
         let DetachRequest { volume_id } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
-        // A memory volume has no Volume object that could be deleted instead.
-        let is_memory = |one: &NodeVolumeStatus| one.volume == volume && one.memory.is_some();
-        if !self.volumes.list().iter().any(is_memory) {
+        // Without a Volume object there is none that could be deleted instead.
+        let is_of_a_person = |one: &NodeVolumeStatus| one.volume == volume && one.is_of_a_person();
+        if !self.volumes.list().iter().any(is_of_a_person) {
             self.stores()?;
         }
         let volumes = self.volumes.clone();

@@ -16,6 +16,7 @@ mod facts;
 mod heartbeat;
 mod identity;
 mod member;
+mod misfit;
 pub(crate) mod names;
 mod object_store;
 mod operations;

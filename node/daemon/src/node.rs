@@ -55,7 +55,7 @@ pub(crate) use local::owner::{Owner, check_dirs, is_held};
 pub(crate) use local::quota::CacheRoom;
 pub(crate) use local::state_disk::StateDisk;
 pub(crate) use local::volume_files::check_attached;
-pub(crate) use memory::MemoryAttach;
+pub(crate) use memory::shape::{MemoryAttach, MemoryIdentity};
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::cold_reads::ReadAheadFigures;
 pub(crate) use store::sweep::SweepRequest;

@@ -208,7 +208,8 @@ fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time)
     };
     ForcedDetach {
         is_last_commit_reported,
-        epoch: unreported.epoch.or(status.epoch),
+        // A node may be cut off from an attach of a memory volume that it never reported.
+        epoch: unreported.epoch.or(status.epoch).or(status.last_epoch),
         durability: status.durability,
         dirty_bytes: status.dirty_bytes,
         durable_through: status.durable_through.clone(),

@@ -15,10 +15,12 @@ use super::source_volume::clonable;
 pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
     check_size(facts)?;
     if let Some(rival) = &facts.rival {
+        // A memory volume cannot be retained: it has nothing that the other one could keep.
+        let how = if facts.spec.is_memory() { "" } else { " with spec.deletionPolicy `Retain`" };
         return failed(
             "IdTaken",
             format!(
-                "spec.volumeID: Volume `{rival}` has the identity `{}` too. Nothing was changed. Delete one of the two with spec.deletionPolicy `Retain`, or create this one with another spec.volumeID",
+                "spec.volumeID: Volume `{rival}` has the identity `{}` too. Nothing was changed. Delete one of the two{how}, or create this one with another spec.volumeID",
                 facts.id
             ),
         );

@@ -146,7 +146,14 @@ pub(crate) fn memory_attach(
         Ok(wire::Compression::Zstd) => PageCodec::Zstd,
         Err(_unknown) => return Err(InvalidField::Compression(compression)),
     };
-    Ok(MemoryAttach { volume: volume_id.try_into()?, bytes: size(size_bytes)?, limit_bytes, codec, epoch: 0 })
+    Ok(MemoryAttach {
+        volume: volume_id.try_into()?,
+        bytes: size(size_bytes)?,
+        limit_bytes,
+        codec,
+        epoch: 0,
+        owner: None,
+    })
 }
 
 fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
@@ -292,6 +299,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             served: _,
             index: _,
             memory,
+            memory_identity: _,
         } = status;
         Self {
             volume_id: volume.to_string(),

@@ -7,7 +7,7 @@ use tonic::Code;
 
 use super::*;
 use crate::node::FailureKind;
-use crate::volumes::tests::{Fake, attached};
+use crate::volumes::tests::{Fake, attached, in_memory};
 
 fn standalone() -> Control {
     let config = S3Config::new("volumes", "us-east-1", S3Credentials::Environment);
@@ -140,17 +140,21 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("Volume object"));
-    // It was attached before the daemon was one of Kubernetes, and no object knows it.
-    let memory = Some(holdfast_memory::MemoryFigures::default());
-    fake.put(crate::node::NodeVolumeStatus { memory, ..attached("scratch") });
+    // A person attached it before the daemon was one of Kubernetes, and no object knows it.
+    fake.put(in_memory("scratch", None, 0));
     let detach = DetachRequest { volume_id: "scratch".to_owned() };
     api.detach(Request::new(detach)).await.unwrap();
+    // The content of a claim was dropped by one word.
+    fake.put(in_memory("claim", Some("uid"), 1_800_000_000));
+    let detach = DetachRequest { volume_id: "claim".to_owned() };
+    let status = api.detach(Request::new(detach)).await.unwrap_err();
+    assert!(status.message().contains("Volume object"), "{status}");
     let object = Durability::Object.into();
     let change = ConfigureRequest { volume_id: "v".to_owned(), max_dirty_age: None, durability: object };
     let status = api.configure(Request::new(change)).await.unwrap_err();
     assert!(status.message().ends_with("spec.maxDirtyAge of the Volume object instead"), "{status}");
     let listed = api.list(Request::new(ListRequest {})).await.unwrap().into_inner();
-    assert_eq!(listed.volumes.len(), 1);
+    assert_eq!(listed.volumes.len(), 2);
 }
 
 #[tokio::test]

@@ -24,6 +24,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::facts::NodeFacts;
 use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
+/// Reason of `Attached`: the volume is being detached.
+pub(crate) const DETACHING: &str = "Detaching";
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
@@ -286,7 +288,14 @@ fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Con
 fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Condition {
     let is_full = memory.slab_bytes >= memory.limit_bytes && memory.refused_pages > 0;
     if !is_full {
-        let message = "writes do not wait";
+        let message = match memory.refused_pages {
+            0 => "writes do not wait".to_owned(),
+            // Whether the run directory is still full, only the next write finds out.
+            pages => format!(
+                "writes do not wait; since the attach {pages} pages were not written (ENOSPC), because the volume was at its limit \
+                 or the run directory of the node was full"
+            ),
+        };
         return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message);
     }
     let message = format!(

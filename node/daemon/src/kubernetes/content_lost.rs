@@ -5,9 +5,10 @@
 //! the last loss. A Volume whose content was never lost does not have it.
 
 use holdfast_crds::{
-    CONTENT_DROPPED, CONTENT_LOST, Condition, ConditionStatus, Time, VolumeStatus, find_condition,
+    ATTACHED, CONTENT_DROPPED, CONTENT_LOST, Condition, ConditionStatus, Time, VolumeStatus, find_condition,
 };
 
+use super::conditions::DETACHING;
 use super::facts::NodeFacts;
 use super::operations::OperationOutcome;
 
@@ -21,13 +22,15 @@ pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
     if !facts.spec.is_memory() {
         return None;
     }
-    // A node that reported an epoch had a device that could be written.
-    let had = facts.status.epoch.and(facts.status.node.as_deref()).filter(|_| facts.here.is_none());
+    // A node that reported an epoch had a device that could be written. Where that is another one, what is
+    // here is older.
+    let is_gone = |node: &&str| facts.here.is_none() || *node != facts.me;
+    let had = facts.status.epoch.and(facts.status.node.as_deref()).filter(is_gone);
     let Some(node) = had else {
         return find_condition(&facts.status.conditions, CONTENT_LOST).cloned();
     };
     let at = &now.0;
-    let (reason, message) = if facts.last == Some(OperationOutcome::Detached) {
+    let (reason, message) = if node == facts.me && was_detached(facts) {
         (CONTENT_DROPPED, format!("node {node} detached the volume and dropped its content, at {at}"))
     } else if node == facts.me {
         let why = "the host restarted, or its run directory was cleared";
@@ -37,6 +40,14 @@ pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
     };
     let message = format!("{message}. The next device is empty");
     Some(facts.conditions(now).build(CONTENT_LOST, ConditionStatus::True, reason, message))
+}
+
+/// True if this node was asked to detach what it had. A daemon that was restarted meanwhile finds in the
+/// status that one before it began to.
+fn was_detached(facts: &NodeFacts) -> bool {
+    let attached = find_condition(&facts.status.conditions, ATTACHED);
+    facts.last == Some(OperationOutcome::Detached)
+        || attached.is_some_and(|attached| attached.reason == DETACHING)
 }
 
 /// The epoch to report of a memory volume: none once the loss of what it had is said.

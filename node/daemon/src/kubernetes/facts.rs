@@ -13,6 +13,8 @@ use crate::node;
 pub(crate) struct NodeFacts {
     /// Name of this node.
     pub(crate) me: String,
+    /// `metadata.uid`.
+    pub(crate) uid: Option<String>,
     /// `metadata.generation`.
     pub(crate) generation: Option<i64>,
     /// The desired state.
@@ -69,6 +71,31 @@ impl NodeFacts {
     pub(super) fn served_elsewhere(&self) -> bool {
         self.status.epoch.is_some()
             && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
+    }
+
+    /// The highest epoch of a memory volume that is known: of the attach in progress or the last one.
+    pub(super) fn newest_epoch(&self) -> Option<u64> {
+        self.status.last_epoch.max(self.status.epoch).filter(|_| self.spec.is_memory())
+    }
+
+    /// The highest epoch of which this node was cut off.
+    fn cut_off_epoch(&self) -> Option<u64> {
+        let forced = self.status.forced_detach.as_ref().filter(|forced| forced.node == self.me);
+        forced.and_then(|forced| forced.epoch)
+    }
+
+    /// True for the epoch of a memory volume that another attach has followed, or this node was cut off from.
+    pub(super) fn is_outdated(&self, epoch: u64) -> bool {
+        self.newest_epoch().is_some_and(|newest| epoch < newest)
+            || self.cut_off_epoch().is_some_and(|cut_off| epoch <= cut_off)
+    }
+
+    /// The epoch of the next attach of a memory volume: the time, in seconds since 1970, or more where the
+    /// clock is behind those before.
+    pub(super) fn next_epoch(&self, now: &Time) -> u64 {
+        let forced = self.status.forced_detach.as_ref().and_then(|forced| forced.epoch);
+        let before = self.newest_epoch().max(forced).unwrap_or_default();
+        u64::try_from(now.0.as_second()).unwrap_or_default().max(before + 1)
     }
 
     /// True if the log named another node as attached when this one last tried to attach.

@@ -27,7 +27,7 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 
 use super::identity::identity;
-use crate::node::{FailureKind, NodeVolumeStatus, VolumeState};
+use crate::node::{FailureKind, VolumeState};
 use crate::volumes::Volumes;
 
 /// Time between two looks.
@@ -142,8 +142,8 @@ fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> 
     volumes.into_iter().filter_map(identity).collect()
 }
 
-/// The volumes of this node that nothing is being done with. A memory volume without an epoch is not
-/// Kubernetes': a person attached it, and a detach would drop its content.
+/// The volumes of this node that nothing is being done with. One that a person attached is not
+/// Kubernetes': a detach would drop its content.
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
         VolumeState::Attached | VolumeState::Fenced | VolumeState::Unserved => true,
@@ -151,13 +151,10 @@ fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
             false
         }
     };
-    let is_of_a_volume = |here: &NodeVolumeStatus| {
-        here.memory.is_none() || here.attached.as_ref().is_some_and(|attached| attached.epoch > 0)
-    };
     volumes
         .list()
         .into_iter()
-        .filter(is_of_a_volume)
+        .filter(|here| !here.is_of_a_person())
         .filter(|here| is_idle(here.state))
         .map(|here| here.volume)
         .collect()
@@ -330,7 +327,8 @@ mod tests {
 
     #[test]
     fn what_is_being_attached_or_recovered_is_no_orphan() {
-        use crate::volumes::tests::{Fake, attached};
+        use crate::node::NodeVolumeStatus;
+        use crate::volumes::tests::{Fake, attached, in_memory};
         let fake = Fake::default();
         for (name, state) in [
             ("attached", VolumeState::Attached),
@@ -343,11 +341,8 @@ mod tests {
         ] {
             fake.put(NodeVolumeStatus { state, ..attached(name) });
         }
-        let memory = Some(holdfast_memory::MemoryFigures::default());
-        for (name, epoch) in [("of-a-volume", 1_800_000_000), ("of-a-person", 0)] {
-            let mut status = NodeVolumeStatus { memory, ..attached(name) };
-            status.attached.as_mut().unwrap().epoch = epoch;
-            fake.put(status);
+        for (name, owner) in [("of-a-volume", Some("uid")), ("of-a-person", None)] {
+            fake.put(in_memory(name, owner, 1_800_000_000));
         }
         assert_eq!(served(&fake), named(&["attached", "fenced", "of-a-volume", "unserved"]));
     }

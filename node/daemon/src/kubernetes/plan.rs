@@ -20,9 +20,10 @@ use holdfast_crds::{
     find_condition,
 };
 
-use super::conditions;
+use super::conditions::{self, DETACHING};
 use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
+use super::misfit::{Misfit, misfit};
 use super::operations::{Doing, OperationOutcome};
 use super::retry::OperationFailure;
 use super::transport::transport_name;
@@ -37,8 +38,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const NOT_CONFIGURED: &str = "NotConfigured";
 /// Reason: an attach failed half way, and no device serves the volume.
 const UNSERVED: &str = "Unserved";
-/// Reason: the volume is being detached.
-const DETACHING: &str = "Detaching";
+/// Reason: a person attached a memory volume whose name is the id of the volume.
+const NAME_TAKEN: &str = "NameTaken";
+/// Reason: the memory volume that is here has another size, limit or codec than its spec.
+const SPEC_DIFFERS: &str = "SpecDiffers";
 /// Time until a volume is examined again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
 /// Time that the operator has to write its part of the status after a change of the spec.
@@ -57,6 +60,11 @@ pub(crate) enum NodeStep {
         grow: bool,
         /// The epoch whose writer the user force-detached.
         replaces: Option<u64>,
+    },
+    /// Begin to attach a memory volume, all zeros.
+    AttachMemory {
+        /// Number of the attach.
+        epoch: u64,
     },
     /// Give a volume that is served the settings of the spec.
     Configure {
@@ -105,15 +113,25 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
         }
         (Some(Doing::Detaching), _) => report_detach(facts, now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
+        (None, Some(here)) if misfit(facts, here) == Some(Misfit::OfAPerson) => plan_beside(facts, now),
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
     }
 }
 
+/// A memory volume of a person has the id of this one. It stays as it is, and this one is not attached.
+fn plan_beside(facts: &NodeFacts, now: &Time) -> NodePlan {
+    if facts.requested() && facts.granted() {
+        return report(facts, NAME_TAKEN, now);
+    }
+    plan_absent(&NodeFacts { here: None, ..facts.clone() }, now)
+}
+
 fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let is_wanted = facts.requested() && !facts.granted_to_another();
+    let misfit = misfit(facts, here);
     match (&here.state, &facts.last) {
-        (VolumeState::Attached, _) if is_wanted => plan_attached(facts, here, now),
+        (VolumeState::Attached, _) if is_wanted && misfit.is_none() => plan_attached(facts, here, now),
         (VolumeState::Recovering, _) if is_wanted => report(facts, "Recovering", now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
         // The daemon retries by itself what the previous process began.
@@ -138,6 +156,11 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
         // What failed half way is detached, even where the volume is wanted here: the next attach begins
         // after that. A failed attach can leave a device that could not be removed.
         (VolumeState::Unserved, _) if is_wanted => detach(facts, UNSERVED, now),
+        (VolumeState::Attached, _) if is_wanted => match misfit {
+            Some(Misfit::Differs { .. }) => report(facts, SPEC_DIFFERS, now),
+            _ if facts.granted() || facts.claimed() => detach(facts, DETACHING, now),
+            _ => NodePlan::of(Vec::new(), SOON),
+        },
         (VolumeState::Attached, _) => operators_turn(facts)
             .map_or_else(|| detach(facts, DETACHING, now), |left| NodePlan::of(Vec::new(), left)),
         _ => detach(facts, DETACHING, now),
@@ -265,7 +288,15 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
             plan.again = Some(facts.wait);
             return plan;
         }
-        let claim = NodeStep::Claim(Box::new(status(facts, attaching(facts), now)));
+        let mut claimed = status(facts, attaching(facts), now);
+        if facts.spec.is_memory() {
+            let epoch = facts.next_epoch(now);
+            // Said first: what a node has that attached before is outdated, and the next attach has a higher one.
+            claimed.last_epoch = Some(epoch);
+            let steps = vec![NodeStep::Claim(Box::new(claimed)), NodeStep::AttachMemory { epoch }];
+            return NodePlan::of(steps, SOON);
+        }
+        let claim = NodeStep::Claim(Box::new(claimed));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
         return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces }], SOON);
     }
@@ -299,7 +330,7 @@ fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
 
 /// The daemon's part of the status of a volume that is here or being attached.
 fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
-    let here = facts.here.as_ref();
+    let here = facts.here.as_ref().filter(|here| misfit(facts, here).is_none());
     let device = here.and_then(|here| here.attached.as_ref());
     // A device that is about to be detached is none to use: reported before the detach begins.
     let serves = device.is_some()
@@ -311,7 +342,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         reason,
         message(facts, reason),
     );
-    let nothing = VolumeStatus::default();
+    let (nothing, is_memory) = (VolumeStatus::default(), facts.spec.is_memory());
     let mine = if facts.claimed() { &facts.status } else { &nothing };
     // Before the volume is on a ring thread its contents are unknown.
     let known = here.filter(|here| here.commit.dirty_bytes.is_some());
@@ -326,6 +357,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
         // Kept while there is no device: it says that this node may hold the only copy of data, and how much.
         epoch: device.map(|device| device.epoch).or_else(|| content_lost::epoch(facts, mine)),
+        last_epoch: facts.newest_epoch().max(device.map(|device| device.epoch).filter(|_| is_memory)),
         attached_size_bytes: device.map(|device| device.bytes),
         committed_seq: here.and_then(|here| here.commit.seq),
         dirty_bytes: here.and_then(|here| here.commit.dirty_bytes).or(mine.dirty_bytes),
@@ -388,6 +420,22 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
              attaches it again"
         );
     }
+    match facts.here.as_ref().and_then(|here| misfit(facts, here)) {
+        Some(Misfit::OfAPerson) => {
+            let id = facts.status.volume_id.as_deref().unwrap_or_default();
+            return format!(
+                "status.volumeId: a person attached a memory volume {id} on node {me}. It stays, and the Volume is not attached. \
+                 Run `holdfast-node detach {id}` on that node, which drops the content of that volume"
+            );
+        }
+        Some(Misfit::Differs { field, attached, asked }) => {
+            return format!(
+                "{field}: is {asked}, and the volume on node {me} was attached with {attached}. It is not used, and its content \
+                 is kept. Write the old value; or write '' into spec.nodeName, which drops the content, and {me} after that"
+            );
+        }
+        Some(Misfit::Other) | None => {}
+    }
     // What a volume that is served waits for comes and goes, and has conditions of its own.
     let message = facts.here.as_ref().and_then(|here| here.message.clone());
     if let Some(message) = message.filter(|_| reason != ATTACHED) {
@@ -436,19 +484,24 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
         facts.is_discardable() && !facts.spec.is_memory() && facts.last != Some(OperationOutcome::Detached);
     let epoch = facts.status.epoch.filter(|_| is_left);
     let conditions = std::iter::once(detached).chain(content_lost(facts, now)).collect();
-    VolumeStatus { epoch, conditions, ..VolumeStatus::default() }
+    VolumeStatus { epoch, last_epoch: facts.newest_epoch(), conditions, ..VolumeStatus::default() }
+}
+
+/// Types of the conditions that the daemon writes. The chart's policy `holdfast-node-volumes` has the same.
+fn own_conditions() -> impl Iterator<Item = &'static str> {
+    [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST])
 }
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST]);
-    let conditions: Vec<Condition> =
-        own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
+    let own = own_conditions().filter_map(|type_| find_condition(&status.conditions, type_));
+    let conditions: Vec<Condition> = own.cloned().collect();
     VolumeStatus {
         node: status.node.clone(),
         device_path: status.device_path.clone(),
         transport: status.transport.clone(),
         epoch: status.epoch,
+        last_epoch: status.last_epoch,
         attached_size_bytes: status.attached_size_bytes,
         committed_seq: status.committed_seq,
         dirty_bytes: status.dirty_bytes,

@@ -7,10 +7,9 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    Credentials, FORMAT_UNKNOWN_CONTENT, FieldError, MemoryCompression, NODE_FIELD_MANAGER, ObjectStore,
-    SecretRef, TRACEPARENT, Time, Volume, VolumeSpec, VolumeStatus,
+    Credentials, FORMAT_UNKNOWN_CONTENT, FieldError, NODE_FIELD_MANAGER, ObjectStore, SecretRef, TRACEPARENT,
+    Time, Volume, VolumeStatus,
 };
-use holdfast_memory::PageCodec;
 use holdfast_service::tasks::Tasks;
 use holdfast_service::trace;
 use holdfast_types::{Backoff, VolumeId};
@@ -27,6 +26,7 @@ use tracing::Instrument;
 use super::event::changes;
 use super::facts::NodeFacts;
 use super::identity::identity;
+use super::misfit::memory_attach;
 use super::names::VolumeNames;
 use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
@@ -149,6 +149,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &VolumeContext<V
     let is_newest = here.is_none() || observed >= volume.metadata.generation;
     NodeFacts {
         me: context.me.clone(),
+        uid: volume.uid(),
         generation: volume.metadata.generation,
         spec: volume.spec.clone(),
         deleting: volume.metadata.deletion_timestamp.is_some(),
@@ -173,29 +174,17 @@ fn secret<V>(name: &str, context: &VolumeContext<V>) -> Option<String> {
     }
 }
 
-/// Attaches a memory volume. Its epoch is the time, and higher than that of a node that was cut off.
+/// Attaches a memory volume.
 async fn attach_memory<V: Volumes>(
     volumes: &V,
-    volume: VolumeId,
-    spec: &VolumeSpec,
-    replaces: Option<u64>,
+    request: Result<MemoryAttach, FieldError>,
 ) -> Result<OperationOutcome, OperationFailure> {
-    let invalid = |error: FieldError| OperationFailure {
+    let request = request.map_err(|error| OperationFailure {
         reason: "InvalidSpec",
         message: error.to_string(),
         retry: Retry::Rarely,
-    };
-    let seconds = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
-    let request = MemoryAttach {
-        volume: volume.clone(),
-        bytes: spec.size_bytes().map_err(invalid)?,
-        limit_bytes: spec.memory_limit_bytes().map_err(invalid)?,
-        codec: match spec.memory.as_ref().map(|memory| memory.compression).unwrap_or_default() {
-            MemoryCompression::Lz4 => PageCodec::Lz4,
-            MemoryCompression::Zstd => PageCodec::Zstd,
-        },
-        epoch: seconds.max(replaces.map_or(1, |replaced| replaced + 1)),
-    };
+    })?;
+    let volume = request.volume.clone();
     let attached = volumes.attach_memory(request).await?;
     let device = attached.device_path.display();
     tracing::info!(%volume, %device, epoch = attached.epoch, "attached");
@@ -219,6 +208,10 @@ impl<V: Volumes> Reconciliation<'_, V> {
             }
             NodeStep::Attach { grow, replaces } => {
                 self.attach(grow, replaces);
+                Ok(())
+            }
+            NodeStep::AttachMemory { epoch } => {
+                self.attach_memory(epoch);
                 Ok(())
             }
             NodeStep::Configure { durability, max_dirty_age } => {
@@ -272,14 +265,6 @@ impl<V: Volumes> Reconciliation<'_, V> {
     fn attach(&self, grow: bool, replaces: Option<u64>) {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, spec) = (self.id.clone(), self.volume.spec.clone());
-        let span = tracing::info_span!("attach_volume", volume = self.volume.name_any());
-        if let Some(request) = self.volume.annotations().get(TRACEPARENT) {
-            trace::continue_in(&span, request);
-        }
-        if spec.is_memory() {
-            let attach = async move { attach_memory(&volumes, id, &spec, replaces).await };
-            return self.begin(Doing::Attaching, attach.instrument(span));
-        }
         let attach = async move {
             let invalid = |error: &dyn std::error::Error| OperationFailure {
                 reason: "InvalidSpec",
@@ -311,7 +296,23 @@ impl<V: Volumes> Reconciliation<'_, V> {
             tracing::info!(volume = %id, %device, epoch = attached.epoch, "attached");
             Ok(OperationOutcome::Attached)
         };
-        self.begin(Doing::Attaching, attach.instrument(span));
+        self.begin(Doing::Attaching, attach.instrument(self.attach_span()));
+    }
+
+    fn attach_memory(&self, epoch: u64) {
+        let volumes = self.context.volumes.clone();
+        let request = memory_attach(self.id.clone(), &self.volume.spec, self.volume.uid(), epoch);
+        let attach = async move { attach_memory(&volumes, request).await };
+        self.begin(Doing::Attaching, attach.instrument(self.attach_span()));
+    }
+
+    /// Span of an attach, in the trace of the change that asked for it.
+    fn attach_span(&self) -> tracing::Span {
+        let span = tracing::info_span!("attach_volume", volume = self.volume.name_any());
+        if let Some(request) = self.volume.annotations().get(TRACEPARENT) {
+            trace::continue_in(&span, request);
+        }
+        span
     }
 
     fn grow(&self, bytes: u64) {

@@ -14,11 +14,10 @@ mod local;
 mod present;
 mod recover;
 mod room;
-mod shape;
+pub(in crate::node) mod shape;
 mod table;
 
 use holdfast_crds::MemoryUse;
-use holdfast_memory::PageCodec;
 use holdfast_types::VolumeId;
 
 #[cfg(test)]
@@ -28,21 +27,6 @@ pub(in crate::node) use table::MemoryTable;
 
 use crate::node::volume::status::NodeVolumeStatus;
 use crate::node::{Node, NodeError};
-
-/// Request to attach a memory volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MemoryAttach {
-    /// The volume.
-    pub(crate) volume: VolumeId,
-    /// Its size.
-    pub(crate) bytes: u64,
-    /// Bytes of memory that its content may take; absent: as much as any content needs.
-    pub(crate) limit_bytes: Option<u64>,
-    /// Codec of its pages.
-    pub(crate) codec: PageCodec,
-    /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
-    pub(crate) epoch: u64,
-}
 
 impl Node {
     /// The memory volumes on this node.

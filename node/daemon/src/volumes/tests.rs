@@ -12,7 +12,7 @@ use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
-use holdfast_memory::MemoryFigures;
+use holdfast_memory::{MemoryFigures, PageCodec};
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
@@ -23,8 +23,8 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
-    FailureKind, MemoryAttach, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed,
-    ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, TimedStep,
+    FailureKind, MemoryAttach, MemoryIdentity, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest,
+    Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, TimedStep,
     VolumeInStore, VolumeState, millis,
 };
 
@@ -167,7 +167,27 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
         waiting_requests: 0,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
         memory: None,
+        memory_identity: None,
     }
+}
+
+/// A memory volume of 1 GiB of the object with this uid; without one, of a person.
+pub(crate) fn in_memory(name: &str, owner: Option<&str>, epoch: u64) -> NodeVolumeStatus {
+    let owner = owner.map(str::to_owned);
+    let request = MemoryAttach {
+        volume: name.parse().unwrap(),
+        bytes: 1 << 30,
+        limit_bytes: None,
+        codec: PageCodec::Lz4,
+        epoch,
+        owner,
+    };
+    let mut status = attached(name);
+    (status.durability, status.max_dirty_age) = (None, None);
+    status.attached.as_mut().unwrap().epoch = epoch;
+    status.memory = Some(MemoryFigures { limit_bytes: 1 << 20, ..MemoryFigures::default() });
+    status.memory_identity = MemoryIdentity::of(&request).ok();
+    status
 }
 
 impl Volumes for Fake {
@@ -240,6 +260,7 @@ impl Volumes for Fake {
             store: StoreStatus::default(),
             attached: Some(device.clone()),
             memory: Some(memory),
+            memory_identity: MemoryIdentity::of(&request).ok(),
             ..attached("any")
         };
         self.inner.lock().attached.insert(request.volume, status);

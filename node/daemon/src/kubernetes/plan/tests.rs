@@ -20,6 +20,7 @@ fn granted() -> NodeFacts {
     let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a", "durability": "object" });
     NodeFacts {
         me: "a".to_owned(),
+        uid: Some("uid".to_owned()),
         generation: Some(4),
         spec: serde_json::from_value(spec).unwrap(),
         deleting: false,
@@ -56,6 +57,7 @@ fn written(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
         NodeStep::Attach { .. }
+        | NodeStep::AttachMemory { .. }
         | NodeStep::Configure { .. }
         | NodeStep::Grow { .. }
         | NodeStep::Detach
@@ -78,6 +80,7 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
             NodeStep::Attach { replaces: Some(_), .. } => "replace",
             NodeStep::Attach { grow: true, replaces: None } => "attach",
             NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
+            NodeStep::AttachMemory { .. } => "attach",
             NodeStep::Configure { .. } => "configure",
             NodeStep::Grow { .. } => "grow",
             NodeStep::Detach => "detach",
@@ -141,6 +144,16 @@ fn check<const N: usize>(cases: [(&str, NodeFacts, &[&str]); N]) {
     for (name, facts, expected) in cases {
         assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
     }
+}
+
+/// The API server refused every report of a memory volume whose content was lost: it stayed attached.
+#[test]
+fn the_policy_lets_a_node_write_its_own_conditions() {
+    let policies = include_str!("../../../../../charts/holdfast/templates/policies.yaml");
+    let list = policies.lines().find_map(|line| line.trim().strip_prefix("expression: \"['Attached'"));
+    let listed = format!("'Attached'{}", list.expect("the policy lists them").trim_end_matches("]\""));
+    let own: Vec<String> = own_conditions().map(|type_| format!("'{type_}'")).collect();
+    assert_eq!(listed, own.join(", "));
 }
 
 /// It said that it waited for the node, which did nothing before the next attach.

@@ -12,12 +12,11 @@ use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{DeviceSpec, Transport};
 
-use super::MemoryAttach;
 use super::detach::delete_device;
 use super::local::{MemoryLocal, MemoryRecord};
 use super::present::PresentMemory;
 use super::room::check_room;
-use super::shape::MemoryShape;
+use super::shape::{MemoryAttach, MemoryIdentity, MemoryShape};
 use super::table::MemoryState;
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
@@ -47,7 +46,7 @@ impl Node {
             self.0.memory.forget(&volume);
             return Err(error);
         }
-        let attached = self.try_attach_memory(&volume, shape, request.epoch).await;
+        let attached = self.try_attach_memory(request, shape).await;
         if attached.is_err() {
             self.abandon_memory(&volume).await;
         }
@@ -81,11 +80,11 @@ impl Node {
 
     async fn try_attach_memory(
         &self,
-        volume: &VolumeId,
+        request: MemoryAttach,
         shape: MemoryShape,
-        epoch: u64,
     ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
+        let volume = &request.volume;
         let MemoryShape { pages, slabs, codec } = shape;
         self.check_memory_limit(volume, &shape)?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
@@ -103,15 +102,16 @@ impl Node {
         let head = TableHead { pages, slabs, codec, nonce };
         let local = MemoryLocal::new(&self.0.dirs.run, volume);
         let tag = self.0.installation.tag(volume, nonce).0;
+        let record = MemoryRecord::new(tag, pages, nonce, (request.epoch, request.owner.clone()));
         let opened = blocking({
-            let local = local.clone();
+            let (local, record) = (local.clone(), record.clone());
             move || {
                 let opened = local.create(&head)?;
-                local.remember(MemoryRecord::new(tag, pages, nonce, epoch))?;
+                local.remember(record)?;
                 Ok(opened)
             }
         });
-        let present = self.add_memory(volume, local, (pages, epoch), opened.await?).await?;
+        let present = self.add_memory(volume, local, record, opened.await?).await?;
         let spec = DeviceSpec {
             id: None,
             sectors: pages,
@@ -153,13 +153,14 @@ impl Node {
         &self,
         volume: &VolumeId,
         local: MemoryLocal,
-        (sectors, epoch): (u64, u64),
+        record: MemoryRecord,
         opened: MemoryVolume<MemoryFiles>,
     ) -> Result<Arc<PresentMemory>, NodeError> {
         let (ring, place) = self.0.rings.reserve(RingNeed { files: QUEUES.into(), buffers: 0 })?;
         let slabs = opened.figures().limit_bytes / SLAB_BYTES as u64;
         let slabs = u32::try_from(slabs).expect("its head says how many");
-        let shape = MemoryShape { pages: sectors, slabs, codec: opened.codec() };
+        let shape = MemoryShape { pages: record.sectors, slabs, codec: opened.codec() };
+        let identity = MemoryIdentity { shape, owner: record.owner };
         let published = Arc::<PublishedMemory>::default();
         let new = NewMemoryVolume {
             volume: opened,
@@ -168,7 +169,8 @@ impl Node {
             place: Box::new(place),
         };
         let key = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
-        let present = PresentMemory { volume: volume.clone(), local, shape, epoch, ring, key, published };
+        let (volume_id, epoch) = (volume.clone(), record.epoch);
+        let present = PresentMemory { volume: volume_id, local, identity, epoch, ring, key, published };
         let present = Arc::new(present);
         self.0.memory.came(volume, Arc::clone(&present));
         Ok(present)

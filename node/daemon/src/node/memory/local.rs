@@ -30,7 +30,7 @@ use crate::node::local::volume_files::volumes_under;
 const VERSION: u32 = 1;
 
 /// Record of an attached memory volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::node) struct MemoryRecord {
     version: u32,
@@ -42,11 +42,14 @@ pub(in crate::node) struct MemoryRecord {
     /// The number of its attach; 0 where a person attached it.
     #[serde(default)]
     pub(super) epoch: u64,
+    /// The uid of its Volume object; none where a person attached it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) owner: Option<String>,
 }
 
 impl MemoryRecord {
-    pub(super) const fn new(tag: u64, sectors: u64, nonce: u64, epoch: u64) -> Self {
-        Self { version: VERSION, tag, sectors, nonce, epoch }
+    pub(super) fn new(tag: u64, sectors: u64, nonce: u64, (epoch, owner): (u64, Option<String>)) -> Self {
+        Self { version: VERSION, tag, sectors, nonce, epoch, owner }
     }
 }
 

@@ -8,7 +8,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 
 use super::local::MemoryLocal;
-use super::shape::MemoryShape;
+use super::shape::MemoryIdentity;
 use crate::node::device::kernel::Devices;
 use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::blocking;
@@ -18,7 +18,7 @@ use crate::node::{Attached, NodeError};
 pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
-    pub(super) shape: MemoryShape,
+    pub(super) identity: MemoryIdentity,
     /// Number of its attach.
     pub(super) epoch: u64,
     pub(super) ring: RingHandle,
@@ -33,7 +33,7 @@ impl PresentMemory {
             device_path: device.block_path(),
             transport: device.transport(),
             epoch: self.epoch,
-            bytes: self.shape.pages * SECTOR_BYTES,
+            bytes: self.identity.shape.pages * SECTOR_BYTES,
             displaced: None,
         }
     }

@@ -129,9 +129,9 @@ impl Node {
             None => {
                 // Only now: the last server may have written until its end.
                 let files = local.clone();
-                let opened = blocking(move || files.open(&record)).await?;
-                let present =
-                    self.add_memory(volume, local.clone(), (record.sectors, record.epoch), opened).await?;
+                let read = record.clone();
+                let opened = blocking(move || files.open(&read)).await?;
+                let present = self.add_memory(volume, local.clone(), record, opened).await?;
                 Arc::clone(progress.present.insert(present))
             }
         };

@@ -1,13 +1,52 @@
-//! Size, limit and codec of a memory volume, as an attach asks for them and its files have them.
+//! Size, limit, codec and owner of a memory volume, as an attach asks for them and its files have them.
 
 use holdfast_crds::ByteSize;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{HEAD_BYTES, PageCodec};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 
-use super::MemoryAttach;
 use super::local::slabs_of;
 use crate::node::{NodeError, sectors_of};
+
+/// Request to attach a memory volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemoryAttach {
+    /// The volume.
+    pub(crate) volume: VolumeId,
+    /// Its size.
+    pub(crate) bytes: u64,
+    /// Bytes of memory that its content may take; absent: as much as any content needs.
+    pub(crate) limit_bytes: Option<u64>,
+    /// Codec of its pages.
+    pub(crate) codec: PageCodec,
+    /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
+    pub(crate) epoch: u64,
+    /// The uid of that Volume; none for a volume that a person attaches.
+    pub(crate) owner: Option<String>,
+}
+
+/// What distinguishes the memory volumes that a node may have under one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemoryIdentity {
+    pub(super) shape: MemoryShape,
+    /// The uid of its Volume object; none where a person attached it.
+    pub(crate) owner: Option<String>,
+}
+
+impl MemoryIdentity {
+    /// The identity of a volume that is attached as `request` asks.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`].
+    pub(crate) fn of(request: &MemoryAttach) -> Result<Self, NodeError> {
+        Ok(Self { shape: MemoryShape::of(request)?, owner: request.owner.clone() })
+    }
+
+    /// The first of size, limit and codec that differs: its name in a request, and its two values.
+    pub(crate) fn difference(&self, asked: &Self) -> Option<(&'static str, String, String)> {
+        self.shape.difference(&asked.shape)
+    }
+}
 
 /// Shape of a memory volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +63,7 @@ impl MemoryShape {
     /// # Errors
     /// [`NodeError::Size`].
     pub(super) fn of(request: &MemoryAttach) -> Result<Self, NodeError> {
-        let &MemoryAttach { volume: _, bytes, limit_bytes, codec, epoch: _ } = request;
+        let &MemoryAttach { volume: _, bytes, limit_bytes, codec, epoch: _, owner: _ } = request;
         let pages = sectors_of(bytes)?;
         let slabs = slabs_of(pages, limit_bytes).ok_or(NodeError::Size(bytes))?;
         Ok(Self { pages, slabs, codec })
@@ -45,6 +84,15 @@ impl MemoryShape {
     /// # Errors
     /// [`NodeError::MemoryDiffers`].
     pub(super) fn check_same(&self, volume: &VolumeId, asked: &Self) -> Result<(), NodeError> {
+        match self.difference(asked) {
+            None => Ok(()),
+            Some((field, attached, asked)) => {
+                Err(NodeError::MemoryDiffers { volume: volume.clone(), field, attached, asked })
+            }
+        }
+    }
+
+    fn difference(&self, asked: &Self) -> Option<(&'static str, String, String)> {
         let [had, wanted] = [self, asked].map(|shape| {
             let codec = match shape.codec {
                 PageCodec::Lz4 => "lz4",
@@ -57,12 +105,8 @@ impl MemoryShape {
                 ("compression", codec.to_owned()),
             ]
         });
-        for ((field, attached), (_, asked)) in had.into_iter().zip(wanted) {
-            if attached != asked {
-                return Err(NodeError::MemoryDiffers { volume: volume.clone(), field, attached, asked });
-            }
-        }
-        Ok(())
+        let mut fields = had.into_iter().zip(wanted).map(|((field, had), (_, wanted))| (field, had, wanted));
+        fields.find(|(_, had, wanted)| had != wanted)
     }
 }
 
@@ -83,7 +127,8 @@ mod tests {
             ((1 << 30) + 4096, Some(8 << 30)),
         ] {
             let volume = "v".parse().unwrap();
-            let request = MemoryAttach { volume, bytes, limit_bytes, codec: PageCodec::Lz4, epoch: 0 };
+            let request =
+                MemoryAttach { volume, bytes, limit_bytes, codec: PageCodec::Lz4, epoch: 0, owner: None };
             let taken = MemoryShape::of(&request).unwrap().most_bytes();
             assert_eq!(taken, most_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
         }

@@ -41,7 +41,7 @@ struct TableEntry {
 impl TableEntry {
     /// The most bytes that its files may take.
     fn most_bytes(&self) -> u64 {
-        self.present.as_ref().map_or(self.most_bytes, |present| present.shape.most_bytes())
+        self.present.as_ref().map_or(self.most_bytes, |present| present.identity.shape.most_bytes())
     }
 
     /// Bytes that its files may still take.
@@ -56,7 +56,7 @@ impl TableEntry {
     fn used_bytes(&self) -> u64 {
         self.present.as_ref().map_or(0, |present| {
             let (figures, _) = present.published.shown();
-            present.shape.table_bytes() + figures.slab_bytes
+            present.identity.shape.table_bytes() + figures.slab_bytes
         })
     }
 }
@@ -89,7 +89,7 @@ impl MemoryTable {
         };
         match (state, present) {
             (MemoryState::Serving(device), Some(present)) => {
-                present.shape.check_same(volume, shape)?;
+                present.identity.shape.check_same(volume, shape)?;
                 Ok(Some(present.attached_by(*device)))
             }
             (state, _) => Err(refusal(volume, state)),
@@ -196,6 +196,7 @@ impl MemoryTable {
                     .filter(|(figures, _)| figures.limit_bytes > 0)
                     .map(|(figures, _)| figures.content_pages() > 0),
                 memory: figures.map(|(figures, _)| figures),
+                memory_identity: present.as_ref().map(|present| present.identity.clone()),
                 ..NodeVolumeStatus::unknown(volume.clone(), shown, String::new(), None)
             }
         });

@@ -5,14 +5,21 @@ use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
 use super::*;
-use crate::node::memory::MemoryAttach;
+use crate::node::MemoryAttach;
 use crate::volumes::Volumes;
 
 const WITHIN: Duration = Duration::from_millis(500);
 
 fn scratch() -> MemoryAttach {
     let volume = "scratch".parse().unwrap();
-    MemoryAttach { volume, bytes: SECTORS * SECTOR_BYTES, limit_bytes: None, codec: PageCodec::Lz4, epoch: 0 }
+    MemoryAttach {
+        volume,
+        bytes: SECTORS * SECTOR_BYTES,
+        limit_bytes: None,
+        codec: PageCodec::Lz4,
+        epoch: 0,
+        owner: None,
+    }
 }
 
 /// Runs a daemon until `script` ends; then it is gone as after a kill.
@@ -58,6 +65,23 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     });
     daemon(&dirs, &kernel, async |node| assert!(node.list().is_empty()));
     assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
+/// A Volume that was made again under the same id was served with the content of the old one.
+#[test]
+fn a_recovered_memory_volume_keeps_its_owner() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let claim = MemoryAttach { epoch: 7, owner: Some("uid".to_owned()), ..scratch() };
+    let owner = |status: NodeVolumeStatus| status.memory_identity.unwrap().owner;
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(claim).await.unwrap();
+        assert_eq!(owner(only(&node)).as_deref(), Some("uid"));
+    });
+    daemon(&dirs, &kernel, async |node| {
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        assert_eq!(status.attached.as_ref().unwrap().epoch, 7);
+        assert_eq!(owner(status).as_deref(), Some("uid"));
+    });
 }
 
 /// Every local user could read the content of a memory volume.
@@ -115,7 +139,14 @@ fn what_the_run_directory_has_no_room_for_is_refused() {
     let free = found.f_bavail * found.f_frsize / whole * whole;
     let of = |name: &str, bytes, limit_bytes| {
         let volume = name.parse().unwrap();
-        MemoryAttach { volume, bytes, limit_bytes: Some(limit_bytes), codec: PageCodec::Lz4, epoch: 0 }
+        MemoryAttach {
+            volume,
+            bytes,
+            limit_bytes: Some(limit_bytes),
+            codec: PageCodec::Lz4,
+            epoch: 0,
+            owner: None,
+        }
     };
     daemon(&dirs, &kernel, async |node| {
         let error = node.attach_memory(of("large", 2 * free, free)).await.unwrap_err();

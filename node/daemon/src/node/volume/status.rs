@@ -11,11 +11,11 @@ use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
-use crate::node::Attached;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth, StoreUnreachable};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
+use crate::node::{Attached, MemoryIdentity};
 use holdfast_serve::ServedCounts;
 
 /// The longest that a deletion takes which no program holds up.
@@ -96,6 +96,8 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) served: ServedCounts,
     /// Memory that a memory volume takes, once it is served; none of any other.
     pub(crate) memory: Option<MemoryFigures>,
+    /// What a memory volume is, once its files are open; none of any other.
+    pub(crate) memory_identity: Option<MemoryIdentity>,
 }
 
 /// The commits of a volume: what the log has, and what it does not have yet.
@@ -142,6 +144,11 @@ pub(crate) struct DiskStatus {
 }
 
 impl NodeVolumeStatus {
+    /// True for a memory volume that a person attached: it is of no Volume object.
+    pub(crate) fn is_of_a_person(&self) -> bool {
+        self.memory_identity.as_ref().is_some_and(|identity| identity.owner.is_none())
+    }
+
     /// Status of a volume now; none if it is detached.
     pub(in crate::node) fn of(seen: SeenVolume) -> Option<Self> {
         let SeenVolume { volume, state, present } = seen;
@@ -187,6 +194,7 @@ impl NodeVolumeStatus {
             waiting_requests: 0,
             served: ServedCounts::default(),
             memory: None,
+            memory_identity: None,
         }
     }
 
@@ -236,6 +244,7 @@ impl NodeVolumeStatus {
             waiting_requests: status.parked,
             served: present.published.served(),
             memory: None,
+            memory_identity: None,
         }
     }
 }

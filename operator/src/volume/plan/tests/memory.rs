@@ -76,3 +76,21 @@ fn a_lost_node_frees_a_memory_volume_for_another() {
     facts.spec.node_name = Some("a".to_owned());
     assert_eq!(last_report(&plan(&facts, &now())).assigned_node.as_deref(), Some("a"));
 }
+
+/// Without an epoch in the record its next attach counted as the one that was cut off, for ever.
+#[test]
+fn a_node_that_is_cut_off_before_it_reports_leaves_the_epoch_of_its_claim() {
+    let mut facts = ClusterFacts { lost: Some(DetachCause::NodeNotReady), ..provisioned("b", "a") };
+    (facts.status.epoch, facts.status.last_epoch) = (None, Some(1_800_000_007));
+    let record = last_report(&plan(&facts, &now())).forced_detach.clone().expect("a record");
+    assert_eq!((record.node.as_str(), record.epoch), ("a", Some(1_800_000_007)));
+}
+
+/// It advised to delete one with `Retain`, which a memory volume cannot have.
+#[test]
+fn a_taken_identity_of_a_memory_volume_is_not_to_be_retained() {
+    let facts = ClusterFacts { finalizer: true, rival: Some("first".to_owned()), ..memory() };
+    let steps = plan(&facts, &now());
+    let message = &last_report(&steps).conditions[0].message;
+    assert!(message.contains("Delete one of the two, or create"), "{message}");
+}

@@ -1,9 +1,11 @@
 //! Memory volumes: attached without a store, and a loss of their content is said before the next device.
 
-use holdfast_crds::CONTENT_LOST;
-use holdfast_memory::MemoryFigures;
+use holdfast_crds::{CONTENT_LOST, VolumeSpec};
 
 use super::*;
+use crate::volumes::tests::in_memory;
+
+const EPOCH: u64 = 1_800_000_000;
 
 fn memory() -> NodeFacts {
     let spec = json!({ "size": "1Gi", "backend": "memory", "nodeName": "a" });
@@ -12,15 +14,27 @@ fn memory() -> NodeFacts {
 
 /// The same, served and reported.
 fn served() -> NodeFacts {
-    let mut here = attached("v");
-    (here.durability, here.max_dirty_age) = (None, None);
-    here.attached.as_mut().unwrap().epoch = 1_800_000_000;
-    here.memory = Some(MemoryFigures { limit_bytes: 1 << 20, ..MemoryFigures::default() });
-    let last = Some(OperationOutcome::Attached);
-    let mut facts = NodeFacts { here: Some(here), last, ..memory() };
+    let here = Some(in_memory("v", Some("uid"), EPOCH));
+    let mut facts = NodeFacts { here, last: Some(OperationOutcome::Attached), ..memory() };
     reported(&mut facts);
-    assert_eq!(facts.status.epoch, Some(1_800_000_000));
+    assert_eq!((facts.status.epoch, facts.status.last_epoch), (Some(EPOCH), Some(EPOCH)));
     facts
+}
+
+/// The same, not reported, with what is here and the rest changed.
+fn found(here: node::NodeVolumeStatus, change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
+    let mut facts = NodeFacts { here: Some(here), ..memory() };
+    change(&mut facts);
+    facts
+}
+
+/// What is done, and the condition `Attached` that is reported, without a device.
+fn refusal(facts: &NodeFacts) -> (Vec<&'static str>, String, String) {
+    let plan = plan(facts, &now());
+    let status = written(&plan).expect("a status is written");
+    let attached = &status.conditions[0];
+    assert_eq!((attached.status.as_str(), status.device_path), ("False", None));
+    (acts(&plan), attached.reason.clone(), attached.message.clone())
 }
 
 /// Reason and message of the condition.
@@ -33,7 +47,7 @@ fn lost(status: &VolumeStatus) -> Option<(&str, &str)> {
 #[test]
 fn a_memory_volume_has_neither_settings_nor_growth() {
     let mut facts = served();
-    facts.spec.size = Some("2Gi".to_owned());
+    facts.spec.max_dirty_age = "1m".to_owned();
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     let mut types = facts.status.conditions.iter().map(|condition| condition.type_.as_str());
     assert!(types.by_ref().eq([ATTACHED, WRITABLE]), "nothing of a store or a disk");
@@ -49,6 +63,16 @@ fn a_memory_volume_at_its_limit_is_reported() {
     let (status, reason, message) = turned(&facts, WRITABLE);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "MemoryFull"));
     assert!(message.contains("spec.memory.limit"), "{message}");
+}
+
+/// `Writable` said nothing of writes that failed because the run directory was full.
+#[test]
+fn pages_that_were_refused_below_the_limit_are_said() {
+    let mut facts = served();
+    facts.here.as_mut().unwrap().memory.as_mut().unwrap().refused_pages = 3;
+    let (status, reason, message) = turned(&facts, WRITABLE);
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "Serving"));
+    assert!(message.contains("3 pages were not written") && message.contains("run directory"), "{message}");
 }
 
 #[test]
@@ -75,7 +99,7 @@ fn a_restarted_host_says_that_the_content_is_lost_before_it_attaches() {
     let later = Time("2026-01-02T00:00:00Z".parse().unwrap());
     assert_eq!(written(&plan(&facts, &later)).unwrap().conditions.last(), status.conditions.last());
     // It stays said while the next device is served, and when that is gone, the newer loss is.
-    facts.here = served().here;
+    facts.here = Some(in_memory("v", Some("uid"), facts.status.last_epoch.unwrap()));
     reported(&mut facts);
     assert_eq!(lost(&facts.status), lost(&status));
     let again = NodeFacts { here: None, last: None, ..facts };
@@ -104,9 +128,132 @@ fn a_detach_drops_the_content_and_says_so() {
 fn content_of_a_node_that_was_cut_off_is_lost() {
     let mut facts = memory();
     facts.status.node = other();
-    facts.status.epoch = Some(1_800_000_000);
+    facts.status.epoch = Some(EPOCH);
     let status = written(&plan(&facts, &now())).unwrap();
     let (reason, message) = lost(&status).unwrap();
     assert!(reason == "NodeLost" && message.contains("node b had the content"), "{message}");
     assert_eq!(status.epoch, None);
+}
+
+/// What is here was served by its name alone.
+#[test]
+fn what_is_not_the_volume_is_detached_first() {
+    let of_uid = || in_memory("v", Some("uid"), EPOCH);
+    let of_store = |facts: &mut NodeFacts| facts.spec = granted().spec;
+    for (name, facts) in [
+        ("an object made again", found(in_memory("v", Some("before"), EPOCH), |_| ())),
+        ("a volume of a store", found(attached("v"), |_| ())),
+        ("a Volume of a store", found(of_uid(), of_store)),
+        ("an earlier attach", found(of_uid(), |f| f.status.last_epoch = Some(EPOCH + 1))),
+    ] {
+        let (acts, reason, _) = refusal(&facts);
+        assert_eq!((acts, reason.as_str()), (vec!["report", "detach"], "Detaching"), "{name}");
+        let waits = NodeFacts { last: failed("Busy"), wait: WAIT, ..facts.clone() };
+        assert_eq!(refusal(&waits).1, "Busy", "{name}");
+        let asked =
+            NodeFacts { status: VolumeStatus { assigned_node: None, ..facts.status.clone() }, ..facts };
+        assert_eq!(acts_of(&asked), [""; 0], "{name}: not granted yet");
+    }
+    let served = found(of_uid(), |f| f.status.last_epoch = Some(EPOCH));
+    assert_eq!(reason(&plan(&served, &now())).0, "True");
+}
+
+fn acts_of(facts: &NodeFacts) -> Vec<&'static str> {
+    acts(&plan(facts, &now()))
+}
+
+#[test]
+fn a_volume_of_a_person_stays_and_is_not_served_as_the_volume() {
+    for spec in [memory().spec, granted().spec] {
+        let of_a_person = |f: &mut NodeFacts| (f.spec, f.status.volume_id) = (spec, Some("v".to_owned()));
+        let mut facts = found(in_memory("v", None, 0), of_a_person);
+        let (acts, reason, message) = refusal(&facts);
+        assert_eq!((acts, reason.as_str()), (vec!["report"], "NameTaken"));
+        assert!(message.contains("holdfast-node detach v"), "{message}");
+        facts.deleting = true;
+        facts.status.node = me();
+        assert_eq!(acts_of(&facts), ["clear"], "its content is not dropped with the Volume");
+    }
+}
+
+/// Found by reading: another size was served without a word.
+#[test]
+fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
+    let spec =
+        |text: serde_json::Value| move |f: &mut NodeFacts| f.spec = serde_json::from_value(text).unwrap();
+    for (field, text) in [
+        ("spec.size: is 2Gi, and", json!({ "size": "2Gi", "backend": "memory", "nodeName": "a" })),
+        (
+            "spec.memory.limit: is 1Mi, and",
+            json!({ "size": "1Gi", "backend": "memory", "nodeName": "a", "memory": { "limit": "1Mi" } }),
+        ),
+        (
+            "spec.memory.compression: is zstd, and",
+            json!({ "size": "1Gi", "backend": "memory", "nodeName": "a", "memory": { "compression": "zstd" } }),
+        ),
+    ] {
+        let (acts, reason, message) = refusal(&found(in_memory("v", Some("uid"), EPOCH), spec(text)));
+        assert_eq!((acts, reason.as_str()), (vec!["report"], "SpecDiffers"));
+        assert!(message.starts_with(field), "{message}");
+    }
+}
+
+/// Its device was served on with the content from before, and its pod waited for ever.
+#[test]
+fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_anew() {
+    let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z", "epoch": EPOCH });
+    let mut facts = served();
+    facts.status.forced_detach = Some(serde_json::from_value(forced).unwrap());
+    assert_eq!(refusal(&facts).0, ["report", "detach"]);
+    reported(&mut facts);
+    let gone = NodeFacts { here: None, last: Some(OperationOutcome::Detached), ..facts };
+    let anew = plan(&gone, &now());
+    assert_eq!(anew.steps[1], NodeStep::AttachMemory { epoch: EPOCH + 1 });
+    assert_eq!(lost(&written(&anew).unwrap()).unwrap().0, "Detached");
+
+    // Another node had it meanwhile.
+    let mut back = found(in_memory("v", Some("uid"), EPOCH), |f| {
+        (f.status.node, f.status.epoch, f.status.last_epoch) = (other(), Some(EPOCH + 1), Some(EPOCH + 1));
+    });
+    let (acts, _, _) = refusal(&back);
+    assert_eq!(acts, ["report", "detach"]);
+    reported(&mut back);
+    let (reason, message) = lost(&back.status).unwrap();
+    assert!(reason == "NodeLost" && message.contains("node b had the content"), "{message}");
+    assert_eq!(back.status.last_epoch, Some(EPOCH + 1), "it stays outdated");
+}
+
+/// A clock that was set back made an epoch that the status called cut off.
+#[test]
+fn the_epoch_rises_over_every_earlier_one() {
+    let epoch = |facts: &NodeFacts| {
+        let plan = plan(facts, &now());
+        let claimed = written(&plan).unwrap().last_epoch.unwrap();
+        assert_eq!(plan.steps[1], NodeStep::AttachMemory { epoch: claimed });
+        claimed
+    };
+    let time = u64::try_from(now().0.as_second()).unwrap();
+    let mut facts = memory();
+    assert_eq!(epoch(&facts), time);
+    facts.status.epoch = Some(EPOCH);
+    assert_eq!(epoch(&facts), EPOCH + 1);
+    let forced = json!({ "node": "b", "time": "2026-01-01T00:00:00Z", "epoch": EPOCH + 5 });
+    facts.status.forced_detach = Some(serde_json::from_value(forced).unwrap());
+    assert_eq!(epoch(&facts), EPOCH + 6);
+    // The attach fails: the next one has another epoch all the same.
+    reported(&mut facts);
+    facts.last = failed("Busy");
+    assert_eq!(epoch(&facts), EPOCH + 7);
+    let cleared = NodeFacts { spec: VolumeSpec { node_name: None, ..facts.spec.clone() }, ..facts };
+    assert_eq!(written(&plan(&cleared, &now())).unwrap().last_epoch, Some(EPOCH + 6), "a detach keeps it");
+}
+
+/// It said that the host had restarted.
+#[test]
+fn a_daemon_that_restarts_after_a_detach_says_that_it_was_asked() {
+    let mut facts = served();
+    facts.spec.node_name = None;
+    reported(&mut facts);
+    let restarted = NodeFacts { here: None, last: None, ..facts };
+    assert_eq!(lost(&written(&plan(&restarted, &now())).unwrap()).unwrap().0, "Detached");
 }
