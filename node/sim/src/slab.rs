@@ -27,7 +27,7 @@ const SPARE_SLOTS: u32 = 3;
 
 /// The bytes of a slot, none where it was never written, and its entry in the file's table.
 #[derive(Clone, Default)]
-struct Stored {
+struct OnDisk {
     bytes: Vec<u8>,
     entry: Option<SlabEntry>,
 }
@@ -35,16 +35,16 @@ struct Stored {
 /// Blocks, and what is in them.
 struct Blocks {
     table: SlotTable,
-    file: Mutex<Vec<Stored>>,
+    file: Mutex<Vec<OnDisk>>,
 }
 
 impl Blocks {
     fn new() -> Self {
-        Self::over(vec![Stored::default(); SLOTS as usize])
+        Self::over(vec![OnDisk::default(); SLOTS as usize])
     }
 
     /// Those of a new process, over a file that an earlier one wrote.
-    fn over(file: Vec<Stored>) -> Self {
+    fn over(file: Vec<OnDisk>) -> Self {
         let old = (0..).zip(&file).filter_map(|(slot, stored)| Some((slot, stored.entry?)));
         Self { table: SlotTable::with_old(SLOTS, SPARE_SLOTS, 1, old), file: Mutex::new(file) }
     }
