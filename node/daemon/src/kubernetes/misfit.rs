@@ -2,7 +2,8 @@
 //!
 //! Owns: the comparison, and what is said of it. A name proves nothing: a person may have attached a memory
 //! volume of this name, and a Volume may have been deleted and made again. Nor does an object: no log fences
-//! a memory volume, so a node that was cut off and returns still has it. Its epoch says which attach it is of.
+//! a memory volume, so a node that was cut off and returns still has it. Its epoch says which attach it is
+//! of.
 
 use holdfast_crds::{FieldError, MemoryCompression, VolumeSpec};
 use holdfast_memory::PageCodec;
@@ -16,7 +17,8 @@ use crate::node::{MemoryAttach, MemoryIdentity, NodeVolumeStatus};
 pub(super) enum Misfit {
     /// A person attached it: it stays.
     OfAPerson,
-    /// It is of another backend, of another object, or of an attach that a later one replaced: it is detached.
+    /// It is of another backend, of another object, or of an attach that a later one replaced: it is
+    /// detached.
     Other,
     /// It is of this Volume, whose spec has changed: its content is not dropped unasked.
     Differs {

@@ -291,7 +291,8 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         let mut claimed = status(facts, attaching(facts), now);
         if facts.spec.is_memory() {
             let epoch = facts.next_epoch(now);
-            // Said first: what a node has that attached before is outdated, and the next attach has a higher one.
+            // Said first: what a node has that attached before is outdated, and the next attach has a higher
+            // one.
             claimed.last_epoch = Some(epoch);
             let steps = vec![NodeStep::Claim(Box::new(claimed)), NodeStep::AttachMemory { epoch }];
             return NodePlan::of(steps, SOON);

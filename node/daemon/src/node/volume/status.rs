@@ -96,7 +96,7 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) served: ServedCounts,
     /// Memory that a memory volume takes, once it is served; none of any other.
     pub(crate) memory: Option<MemoryFigures>,
-    /// What a memory volume is, once its files are open; none of any other.
+    /// Shape and owner of a memory volume, once its files are open; none of any other.
     pub(crate) memory_identity: Option<MemoryIdentity>,
 }
 

@@ -77,7 +77,7 @@ fn a_lost_node_frees_a_memory_volume_for_another() {
     assert_eq!(last_report(&plan(&facts, &now())).assigned_node.as_deref(), Some("a"));
 }
 
-/// Without an epoch in the record its next attach counted as the one that was cut off, for ever.
+/// Without an epoch in the record its next attach counted always as the one that was cut off.
 #[test]
 fn a_node_that_is_cut_off_before_it_reports_leaves_the_epoch_of_its_claim() {
     let mut facts = ClusterFacts { lost: Some(DetachCause::NodeNotReady), ..provisioned("b", "a") };

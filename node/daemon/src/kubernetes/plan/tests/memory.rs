@@ -70,6 +70,8 @@ fn a_memory_volume_at_its_limit_is_reported() {
 fn pages_that_were_refused_below_the_limit_are_said() {
     let mut facts = served();
     facts.here.as_mut().unwrap().memory.as_mut().unwrap().refused_pages = 3;
+    // As any figure, once a minute.
+    facts.since_report = Some(Duration::from_secs(60));
     let (status, reason, message) = turned(&facts, WRITABLE);
     assert_eq!((status.as_str(), reason.as_str()), ("True", "Serving"));
     assert!(message.contains("3 pages were not written") && message.contains("run directory"), "{message}");
@@ -198,18 +200,18 @@ fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
     }
 }
 
-/// Its device was served on with the content from before, and its pod waited for ever.
+/// Its device was served on with the content from before, and its pod waited without end.
 #[test]
-fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_anew() {
+fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
     let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z", "epoch": EPOCH });
     let mut facts = served();
     facts.status.forced_detach = Some(serde_json::from_value(forced).unwrap());
     assert_eq!(refusal(&facts).0, ["report", "detach"]);
     reported(&mut facts);
     let gone = NodeFacts { here: None, last: Some(OperationOutcome::Detached), ..facts };
-    let anew = plan(&gone, &now());
-    assert_eq!(anew.steps[1], NodeStep::AttachMemory { epoch: EPOCH + 1 });
-    assert_eq!(lost(&written(&anew).unwrap()).unwrap().0, "Detached");
+    let again = plan(&gone, &now());
+    assert_eq!(again.steps[1], NodeStep::AttachMemory { epoch: EPOCH + 1 });
+    assert_eq!(lost(&written(&again).unwrap()).unwrap().0, "Detached");
 
     // Another node had it meanwhile.
     let mut back = found(in_memory("v", Some("uid"), EPOCH), |f| {
