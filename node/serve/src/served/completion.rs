@@ -55,6 +55,9 @@ impl ServedVolume {
         }
         if let Some(queue) = self.queues.fuse() {
             queue.poll(ring);
+            if let Some(trouble) = queue.take_trouble() {
+                self.lines.fuse_trouble(trouble, now);
+            }
         }
         self.queues.finish_closing(ring);
         true
