@@ -151,8 +151,8 @@ pub(crate) enum TransportChoice {
 }
 
 impl TransportChoice {
-    /// True where a device may be one of FUSE. Else nothing of FUSE is looked for: that has the kernel load its
-    /// modules.
+    /// True where a device may be one of FUSE. Else nothing of FUSE is looked for: that has the kernel load
+    /// its modules.
     pub(crate) const fn may_be_fuse(self) -> bool {
         match self {
             Self::Auto | Self::Only(Transport::Fuse) => true,

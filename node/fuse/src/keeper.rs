@@ -18,8 +18,8 @@
 //! | `W` holds the connection: its end says that the keeper has ended | nothing more |
 //!
 //! *Owns*: the files, by tag. It knows nothing of what they are.
-//! *Invariants*: a run directory has one keeper, which holds a lock there; a question that failed is an error,
-//! never the answer that nothing is kept.
+//! *Invariants*: a run directory has one keeper, which holds a lock there; a question that failed is an
+//! error, never the answer that nothing is kept.
 //! *Runs on*: a process of its own, in a session of its own; a thread for each connection, and none of a
 //! runtime. Only processes of its own user are answered.
 //! *On failure*: a daemon that lives notes the end of the keeper, starts another and gives it all files. If
@@ -289,7 +289,7 @@ fn listen(socket: &Path, within: Duration) -> io::Result<(fs::File, UnixListener
     Ok((lock, UnixListener::bind(socket)?))
 }
 
-/// Serves for ever: what fails, as where file descriptors or threads run out, is tried again.
+/// Serves without an end: what fails, as where file descriptors or threads run out, is tried again.
 fn serve(listener: &UnixListener) -> ! {
     let kept = SharedFds::default();
     loop {

@@ -210,8 +210,8 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// True once the device has no file of this tag any more; looks for at most `within`. Its queue is then as
-    /// it was before it was bound.
+    /// True once the device has no file of this tag any more; looks for at most `within`. Its queue is then
+    /// as it was before it was bound.
     ///
     /// # Errors
     /// The kernel's.

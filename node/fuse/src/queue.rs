@@ -74,8 +74,8 @@ enum FuseStep {
 pub enum FuseTrouble {
     /// A read of requests failed; they are read again after a pause. A request may have been lost with it.
     Read(Errno),
-    /// The connection has ended before the queue was closed: the device was cleared, as a detach does first, or
-    /// the connection aborted. No request comes any more.
+    /// The connection has ended before the queue was closed: the device was cleared, as a detach does first,
+    /// or the connection aborted. No request comes any more.
     Ended,
 }
 
@@ -169,8 +169,8 @@ impl<K: Copy> FuseQueue<K> {
         self.trouble = Some(FuseTrouble::Ended);
     }
 
-    /// Waits for requests, after a failed read first for a while, unless that is done already, no tag is free,
-    /// or the connection has ended.
+    /// Waits for requests, after a failed read first for a while, unless that is done already, no tag is
+    /// free, or the connection has ended.
     pub fn poll<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         if self.is_polling || self.is_pausing || self.is_ended || self.draining || self.free.is_empty() {
             return;
@@ -488,9 +488,8 @@ impl FuseBuffers {
         // SAFETY: the range lies in the mapping, and only its pages are touched, not their contents.
         let locked = unsafe { libc::mlock(address.cast(), PREPARED_BYTES) };
         if locked != 0 {
-            // Without the right to lock memory the pages are there at least. If that fails too, the read makes
-            // them.
-            // SAFETY: as above.
+            // Without the right to lock memory the pages are there at least. If that fails too, the read
+            // makes them. SAFETY: as above.
             unsafe { libc::madvise(address.cast(), PREPARED_BYTES, libc::MADV_POPULATE_WRITE) };
         }
     }

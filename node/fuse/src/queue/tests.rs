@@ -293,7 +293,7 @@ fn the_end_of_the_connection_ends_the_queue() {
     assert_eq!(fixture.queue.take_trouble(), None, "it is told once");
 }
 
-/// A failed read had ended the queue: all later requests waited for ever.
+/// A failed read had ended the queue: no later request was answered.
 #[test]
 fn requests_are_read_after_a_read_that_failed() {
     let mut fixture = Fixture::new();
