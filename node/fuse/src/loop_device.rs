@@ -531,8 +531,8 @@ mod tests {
         assert_eq!(LoopDevice::list_in(devices.path()).unwrap(), [LoopDevice { number: 0, tag }]);
     }
 
-    /// What could not be read had counted as no device of ours: its connection was closed, or its detach
-    /// went on.
+    /// A device that could not be read had counted as no device of ours: its connection was closed, or its
+    /// detach was continued.
     #[test]
     fn a_device_that_cannot_be_read_is_an_error() {
         let devices = tempfile::tempdir().unwrap();

@@ -69,9 +69,9 @@ enum FuseStep {
     Look,
 }
 
-/// Troubles of a connection that its queue met.
+/// Faults of a connection that its queue met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FuseTrouble {
+pub enum FuseFault {
     /// A read of requests failed; they are read again after a pause. A request may have been lost with it.
     Read(Errno),
     /// The connection has ended before the queue was closed: the device was cleared, as a detach does first,
@@ -102,7 +102,7 @@ pub struct FuseQueue<K> {
     /// The connection has ended, or is not listened to any more.
     is_ended: bool,
     /// Not yet told to the owner.
-    trouble: Option<FuseTrouble>,
+    fault: Option<FuseFault>,
     draining: bool,
 }
 
@@ -132,7 +132,7 @@ impl<K: Copy> FuseQueue<K> {
             must_pause: false,
             is_pausing: false,
             is_ended: false,
-            trouble: None,
+            fault: None,
             draining: false,
         })
     }
@@ -153,20 +153,20 @@ impl<K: Copy> FuseQueue<K> {
         }
     }
 
-    /// The trouble that the connection had since the last call.
-    pub const fn take_trouble(&mut self) -> Option<FuseTrouble> {
-        self.trouble.take()
+    /// The fault that the connection had since the last call.
+    pub const fn take_fault(&mut self) -> Option<FuseFault> {
+        self.fault.take()
     }
 
     /// The next look for requests comes after a pause.
     const fn fail(&mut self, errno: Errno) {
         self.must_pause = true;
-        self.trouble = Some(FuseTrouble::Read(errno));
+        self.fault = Some(FuseFault::Read(errno));
     }
 
     const fn has_ended(&mut self) {
         self.is_ended = true;
-        self.trouble = Some(FuseTrouble::Ended);
+        self.fault = Some(FuseFault::Ended);
     }
 
     /// Waits for requests, after a failed read first for a while, unless that is done already, no tag is
@@ -192,7 +192,7 @@ impl<K: Copy> FuseQueue<K> {
     }
 
     /// Reads the next request that waits, and answers by itself what needs no data. `None`: none waits, no
-    /// tag is free, the connection has ended, or a read failed ([`take_trouble`](Self::take_trouble)).
+    /// tag is free, the connection has ended, or a read failed ([`take_fault`](Self::take_fault)).
     pub fn next_request(&mut self) -> Option<DeviceRequest> {
         while !self.is_ended && !self.draining && !self.must_pause {
             let &tag = self.free.last()?;

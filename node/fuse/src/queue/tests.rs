@@ -289,8 +289,8 @@ fn the_end_of_the_connection_ends_the_queue() {
     assert!(fixture.queue.next_request().is_none());
     fixture.queue.poll(&mut fixture.ring);
     assert_eq!(fixture.queue.with_kernel(), 0);
-    assert_eq!(fixture.queue.take_trouble(), Some(FuseTrouble::Ended));
-    assert_eq!(fixture.queue.take_trouble(), None, "it is told once");
+    assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Ended));
+    assert_eq!(fixture.queue.take_fault(), None, "it is told once");
 }
 
 /// A failed read had ended the queue: no later request was answered.
@@ -307,7 +307,7 @@ fn requests_are_read_after_a_read_that_failed() {
     // SAFETY: the range is a tag's, which has no request.
     assert_eq!(unsafe { libc::mprotect(address, STRIDE, libc::PROT_NONE) }, 0);
     assert!(fixture.queue.next_request().is_none());
-    assert_eq!(fixture.queue.take_trouble(), Some(FuseTrouble::Read(Errno::new(libc::EFAULT))));
+    assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Read(Errno::new(libc::EFAULT))));
     fixture.queue.poll(&mut fixture.ring);
     assert_eq!(fixture.queue.with_kernel(), 1, "it pauses");
     // SAFETY: as above.

@@ -55,8 +55,8 @@ impl ServedVolume {
         }
         if let Some(queue) = self.queues.fuse() {
             queue.poll(ring);
-            if let Some(trouble) = queue.take_trouble() {
-                self.lines.fuse_trouble(trouble, now);
+            if let Some(fault) = queue.take_fault() {
+                self.lines.fuse_fault(fault, now);
             }
         }
         self.queues.finish_closing(ring);

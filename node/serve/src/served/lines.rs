@@ -10,7 +10,7 @@ use holdfast_background::{LineLimit, Rest};
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Unprepared};
 use holdfast_engine::snapshot::CutAnswer;
-use holdfast_fuse::FuseTrouble;
+use holdfast_fuse::FuseFault;
 use holdfast_ring::Errno as KernelErrno;
 use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
@@ -158,15 +158,15 @@ impl Lines {
         tracing::error!(queue, tag, held_back, "a bug: a command of a closed queue ended; it was dropped");
     }
 
-    /// The connection of a device without ublk had a trouble.
-    pub(super) fn fuse_trouble(&self, trouble: FuseTrouble, now: Millis) {
+    /// The connection of a device without ublk had a fault.
+    pub(super) fn fuse_fault(&self, fault: FuseFault, now: Millis) {
         let _volume = self.label.span().entered();
-        match trouble {
+        match fault {
             // A detach clears the device before it closes the queue, so this alone is no error.
-            FuseTrouble::Ended => tracing::info!(
+            FuseFault::Ended => tracing::info!(
                 "the device was cleared or its connection aborted; it gets no more requests; unless that was a detach, detach and attach the volume"
             ),
-            FuseTrouble::Read(errno) => {
+            FuseFault::Read(errno) => {
                 let Some(held_back) = self.fuse_read.one(now) else { return };
                 tracing::error!(%errno, held_back, "requests of the device could not be read; they are read again");
             }

@@ -41,7 +41,7 @@ pub(in crate::node) struct SeenVolume {
 pub(in crate::node) enum Reserved {
     /// The volume is attached already.
     Attached {
-        /// What the attach answers while the device is there.
+        /// Answer of the attach while the device is there.
         attached: Attached,
         device: Device,
     },
