@@ -15,6 +15,8 @@ use serde_json::Value;
 use super::load::Load;
 
 const BUCKET: &str = "without-ublk";
+/// Volumes that are attached at once.
+const PAIR: [&str; 2] = ["first", "second"];
 /// Kills under load, and as many restarts by SIGTERM.
 const ENDS: usize = 6;
 /// Writes that the kernel completes between two of them, at least.
@@ -40,6 +42,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let refused = node.cli(&["attach", "scratch", "--memory", "64Mi"]).err().context("it needs ublk")?;
     ensure!(format!("{refused:#}").contains("load the ublk_drv module"), "{refused:#}");
 
+    begin_together(&node)?;
     node.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = attach(&node)?;
     ensure!(device.starts_with("/dev/loop"), "attach prints {device:?}");
@@ -96,6 +99,37 @@ fn attach(node: &Node) -> Result<String> {
     let device = node.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)
+}
+
+/// Two volumes are attached at once while no keeper runs, and outlive a kill; then each is detached while a
+/// program that has written to it without a sync closes it, and has all of that afterwards.
+fn begin_together(node: &Node) -> Result<()> {
+    let vm = node.vm();
+    for volume in PAIR {
+        node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
+    }
+    let attach = |volume| format!("holdfast-node attach {volume} --store store >/tmp/{volume}");
+    let together = PAIR.map(attach).join(" & ");
+    vm.exec(&format!("{together} & wait; cat /tmp/first /tmp/second | grep -c ^/dev/loop | grep -x 2"))?;
+    ensure!(keepers(vm)? == 1, "one keeper holds both connections");
+    node.kill()?;
+    node.restart()?;
+    for volume in PAIR {
+        vm.exec(&format!(
+            "device=$(cat /tmp/{volume}); name=${{device#/dev/}}; \
+             test $(cat /sys/block/$name/queue/max_sectors_kb) = 512; \
+             test $(cat /sys/block/$name/queue/discard_max_bytes) = {}; \
+             dd if=/dev/urandom of=/tmp/data bs=1M count=96 status=none; \
+             dd if=/tmp/data of=$device bs=1M conv=notrunc status=none & \
+             until ls -l /proc/$!/fd | grep -q $device || ! kill -0 $!; do :; done; \
+             until holdfast-node detach {volume} 2>/tmp/refused; do grep -q 'in use\\|held by' /tmp/refused; sleep 0.1; done; \
+             wait $!; test $(cat /sys/block/$name/queue/max_sectors_kb) != 512; \
+             device=$(holdfast-node attach {volume} --store store); cmp -n $((96 << 20)) /tmp/data $device; \
+             holdfast-node detach {volume}; ! dmesg | grep -i 'I/O error'",
+            1 << 30
+        ))?;
+    }
+    Ok(())
 }
 
 /// Requests go past the page cache of the file, in blocks of 4096 bytes.

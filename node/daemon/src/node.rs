@@ -36,6 +36,7 @@ use holdfast_log::Creation;
 use holdfast_log::Indexes;
 use holdfast_s3::S3Config;
 use holdfast_serve::{Message, SharedFiles};
+use holdfast_service::chain;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, SnapshotName, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
@@ -150,6 +151,15 @@ pub(crate) enum TransportChoice {
 }
 
 impl TransportChoice {
+    /// True where a device may be one of FUSE. Else nothing of FUSE is looked for: that has the kernel load
+    /// its modules.
+    pub(crate) const fn may_be_fuse(self) -> bool {
+        match self {
+            Self::Auto | Self::Only(Transport::Fuse) => true,
+            Self::AutoUblk | Self::Only(Transport::ZeroCopy | Transport::UserCopy) => false,
+        }
+    }
+
     /// The transport that devices get from a driver with these features, and without it from FUSE where the
     /// kernel has what that needs.
     ///
@@ -162,7 +172,7 @@ impl TransportChoice {
     ) -> Result<Transport, Unsupported> {
         match self {
             Self::Auto => match features.and_then(|features| features.best_transport()) {
-                Err(_) if fuse().is_ok() => Ok(Transport::Fuse),
+                Err(error) if error.is_without_ublk() && fuse().is_ok() => Ok(Transport::Fuse),
                 best => best,
             },
             Self::AutoUblk => features?.best_transport(),
@@ -298,7 +308,25 @@ impl Node {
             prepared.sweep_connections();
         })
         .await;
-        Self::serve_with(owner, kernel, START_WITHIN).await
+        let node = Self::serve_with(owner, kernel, START_WITHIN).await?;
+        node.log_transport();
+        Ok(node)
+    }
+
+    /// Says where ublk is not what new devices are served by, and why.
+    fn log_transport(&self) {
+        let choice = self.0.config.transport;
+        if choice == TransportChoice::Only(Transport::Fuse) {
+            return tracing::info!(transport = %Transport::Fuse, "new devices are without ublk, as data.transport asks for");
+        }
+        let Err(error) = &self.0.features else { return };
+        if choice.may_be_fuse() && error.is_without_ublk() && fuse::probe().is_ok() {
+            tracing::warn!(
+                transport = %Transport::Fuse,
+                error = chain(error),
+                "the kernel has no ublk that can serve; new devices are slower; run holdfast-node preflight for the fix"
+            );
+        }
     }
 
     /// The same with the devices of this kernel, and with this wait for those that a predecessor left.
@@ -444,9 +472,13 @@ impl Node {
 
     /// Capabilities of the node.
     pub(crate) fn capabilities(&self) -> Capabilities {
+        let choice = self.0.config.transport;
         let check = |transport| match (transport, &self.0.features) {
-            (Transport::Fuse, _) if self.0.config.transport == TransportChoice::AutoUblk => {
+            (Transport::Fuse, _) if choice == TransportChoice::AutoUblk => {
                 Err("it serves volumes of the command line only, not of Kubernetes".to_owned())
+            }
+            (Transport::Fuse, _) if !choice.may_be_fuse() => {
+                Err("data.transport asks for another; set it to \"auto\" or \"fuse\"".to_owned())
             }
             (Transport::Fuse, _) => fuse::probe().map_err(|error| error.to_string()),
             (Transport::ZeroCopy | Transport::UserCopy, Ok(features)) => {

@@ -18,6 +18,8 @@
 //! | `W` holds the connection: its end says that the keeper has ended | nothing more |
 //!
 //! *Owns*: the files, by tag. It knows nothing of what they are.
+//! *Invariants*: a run directory has one keeper, which holds a lock there; a question that failed is an
+//! error, never the answer that nothing is kept.
 //! *Runs on*: a process of its own, in a session of its own; a thread for each connection, and none of a
 //! runtime. Only processes of its own user are answered.
 //! *On failure*: a daemon that lives notes the end of the keeper, starts another and gives it all files. If
@@ -29,6 +31,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -39,15 +42,22 @@ use std::time::{Duration, Instant};
 
 /// The name of its socket in the run directory.
 pub const KEEPER_SOCKET: &str = "keeper.sock";
+/// The file beside the socket that the keeper holds locked.
+const KEEPER_LOCK: &str = "keeper.lock";
 /// Name that the process has, in place of its program's.
 const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
 /// The longest wait for a keeper that was started.
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// The longest wait for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// The most times that a question is asked whose answer was cut off, as by a keeper that ends.
+const TRIES: u32 = 5;
+/// Time between two tries to ask, to start, or to accept.
+const AGAIN_AFTER: Duration = Duration::from_millis(5);
 const REQUEST_BYTES: usize = 9;
 const DONE: u8 = b'y';
 const ABSENT: u8 = b'n';
+const FAILED: u8 = b'f';
 
 /// A status, the file that came with it, and the stream for more.
 type KeeperAnswer = (u8, Option<OwnedFd>, UnixStream);
@@ -99,9 +109,17 @@ impl Keeper {
         loop {
             match self.ask(b'K', tag, Some(file)) {
                 Err(error) if is_absent(&error) && begun.elapsed() < START_WITHIN => {
-                    thread::sleep(Duration::from_millis(5));
+                    thread::sleep(AGAIN_AFTER);
                 }
-                asked => return asked.and_then(kept).map(|()| Some(started)),
+                asked => {
+                    return match asked.and_then(kept) {
+                        Ok(()) => Ok(Some(started)),
+                        Err(error) => {
+                            note_end(started);
+                            Err(error)
+                        }
+                    };
+                }
             }
         }
     }
@@ -113,7 +131,21 @@ impl Keeper {
         Ok(stream)
     }
 
+    /// Asks again where the answer was cut off: a keeper that was just ending is absent by then.
     fn ask(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
+        let mut tries = 1;
+        loop {
+            match self.ask_once(operation, tag, file) {
+                Err(error) if is_cut_off(&error) && tries < TRIES => {
+                    tries += 1;
+                    thread::sleep(AGAIN_AFTER);
+                }
+                asked => return asked,
+            }
+        }
+    }
+
+    fn ask_once(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
         let stream = self.connect()?;
         let mut request = [operation; REQUEST_BYTES];
         request[1..].copy_from_slice(&tag.to_ne_bytes());
@@ -128,10 +160,12 @@ impl Keeper {
     /// A further use of a file that it has; `None` where it has none, or there is no keeper.
     ///
     /// # Errors
-    /// It is not reached though its socket is there.
+    /// It is not reached though its socket is there, or it has the file and could not give it.
     pub fn take(&self, tag: u64) -> io::Result<Option<OwnedFd>> {
         match self.ask(b'T', tag, None) {
-            Ok((_, file, _)) => Ok(file),
+            Ok((DONE, Some(file), _)) => Ok(Some(file)),
+            Ok((ABSENT, None, _)) => Ok(None),
+            Ok(_) => Err(failed()),
             Err(error) if is_absent(&error) => Ok(None),
             Err(error) => Err(error),
         }
@@ -143,7 +177,7 @@ impl Keeper {
     /// It is not reached though its socket is there.
     pub fn drop(&self, tag: u64) -> io::Result<()> {
         match self.ask(b'D', tag, None) {
-            Ok(_) => Ok(()),
+            Ok(answer) => kept(answer),
             Err(error) if is_absent(&error) => Ok(()),
             Err(error) => Err(error),
         }
@@ -155,7 +189,8 @@ impl Keeper {
     /// It is not reached though its socket is there.
     pub fn list(&self) -> io::Result<Vec<u64>> {
         let mut stream = match self.ask(b'L', 0, None) {
-            Ok((_, _, stream)) => stream,
+            Ok((DONE, _, stream)) => stream,
+            Ok(_) => return Err(failed()),
             Err(error) if is_absent(&error) => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };
@@ -181,19 +216,29 @@ impl Keeper {
     }
 }
 
-fn kept((status, ..): KeeperAnswer) -> io::Result<()> {
-    if status == DONE { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+/// Notes the end of a process, whenever that is.
+pub(crate) fn note_end(mut child: Child) {
+    thread::spawn(move || drop(child.wait()));
 }
 
-/// True where there is no keeper, or it ended meanwhile: it holds nothing.
+fn kept((status, ..): KeeperAnswer) -> io::Result<()> {
+    if status == DONE { Ok(()) } else { Err(failed()) }
+}
+
+fn failed() -> io::Error {
+    io::Error::other("the keeper of FUSE connections could not do it; look at its limit of open files")
+}
+
+/// True where there is no keeper: nothing listens at its socket.
 fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// True where a keeper was there and gave no answer, which says nothing of what it holds.
+fn is_cut_off(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::NotFound
-            | io::ErrorKind::ConnectionRefused
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::UnexpectedEof
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
     )
 }
 
@@ -213,7 +258,7 @@ fn lock(kept: &SharedFds) -> MutexGuard<'_, KeptFiles> {
 /// Becomes the keeper: serves the socket until no file is kept and no process is connected.
 ///
 /// # Errors
-/// The socket cannot be made.
+/// Another keeper has the run directory; the socket cannot be made.
 pub fn run(socket: &Path) -> io::Result<()> {
     // SAFETY: the name is a C string.
     unsafe { libc::prctl(libc::PR_SET_NAME, PROCESS_NAME.as_ptr()) };
@@ -222,29 +267,56 @@ pub fn run(socket: &Path) -> io::Result<()> {
         // SAFETY: the disposition is one of the kernel's own, no handler.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    // The daemon, which alone starts one, found that it does not answer.
-    drop(fs::remove_file(socket));
-    let listener = UnixListener::bind(socket)?;
+    let (_lock, listener) = listen(socket, START_WITHIN)?;
     serve(&listener)
 }
 
-fn serve(listener: &UnixListener) -> io::Result<()> {
+/// Takes the place of the keeper: its lock, which one that ends may still have for at most `within`, then its
+/// socket.
+fn listen(socket: &Path, within: Duration) -> io::Result<(fs::File, UnixListener)> {
+    let path = socket.with_file_name(KEEPER_LOCK);
+    let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    let begun = Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(()) => break,
+            Err(fs::TryLockError::WouldBlock) if begun.elapsed() < within => thread::sleep(AGAIN_AFTER),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // That of a keeper which has ended: one that lives has the lock.
+    drop(fs::remove_file(socket));
+    Ok((lock, UnixListener::bind(socket)?))
+}
+
+/// Serves without an end: what fails, as where file descriptors or threads run out, is tried again.
+fn serve(listener: &UnixListener) -> ! {
     let kept = SharedFds::default();
     loop {
-        let (stream, _) = listener.accept()?;
+        let Ok((stream, _)) = listener.accept() else {
+            thread::sleep(AGAIN_AFTER);
+            continue;
+        };
         if !is_own(&stream) {
             continue;
         }
         lock(&kept).connections += 1;
         let shared = Arc::clone(&kept);
-        thread::Builder::new().stack_size(128 << 10).spawn(move || {
+        let answering = thread::Builder::new().stack_size(128 << 10).spawn(move || {
             let mut is_counted = true;
-            // A connection that breaks ends, and no other one.
-            drop(answer(stream, &shared, &mut is_counted));
+            if answer(&stream, &shared, &mut is_counted).is_err() {
+                // A connection that breaks ends, and no other one.
+                drop((&stream).write_all(&[FAILED]));
+            }
             if is_counted {
                 leave(&shared);
             }
-        })?;
+        });
+        if answering.is_err() {
+            // The other end finds its connection closed, and asks again.
+            leave(&kept);
+            thread::sleep(AGAIN_AFTER);
+        }
     }
 }
 
@@ -257,10 +329,10 @@ fn leave(kept: &SharedFds) {
     }
 }
 
-fn answer(mut stream: UnixStream, kept: &SharedFds, is_counted: &mut bool) -> io::Result<()> {
+fn answer(mut stream: &UnixStream, kept: &SharedFds, is_counted: &mut bool) -> io::Result<()> {
     loop {
         let mut request = [0; REQUEST_BYTES];
-        let (len, file) = receive(&stream, &mut request)?;
+        let (len, file) = receive(stream, &mut request)?;
         if len == 0 {
             return Ok(());
         }
@@ -275,7 +347,7 @@ fn answer(mut stream: UnixStream, kept: &SharedFds, is_counted: &mut bool) -> io
             (b'T', _) => {
                 let file = lock(kept).files.get(&tag).map(OwnedFd::try_clone).transpose()?;
                 let status = if file.is_some() { DONE } else { ABSENT };
-                send(&stream, &[status], file.as_ref().map(AsFd::as_fd))?;
+                send(stream, &[status], file.as_ref().map(AsFd::as_fd))?;
             }
             (b'D', _) => {
                 let dropped = lock(kept).files.remove(&tag);
@@ -419,6 +491,59 @@ mod tests {
         keeper.drop(11).unwrap();
         assert!(keeper.take(11).unwrap().is_none());
         assert_eq!(keeper.list().unwrap(), [1, 10, 12]);
+    }
+
+    /// Two attaches at once had started two keepers: the second one took the first one's socket away.
+    #[test]
+    fn a_run_directory_has_one_keeper() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = Keeper::of(dir.path());
+        let (lock, listener) = listen(keeper.socket(), Duration::ZERO).unwrap();
+        thread::spawn(move || serve(&listener));
+        let file: OwnedFd = tempfile::tempfile().unwrap().into();
+        keeper.keep(1, file.as_fd(), || panic!("one answers")).unwrap();
+        let second = listen(keeper.socket(), Duration::from_millis(20));
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(keeper.list().unwrap(), [1], "the first one is reached");
+        drop(lock);
+        listen(keeper.socket(), Duration::ZERO).unwrap();
+    }
+
+    /// An answer that was cut off had counted as "nothing is kept": mounted devices were cleared.
+    #[test]
+    fn a_failed_question_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = Keeper::of(dir.path());
+        let listener = UnixListener::bind(keeper.socket()).unwrap();
+        thread::spawn(move || while listener.accept().is_ok() {});
+        assert!(keeper.list().is_err() && keeper.take(1).is_err() && keeper.drop(1).is_err());
+    }
+
+    #[test]
+    fn an_answer_without_its_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = Keeper::of(dir.path());
+        let listener = UnixListener::bind(keeper.socket()).unwrap();
+        thread::spawn(move || {
+            for status in [FAILED, DONE] {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; REQUEST_BYTES]).unwrap();
+                stream.write_all(&[status]).unwrap();
+            }
+        });
+        assert!(keeper.take(1).is_err(), "the keeper could not give it");
+        assert!(keeper.take(1).is_err(), "it did not arrive");
+    }
+
+    #[test]
+    fn a_question_that_fails_has_a_status() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = started(dir.path());
+        // Without it the keeper would end with the process of this test.
+        let held: OwnedFd = tempfile::tempfile().unwrap().into();
+        keeper.keep(1, held.as_fd(), || panic!("one answers")).unwrap();
+        let (status, ..) = keeper.ask(b'K', 1, None).unwrap();
+        assert_eq!(status, FAILED);
     }
 
     #[test]

@@ -20,4 +20,4 @@ pub use connection::{FUSE_PATH, FuseConnection};
 pub use keeper::Keeper;
 pub use limit::DEPTH;
 pub use loop_device::{LOOP_CONTROL_PATH, LoopCommand, LoopDevice, file_name};
-pub use queue::{FuseCommand, FuseQueue};
+pub use queue::{FuseCommand, FuseFault, FuseQueue};

@@ -19,6 +19,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::connection::FuseConnection;
+use crate::keeper::note_end;
+use crate::limit::{MAX_REQUEST_BYTES, MAX_ZERO_BYTES};
 
 /// The device by which loop devices are made.
 pub const LOOP_CONTROL_PATH: &str = "/dev/loop-control";
@@ -33,12 +35,21 @@ const WITHIN: Duration = Duration::from_secs(20);
 /// Time between two looks at a device that is being cleared.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Attributes of a device's queue that are set before it is bound.
+const WRITEBACK: &str = "wbt_lat_usec";
+const REQUEST_KIB: &str = "max_sectors_kb";
+const DISCARD: &str = "discard_max_bytes";
+/// The most that a device can discard at a time, in blocks of 4096 bytes.
+const DISCARD_ALL: &str = "2199023251456";
+
 /// From `linux/loop.h`.
 mod kernel {
     pub(super) const CLR_FD: libc::c_ulong = 0x4C01;
+    pub(super) const SET_STATUS64: libc::c_ulong = 0x4C04;
     pub(super) const GET_STATUS64: libc::c_ulong = 0x4C05;
     pub(super) const CONFIGURE: libc::c_ulong = 0x4C0A;
     pub(super) const CTL_GET_FREE: libc::c_ulong = 0x4C82;
+    pub(super) const FLAG_AUTO_CLEAR: u32 = 4;
     pub(super) const FLAG_DIRECT_IO: u32 = 16;
 
     /// `struct loop_info64`.
@@ -76,6 +87,13 @@ pub fn file_name(tag: u64) -> String {
     format!("{PREFIX}{tag:016x}")
 }
 
+/// The tag in the path that the kernel shows of a file of ours.
+fn tag_of(path: &str) -> Option<u64> {
+    let tag = path.trim_end().trim_start_matches('/').strip_prefix(PREFIX)?;
+    (tag.len() == 16).then_some(())?;
+    u64::from_str_radix(tag, 16).ok()
+}
+
 /// A loop device on a file of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopDevice {
@@ -95,23 +113,29 @@ impl LoopDevice {
     }
 
     fn list_in(devices: &Path) -> io::Result<Vec<Self>> {
-        let names = fs::read_dir(devices)?.flatten().map(|entry| entry.file_name());
-        let numbers = names.filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok());
-        Ok(numbers.filter_map(|number| Self::find_in(devices, number)).collect())
+        let names: Vec<_> = fs::read_dir(devices)?.collect::<io::Result<_>>()?;
+        let numbers =
+            names.iter().filter_map(|name| name.file_name().to_str()?.strip_prefix("loop")?.parse().ok());
+        numbers.filter_map(|number| Self::find_in(devices, number).transpose()).collect()
     }
 
     /// The one of this number, if its file is one of ours.
-    #[must_use]
-    pub fn find(number: u32) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The kernel's. Then it may be one of ours.
+    pub fn find(number: u32) -> io::Result<Option<Self>> {
         Self::find_in(Path::new(BLOCK_DEVICES), number)
     }
 
-    fn find_in(devices: &Path, number: u32) -> Option<Self> {
+    fn find_in(devices: &Path, number: u32) -> io::Result<Option<Self>> {
         let file = devices.join(format!("loop{number}/loop/backing_file"));
-        let name = fs::read_to_string(file).ok()?;
-        let tag = name.trim_end().trim_start_matches('/').strip_prefix(PREFIX)?;
-        (tag.len() == 16).then_some(())?;
-        Some(Self { number, tag: u64::from_str_radix(tag, 16).ok()? })
+        match fs::read_to_string(file) {
+            Ok(name) => Ok(tag_of(&name).map(|tag| Self { number, tag })),
+            // It has no file, or is just losing it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Its path.
@@ -151,11 +175,11 @@ impl LoopDevice {
         match bound {
             Ok(true) => {}
             Ok(false) => {
-                drop(child.kill());
+                end(child);
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel has not bound the device"));
             }
             Err(error) => {
-                drop(child.kill());
+                end(child);
                 return Err(error);
             }
         }
@@ -165,39 +189,67 @@ impl LoopDevice {
     }
 
     /// Clears the device. With `unless_used` it fails with `EBUSY` where a file system or another device has
-    /// claimed it; else it is cleared once the last program has closed it. `program` becomes
+    /// claimed it. It is cleared once the last program has closed it: [`await_cleared`](Self::await_cleared).
+    /// `program` becomes [`LoopCommand::run`].
+    ///
+    /// # Errors
+    /// The kernel's, or that of the program. [`io::ErrorKind::TimedOut`]: the device may be cleared later.
+    pub fn clear(self, mut program: Command, unless_used: bool) -> io::Result<()> {
+        let how = if unless_used { CLEAR_UNUSED } else { CLEAR };
+        program.args([how, &self.number.to_string(), &file_name(self.tag)]);
+        wait(start(without_input(program))?, WITHIN)
+    }
+
+    /// Keeps a device bound that is to be cleared once the last program has closed it. `program` becomes
     /// [`LoopCommand::run`].
     ///
     /// # Errors
     /// The kernel's, or that of the program.
-    pub fn clear(self, mut program: Command, unless_used: bool) -> io::Result<()> {
-        let how = if unless_used { CLEAR_UNUSED } else { CLEAR };
-        program.args([how, &self.number.to_string(), &file_name(self.tag)]).stdin(Stdio::null());
-        let mut child = start(program)?;
-        let begun = Instant::now();
-        loop {
-            if child.try_wait()?.is_some() {
-                return output(&mut child).map(drop);
-            }
-            if begun.elapsed() > WITHIN {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel has not cleared the device"));
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+    pub fn keep_bound(self, mut program: Command) -> io::Result<()> {
+        program.args([KEEP, &self.number.to_string(), &file_name(self.tag)]);
+        wait(start(without_input(program))?, WITHIN)
     }
 
-    /// True once the device has no file of this tag any more; looks for at most `within`.
-    #[must_use]
-    pub fn await_cleared(self, within: Duration) -> bool {
+    /// True once the device has no file of this tag any more; looks for at most `within`. Its queue is then
+    /// as it was before it was bound.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn await_cleared(self, within: Duration) -> io::Result<bool> {
         let begun = Instant::now();
-        while Self::find(self.number) == Some(self) {
-            if begun.elapsed() > within {
-                return false;
+        while Self::find(self.number)? == Some(self) {
+            if begun.elapsed() >= within {
+                return Ok(false);
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        true
+        untune(Path::new(BLOCK_DEVICES), self.number);
+        Ok(true)
     }
+}
+
+fn without_input(mut program: Command) -> Command {
+    program.stdin(Stdio::null());
+    program
+}
+
+/// Waits for a process, which is killed if it has not ended `within`.
+fn wait(mut child: Child, within: Duration) -> io::Result<()> {
+    let begun = Instant::now();
+    while child.try_wait()?.is_none() {
+        if begun.elapsed() > within {
+            end(child);
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel has not answered"));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    output(&mut child).map(drop)
+}
+
+/// Kills a process, and notes its end, whenever that is: it may wait in the kernel for this one.
+fn end(mut child: Child) {
+    drop(child.kill());
+    note_end(child);
 }
 
 fn start(mut program: Command) -> io::Result<Child> {
@@ -226,6 +278,7 @@ fn output(child: &mut Child) -> io::Result<String> {
 const BIND: &str = "bind";
 const CLEAR: &str = "clear";
 const CLEAR_UNUSED: &str = "clear-unused";
+const KEEP: &str = "keep";
 
 /// Commands about a loop device that a process of its own runs, by its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -241,6 +294,13 @@ pub enum LoopCommand {
         /// Fails where the device is claimed.
         unless_used: bool,
     },
+    /// Keeps the device of this number bound once the last program closes it, if its file has this name.
+    Keep {
+        /// Its number.
+        number: u32,
+        /// The name of its file.
+        name: String,
+    },
 }
 
 impl LoopCommand {
@@ -254,6 +314,9 @@ impl LoopCommand {
                 name: name.clone(),
                 unless_used: clear == CLEAR_UNUSED,
             }),
+            [keep, number, name] if keep == KEEP => {
+                Some(Self::Keep { number: number.parse().ok()?, name: name.clone() })
+            }
             _ => None,
         }
     }
@@ -272,6 +335,7 @@ impl LoopCommand {
             Self::Clear { number, name, unless_used } => {
                 clear(number, &name, unless_used).map(|()| String::new())
             }
+            Self::Keep { number, name } => keep(number, &name).map(|()| String::new()),
         }
     }
 }
@@ -282,6 +346,10 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     for _ in 0..TRIES {
         let number = request(&control, kernel::CTL_GET_FREE, 0)?;
         let number = u32::try_from(number).map_err(io::Error::other)?;
+        if is_bound(number) {
+            // Another program was first, whose device is left alone.
+            continue;
+        }
         tune(number)?;
         let device = OpenOptions::new().read(true).write(true).open(format!("/dev/loop{number}"))?;
         let mut config = kernel::LoopConfig {
@@ -298,7 +366,11 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             Ok(_) => {}
             // Another program was first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
-            Err(error) => return Err(error),
+            Err(error) => {
+                drop(device);
+                untune(Path::new(BLOCK_DEVICES), number);
+                return Err(error);
+            }
         }
         let mut status = NO_INFO;
         let shown = request(&device, kernel::GET_STATUS64, (&raw mut status).addr());
@@ -331,32 +403,85 @@ const NO_INFO: kernel::LoopInfo = kernel::LoopInfo {
 /// Sets the attributes of the queue of a device that is not bound yet: afterwards the kernel would wait for
 /// requests of programs that look at each new device.
 fn tune(number: u32) -> io::Result<()> {
-    let queue = PathBuf::from(format!("{BLOCK_DEVICES}/loop{number}/queue"));
-    for (attribute, value) in [("scheduler", "none"), ("wbt_lat_usec", "0"), ("max_sectors_kb", "1024")] {
+    let queue = queue_of(Path::new(BLOCK_DEVICES), number);
+    set(&queue.join("scheduler"), "none")?;
+    set(&queue.join(WRITEBACK), "0")?;
+    set(&queue.join(REQUEST_KIB), &(MAX_REQUEST_BYTES >> 10).to_string())?;
+    // Not all kernels take it of a device that is not bound. A discard may cover more then.
+    drop(set(&queue.join(DISCARD), &MAX_ZERO_BYTES.to_string()));
+    Ok(())
+}
+
+/// Sets an attribute, if the kernel has it.
+fn set(path: &Path, value: &str) -> io::Result<()> {
+    let Ok(now) = fs::read_to_string(path) else { return Ok(()) };
+    let now = now.trim();
+    if now == value || now.contains(&format!("[{value}]")) {
+        return Ok(());
+    }
+    fs::write(path, value)
+}
+
+/// Gives a device that is not bound any more the attributes with which the kernel makes one: the next program
+/// that binds it expects them. What the kernel refuses stays.
+fn untune(devices: &Path, number: u32) {
+    if is_bound_in(devices, number) {
+        return;
+    }
+    let queue = queue_of(devices, number);
+    for (attribute, ours, default) in [
+        (WRITEBACK, "0", "-1"),
+        (REQUEST_KIB, &(MAX_REQUEST_BYTES >> 10).to_string()[..], "0"),
+        (DISCARD, &MAX_ZERO_BYTES.to_string(), DISCARD_ALL),
+    ] {
         let path = queue.join(attribute);
-        let Ok(now) = fs::read_to_string(&path) else { continue };
-        let now = now.trim();
-        if now != value && !now.contains(&format!("[{value}]")) {
-            fs::write(&path, value)?;
+        if fs::read_to_string(&path).is_ok_and(|now| now.trim() == ours) {
+            drop(fs::write(path, default));
         }
     }
-    Ok(())
+}
+
+fn queue_of(devices: &Path, number: u32) -> PathBuf {
+    devices.join(format!("loop{number}/queue"))
+}
+
+fn is_bound(number: u32) -> bool {
+    is_bound_in(Path::new(BLOCK_DEVICES), number)
+}
+
+fn is_bound_in(devices: &Path, number: u32) -> bool {
+    devices.join(format!("loop{number}/loop")).exists()
 }
 
 fn clear(number: u32, name: &str, unless_used: bool) -> io::Result<()> {
     let exclusive = if unless_used { libc::O_EXCL } else { 0 };
-    let opened =
-        OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(format!("/dev/loop{number}"));
-    let device = match opened {
+    let Some(device) = open_bound(number, name, exclusive)? else { return Ok(()) };
+    unless_unbound(request(&device, kernel::CLR_FD, 0))
+}
+
+fn keep(number: u32, name: &str) -> io::Result<()> {
+    let Some(device) = open_bound(number, name, 0)? else { return Ok(()) };
+    let mut status = NO_INFO;
+    unless_unbound(request(&device, kernel::GET_STATUS64, (&raw mut status).addr()))?;
+    status.flags &= !kernel::FLAG_AUTO_CLEAR;
+    unless_unbound(request(&device, kernel::SET_STATUS64, (&raw const status).addr()))
+}
+
+/// The device of this number, if its file has this name.
+fn open_bound(number: u32, name: &str, flags: i32) -> io::Result<Option<File>> {
+    let path = format!("/dev/loop{number}");
+    let device = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
         Ok(device) => device,
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => return Ok(()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let bound = LoopDevice::find(number).map(|bound| file_name(bound.tag));
-    if bound.as_deref() != Some(name) {
-        return Ok(());
-    }
-    match request(&device, kernel::CLR_FD, 0) {
+    let bound = LoopDevice::find(number)?.map(|bound| file_name(bound.tag));
+    Ok((bound.as_deref() == Some(name)).then_some(device))
+}
+
+/// A device that has no file any more needs nothing.
+fn unless_unbound(done: io::Result<i32>) -> io::Result<()> {
+    match done {
         Err(error) if error.raw_os_error() != Some(libc::ENXIO) => Err(error),
         Ok(_) | Err(_) => Ok(()),
     }
@@ -406,6 +531,48 @@ mod tests {
         assert_eq!(LoopDevice::list_in(devices.path()).unwrap(), [LoopDevice { number: 0, tag }]);
     }
 
+    /// A device that could not be read had counted as no device of ours: its connection was closed, or its
+    /// detach was continued.
+    #[test]
+    fn a_device_that_cannot_be_read_is_an_error() {
+        let devices = tempfile::tempdir().unwrap();
+        fs::create_dir_all(devices.path().join("loop0/loop/backing_file")).unwrap();
+        assert!(LoopDevice::list_in(devices.path()).is_err());
+        assert!(LoopDevice::find_in(devices.path(), 0).is_err());
+        assert_eq!(LoopDevice::find_in(devices.path(), 1).unwrap(), None);
+    }
+
+    #[test]
+    fn an_unbound_device_has_the_attributes_of_the_kernel() {
+        let devices = tempfile::tempdir().unwrap();
+        let queue = queue_of(devices.path(), 3);
+        fs::create_dir_all(&queue).unwrap();
+        fs::create_dir_all(devices.path().join("loop3/loop")).unwrap();
+        for (attribute, value) in [(WRITEBACK, "2000\n"), (REQUEST_KIB, "512\n"), (DISCARD, "1073741824\n")] {
+            fs::write(queue.join(attribute), value).unwrap();
+        }
+        let shown =
+            || [WRITEBACK, REQUEST_KIB, DISCARD].map(|name| fs::read_to_string(queue.join(name)).unwrap());
+        untune(devices.path(), 3);
+        assert_eq!(shown(), ["2000\n", "512\n", "1073741824\n"], "another program has bound it");
+        fs::remove_dir(devices.path().join("loop3/loop")).unwrap();
+        untune(devices.path(), 3);
+        assert_eq!(shown(), ["2000\n", "0", DISCARD_ALL], "only what was ours is changed");
+    }
+
+    /// It had stayed, with whatever it was to do, or as a zombie.
+    #[test]
+    fn a_process_that_takes_too_long_is_killed() {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = PathBuf::from(format!("/proc/{}", child.id()));
+        assert_eq!(wait(child, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let begun = Instant::now();
+        while process.exists() {
+            assert!(begun.elapsed() < WITHIN, "it was killed and waited for");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
     #[test]
     fn a_command_is_its_arguments() {
         let of =
@@ -413,6 +580,8 @@ mod tests {
         assert_eq!(of(&[BIND, "x"]), Some(LoopCommand::Bind("x".to_owned())));
         let clear = LoopCommand::Clear { number: 3, name: "x".to_owned(), unless_used: true };
         assert_eq!(of(&[CLEAR_UNUSED, "3", "x"]), Some(clear));
+        let keep = LoopCommand::Keep { number: 3, name: "x".to_owned() };
+        assert_eq!(of(&[KEEP, "3", "x"]), Some(keep));
         assert_eq!((of(&[CLEAR, "x", "x"]), of(&[])), (None, None));
     }
 }

@@ -35,7 +35,7 @@ use holdfast_ublk::{DeviceRequest, Operation, QueueError, RequestPart};
 use io_uring::{opcode, types};
 
 use crate::connection::FuseConnection;
-use crate::limit::DEPTH;
+use crate::limit::{DEPTH, MAX_REQUEST_BYTES};
 use crate::protocol::{
     FileSpan, FuseFile, FuseMessage, FuseRequest, MAX_IO_BYTES, Malformed, WRITE_HEAD_BYTES, parse,
     reply_head, resend, written,
@@ -44,6 +44,10 @@ use crate::protocol::{
 /// Place of the data in a buffer, in bytes.
 const DATA_AT: usize = 4096;
 const STRIDE: usize = DATA_AT + MAX_IO_BYTES as usize;
+/// Bytes of a buffer that requests of a device use.
+const PREPARED_BYTES: usize = DATA_AT + MAX_REQUEST_BYTES as usize;
+/// Time between a read of requests that failed and the next one.
+static PAUSE: types::Timespec = types::Timespec::new().nsec(20_000_000);
 
 /// An operation of a connection in the ring. The type of the ring's operations is made from it; give its
 /// outcome to [`FuseQueue::on_completion`].
@@ -51,8 +55,28 @@ const STRIDE: usize = DATA_AT + MAX_IO_BYTES as usize;
 pub struct FuseCommand<K> {
     /// The volume, in the ring owner's words.
     pub owner: K,
-    /// It waits for requests; else it ends the wait.
-    pub is_poll: bool,
+    step: FuseStep,
+}
+
+/// Meaning of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FuseStep {
+    /// It waits for requests.
+    Poll,
+    /// It lets time pass before the next look for requests.
+    Pause,
+    /// It ends the wait, or has the owner look again.
+    Look,
+}
+
+/// Faults of a connection that its queue met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FuseFault {
+    /// A read of requests failed; they are read again after a pause. A request may have been lost with it.
+    Read(Errno),
+    /// The connection has ended before the queue was closed: the device was cleared, as a detach does first,
+    /// or the connection aborted. No request comes any more.
+    Ended,
 }
 
 /// The requests of a volume's connection, on one ring.
@@ -72,8 +96,13 @@ pub struct FuseQueue<K> {
     /// Operations of the queue itself in the ring.
     with_kernel: u16,
     is_polling: bool,
+    /// A read failed: the next look for requests comes after a pause.
+    must_pause: bool,
+    is_pausing: bool,
     /// The connection has ended, or is not listened to any more.
     is_ended: bool,
+    /// Not yet told to the owner.
+    fault: Option<FuseFault>,
     draining: bool,
 }
 
@@ -100,7 +129,10 @@ impl<K: Copy> FuseQueue<K> {
             free: (0..DEPTH).rev().collect(),
             with_kernel: 0,
             is_polling: false,
+            must_pause: false,
+            is_pausing: false,
             is_ended: false,
+            fault: None,
             draining: false,
         })
     }
@@ -109,15 +141,46 @@ impl<K: Copy> FuseQueue<K> {
     /// [`next_request`](Self::next_request), then [`poll`](Self::poll).
     pub fn on_completion(&mut self, command: FuseCommand<K>, outcome: IoResult) {
         self.with_kernel -= 1;
-        if command.is_poll {
-            self.is_polling = false;
-            self.is_ended |= outcome.0 < 0;
+        match command.step {
+            FuseStep::Poll => {
+                self.is_polling = false;
+                if outcome.0 < 0 && !self.is_ended {
+                    self.fail(Errno::new(-outcome.0));
+                }
+            }
+            FuseStep::Pause => (self.is_pausing, self.must_pause) = (false, false),
+            FuseStep::Look => {}
         }
     }
 
-    /// Waits for requests, unless that is done already, no tag is free, or the connection has ended.
+    /// The fault that the connection had since the last call.
+    pub const fn take_fault(&mut self) -> Option<FuseFault> {
+        self.fault.take()
+    }
+
+    /// The next look for requests comes after a pause.
+    const fn fail(&mut self, errno: Errno) {
+        self.must_pause = true;
+        self.fault = Some(FuseFault::Read(errno));
+    }
+
+    const fn has_ended(&mut self) {
+        self.is_ended = true;
+        self.fault = Some(FuseFault::Ended);
+    }
+
+    /// Waits for requests, after a failed read first for a while, unless that is done already, no tag is
+    /// free, or the connection has ended.
     pub fn poll<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
-        if self.is_polling || self.is_ended || self.draining || self.free.is_empty() {
+        if self.is_polling || self.is_pausing || self.is_ended || self.draining || self.free.is_empty() {
+            return;
+        }
+        if self.must_pause {
+            self.is_pausing = true;
+            self.with_kernel += 1;
+            let pause = opcode::Timeout::new(&raw const PAUSE).build();
+            // SAFETY: the entry names the time of the pause, which is never freed.
+            unsafe { ring.push(pause, FuseCommand { owner: self.owner, step: FuseStep::Pause }.into()) };
             return;
         }
         self.is_polling = true;
@@ -125,20 +188,21 @@ impl<K: Copy> FuseQueue<K> {
         let events = u32::from(libc::POLLIN.cast_unsigned());
         let poll = opcode::PollAdd::new(types::Fd(self.connection.file().as_raw_fd()), events).build();
         // SAFETY: the entry names no memory.
-        unsafe { ring.push(poll, FuseCommand { owner: self.owner, is_poll: true }.into()) };
+        unsafe { ring.push(poll, FuseCommand { owner: self.owner, step: FuseStep::Poll }.into()) };
     }
 
     /// Reads the next request that waits, and answers by itself what needs no data. `None`: none waits, no
-    /// tag is free, or the connection has ended.
+    /// tag is free, the connection has ended, or a read failed ([`take_fault`](Self::take_fault)).
     pub fn next_request(&mut self) -> Option<DeviceRequest> {
-        while !self.is_ended && !self.draining {
+        while !self.is_ended && !self.draining && !self.must_pause {
             let &tag = self.free.last()?;
             let buffers = self.buffers.as_mut().expect("there are buffers until the queue is dropped");
+            buffers.prepare(tag);
             let message = buffers.message_mut(tag);
             let len = match self.connection.read(message) {
                 // The end of a file.
                 Ok(0) => {
-                    self.is_ended = true;
+                    self.has_ended();
                     return None;
                 }
                 Ok(len) => len,
@@ -146,8 +210,12 @@ impl<K: Copy> FuseQueue<K> {
                     Some(libc::EAGAIN) => return None,
                     // A request whose program was killed before it was read.
                     Some(libc::ENOENT | libc::EINTR) => continue,
-                    _ended => {
-                        self.is_ended = true;
+                    Some(libc::ENODEV | libc::ECONNABORTED) => {
+                        self.has_ended();
+                        return None;
+                    }
+                    other => {
+                        self.fail(other.map_or(Errno::EIO, Errno::new));
                         return None;
                     }
                 },
@@ -246,7 +314,7 @@ impl<K: Copy> FuseQueue<K> {
             self.with_kernel += 1;
             let nothing = opcode::Nop::new().build();
             // SAFETY: the entry names no memory.
-            unsafe { ring.push(nothing, FuseCommand { owner: self.owner, is_poll: false }.into()) };
+            unsafe { ring.push(nothing, FuseCommand { owner: self.owner, step: FuseStep::Look }.into()) };
         }
         self.poll(ring);
     }
@@ -284,7 +352,7 @@ impl<K: Copy> FuseQueue<K> {
         let wait = types::CancelBuilder::fd(types::Fd(self.connection.file().as_raw_fd())).all();
         let cancel = opcode::AsyncCancel2::new(wait).build();
         // SAFETY: the entry names no memory.
-        unsafe { ring.push(cancel, FuseCommand { owner: self.owner, is_poll: false }.into()) };
+        unsafe { ring.push(cancel, FuseCommand { owner: self.owner, step: FuseStep::Look }.into()) };
     }
 
     /// Releases the connection after [`end`](Self::end), while the ring lives on.
@@ -378,10 +446,11 @@ fn error(unique: u64, errno: i32) -> TakenMessage {
     TakenMessage::Answer(reply_head(unique, errno, 0).to_vec())
 }
 
-/// One anonymous mapping, a buffer for each tag. Pages come into being when they are first used.
+/// One anonymous mapping, a buffer for each tag. The pages of a tag come into being before it is first used.
 #[derive(Debug)]
 struct FuseBuffers {
     memory: NonNull<u8>,
+    prepared: [bool; DEPTH as usize],
 }
 
 impl FuseBuffers {
@@ -404,7 +473,25 @@ impl FuseBuffers {
         }
         // SAFETY: the mapping made above; if the advice is not taken nothing is wrong.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_NOHUGEPAGE) };
-        Ok(Self { memory: NonNull::new(address.cast()).expect("mmap does not return null") })
+        let memory = NonNull::new(address.cast()).expect("mmap does not return null");
+        Ok(Self { memory, prepared: [false; DEPTH as usize] })
+    }
+
+    /// Has the pages of a tag there before a request is read into them, and stay. Of a process that is killed
+    /// while a read waits for a page the read fails, and then the kernel fails the request: it is lost to the
+    /// next server.
+    fn prepare(&mut self, tag: u16) {
+        if std::mem::replace(&mut self.prepared[usize::from(tag)], true) {
+            return;
+        }
+        let address = self.at(tag, 0, PREPARED_BYTES);
+        // SAFETY: the range lies in the mapping, and only its pages are touched, not their contents.
+        let locked = unsafe { libc::mlock(address.cast(), PREPARED_BYTES) };
+        if locked != 0 {
+            // Without the right to lock memory the pages are there at least. If that fails too, the read
+            // makes them. SAFETY: as above.
+            unsafe { libc::madvise(address.cast(), PREPARED_BYTES, libc::MADV_POPULATE_WRITE) };
+        }
     }
 
     fn at(&self, tag: u16, offset: usize, len: usize) -> *mut u8 {

@@ -115,6 +115,23 @@ pub enum Unsupported {
     },
 }
 
+impl Unsupported {
+    /// True where the kernel has no driver of ublk that can serve. Else it may have one, and it is the access
+    /// to it that fails.
+    #[must_use]
+    pub const fn is_without_ublk(&self) -> bool {
+        match self {
+            Self::BrokenKernel { .. }
+            | Self::NoDriver
+            | Self::NoFeatures { .. }
+            | Self::MissingFeature { .. } => true,
+            Self::Release(_) | Self::NoAccess(_) | Self::NoFuse { .. } | Self::UnknownTransport { .. } => {
+                false
+            }
+        }
+    }
+}
+
 /// The names of driver features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureNames(u64);

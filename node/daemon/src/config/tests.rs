@@ -64,6 +64,8 @@ fn fuse_is_taken_only_where_ublk_cannot_serve() {
     assert_eq!(TransportChoice::Auto.among(ublk(), yes).unwrap(), Transport::ZeroCopy);
     assert_eq!(TransportChoice::Auto.among(none(), yes).unwrap(), Transport::Fuse);
     assert!(matches!(TransportChoice::Auto.among(none(), no), Err(Unsupported::NoDriver)));
+    let forbidden = || Err(Unsupported::NoAccess(std::io::ErrorKind::PermissionDenied.into()));
+    assert!(TransportChoice::Auto.among(forbidden(), yes).is_err(), "a driver that is there is no other way");
     assert!(TransportChoice::AutoUblk.among(none(), yes).is_err());
     assert_eq!(TransportChoice::Only(Transport::Fuse).among(ublk(), yes).unwrap(), Transport::Fuse);
     assert!(TransportChoice::Only(Transport::UserCopy).among(none(), yes).is_err());

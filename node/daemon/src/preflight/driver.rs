@@ -19,8 +19,8 @@ const ROOTS: [&str; 2] = ["/proc/1/root", "/"];
 #[derive(Debug)]
 pub(super) struct DriverFacts {
     pub(super) probed: Result<Features, Unsupported>,
-    /// Devices without the driver.
-    pub(super) fuse: Result<(), Unsupported>,
+    /// Devices without the driver; `None` where none may be used.
+    pub(super) fuse: Option<Result<(), Unsupported>>,
     pub(super) module: Module,
     /// Nothing can be asked of the driver without a ring.
     pub(super) has_ring: bool,
@@ -60,17 +60,18 @@ impl Module {
 }
 
 impl DriverFacts {
-    pub(super) fn observe(release: Option<KernelRelease>, has_ring: bool) -> Self {
+    pub(super) fn observe(release: Option<KernelRelease>, has_ring: bool, choice: TransportChoice) -> Self {
         let module = Module::find(&ROOTS.map(Path::new), release.as_ref());
-        Self { probed: Features::probe(), fuse: probe_fuse(), module, has_ring }
+        let fuse = choice.may_be_fuse().then(probe_fuse);
+        Self { probed: Features::probe(), fuse, module, has_ring }
     }
 }
 
 /// The driver, and where it answers its features and the transport.
 pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> {
     const NAME: &str = "ublk driver";
-    if choice == TransportChoice::Only(Transport::Fuse) {
-        return vec![match &facts.fuse {
+    if let (TransportChoice::Only(Transport::Fuse), Some(fuse)) = (choice, &facts.fuse) {
+        return vec![match fuse {
             Ok(()) => Check::pass(TRANSPORT, "fuse, as data.transport asks for"),
             Err(refusal) => {
                 let found = format!("data.transport asks for fuse: {}", chain(refusal));
@@ -99,7 +100,8 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
                 | Unsupported::UnknownTransport { .. } => chain(unsupported),
             };
             let fix = fix(unsupported, facts.module);
-            if choice == TransportChoice::Auto && facts.fuse.is_ok() {
+            let has_fuse = matches!(facts.fuse, Some(Ok(())));
+            if choice == TransportChoice::Auto && has_fuse && unsupported.is_without_ublk() {
                 let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
                 return vec![Check::warn(NAME, found, fix), Check::warn(TRANSPORT, slower, fix)];
             }

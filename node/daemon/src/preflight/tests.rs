@@ -99,7 +99,7 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
     let release = || KernelRelease::new("6.4.1");
     let facts = |refused, module, has_ring| DriverFacts {
         probed: Err(refused),
-        fuse: Err(Unsupported::NoDriver),
+        fuse: Some(Err(Unsupported::NoDriver)),
         module,
         has_ring,
     };
@@ -145,7 +145,7 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
 fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     let facts = |fuse| DriverFacts {
         probed: Err(Unsupported::NoDriver),
-        fuse,
+        fuse: Some(fuse),
         module: Module::Absent,
         has_ring: true,
     };
@@ -158,7 +158,14 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     let release = KernelRelease::new("6.1.0");
     let refused = Unsupported::NoFuse { release, lack: "boot Linux 6.9 or newer" };
     holds(&driver::check(&facts(Err(refused)), only)[0], "FAIL", &["6.1.0", "6.9", "auto"]);
+    let forbidden = Err(Unsupported::NoAccess(errno(libc::EACCES)));
+    let facts_of_pod = DriverFacts { probed: forbidden, ..facts(Ok(())) };
+    let checks = driver::check(&facts_of_pod, TransportChoice::Auto);
+    assert_eq!(checks.len(), 1, "the driver may be there: {checks:?}");
+    holds(&checks[0], "FAIL", &["Permission denied"]);
     for ublk in [TransportChoice::Only(Transport::UserCopy), TransportChoice::AutoUblk] {
+        let observed = DriverFacts::observe(None, true, ublk);
+        assert!(observed.fuse.is_none(), "nothing of FUSE is opened");
         holds(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
     }
 }
@@ -167,7 +174,7 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
 fn features_decide_growth_partitions_and_the_transport() {
     let check = |bits, choice| {
         let probed = Features::of(KernelRelease::new("7.0.0"), bits);
-        let fuse = Err(Unsupported::NoDriver);
+        let fuse = Some(Err(Unsupported::NoDriver));
         let facts = DriverFacts { probed, fuse, module: Module::Loaded, has_ring: true };
         <[Check; 3]>::try_from(driver::check(&facts, choice)).unwrap()
     };

@@ -289,4 +289,54 @@ fn the_end_of_the_connection_ends_the_queue() {
     assert!(fixture.queue.next_request().is_none());
     fixture.queue.poll(&mut fixture.ring);
     assert_eq!(fixture.queue.with_kernel(), 0);
+    assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Ended));
+    assert_eq!(fixture.queue.take_fault(), None, "it is told once");
+}
+
+/// A failed read had ended the queue: no later request was answered.
+#[test]
+fn requests_are_read_after_a_read_that_failed() {
+    let mut fixture = Fixture::new();
+    fixture.ask(FSYNC, 1, &[0; 16]);
+    fixture.turn();
+    // The memory of the next read is not there.
+    let buffers = fixture.queue.buffers.as_mut().unwrap();
+    let tag = *fixture.queue.free.last().unwrap();
+    buffers.prepared[usize::from(tag)] = true;
+    let address = buffers.at(tag, 0, STRIDE).cast();
+    // SAFETY: the range is a tag's, which has no request.
+    assert_eq!(unsafe { libc::mprotect(address, STRIDE, libc::PROT_NONE) }, 0);
+    assert!(fixture.queue.next_request().is_none());
+    assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Read(Errno::new(libc::EFAULT))));
+    fixture.queue.poll(&mut fixture.ring);
+    assert_eq!(fixture.queue.with_kernel(), 1, "it pauses");
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::mprotect(address, STRIDE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
+    fixture.turn();
+    assert!(fixture.queue.next_request().is_none(), "a socket does not give the message again");
+    fixture.queue.poll(&mut fixture.ring);
+    fixture.ask(FSYNC, 2, &[0; 16]);
+    fixture.turn();
+    let request = fixture.queue.next_request().unwrap();
+    fixture.complete(request, Ok(()));
+    assert_eq!(fixture.answer(), Some((2, 0, Vec::new())));
+}
+
+/// A kill while a read waited for a page was an I/O error for the application.
+#[test]
+fn the_pages_of_a_buffer_are_there_before_its_first_read() {
+    let mut fixture = Fixture::new();
+    assert!(fixture.queue.next_request().is_none());
+    let buffers = fixture.queue.buffers.as_ref().unwrap();
+    let resident = |tag| {
+        let mut pages = [0u8; PREPARED_BYTES / 4096];
+        // SAFETY: the range lies in the mapping, and there is a byte for each of its pages.
+        let seen =
+            unsafe { libc::mincore(buffers.at(tag, 0, STRIDE).cast(), PREPARED_BYTES, pages.as_mut_ptr()) };
+        assert_eq!(seen, 0);
+        pages.iter().filter(|&&page| page & 1 == 1).count()
+    };
+    let next = *fixture.queue.free.last().unwrap();
+    assert_eq!(resident(next), PREPARED_BYTES / 4096);
+    assert_eq!(resident(next + 1), 0, "a tag that was never used has no memory");
 }

@@ -55,6 +55,9 @@ impl ServedVolume {
         }
         if let Some(queue) = self.queues.fuse() {
             queue.poll(ring);
+            if let Some(fault) = queue.take_fault() {
+                self.lines.fuse_fault(fault, now);
+            }
         }
         self.queues.finish_closing(ring);
         true

@@ -10,6 +10,7 @@ use holdfast_background::{LineLimit, Rest};
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Unprepared};
 use holdfast_engine::snapshot::CutAnswer;
+use holdfast_fuse::FuseFault;
 use holdfast_ring::Errno as KernelErrno;
 use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
@@ -26,6 +27,7 @@ pub(super) struct Lines {
     no_map: LineLimit,
     queue_refused: LineLimit,
     late_command: LineLimit,
+    fuse_read: LineLimit,
 }
 
 impl Lines {
@@ -38,6 +40,7 @@ impl Lines {
             no_map: LineLimit::default(),
             queue_refused: LineLimit::default(),
             late_command: LineLimit::default(),
+            fuse_read: LineLimit::default(),
         }
     }
 
@@ -155,6 +158,21 @@ impl Lines {
         tracing::error!(queue, tag, held_back, "a bug: a command of a closed queue ended; it was dropped");
     }
 
+    /// The connection of a device without ublk had a fault.
+    pub(super) fn fuse_fault(&self, fault: FuseFault, now: Millis) {
+        let _volume = self.label.span().entered();
+        match fault {
+            // A detach clears the device before it closes the queue, so this alone is no error.
+            FuseFault::Ended => tracing::info!(
+                "the device was cleared or its connection aborted; it gets no more requests; unless that was a detach, detach and attach the volume"
+            ),
+            FuseFault::Read(errno) => {
+                let Some(held_back) = self.fuse_read.one(now) else { return };
+                tracing::error!(%errno, held_back, "requests of the device could not be read; they are read again");
+            }
+        }
+    }
+
     /// Logs what was held back and is followed by no other.
     pub(super) fn write(&self, rest: Rest) {
         let Self {
@@ -165,6 +183,7 @@ impl Lines {
             no_map,
             queue_refused,
             late_command,
+            fuse_read,
         } = self;
         for (what, limit) in [
             ("the local disk failed to keep the volume's data or map", disk_failed),
@@ -173,6 +192,7 @@ impl Lines {
             ("the volume's map had no room", no_map),
             ("the kernel refused a queue command", queue_refused),
             ("a command of a closed queue ended", late_command),
+            ("requests of the device could not be read", fuse_read),
         ] {
             if let Some(times) = limit.rest(rest) {
                 let _volume = label.span().entered();

@@ -39,6 +39,7 @@ pub(crate) const KEEPER: &str = "keeper";
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The file in the run directory that a server holds locked until its ring has gone.
 const LOCK: &str = "fuse.lock";
+const MAX_PARTITIONS: &str = "/sys/module/loop/parameters/max_part";
 /// The longest wait for the lock where no device is recovered.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -64,10 +65,17 @@ pub(crate) fn probe() -> Result<(), Unsupported> {
         "/dev/fuse cannot be opened; load the module fuse"
     } else if !opens(LOOP_CONTROL_PATH) {
         "/dev/loop-control cannot be opened; load the module loop"
+    } else if reads_partitions(std::fs::read_to_string(MAX_PARTITIONS)) {
+        "the module loop reads partitions of each device, which waits for the daemon; load it with max_part=0"
     } else {
         return Ok(());
     };
     Err(Unsupported::NoFuse { release, lack })
+}
+
+/// True if the module loop reads partitions while it binds a device, by its parameter.
+fn reads_partitions(max_partitions: io::Result<String>) -> bool {
+    max_partitions.is_ok_and(|number| number.trim() != "0")
 }
 
 /// The devices of this host that are loop devices on files of FUSE.
@@ -76,6 +84,9 @@ pub(in crate::node) struct FuseDevices(Arc<FuseInner>);
 
 struct FuseInner {
     keeper: Keeper,
+    /// Held while the keeper is given a connection or loses one, and while it is replaced: what it holds
+    /// follows what this process holds, and one thread at a time starts a keeper.
+    keeping: Mutex<()>,
     lock_path: PathBuf,
     state: Mutex<FuseState>,
 }
@@ -92,6 +103,7 @@ impl FuseDevices {
     pub(in crate::node) fn new(run_dir: &Path) -> Self {
         Self(Arc::new(FuseInner {
             keeper: Keeper::of(run_dir),
+            keeping: Mutex::default(),
             lock_path: run_dir.join(LOCK),
             state: Mutex::default(),
         }))
@@ -118,17 +130,34 @@ impl FuseDevices {
     pub(in crate::node) fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
         let device = loop_device(id)?;
         let is_ours = self.0.state.lock().connections.contains_key(&device.tag);
-        let is_kept =
-            || self.0.keeper.list().map(|tags| tags.contains(&device.tag)).map_err(self.unreachable());
         let state = if is_ours {
             DeviceState::Live
-        } else if is_kept()? {
+        } else if self.is_kept(device.tag)? {
             DeviceState::Quiesced
         } else {
             // Its connection has ended: no request to it is answered.
             DeviceState::Dead
         };
         Ok(info(id, state, device.tag))
+    }
+
+    /// True if the keeper has a connection, or another server lives, which may have it.
+    fn is_kept(&self, tag: u64) -> Result<bool, ControlError> {
+        let is_listed = || self.0.keeper.list().map(|tags| tags.contains(&tag)).map_err(self.unreachable());
+        // That server may have replaced the keeper before it ended, so the keeper is asked again.
+        Ok(is_listed()? || self.other_server_lives()? || is_listed()?)
+    }
+
+    fn other_server_lives(&self) -> Result<bool, ControlError> {
+        if self.0.state.lock().lock.is_some() {
+            return Ok(false);
+        }
+        let path = &self.0.lock_path;
+        match self.open_lock()?.try_lock() {
+            Ok(()) => Ok(false),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(true),
+            Err(std::fs::TryLockError::Error(source)) => Err(file(path, "locked")(source)),
+        }
     }
 
     pub(in crate::node) fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
@@ -156,8 +185,22 @@ impl FuseDevices {
             }
             Err(source) => {
                 self.forget(tag);
+                // The requests of one that is bound fail from here on.
+                drop(connection);
+                self.clear_unserved(tag);
                 Err(file(LOOP_CONTROL_PATH, "bound to a file of FUSE")(source))
             }
+        }
+    }
+
+    /// Clears the device with this tag, which no program was given.
+    fn clear_unserved(&self, tag: u64) {
+        let cleared = LoopDevice::list().and_then(|devices| {
+            let mut ours = devices.into_iter().filter(|device| device.tag == tag);
+            ours.try_for_each(|device| device.clear(own_program(LOOP_DEVICE), false))
+        });
+        if let Err(error) = cleared {
+            tracing::warn!(%error, "a loop device that was never served stays; the next start clears it");
         }
     }
 
@@ -201,6 +244,8 @@ impl FuseDevices {
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))
     }
 
+    /// Clears the device if no program has it open, and waits until it is cleared: a program that closes it
+    /// writes back first, which is served meanwhile. It stays where that takes too long.
     pub(in crate::node) fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
         let bound = of_tag(device)?;
         let begun = Instant::now();
@@ -209,7 +254,10 @@ impl FuseDevices {
             if !holders.have_it_open() {
                 match bound.clear(own_program(LOOP_DEVICE), true) {
                     Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
-                    cleared => return cleared.map_err(file(bound.path(), "cleared")),
+                    Err(error) if error.kind() != io::ErrorKind::TimedOut => {
+                        return Err(file(bound.path(), "cleared")(error));
+                    }
+                    Ok(()) | Err(_) => return self.await_cleared_or_keep(device, bound),
                 }
             }
             if begun.elapsed() >= UNUSED_WITHIN {
@@ -219,12 +267,29 @@ impl FuseDevices {
         }
     }
 
+    /// The kernel was told to clear the device, which it does once the last program has closed it.
+    fn await_cleared_or_keep(&self, device: Device, bound: LoopDevice) -> Result<(), ControlError> {
+        let looked = || file(bound.path(), "looked at");
+        if bound.await_cleared(UNUSED_WITHIN).map_err(looked())? {
+            return Ok(());
+        }
+        bound.keep_bound(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "kept"))?;
+        // It may have been closed before that.
+        if bound.await_cleared(Duration::ZERO).map_err(looked())? {
+            return Ok(());
+        }
+        Err(ControlError::InUse { id: device.id(), holders: Holders::of(&bound.path()) })
+    }
+
     pub(in crate::node) fn delete(&self, device: Device) -> Result<(), ControlError> {
         self.forget(device.tag());
-        let Ok(bound) = of_tag(device) else { return Ok(()) };
+        let bound = match of_tag(device) {
+            Err(ControlError::NotFound { .. }) => return Ok(()),
+            bound => bound?,
+        };
         // It was never served, or a program opened it while it was cleared.
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))?;
-        if bound.await_cleared(CLEARED_WITHIN) {
+        if bound.await_cleared(CLEARED_WITHIN).map_err(file(bound.path(), "looked at"))? {
             return Ok(());
         }
         let waited_ms = u64::try_from(CLEARED_WITHIN.as_millis()).unwrap_or(u64::MAX);
@@ -238,8 +303,7 @@ impl FuseDevices {
         if let Some(lock) = &self.0.state.lock().lock {
             return Ok(Some(Arc::clone(lock)));
         }
-        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
-        let opened = opened.map_err(file(path, "opened"))?;
+        let opened = self.open_lock()?;
         loop {
             match opened.try_lock() {
                 Ok(()) => break,
@@ -259,12 +323,19 @@ impl FuseDevices {
         Ok(Some(Arc::clone(self.0.state.lock().lock.get_or_insert(Arc::new(opened)))))
     }
 
+    fn open_lock(&self) -> Result<File, ControlError> {
+        let path = &self.0.lock_path;
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+        opened.map_err(file(path, "opened"))
+    }
+
     fn still_locked(&self) -> ControlError {
         file(&self.0.lock_path, "locked")(io::ErrorKind::WouldBlock.into())
     }
 
     /// Gives a new connection to the keeper, which is started where there is none.
     fn keep(&self, tag: u64, connection: &FuseConnection) -> io::Result<()> {
+        let _alone = self.0.keeping.lock();
         reap(self.0.keeper.keep(tag, connection.file(), || own_program(KEEPER))?);
         self.0.state.lock().connections.insert(tag, connection.clone());
         self.watch();
@@ -273,6 +344,7 @@ impl FuseDevices {
 
     /// Closes a connection, but for its use by a ring.
     fn forget(&self, tag: u64) {
+        let _alone = self.0.keeping.lock();
         self.0.state.lock().connections.remove(&tag);
         if let Err(error) = self.0.keeper.drop(tag) {
             // The next start sweeps it.
@@ -308,17 +380,21 @@ impl FuseDevices {
         state.is_watching
     }
 
+    /// Gives the keeper the connections that it does not have, and starts one where there is none.
     fn replace_keeper(&self) -> io::Result<()> {
-        let connections = self.0.state.lock().connections.clone();
+        let _alone = self.0.keeping.lock();
+        let kept = self.0.keeper.list()?;
+        let mut missing = self.0.state.lock().connections.clone();
+        missing.retain(|tag, _| !kept.contains(tag));
         let mut is_new = false;
-        for (tag, connection) in &connections {
+        for (tag, connection) in &missing {
             let started = self.0.keeper.keep(*tag, connection.file(), || own_program(KEEPER))?;
             is_new |= started.is_some();
             reap(started);
         }
         if is_new {
             tracing::warn!(
-                connections = connections.len(),
+                connections = missing.len(),
                 "the keeper of FUSE connections had ended; started another"
             );
         }
@@ -345,7 +421,9 @@ fn own_program(command: &str) -> Command {
 
 fn loop_device(id: u32) -> Result<LoopDevice, ControlError> {
     let number = id.checked_sub(LOOP_IDS);
-    number.and_then(LoopDevice::find).ok_or(ControlError::NotFound { id })
+    let number = number.ok_or(ControlError::NotFound { id })?;
+    let found = LoopDevice::find(number).map_err(file("/sys/block", "read"))?;
+    found.ok_or(ControlError::NotFound { id })
 }
 
 /// The loop device of a device, while its file is that of the device's tag.
@@ -376,4 +454,30 @@ fn info(id: u32, state: DeviceState, tag: u64) -> DeviceInfo {
 fn file(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error) -> ControlError {
     let path = path.into();
     move |source| ControlError::File { path, action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The binding waited for the partitions, which are read before requests are answered.
+    #[test]
+    fn a_loop_module_that_reads_partitions_is_refused() {
+        assert!(reads_partitions(Ok("15\n".to_owned())));
+        assert!(!reads_partitions(Ok("0\n".to_owned())));
+        assert!(!reads_partitions(Err(io::ErrorKind::NotFound.into())), "it is built in, or not loaded yet");
+    }
+
+    /// A restarted daemon had called a device dead, and cleared it, that another server still had.
+    #[test]
+    fn a_connection_may_be_with_another_server() {
+        let run_dir = tempfile::tempdir().unwrap();
+        let (old, new) = (FuseDevices::new(run_dir.path()), FuseDevices::new(run_dir.path()));
+        assert!(!new.is_kept(1).unwrap(), "nothing has it");
+        let lock = old.lock(Duration::ZERO).unwrap();
+        assert!(new.is_kept(1).unwrap());
+        old.0.state.lock().lock = None;
+        drop(lock);
+        assert!(!new.is_kept(1).unwrap());
+    }
 }

@@ -228,6 +228,15 @@ mod tests {
         assert!(!udev.mark_of(1).exists());
     }
 
+    /// A loop device has no mark: udev and the programs behind it had looked into volumes without ublk.
+    #[test]
+    fn the_rules_know_the_file_of_a_loop_device() {
+        let name = holdfast_fuse::file_name(0xb1_00_00_00_00_00_00_07);
+        let pattern = format!("/holdfast-{}", "?".repeat(16));
+        assert!(RULES.contains(&format!("ATTR{{loop/backing_file}}==\"{pattern}\"")));
+        assert_eq!((name.len() + 1, &name[..9]), (pattern.len(), "holdfast-"));
+    }
+
     #[test]
     fn the_rules_look_where_the_marks_are() {
         let at = Udev::new(Path::new(UDEV)).marks();

@@ -5,7 +5,7 @@ mod host_shutdown;
 
 use std::future::Future;
 
-use holdfast_ublk::{DeviceInfo, DeviceState};
+use holdfast_ublk::{ControlError, DeviceInfo, DeviceState};
 use tokio::runtime::{Builder, Runtime};
 
 use super::kernel::{Death, FakeKernel, Loss};
@@ -545,6 +545,21 @@ fn a_record_names_no_device_once_its_deletion_begins() {
     assert_eq!((record.device_id, record.detaching), (None, true));
     assert_eq!(host.device_of(record.tag).unwrap().state, DeviceState::Dead);
     host.daemon(|node| async move { host.end(&node).await });
+}
+
+/// An attach had named a device that was taken away by hand, whose number could be another program's.
+#[test]
+fn an_attach_names_no_device_that_was_taken_away() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.take_away(1);
+        let gone = node.attach(host.request("x")).await.unwrap_err();
+        assert!(matches!(gone, NodeError::Device(ControlError::NotFound { id: 1 })), "{gone}");
+        host.kernel.add_foreign(1, DeviceState::Live, 77);
+        let other = node.attach(host.request("x")).await.unwrap_err();
+        assert!(matches!(other, NodeError::Device(ControlError::NotOurs { id: 1, found: 77 })), "{other}");
+    });
 }
 
 /// A device that another program has made under the number of a record is neither served nor deleted.

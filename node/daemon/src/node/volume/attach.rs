@@ -48,7 +48,10 @@ impl Node {
         let _alone = ExitOnPanic("an attach");
         let volume = request.volume.clone();
         let state = match self.0.volumes.reserve(&request)? {
-            Reserved::Attached(attached) => return Ok(attached),
+            Reserved::Attached { attached, device } => {
+                self.0.devices.check_there(device).await?;
+                return Ok(attached);
+            }
             Reserved::Now(state) => state,
         };
         // After the name was reserved: of two attaches at once, one at least sees the other.

@@ -52,6 +52,18 @@ impl VolumeDevices {
         blocking(move || Ok(kernel.transport(choice)?)).await
     }
 
+    /// Fails where a device is gone, or its number is another one's by now: `losetup --detach` takes the loop
+    /// device of a volume away, and the next file gets its number.
+    pub(in crate::node) async fn check_there(&self, device: Device) -> Result<(), NodeError> {
+        let kernel = Arc::clone(&self.kernel);
+        let (id, tag) = (device.id(), device.tag());
+        blocking(move || match kernel.look(id)? {
+            found if found.tag == tag => Ok(()),
+            found => Err(ControlError::NotOurs { id, found: found.tag }.into()),
+        })
+        .await
+    }
+
     /// Adds a device for a volume and starts it.
     pub(in crate::node) async fn add(
         &self,

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, btree_map};
 use std::sync::Arc;
 
 use holdfast_types::VolumeId;
+use holdfast_ublk::Device;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::node::error::NodeError;
@@ -39,7 +40,11 @@ pub(in crate::node) struct SeenVolume {
 /// Result of the reservation for an attach.
 pub(in crate::node) enum Reserved {
     /// The volume is attached already.
-    Attached(Attached),
+    Attached {
+        /// Answer of the attach while the device is there.
+        attached: Attached,
+        device: Device,
+    },
     /// The attach may begin.
     Now(Arc<StateCell>),
 }
@@ -165,7 +170,7 @@ impl NodeVolumes {
         }
         match (&state, present) {
             (State::Serving { device, writer: WriterState::Ready }, Some(present)) => {
-                Ok(Reserved::Attached(present.attached_by(*device)))
+                Ok(Reserved::Attached { attached: present.attached_by(*device), device: *device })
             }
             (state, _) => Err(refusal(volume, state)),
         }
