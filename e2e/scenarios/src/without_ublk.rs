@@ -22,7 +22,7 @@ const ENDS: usize = 6;
 /// Writes that the kernel completes between two of them, at least.
 const APART: u64 = 100;
 /// Nothing is sealed meanwhile, so that all of the data is in the side that a discard punches.
-const DATA: &str = "seal_size = \"512Mi\"\nmax_dirty_age = \"1h\"";
+const DATA: &str = "seal_size = \"512Mi\"\nmax_dirty_age = \"1h\"\nmemory_volumes = \"1Gi\"";
 /// Longest run of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
 const LIMIT: Duration = Duration::from_secs(60);
