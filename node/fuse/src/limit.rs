@@ -8,7 +8,5 @@ const WITHOUT_DATA: u16 = 16;
 /// one page more than that, and the kernel's limit is the pages of 1 MiB: a request of 1 MiB would come in
 /// pieces that are no multiple of a sector.
 pub(crate) const MAX_REQUEST_BYTES: u32 = 512 << 10;
-/// The most bytes that one discard covers, as of a device of ublk.
-pub(crate) const MAX_ZERO_BYTES: u64 = 1 << 30;
 /// Requests with data that the kernel may have in progress.
 pub(crate) const MAX_BACKGROUND: u16 = DEPTH - WITHOUT_DATA;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::connection::FuseConnection;
 use crate::keeper::note_end;
-use crate::limit::{MAX_REQUEST_BYTES, MAX_ZERO_BYTES};
+use crate::limit::MAX_REQUEST_BYTES;
 
 /// The device by which loop devices are made.
 pub const LOOP_CONTROL_PATH: &str = "/dev/loop-control";
@@ -38,9 +38,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Attributes of a device's queue that are set before it is bound.
 const WRITEBACK: &str = "wbt_lat_usec";
 const REQUEST_KIB: &str = "max_sectors_kb";
-const DISCARD: &str = "discard_max_bytes";
-/// The most that a device can discard at a time, in blocks of 4096 bytes.
-const DISCARD_ALL: &str = "2199023251456";
 
 /// From `linux/loop.h`.
 mod kernel {
@@ -406,10 +403,7 @@ fn tune(number: u32) -> io::Result<()> {
     let queue = queue_of(Path::new(BLOCK_DEVICES), number);
     set(&queue.join("scheduler"), "none")?;
     set(&queue.join(WRITEBACK), "0")?;
-    set(&queue.join(REQUEST_KIB), &(MAX_REQUEST_BYTES >> 10).to_string())?;
-    // Not all kernels take it of a device that is not bound. A discard may cover more then.
-    drop(set(&queue.join(DISCARD), &MAX_ZERO_BYTES.to_string()));
-    Ok(())
+    set(&queue.join(REQUEST_KIB), &(MAX_REQUEST_BYTES >> 10).to_string())
 }
 
 /// Sets an attribute, if the kernel has it.
@@ -429,11 +423,9 @@ fn untune(devices: &Path, number: u32) {
         return;
     }
     let queue = queue_of(devices, number);
-    for (attribute, ours, default) in [
-        (WRITEBACK, "0", "-1"),
-        (REQUEST_KIB, &(MAX_REQUEST_BYTES >> 10).to_string()[..], "0"),
-        (DISCARD, &MAX_ZERO_BYTES.to_string(), DISCARD_ALL),
-    ] {
+    for (attribute, ours, default) in
+        [(WRITEBACK, "0", "-1"), (REQUEST_KIB, &(MAX_REQUEST_BYTES >> 10).to_string()[..], "0")]
+    {
         let path = queue.join(attribute);
         if fs::read_to_string(&path).is_ok_and(|now| now.trim() == ours) {
             drop(fs::write(path, default));
@@ -548,16 +540,15 @@ mod tests {
         let queue = queue_of(devices.path(), 3);
         fs::create_dir_all(&queue).unwrap();
         fs::create_dir_all(devices.path().join("loop3/loop")).unwrap();
-        for (attribute, value) in [(WRITEBACK, "2000\n"), (REQUEST_KIB, "512\n"), (DISCARD, "1073741824\n")] {
+        for (attribute, value) in [(WRITEBACK, "2000\n"), (REQUEST_KIB, "512\n")] {
             fs::write(queue.join(attribute), value).unwrap();
         }
-        let shown =
-            || [WRITEBACK, REQUEST_KIB, DISCARD].map(|name| fs::read_to_string(queue.join(name)).unwrap());
+        let shown = || [WRITEBACK, REQUEST_KIB].map(|name| fs::read_to_string(queue.join(name)).unwrap());
         untune(devices.path(), 3);
-        assert_eq!(shown(), ["2000\n", "512\n", "1073741824\n"], "another program has bound it");
+        assert_eq!(shown(), ["2000\n", "512\n"], "another program has bound it");
         fs::remove_dir(devices.path().join("loop3/loop")).unwrap();
         untune(devices.path(), 3);
-        assert_eq!(shown(), ["2000\n", "0", DISCARD_ALL], "only what was ours is changed");
+        assert_eq!(shown(), ["2000\n", "0"], "only what was ours is changed");
     }
 
     /// It had stayed, with whatever it was to do, or as a zombie.

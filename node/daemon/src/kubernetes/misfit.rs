@@ -12,7 +12,7 @@ use holdfast_types::VolumeId;
 use super::facts::NodeFacts;
 use crate::node::{MemoryAttach, MemoryIdentity, NodeVolumeStatus};
 
-/// How a volume that is here differs from the Volume.
+/// A difference between a volume that is here and the Volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Misfit {
     /// A person attached it: it stays.

@@ -25,7 +25,7 @@ pub(crate) struct MemoryAttach {
     pub(crate) owner: Option<String>,
 }
 
-/// What distinguishes the memory volumes that a node may have under one name.
+/// Distinguishes the memory volumes that a node may have under one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryIdentity {
     pub(super) shape: MemoryShape,

@@ -28,7 +28,7 @@ fn found(here: node::NodeVolumeStatus, change: impl FnOnce(&mut NodeFacts)) -> N
     facts
 }
 
-/// What is done, and the condition `Attached` that is reported, without a device.
+/// The steps, and the condition `Attached` that is reported, without a device.
 fn refusal(facts: &NodeFacts) -> (Vec<&'static str>, String, String) {
     let plan = plan(facts, &now());
     let status = written(&plan).expect("a status is written");
@@ -137,7 +137,7 @@ fn content_of_a_node_that_was_cut_off_is_lost() {
     assert_eq!(status.epoch, None);
 }
 
-/// What is here was served by its name alone.
+/// It was served by its name alone.
 #[test]
 fn what_is_not_the_volume_is_detached_first() {
     let of_uid = || in_memory("v", Some("uid"), EPOCH);

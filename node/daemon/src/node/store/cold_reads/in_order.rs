@@ -251,7 +251,7 @@ async fn slots_that_are_refused_leave_requests_as_few() {
         reader.settle().await;
         let first = reader.gets();
         // The daemon's own file takes memory that is aligned only.
-        let slab = File::options().write(true).open(dir.path().join("slab.data")).unwrap();
+        let slab = File::options().write(true).open(dir.path().join("slab")).unwrap();
         for slot in 0..VOLUME_BYTES / BLOCK_BYTES + SEGMENTS {
             slab.write_all_at(&noise(1 << 20), slot * BLOCK_BYTES).unwrap();
         }
