@@ -73,8 +73,8 @@ pub(super) async fn left_bytes(volumes: &ClusterVolumes, node: &str) -> Result<u
     Ok(left(&memory, of_node.values(), node))
 }
 
-/// The same, of a node that reported `memory`. A volume that is there, served or not, is in its report; of one
-/// that was attached or detached since the report the larger sum counts.
+/// The same, of a node that reported `memory`. A volume that is there, served or not, is in its report; of
+/// one that was attached or detached since the report the larger sum counts.
 fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume>, node: &str) -> u64 {
     let is_attached = |volume: &Volume| {
         let status = volume.status.as_ref();
