@@ -183,7 +183,7 @@ impl Device {
         Ok(ids)
     }
 
-    /// The number in `/dev/ublkbN`, or that of a loop device from [`LOOP_IDS`] on.
+    /// The number in `/dev/ublkbN`, or that of a loop device from [`LOOP_IDS`](crate::LOOP_IDS) on.
     #[must_use]
     pub const fn id(&self) -> u32 {
         self.id
