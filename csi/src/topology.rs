@@ -14,7 +14,7 @@ pub(crate) fn served() -> Topology {
     Topology { segments: HashMap::from([(KEY.to_owned(), VALUE.to_owned())]) }
 }
 
-/// The segment by which a node is told apart: memory volumes are on one node.
+/// The segment that distinguishes nodes: memory volumes are on one node.
 const NODE_KEY: &str = "topology.holdfast.dev/node";
 /// Longest value of a label.
 const MAX_LABEL_BYTES: usize = 63;

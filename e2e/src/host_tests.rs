@@ -11,7 +11,7 @@ use holdfast_lab::setup::Toolbox;
 
 /// Lines that are shown of a failed test at least, however many failed.
 const SHOWN_AT_LEAST: usize = 8;
-/// Time limit, with all but the documentation's examples compiled, and two scenarios beside them.
+/// Time limit, with all but the documentation's examples compiled, while two scenarios run.
 const LIMIT: Duration = Duration::from_secs(2400);
 
 /// `cargo test --workspace`, and then the tests that are ignored without the S3 server, which is here. Their

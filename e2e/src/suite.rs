@@ -69,13 +69,13 @@ impl Tally {
     }
 }
 
-/// A part of a run that allows others beside it.
-enum Beside {
+/// A part of a run that others may accompany.
+enum SuitePart {
     HostTests,
     Lane(Lane),
 }
 
-impl Beside {
+impl SuitePart {
     /// Its name and duration.
     fn expected(&self) -> (String, Duration) {
         match self {
@@ -146,8 +146,9 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     };
     let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
     let places = places(beside.len());
-    let host_tests = filter.is_none().then_some(Beside::HostTests);
-    let beside: Vec<Beside> = host_tests.into_iter().chain(beside.into_iter().map(Beside::Lane)).collect();
+    let host_tests = filter.is_none().then_some(SuitePart::HostTests);
+    let beside: Vec<SuitePart> =
+        host_tests.into_iter().chain(beside.into_iter().map(SuitePart::Lane)).collect();
 
     let tally = Mutex::new(Tally { skipped, ..Tally::default() });
     let toolbox = Toolbox::find()?;
@@ -158,7 +159,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
             Some(_) => None,
             None => Some((toolbox.prepare(&display, &KERNELS, true), today()?)),
         };
-        display.plan(places, beside.iter().map(Beside::expected));
+        display.plan(places, beside.iter().map(SuitePart::expected));
         display.plan(1, alone.iter().chain(whole.iter().map(|(_, lane)| lane)).map(expected));
         display
             .begin(&filter.map_or("cargo e2e test".to_owned(), |filter| format!("cargo e2e test {filter}")));
@@ -170,8 +171,8 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
             lane
         });
         beside_each_other(places, beside, |part| match part {
-            Beside::HostTests => run.host_tests(),
-            Beside::Lane(lane) => run.scenario(lane),
+            SuitePart::HostTests => run.host_tests(),
+            SuitePart::Lane(lane) => run.scenario(lane),
         });
         alone.into_iter().for_each(|lane| run.scenario(lane));
         if let Some(lane) = in_turn {

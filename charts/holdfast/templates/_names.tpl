@@ -68,7 +68,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Resources of the node daemon: memory volumes are charged to it, beside what it needs. Call with $. */}}
+{{/* Resources of the node daemon: memory volumes are charged to it, in addition to its own need. Call with $. */}}
 {{- define "holdfast.nodeResources" -}}
 {{- $resources := deepCopy (.Values.node.resources | default dict) -}}
 {{- if and .Values.node.memoryVolumes ($resources.limits).memory -}}

@@ -108,7 +108,7 @@ fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
     let sum = read()?;
     node.kill()?;
     node.restart()?;
-    // A read of what is in the store only waits until the daemon has read the volume's log.
+    // The first read of data that only the store has waits until the daemon has read the volume's log.
     node.vm().exec(&format!("dd if={device} of=/dev/null bs=128k count=1 iflag=direct status=none"))?;
     let before = gets()?;
     ensure!(read()? == sum, "after a restart the cache has other bytes");

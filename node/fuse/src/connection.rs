@@ -3,8 +3,8 @@
 //! The file system is mounted nowhere: the loop device has its one file open, which keeps it. It ends with
 //! that file, or when the last process has closed the connection; then requests fail.
 //!
-//! *Runs on*: control threads, but for what a queue reads and writes. Nothing here opens the file or asks
-//! for its attributes: that waits for the server, which is this process ([`crate::loop_device`]).
+//! *Runs on*: control threads; reads and writes of a queue on its ring thread. Nothing here opens the file or
+//! asks for its attributes: that waits for the server, which is this process ([`crate::loop_device`]).
 #![allow(unsafe_code)] // system calls that libc has no function for
 
 use std::ffi::{CStr, CString};

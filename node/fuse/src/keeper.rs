@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! request   +-----------+----------------+      answer  +--------+
-//!           | operation | tag, 8 bytes   |              | status | and what the operation gives
+//!           | operation | tag, 8 bytes   |              | status | and the answer
 //!           +-----------+----------------+              +--------+
 //! ```
 //!
@@ -23,7 +23,7 @@
 //! *Runs on*: a process of its own, in a session of its own; a thread for each connection, and none of a
 //! runtime. Only processes of its own user are answered.
 //! *On failure*: a daemon that lives notes the end of the keeper, starts another and gives it all files. If
-//! both end, the connections end: requests to the devices fail, and what was flushed is on the disk.
+//! both end, the connections end: requests to the devices fail, and flushed data is on the disk.
 #![allow(unsafe_code)] // SCM_RIGHTS, SO_PEERCRED, setsid(2), prctl(2)
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 
 /// The name of its socket in the run directory.
 pub const KEEPER_SOCKET: &str = "keeper.sock";
-/// The file beside the socket that the keeper holds locked.
+/// The file that the keeper holds locked, in the directory of its socket.
 const KEEPER_LOCK: &str = "keeper.lock";
 /// Name that the process has, in place of its program's.
 const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
@@ -81,8 +81,8 @@ impl Keeper {
         &self.socket
     }
 
-    /// Gives it a file, in place of what it has of this tag. Where none answers, one is started: `program`
-    /// becomes [`run`], and is returned with its answer.
+    /// Gives it a file, in place of the one that it has with this tag. Where none answers, one is started:
+    /// `program` becomes [`run`], and is returned with its answer.
     ///
     /// # Errors
     /// Those of the start, or that it does not answer.
@@ -234,7 +234,7 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// True where a keeper was there and gave no answer, which says nothing of what it holds.
+/// True where a keeper was there and gave no answer: it may hold any files.
 fn is_cut_off(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -395,7 +395,7 @@ struct Ancillary([u8; 64]);
 fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut room = Ancillary([0; 64]);
-    // SAFETY: zeros are a valid message: no name, no parts, nothing beside them.
+    // SAFETY: zeros are a valid message: no name, no parts, no control message.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
     if let Some(file) = file {

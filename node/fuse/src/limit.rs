@@ -1,4 +1,4 @@
-//! The bounds of what a connection has in progress.
+//! Bounds of the requests that a connection has in progress.
 
 /// Requests of a connection, at most.
 pub const DEPTH: u16 = 128;

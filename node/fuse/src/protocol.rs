@@ -249,7 +249,7 @@ pub struct FuseFile {
 }
 
 impl FuseFile {
-    /// The whole reply to a request that needs no data: metadata, and what is not supported. `None` where the
+    /// The whole reply to a request without data: metadata, or a refusal. `None` where the
     /// request moves or changes data, or needs no reply.
     #[must_use]
     pub fn answer(&self, message: &FuseMessage<'_>) -> Option<Vec<u8>> {

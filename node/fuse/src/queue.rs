@@ -101,15 +101,14 @@ pub struct FuseQueue<K> {
     is_pausing: bool,
     /// The connection has ended, or is not listened to any more.
     is_ended: bool,
-    /// Not yet told to the owner.
+    /// Not yet reported to the owner.
     fault: Option<FuseFault>,
     draining: bool,
 }
 
 impl<K: Copy> FuseQueue<K> {
     /// Makes the requests of a connection ready on a ring, and has the kernel send again what an earlier
-    /// server read and did not answer. Next:
-    /// [`poll`](Self::poll).
+    /// server read and did not answer. Next: [`poll`](Self::poll).
     ///
     /// # Errors
     /// [`QueueError::Ring`] if the ring's table of files is full; [`QueueError::Map`];
@@ -239,7 +238,7 @@ impl<K: Copy> FuseQueue<K> {
     ///
     /// # Panics
     /// If the part does not lie inside a request's memory.
-    #[inline(never)] // else the path of ublk, beside it in one function, becomes dearer
+    #[inline(never)] // inlined into a match with ublk, it makes requests of ublk dearer
     pub fn read_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -259,7 +258,7 @@ impl<K: Copy> FuseQueue<K> {
     ///
     /// # Panics
     /// If the part does not lie inside a request's memory.
-    #[inline(never)] // else the path of ublk, beside it in one function, becomes dearer
+    #[inline(never)] // inlined into a match with ublk, it makes requests of ublk dearer
     pub fn write_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -283,7 +282,7 @@ impl<K: Copy> FuseQueue<K> {
 
     /// Answers a request, all of it or with an error, and waits for requests again where no tag was free.
     /// All its parts must have completed.
-    #[inline(never)] // else the path of ublk, beside it in one function, becomes dearer
+    #[inline(never)] // inlined into a match with ublk, it makes requests of ublk dearer
     pub fn complete<T: From<FuseCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,

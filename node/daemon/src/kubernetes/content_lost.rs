@@ -50,7 +50,7 @@ fn was_detached(facts: &NodeFacts) -> bool {
         || attached.is_some_and(|attached| attached.reason == DETACHING)
 }
 
-/// The epoch to report of a memory volume: none once the loss of what it had is said.
+/// The epoch to report of a memory volume: none once the loss of its content is reported.
 pub(super) fn epoch(facts: &NodeFacts, mine: &VolumeStatus) -> Option<u64> {
     mine.epoch.filter(|_| !facts.spec.is_memory() || facts.here.is_some())
 }

@@ -1,6 +1,6 @@
 //! A volume that is on this node under the id of a Volume, and is not that Volume.
 //!
-//! Owns: the comparison, and what is said of it. A name proves nothing: a person may have attached a memory
+//! Owns: the comparison. A name proves nothing: a person may have attached a memory
 //! volume of this name, and a Volume may have been deleted and made again. Nor does an object: no log fences
 //! a memory volume, so a node that was cut off and returns still has it. Its epoch says which attach it is
 //! of.

@@ -431,7 +431,7 @@ mod tests {
         assert!(status.transports[1].available && status.transports[1].refusal.is_none());
     }
 
-    /// The controller counts with what is promised; what is used changes with every write.
+    /// The controller counts promised memory; used memory changes with every write.
     #[test]
     fn memory_that_is_promised_is_written_at_once() {
         let with = |promised_bytes, used_bytes| {

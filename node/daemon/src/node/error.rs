@@ -353,9 +353,9 @@ pub(crate) enum NodeError {
         /// The state directory.
         state_dir: PathBuf,
     },
-    /// The kernel lacks `UBLK_F_UPDATE_SIZE`.
+    /// The kernel lacks `UBLK_F_UPDATE_SIZE`, or the device is without ublk.
     #[error(
-        "this kernel cannot change the size of a device that is served (Linux 6.16 and newer can). Nothing was changed. Detach \
+        "the device cannot grow while it is served (a ublk device on Linux 6.16 and newer can). Nothing was changed. Detach \
          volume {0}: it grows at its next attach"
     )]
     DeviceCannotGrow(VolumeId),

@@ -290,7 +290,7 @@ fn the_end_of_the_connection_ends_the_queue() {
     fixture.queue.poll(&mut fixture.ring);
     assert_eq!(fixture.queue.with_kernel(), 0);
     assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Ended));
-    assert_eq!(fixture.queue.take_fault(), None, "it is told once");
+    assert_eq!(fixture.queue.take_fault(), None, "it is reported once");
 }
 
 /// A failed read had ended the queue: no later request was answered.

@@ -61,7 +61,7 @@ impl IndexSource for Near {
     }
 }
 
-/// The local disk may damage what it keeps: that fails no read, and what the store has takes its place.
+/// The local disk may damage a kept part: no read fails, and the part comes from the store.
 #[test]
 fn a_kept_part_that_is_damaged_is_requested() {
     let (store, runs) = stored(3);

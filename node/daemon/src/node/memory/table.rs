@@ -191,7 +191,7 @@ impl MemoryTable {
                 message,
                 attached: present.as_ref().zip(device).map(|(present, device)| present.attached_by(device)),
                 served: figures.map(|(_, served)| served).unwrap_or_default(),
-                // Before the first tick of its ring thread nothing is known of what it holds.
+                // Before the first tick of its ring thread its content is not known.
                 holds_data: figures
                     .filter(|(figures, _)| figures.limit_bytes > 0)
                     .map(|(figures, _)| figures.content_pages() > 0),

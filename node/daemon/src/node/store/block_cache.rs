@@ -308,7 +308,7 @@ impl BlockSlab {
     }
 
     /// Has this content be compared where an earlier process put it into the slab: [`Self::contains`] is then
-    /// true only of what a reader will find.
+    /// true only of contents that a reader will find.
     pub(crate) async fn prove(&self, key: &ContentKey) {
         self.disk.table.prove(key, |slot, entry| self.disk.is_proven(slot, entry)).await;
     }

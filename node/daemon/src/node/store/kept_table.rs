@@ -2,8 +2,8 @@
 //!
 //! Owns: the file. Does not own: its format (`holdfast_format::slab_table`), and the comparison of a slot
 //! with its entry, before which nothing of the slab is believed.
-//! On failure: the daemon serves without it, and what the slab has then is fetched again after a restart. An
-//! entry that was not written leaves an older one, which does not prove what is in the slot.
+//! On failure: the daemon serves without it, and blocks that the slab has then are fetched again after a
+//! restart. An entry that was not written leaves an older one, which does not prove the slot's content.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};

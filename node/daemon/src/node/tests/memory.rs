@@ -313,7 +313,7 @@ fn memory_volumes_stay_within_the_limit_of_the_node() {
     });
 }
 
-/// A Volume that was attached again is told apart by its epoch, also after the daemon's restart.
+/// The epoch distinguishes a Volume that was attached again, also after the daemon's restart.
 #[test]
 fn a_memory_volume_keeps_the_epoch_of_its_attach() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));

@@ -21,7 +21,7 @@ fn served() -> NodeFacts {
     facts
 }
 
-/// The same, not reported, with what is here and the rest changed.
+/// The same before its report, with this volume on the node, and changed.
 fn found(here: node::NodeVolumeStatus, change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     let mut facts = NodeFacts { here: Some(here), ..memory() };
     change(&mut facts);
