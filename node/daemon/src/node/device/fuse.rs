@@ -7,7 +7,7 @@
 //! recovery begins once the ring of the last server has gone, with its writes to the local files.
 //! On failure: the end of the keeper is noted, and another one gets all connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -95,6 +95,8 @@ struct FuseInner {
 struct FuseState {
     lock: Option<Arc<File>>,
     connections: BTreeMap<u64, FuseConnection>,
+    /// The connections of these that a keeper has which was not told to end.
+    kept: BTreeSet<u64>,
     is_watching: bool,
 }
 
@@ -399,6 +401,12 @@ impl FuseDevices {
             );
         }
         Ok(())
+    }
+
+    /// Number of connections of this process that no keeper has now.
+    pub(in crate::node) fn unkept(&self) -> usize {
+        let state = self.0.state.lock();
+        state.connections.keys().filter(|tag| !state.kept.contains(tag)).count()
     }
 
     fn unreachable(&self) -> impl FnOnce(io::Error) -> ControlError + use<> {

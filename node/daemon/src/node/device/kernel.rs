@@ -63,6 +63,9 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn stop_unused(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the device.
     fn delete(&self, device: Device) -> Result<(), ControlError>;
+    /// Number of devices without ublk that this process serves and whose connection no keeper has now: an end
+    /// of this process fails their requests. It does not block.
+    fn unkept_devices(&self) -> usize;
 }
 
 /// The running kernel, and the host's udev.
@@ -235,6 +238,10 @@ impl Devices for Kernel {
         }
         self.udev.unmark(device.id(), device.tag());
         device.delete()
+    }
+
+    fn unkept_devices(&self) -> usize {
+        self.fuse.unkept()
     }
 }
 

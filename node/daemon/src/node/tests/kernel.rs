@@ -425,4 +425,8 @@ impl Devices for FakeKernel {
             Err(error) => Err(error),
         })
     }
+
+    fn unkept_devices(&self) -> usize {
+        0
+    }
 }
