@@ -139,6 +139,17 @@ impl<V: Volumes> Api<V> {
     }
 }
 
+/// Refuses a planned end of the daemon while it has the only use of connections of devices.
+fn check_kept(unkept_devices: usize) -> Result<(), Status> {
+    if unkept_devices == 0 {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!(
+        "{unkept_devices} devices without ublk have no keeper now, and requests to them would fail; start the keeper, or wait \
+         for its successor"
+    )))
+}
+
 #[tonic::async_trait]
 impl<V: Volumes> node_server::Node for Api<V> {
     async fn create(&self, request: Request<CreateRequest>) -> Result<Response<CreateResponse>, Status> {
@@ -219,7 +230,9 @@ impl<V: Volumes> node_server::Node for Api<V> {
         request: Request<HandOverRequest>,
     ) -> Result<Response<HandOverResponse>, Status> {
         let refused = |error: InstanceError| Status::invalid_argument(format!("instance: {error}"));
-        self.handoff.agree(Instance::try_from(request.into_inner().instance).map_err(refused)?)?;
+        let instance = Instance::try_from(request.into_inner().instance).map_err(refused)?;
+        check_kept(self.volumes.unkept_devices())?;
+        self.handoff.agree(instance)?;
         Ok(Response::new(HandOverResponse {}))
     }
 

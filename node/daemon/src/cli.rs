@@ -17,14 +17,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use holdfast_crds::{ByteSize, TimeSpan};
-use holdfast_fuse::LoopCommand;
+use holdfast_fuse::{LoopCommand, keeper};
 use holdfast_service::chain;
 use tokio::runtime::Runtime;
 
-use crate::config::{Config, DEFAULT_SOCKET};
+use crate::config::{Config, DEFAULT_RUN_DIR, DEFAULT_SOCKET};
 use crate::daemon;
 use crate::failure::Failure;
-use crate::node::{FLUSH_DEVICE, Instance, KEEPER, LOOP_DEVICE};
+use crate::node::{FLUSH_DEVICE, Instance, KEEPER, KEEPER_FOR_DAEMON, LOOP_DEVICE};
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]
@@ -108,11 +108,16 @@ enum Command {
         /// The command and what it is about
         arguments: Vec<String>,
     },
-    /// Hold connections of FUSE while no daemon lives; the daemon's own
-    #[command(name = KEEPER, hide = true)]
+    /// Hold the connections of devices without ublk while no daemon lives, in place of the keeper that serves
+    /// now; for a container of its own, beside a daemon of Kubernetes
+    #[command(name = KEEPER)]
     Keeper {
-        /// The socket to serve
-        socket: PathBuf,
+        /// The daemon's run directory
+        #[arg(long, value_name = "PATH", default_value = DEFAULT_RUN_DIR, env = "HOLDFAST_RUN_DIR")]
+        run_dir: PathBuf,
+        /// End with the last connection; the daemon's own
+        #[arg(long = KEEPER_FOR_DAEMON, hide = true)]
+        for_daemon: bool,
     },
 }
 
@@ -262,10 +267,13 @@ impl Cli {
                 Err(error) => fail(1, &format!("{} cannot be flushed: {error}", device.display())),
             },
             Command::LoopDevice { arguments } => loop_device(&arguments),
-            Command::Keeper { socket } => match holdfast_fuse::keeper::run(&socket) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => fail(1, &format!("{} cannot be served: {error}", socket.display())),
-            },
+            Command::Keeper { run_dir, for_daemon } => {
+                let run = if for_daemon { keeper::run_for_daemon } else { keeper::run };
+                match run(&run_dir) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(error) => fail(1, &format!("{} has no keeper: {error}", run_dir.display())),
+                }
+            }
             command @ (Command::Create(_)
             | Command::Attach(_)
             | Command::Configure(_)

@@ -24,12 +24,15 @@ use serde::Deserialize;
 use self::source::ConfigSource;
 pub(crate) use self::source::SettingPlace;
 use self::store::StoreSection;
-use crate::node::{NodeConfig, TransportChoice};
+use crate::node::{KeeperStart, NodeConfig, TransportChoice};
 
 /// Default path of the socket between the CLI and the daemon.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/holdfast/node.sock";
 /// The state directory unless the file names another.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/holdfast";
+
+/// The run directory unless the file names another.
+pub(crate) const DEFAULT_RUN_DIR: &str = "/run/holdfast";
 
 /// Longest path of a Unix socket, in bytes. Source: `sun_path` in unix(7), less the closing NUL.
 const MAX_SOCKET_PATH: usize = 107;
@@ -108,7 +111,7 @@ struct NodeSection {
 
 impl Default for NodeSection {
     fn default() -> Self {
-        Self { name: None, state_dir: DEFAULT_STATE_DIR.into(), run_dir: "/run/holdfast".into() }
+        Self { name: None, state_dir: DEFAULT_STATE_DIR.into(), run_dir: DEFAULT_RUN_DIR.into() }
     }
 }
 
@@ -247,23 +250,18 @@ fn node_config(
         max_dirty_age,
         memory_volumes,
     } = *data;
-    if kubernetes && matches!(transport, TransportSetting::Fuse) {
-        let problem =
-            "is fuse, which Kubernetes cannot use: what holds its devices would end with the pod; write auto";
-        return refuse("data.transport", problem.to_owned());
-    }
     Ok(NodeConfig {
         state_dir,
         run_dir,
         node_name,
         ring_threads,
         transport: match transport {
-            TransportSetting::Auto if kubernetes => TransportChoice::AutoUblk,
             TransportSetting::Auto => TransportChoice::Auto,
             TransportSetting::ZeroCopy => TransportChoice::Only(Transport::ZeroCopy),
             TransportSetting::UserCopy => TransportChoice::Only(Transport::UserCopy),
             TransportSetting::Fuse => TransportChoice::Only(Transport::Fuse),
         },
+        keeper: if kubernetes { KeeperStart::Outside } else { KeeperStart::ByDaemon },
         slab_bytes: slab_size.0,
         cache_bytes: cache_size.map(|size| size.0),
         seal_bytes: seal_size.0,

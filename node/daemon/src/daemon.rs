@@ -11,7 +11,8 @@
 //! Owns: the order of start and stop.
 //! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a
 //! device, and nothing but a detach or the end of the host stops one; the lock is released only when no
-//! thread of this process can touch a device or a local file any more.
+//! thread of this process can touch a device or a local file any more. A planned end waits until a keeper has
+//! the connections of all devices without ublk.
 //! On failure: what fails at the start ends the process; later, only the data plane may.
 
 use std::io;
@@ -50,6 +51,8 @@ const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
 /// Longest time that the predecessor may keep the address of the metrics after it released the lock.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
+/// Time between two looks whether a keeper has all connections.
+const KEPT_POLL: Duration = Duration::from_millis(50);
 
 /// Runs the daemon until SIGTERM or SIGINT. Call it while the process has no other thread.
 ///
@@ -165,6 +168,9 @@ async fn serve(
         },
     };
     let host = host::shutdown().await;
+    if host.is_none() && outcome.is_ok() {
+        await_kept(|| node.unkept_devices()).await;
+    }
     if let Some(phase) = host {
         tracing::info!(
             ?phase,
@@ -191,6 +197,23 @@ async fn serve(
         },
     }
     outcome
+}
+
+/// Waits until a keeper has the connections of all devices without ublk: an end before that fails their
+/// requests.
+async fn await_kept(unkept: impl Fn() -> usize) {
+    let devices = unkept();
+    if devices == 0 {
+        return;
+    }
+    tracing::error!(
+        devices,
+        "stopping waits: no keeper has the connections of devices without ublk, whose requests would fail; start the keeper"
+    );
+    while unkept() > 0 {
+        tokio::time::sleep(KEPT_POLL).await;
+    }
+    tracing::info!(devices, "a keeper has all connections; stopping");
 }
 
 /// Lets the next daemon begin.
@@ -300,5 +323,23 @@ fn unexpected(ended: Result<EdgeEnd, tokio::task::JoinError>) -> Failure {
         Ok(Err(failure)) => failure,
         Ok(Ok(())) => Failure { kind: FailureKind::Local, message: "a listener ended by itself".to_owned() },
         Err(panicked) => Failure::new(FailureKind::Local, &panicked),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A restart while the keeper was being replaced ended the connections that only the daemon had.
+    #[tokio::test]
+    async fn a_planned_end_waits_for_the_keeper() {
+        let unkept = AtomicUsize::new(2);
+        let waits = await_kept(|| unkept.load(Ordering::Relaxed));
+        tokio::pin!(waits);
+        assert!(tokio::time::timeout(2 * KEPT_POLL, &mut waits).await.is_err());
+        unkept.store(0, Ordering::Relaxed);
+        waits.await;
     }
 }

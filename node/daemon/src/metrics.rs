@@ -302,6 +302,9 @@ const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 
+/// Name of the metric of devices that an end of the daemon would fail.
+const UNKEPT_DEVICES: &str = "holdfast_unkept_devices";
+
 /// Name of the metric of fetched blocks that the slab did not keep.
 const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
 
@@ -423,6 +426,9 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         for (store, (_, refused)) in &stores {
             ConstCounter::new(*refused as f64).encode(family.encode_family(&[("store", *store)])?)?;
         }
+        let help = "Devices without ublk whose connection no keeper has now: an end of the daemon fails their requests";
+        let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, Kind::Gauge.of())?;
+        ConstGauge::new(self.0.unkept_devices() as f64).encode(devices)?;
         let help = "Fetched blocks served from memory because the local disk did not take them or could not read them";
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
         ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
@@ -499,8 +505,10 @@ mod tests {
         let mut volume = attached("vol-1");
         volume.store.refused_deletes.count = 3;
         fake.put(volume);
+        fake.set_unkept_devices(2);
         let text = render(serving(fake)).unwrap();
         for line in [
+            "holdfast_unkept_devices 2.0",
             "# TYPE holdfast_volume_dirty_bytes gauge",
             "# UNIT holdfast_volume_dirty_bytes bytes",
             "holdfast_ring_waiting_messages_max{ring=\"1\"} 4.0",

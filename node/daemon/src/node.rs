@@ -45,7 +45,8 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 use device::fuse;
-pub(crate) use device::fuse::{KEEPER, LOOP_DEVICE, probe as probe_fuse};
+pub(crate) use device::fuse::{LOOP_DEVICE, probe as probe_fuse};
+pub(crate) use device::kept_connections::{KEEPER, KEEPER_FOR_DAEMON, KeeperStart};
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};
 
@@ -143,9 +144,6 @@ pub(crate) enum TransportChoice {
     /// The best one the kernel has.
     #[default]
     Auto,
-    /// The best one of ublk. In a pod: the keeper of FUSE connections would end with it, and with the keeper
-    /// the devices.
-    AutoUblk,
     /// This one or none.
     Only(Transport),
 }
@@ -156,7 +154,7 @@ impl TransportChoice {
     pub(crate) const fn may_be_fuse(self) -> bool {
         match self {
             Self::Auto | Self::Only(Transport::Fuse) => true,
-            Self::AutoUblk | Self::Only(Transport::ZeroCopy | Transport::UserCopy) => false,
+            Self::Only(Transport::ZeroCopy | Transport::UserCopy) => false,
         }
     }
 
@@ -164,7 +162,8 @@ impl TransportChoice {
     /// kernel has what that needs.
     ///
     /// # Errors
-    /// Those of the driver, [`Unsupported::MissingFeature`]; [`Unsupported::NoFuse`] where FUSE is asked for.
+    /// Those of the driver, [`Unsupported::MissingFeature`]; [`Unsupported::NoFuse`] where FUSE is asked for;
+    /// [`Unsupported::NoKeeper`] where only that is missing.
     pub(crate) fn among(
         self,
         features: Result<Features, Unsupported>,
@@ -172,10 +171,13 @@ impl TransportChoice {
     ) -> Result<Transport, Unsupported> {
         match self {
             Self::Auto => match features.and_then(|features| features.best_transport()) {
-                Err(error) if error.is_without_ublk() && fuse().is_ok() => Ok(Transport::Fuse),
+                Err(error) if error.is_without_ublk() => match fuse() {
+                    Ok(()) => Ok(Transport::Fuse),
+                    Err(refused @ Unsupported::NoKeeper { .. }) => Err(refused),
+                    Err(_) => Err(error),
+                },
                 best => best,
             },
-            Self::AutoUblk => features?.best_transport(),
             Self::Only(Transport::Fuse) => fuse().map(|()| Transport::Fuse),
             Self::Only(transport) => features?.check(transport).map(|()| transport),
         }
@@ -195,6 +197,8 @@ pub(crate) struct NodeConfig {
     pub(crate) ring_threads: usize,
     /// Transport of new devices.
     pub(crate) transport: TransportChoice,
+    /// Processes that run the keeper of FUSE connections.
+    pub(crate) keeper: KeeperStart,
     /// Size of the cache of fetched blocks, in bytes.
     pub(crate) slab_bytes: u64,
     /// Limit of the sides of all volumes, in bytes; nine tenths of the filesystem without the slab unless
@@ -301,7 +305,8 @@ impl Node {
     /// # Errors
     /// Local state that cannot be used.
     pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
-        let kernel = Arc::new(Kernel::of_this_host(&owner.config().run_dir));
+        let NodeConfig { run_dir, keeper, .. } = owner.config();
+        let kernel = Arc::new(Kernel::of_this_host(run_dir, *keeper));
         let prepared = Arc::clone(&kernel);
         run_blocking(move || {
             prepared.prepare_udev();
@@ -481,13 +486,10 @@ impl Node {
     pub(crate) fn capabilities(&self) -> Capabilities {
         let choice = self.0.config.transport;
         let check = |transport| match (transport, &self.0.features) {
-            (Transport::Fuse, _) if choice == TransportChoice::AutoUblk => {
-                Err("it serves volumes of the command line only, not of Kubernetes".to_owned())
-            }
             (Transport::Fuse, _) if !choice.may_be_fuse() => {
                 Err("data.transport asks for another; set it to \"auto\" or \"fuse\"".to_owned())
             }
-            (Transport::Fuse, _) => fuse::probe().map_err(|error| error.to_string()),
+            (Transport::Fuse, _) => self.0.devices.kernel().check_fuse().map_err(|error| error.to_string()),
             (Transport::ZeroCopy | Transport::UserCopy, Ok(features)) => {
                 features.check(transport).map_err(|error| error.to_string())
             }

@@ -65,6 +65,11 @@ impl<V: Volumes> Readiness<V> {
         self.served().map_or_else(AttachTimes::default, |volumes| volumes.attach_times())
     }
 
+    /// Devices without ublk whose connection no keeper has.
+    pub(crate) fn unkept_devices(&self) -> usize {
+        self.served().map_or(0, |volumes| volumes.unkept_devices())
+    }
+
     /// Fetched blocks that the local disk did not take, or could not read.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.served().map_or(0, |volumes| volumes.unkept_blocks())

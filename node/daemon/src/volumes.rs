@@ -130,6 +130,10 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Memory of this node for memory volumes.
     fn memory_use(&self) -> MemoryUse;
 
+    /// Number of devices without ublk whose connection no keeper has now: while it is not 0, a planned end of
+    /// the daemon waits.
+    fn unkept_devices(&self) -> usize;
+
     /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
 
@@ -278,6 +282,10 @@ impl Volumes for Node {
 
     fn memory_use(&self) -> MemoryUse {
         Self::memory_use(self)
+    }
+
+    fn unkept_devices(&self) -> usize {
+        Self::unkept_devices(self)
     }
 
     fn rings(&self) -> Vec<RingStatus> {

@@ -13,10 +13,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::limit::MAX_BACKGROUND;
-use crate::protocol::{FuseFile, FuseRequest, MAX_IO_BYTES, WRITE_HEAD_BYTES, parse, reply_head};
+use crate::protocol::{FuseFile, FuseRequest, MAX_IO_BYTES, WRITE_HEAD_BYTES, grown, parse, reply_head};
 
 /// The device by which a server talks to the kernel.
 pub const FUSE_PATH: &str = "/dev/fuse";
@@ -34,7 +35,7 @@ pub struct FuseConnection {
     file: Arc<File>,
     lock: Arc<File>,
     name: String,
-    len_bytes: u64,
+    len_bytes: Arc<AtomicU64>,
 }
 
 impl FuseConnection {
@@ -42,7 +43,7 @@ impl FuseConnection {
     /// as long as it serves.
     #[must_use]
     pub fn new(file: File, lock: Arc<File>, name: String, len_bytes: u64) -> Self {
-        Self { file: Arc::new(file), lock, name, len_bytes }
+        Self { file: Arc::new(file), lock, name, len_bytes: Arc::new(AtomicU64::new(len_bytes)) }
     }
 
     /// Opens a new connection, which has no file system yet.
@@ -93,8 +94,23 @@ impl FuseConnection {
         &self.name
     }
 
+    /// Size of the file, in bytes.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Makes the file longer, and has the kernel learn it. Next: [`LoopDevice::grow`](crate::LoopDevice).
+    ///
+    /// # Errors
+    /// The kernel's. Then it may be called again.
+    pub fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        // Before the kernel asks: it does so once it was told.
+        self.len_bytes.store(len_bytes, Ordering::Relaxed);
+        self.write(&[&grown(len_bytes)])
+    }
+
     pub(crate) fn description(&self) -> FuseFile {
-        FuseFile { name: self.name.clone(), len_bytes: self.len_bytes, max_background: MAX_BACKGROUND }
+        FuseFile { name: self.name.clone(), len_bytes: self.len_bytes(), max_background: MAX_BACKGROUND }
     }
 
     /// Answers what a new connection is asked until `is_done`, at most for `within`. A request with data

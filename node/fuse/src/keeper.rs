@@ -4,9 +4,9 @@
 //! device is bound, and takes them from it at its start. It speaks over a socket in the run directory:
 //!
 //! ```text
-//! request   +-----------+----------------+      answer  +--------+
-//!           | operation | tag, 8 bytes   |              | status | and the answer
-//!           +-----------+----------------+              +--------+
+//! request   +---------+-----------+----------------+      answer  +--------+
+//!           | version | operation | tag, 8 bytes   |              | status | and the answer
+//!           +---------+-----------+----------------+              +--------+
 //! ```
 //!
 //! | operation | gives |
@@ -15,49 +15,62 @@
 //! | `T` takes a file; the keeper keeps it too | the file, with the status |
 //! | `D` drops a file | - |
 //! | `L` lists the tags | their number (4 bytes), then each (8 bytes) |
-//! | `W` holds the connection: its end says that the keeper has ended | nothing more |
+//! | `W` watches the keeper: the end of the connection says that it has ended or was replaced | the status `e`, at once or later, once it was told to end |
+//! | `H` hands the place over to the asking keeper | the number of files (4 bytes), with the lock; a byte, with the socket; each tag (8 bytes), with its file |
+//!
+//! A question or version that the keeper does not know has a status of its own. A place is handed over in
+//! this order; no question is answered meanwhile, and none is lost: the socket is the same one.
+//!
+//! ```text
+//! 1  successor: asks          3  successor: has all, and says so
+//! 2  keeper: sends all        4  keeper: says so too, closes all, ends or stands by
+//! ```
+//!
+//! A break before 3 leaves all as it was. After it the successor waits for 4, for a word that the keeper
+//! serves on, or for its end; what it was sent it closes only while another keeper serves.
 //!
 //! *Owns*: the files, by tag. It knows nothing of what they are.
-//! *Invariants*: a run directory has one keeper, which holds a lock there; a question that failed is an
-//! error, never the answer that nothing is kept.
-//! *Runs on*: a process of its own, in a session of its own; a thread for each connection, and none of a
-//! runtime. Only processes of its own user are answered.
-//! *On failure*: a daemon that lives notes the end of the keeper, starts another and gives it all files. If
-//! both end, the connections end: requests to the devices fail, and flushed data is on the disk.
-#![allow(unsafe_code)] // SCM_RIGHTS, SO_PEERCRED, setsid(2), prctl(2)
+//! *Invariants*: a run directory has one keeper that serves, which holds a lock there; a question that failed
+//! is an error, never the answer that nothing is kept; a process that has the only use of a file does not end
+//! by itself.
+//! *Runs on*: a process of its own; a thread for each connection, and none of a runtime. Only processes of
+//! its own user are answered. One that a daemon started has a session of its own, ends when it holds nothing,
+//! and when its place was taken. One in the foreground ends when it was told to, once it holds nothing; it
+//! stands by while another one serves, and takes the place again where that one ends or is told to.
+//! *On failure*: a daemon that lives notes the end of the keeper, and gives the next one all files. If both
+//! end, the connections end: requests to the devices fail, and flushed data is on the disk.
+#![allow(unsafe_code)] // setsid(2)
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, Read, Write};
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+mod message;
+mod place;
+mod run;
+mod serve;
+
+use std::io::{self, Read};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use self::message::{
+    ABSENT, DONE, DROP, ENDING, KEEP, LIST, OTHER_VERSION, TAKE, UNKNOWN, VERSION, WATCH, receive, request,
+    send,
+};
+pub use self::run::{run, run_for_daemon};
+
 /// The name of its socket in the run directory.
 pub const KEEPER_SOCKET: &str = "keeper.sock";
-/// The file that the keeper holds locked, in the directory of its socket.
-const KEEPER_LOCK: &str = "keeper.lock";
-/// Name that the process has, in place of its program's.
-const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
 /// The longest wait for a keeper that was started.
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// The longest wait for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// The most times that a question is asked whose answer was cut off, as by a keeper that ends.
-const TRIES: u32 = 5;
+const TRIES: u32 = 20;
 /// Time between two tries to ask, to start, or to accept.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
-const REQUEST_BYTES: usize = 9;
-const DONE: u8 = b'y';
-const ABSENT: u8 = b'n';
-const FAILED: u8 = b'f';
 
 /// A status, the file that came with it, and the stream for more.
 type KeeperAnswer = (u8, Option<OwnedFd>, UnixStream);
@@ -81,45 +94,44 @@ impl Keeper {
         &self.socket
     }
 
-    /// Gives it a file, in place of the one that it has with this tag. Where none answers, one is started:
-    /// `program` becomes [`run`], and is returned with its answer.
+    /// Gives it a file, in place of the one that it has with this tag.
+    ///
+    /// # Errors
+    /// It is not reached ([`is_absent`]: there is none), or could not keep it.
+    pub fn keep(&self, tag: u64, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask(KEEP, tag, Some(file)).and_then(done)
+    }
+
+    /// The same; where there is none, one is started: `program` becomes [`run_for_daemon`]. Returns whether
+    /// it was.
     ///
     /// # Errors
     /// Those of the start, or that it does not answer.
-    pub fn keep(
+    pub fn keep_or_start(
         &self,
         tag: u64,
         file: BorrowedFd<'_>,
         program: impl FnOnce() -> Command,
-    ) -> io::Result<Option<Child>> {
-        let asked = self.ask(b'K', tag, Some(file));
-        if !asked.as_ref().is_err_and(is_absent) {
-            return asked.and_then(kept).map(|()| None);
+    ) -> io::Result<bool> {
+        match self.keep(tag, file) {
+            Err(error) if is_absent(&error) => {}
+            kept => return kept.map(|()| false),
         }
         let mut program = program();
-        program.arg(&self.socket).current_dir("/");
-        program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let session = || {
             // SAFETY: it fails only for the leader of a group, which a new process is not.
             if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         };
         // SAFETY: setsid(2) may be called between fork and exec.
-        let started = unsafe { program.pre_exec(session) }.spawn()?;
+        note_end(unsafe { program.pre_exec(session) }.spawn()?);
         let begun = Instant::now();
         loop {
-            match self.ask(b'K', tag, Some(file)) {
+            match self.keep(tag, file) {
                 Err(error) if is_absent(&error) && begun.elapsed() < START_WITHIN => {
                     thread::sleep(AGAIN_AFTER);
                 }
-                asked => {
-                    return match asked.and_then(kept) {
-                        Ok(()) => Ok(Some(started)),
-                        Err(error) => {
-                            note_end(started);
-                            Err(error)
-                        }
-                    };
-                }
+                kept => return kept.map(|()| true),
             }
         }
     }
@@ -131,7 +143,8 @@ impl Keeper {
         Ok(stream)
     }
 
-    /// Asks again where the answer was cut off: a keeper that was just ending is absent by then.
+    /// Asks again where the answer was cut off: a keeper that was just ending is absent by then, and one that
+    /// was just replaced has a successor at the same socket.
     fn ask(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
         let mut tries = 1;
         loop {
@@ -146,14 +159,24 @@ impl Keeper {
     }
 
     fn ask_once(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
-        let stream = self.connect()?;
-        let mut request = [operation; REQUEST_BYTES];
-        request[1..].copy_from_slice(&tag.to_ne_bytes());
-        send(&stream, &request, file)?;
+        let mut stream = self.connect()?;
+        send(&stream, &request(operation, tag), file)?;
         let mut status = [0];
-        match receive(&stream, &mut status)? {
+        let (len, file) = receive(&stream, &mut status)?;
+        match (len, status[0]) {
             (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
-            (_, file) => Ok((status[0], file, stream)),
+            (_, UNKNOWN) => Err(io::Error::other(
+                "the keeper of FUSE connections does not know this question; replace it by one of this version",
+            )),
+            (_, OTHER_VERSION) => {
+                stream.read_exact(&mut status)?;
+                Err(io::Error::other(format!(
+                    "the keeper of FUSE connections speaks version {} of its protocol, and not {VERSION}; \
+                     replace it by one of this version",
+                    status[0]
+                )))
+            }
+            (_, status) => Ok((status, file, stream)),
         }
     }
 
@@ -162,7 +185,7 @@ impl Keeper {
     /// # Errors
     /// It is not reached though its socket is there, or it has the file and could not give it.
     pub fn take(&self, tag: u64) -> io::Result<Option<OwnedFd>> {
-        match self.ask(b'T', tag, None) {
+        match self.ask(TAKE, tag, None) {
             Ok((DONE, Some(file), _)) => Ok(Some(file)),
             Ok((ABSENT, None, _)) => Ok(None),
             Ok(_) => Err(failed()),
@@ -176,10 +199,9 @@ impl Keeper {
     /// # Errors
     /// It is not reached though its socket is there.
     pub fn drop(&self, tag: u64) -> io::Result<()> {
-        match self.ask(b'D', tag, None) {
-            Ok(answer) => kept(answer),
+        match self.ask(DROP, tag, None) {
             Err(error) if is_absent(&error) => Ok(()),
-            Err(error) => Err(error),
+            asked => asked.and_then(done),
         }
     }
 
@@ -188,7 +210,7 @@ impl Keeper {
     /// # Errors
     /// It is not reached though its socket is there.
     pub fn list(&self) -> io::Result<Vec<u64>> {
-        let mut stream = match self.ask(b'L', 0, None) {
+        let mut stream = match self.ask(LIST, 0, None) {
             Ok((DONE, _, stream)) => stream,
             Ok(_) => return Err(failed()),
             Err(error) if is_absent(&error) => return Ok(Vec::new()),
@@ -203,16 +225,79 @@ impl Keeper {
         (0..u32::from_ne_bytes(number)).map(tag).collect()
     }
 
-    /// Waits until it has ended.
+    /// Watches the keeper that serves now.
     ///
     /// # Errors
-    /// It is not reached.
-    pub fn await_end(&self) -> io::Result<()> {
-        let (_, _, mut stream) = self.ask(b'W', 0, None)?;
-        stream.set_read_timeout(None)?;
-        // It sends nothing more.
-        drop(stream.read(&mut [0]));
-        Ok(())
+    /// It is not reached ([`is_absent`]: there is none).
+    pub fn watch(&self) -> io::Result<KeeperWatch> {
+        let (status, _, stream) = self.ask(WATCH, 0, None)?;
+        let is_ending = match status {
+            DONE => false,
+            ENDING => true,
+            _ => return Err(failed()),
+        };
+        Ok(KeeperWatch { stream, is_ending })
+    }
+}
+
+/// A look at one keeper, as long as that serves.
+#[derive(Debug)]
+pub struct KeeperWatch {
+    stream: UnixStream,
+    is_ending: bool,
+}
+
+/// Events of a keeper that is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeeperEvent {
+    /// It was told to end: it serves until it is killed, or until another one takes its place.
+    Ending,
+    /// It has ended, or another one has taken its place.
+    Gone,
+}
+
+impl KeeperWatch {
+    /// True once it was told to end.
+    #[must_use]
+    pub const fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// Waits for its next event.
+    pub fn await_event(&mut self) -> KeeperEvent {
+        // An error is an end too.
+        if self.stream.set_read_timeout(None).is_err() {
+            return KeeperEvent::Gone;
+        }
+        let mut event = [0];
+        match self.stream.read_exact(&mut event) {
+            Ok(()) if event[0] == ENDING => {
+                self.is_ending = true;
+                KeeperEvent::Ending
+            }
+            Ok(()) | Err(_) => KeeperEvent::Gone,
+        }
+    }
+
+    /// True if it is gone, or will be `within`.
+    fn ends(&mut self, within: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            let left = within.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
+            if self.stream.set_read_timeout(Some(left)).is_err() {
+                return true;
+            }
+            match self.stream.read(&mut [0]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(_) => return true,
+            }
+            if begun.elapsed() >= within {
+                return false;
+            }
+        }
     }
 }
 
@@ -221,7 +306,7 @@ pub(crate) fn note_end(mut child: Child) {
     thread::spawn(move || drop(child.wait()));
 }
 
-fn kept((status, ..): KeeperAnswer) -> io::Result<()> {
+fn done((status, ..): KeeperAnswer) -> io::Result<()> {
     if status == DONE { Ok(()) } else { Err(failed()) }
 }
 
@@ -230,7 +315,8 @@ fn failed() -> io::Error {
 }
 
 /// True where there is no keeper: nothing listens at its socket.
-fn is_absent(error: &io::Error) -> bool {
+#[must_use]
+pub fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
@@ -242,315 +328,5 @@ fn is_cut_off(error: &io::Error) -> bool {
     )
 }
 
-/// The files, and the connections that are served.
-#[derive(Debug, Default)]
-struct KeptFiles {
-    files: BTreeMap<u64, OwnedFd>,
-    connections: usize,
-}
-
-type SharedFds = Arc<Mutex<KeptFiles>>;
-
-fn lock(kept: &SharedFds) -> MutexGuard<'_, KeptFiles> {
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Becomes the keeper: serves the socket until no file is kept and no process is connected.
-///
-/// # Errors
-/// Another keeper has the run directory; the socket cannot be made.
-pub fn run(socket: &Path) -> io::Result<()> {
-    // SAFETY: the name is a C string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, PROCESS_NAME.as_ptr()) };
-    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        // A stop of the daemon's service sends these to its whole group.
-        // SAFETY: the disposition is one of the kernel's own, no handler.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-    let (_lock, listener) = listen(socket, START_WITHIN)?;
-    serve(&listener)
-}
-
-/// Takes the place of the keeper: its lock, which one that ends may still have for at most `within`, then its
-/// socket.
-fn listen(socket: &Path, within: Duration) -> io::Result<(fs::File, UnixListener)> {
-    let path = socket.with_file_name(KEEPER_LOCK);
-    let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
-    let begun = Instant::now();
-    loop {
-        match lock.try_lock() {
-            Ok(()) => break,
-            Err(fs::TryLockError::WouldBlock) if begun.elapsed() < within => thread::sleep(AGAIN_AFTER),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    // That of a keeper which has ended: one that lives has the lock.
-    drop(fs::remove_file(socket));
-    Ok((lock, UnixListener::bind(socket)?))
-}
-
-/// Serves without an end: what fails, as where file descriptors or threads run out, is tried again.
-fn serve(listener: &UnixListener) -> ! {
-    let kept = SharedFds::default();
-    loop {
-        let Ok((stream, _)) = listener.accept() else {
-            thread::sleep(AGAIN_AFTER);
-            continue;
-        };
-        if !is_own(&stream) {
-            continue;
-        }
-        lock(&kept).connections += 1;
-        let shared = Arc::clone(&kept);
-        let answering = thread::Builder::new().stack_size(128 << 10).spawn(move || {
-            let mut is_counted = true;
-            if answer(&stream, &shared, &mut is_counted).is_err() {
-                // A connection that breaks ends, and no other one.
-                drop((&stream).write_all(&[FAILED]));
-            }
-            if is_counted {
-                leave(&shared);
-            }
-        });
-        if answering.is_err() {
-            // The other end finds its connection closed, and asks again.
-            leave(&kept);
-            thread::sleep(AGAIN_AFTER);
-        }
-    }
-}
-
-/// A connection needs the keeper no more: with the last one it ends, unless it keeps files.
-fn leave(kept: &SharedFds) {
-    let mut kept = lock(kept);
-    kept.connections -= 1;
-    if kept.connections == 0 && kept.files.is_empty() {
-        std::process::exit(0);
-    }
-}
-
-fn answer(mut stream: &UnixStream, kept: &SharedFds, is_counted: &mut bool) -> io::Result<()> {
-    loop {
-        let mut request = [0; REQUEST_BYTES];
-        let (len, file) = receive(stream, &mut request)?;
-        if len == 0 {
-            return Ok(());
-        }
-        stream.read_exact(&mut request[len..])?;
-        let [operation, tag @ ..] = request;
-        let tag = u64::from_ne_bytes(tag);
-        match (operation, file) {
-            (b'K', Some(file)) => {
-                lock(kept).files.insert(tag, file);
-                stream.write_all(&[DONE])?;
-            }
-            (b'T', _) => {
-                let file = lock(kept).files.get(&tag).map(OwnedFd::try_clone).transpose()?;
-                let status = if file.is_some() { DONE } else { ABSENT };
-                send(stream, &[status], file.as_ref().map(AsFd::as_fd))?;
-            }
-            (b'D', _) => {
-                let dropped = lock(kept).files.remove(&tag);
-                drop(dropped);
-                stream.write_all(&[DONE])?;
-            }
-            (b'L', _) => {
-                let tags: Vec<u64> = lock(kept).files.keys().copied().collect();
-                let number = u32::try_from(tags.len()).map_err(io::Error::other)?;
-                let mut answer = vec![DONE];
-                answer.extend(number.to_ne_bytes());
-                answer.extend(tags.into_iter().flat_map(u64::to_ne_bytes));
-                stream.write_all(&answer)?;
-            }
-            (b'W', _) => {
-                stream.write_all(&[DONE])?;
-                // One that waits for the end of the keeper does not keep it from ending.
-                if std::mem::take(is_counted) {
-                    leave(kept);
-                }
-            }
-            (_, _) => return Err(io::ErrorKind::InvalidData.into()),
-        }
-    }
-}
-
-/// True if the process at the other end has the user of this one.
-fn is_own(stream: &UnixStream) -> bool {
-    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: the pointers name a structure and its length, which outlive the call.
-    let got =
-        unsafe { libc::getsockopt(stream.as_raw_fd(), level, option, (&raw mut peer).cast(), &raw mut len) };
-    // SAFETY: it only reads.
-    let own = unsafe { libc::geteuid() };
-    got == 0 && peer.uid == own
-}
-
-/// Room for the head of a control message and one file, aligned for it.
-#[repr(C, align(8))]
-struct Ancillary([u8; 64]);
-
-/// Sends bytes, with a file at the first.
-fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut room = Ancillary([0; 64]);
-    // SAFETY: zeros are a valid message: no name, no parts, no control message.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-    if let Some(file) = file {
-        let len = size_of::<libc::c_int>() as libc::c_uint;
-        message.msg_control = (&raw mut room).cast();
-        // SAFETY: it only computes.
-        message.msg_controllen = unsafe { libc::CMSG_SPACE(len) } as _;
-        // SAFETY: the message has room for a head.
-        let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-        // SAFETY: it only computes.
-        let head_len = unsafe { libc::CMSG_LEN(len) } as _;
-        let filled =
-            libc::cmsghdr { cmsg_len: head_len, cmsg_level: libc::SOL_SOCKET, cmsg_type: libc::SCM_RIGHTS };
-        // SAFETY: the head lies in `room`, aligned.
-        unsafe { head.write(filled) };
-        // SAFETY: the head lies in `room`, with its data behind it.
-        let data = unsafe { libc::CMSG_DATA(head) };
-        // SAFETY: the data has room for one number; it need not be aligned.
-        unsafe { data.cast::<libc::c_int>().write_unaligned(file.as_raw_fd()) };
-    }
-    // SAFETY: all that the message names outlives the call.
-    let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-    match usize::try_from(sent) {
-        Ok(sent) => (&*stream).write_all(&bytes[sent..]),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Receives bytes, at least one unless the other end has closed the stream, and the file that comes with
-/// them.
-fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut room = Ancillary([0; 64]);
-    // SAFETY: as in `send`.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-    (message.msg_control, message.msg_controllen) = ((&raw mut room).cast(), size_of::<Ancillary>() as _);
-    // SAFETY: all that the message names outlives the call.
-    let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
-    let received = usize::try_from(received).map_err(|_negative| io::Error::last_os_error())?;
-    // SAFETY: the message has what the kernel filled in.
-    let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    if head.is_null() {
-        return Ok((received, None));
-    }
-    // SAFETY: it is not null, so it points at a head in `room`.
-    let filled = unsafe { head.read() };
-    if (filled.cmsg_level, filled.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-        return Ok((received, None));
-    }
-    // SAFETY: a head with SCM_RIGHTS has at least one number behind it.
-    let data = unsafe { libc::CMSG_DATA(head) };
-    // SAFETY: as above; it need not be aligned.
-    let raw = unsafe { data.cast::<libc::c_int>().read_unaligned() };
-    // SAFETY: the kernel has just made this file descriptor for this process.
-    Ok((received, Some(unsafe { OwnedFd::from_raw_fd(raw) })))
-}
-
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::MetadataExt;
-
-    use super::*;
-
-    fn started(dir: &Path) -> Keeper {
-        let keeper = Keeper::of(dir);
-        let listener = UnixListener::bind(keeper.socket()).unwrap();
-        thread::spawn(move || serve(&listener));
-        keeper
-    }
-
-    fn inode(file: &OwnedFd) -> u64 {
-        fs::File::from(file.try_clone().unwrap()).metadata().unwrap().ino()
-    }
-
-    #[test]
-    fn a_file_is_kept_taken_and_dropped_by_its_tag() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = started(dir.path());
-        // Without it the keeper would end with the process of this test.
-        let held: OwnedFd = tempfile::tempfile().unwrap().into();
-        let started = || panic!("one answers");
-        assert!(keeper.keep(1, held.as_fd(), started).unwrap().is_none());
-        let files: Vec<OwnedFd> = (0..3).map(|_| tempfile::tempfile().unwrap().into()).collect();
-        for (tag, file) in (10..).zip(&files) {
-            keeper.keep(tag, file.as_fd(), started).unwrap();
-        }
-        assert_eq!(keeper.list().unwrap(), [1, 10, 11, 12]);
-        for (tag, file) in (10..).zip(&files) {
-            assert_eq!(inode(&keeper.take(tag).unwrap().unwrap()), inode(file));
-            assert_eq!(inode(&keeper.take(tag).unwrap().unwrap()), inode(file), "it keeps what it gives");
-        }
-        keeper.drop(11).unwrap();
-        assert!(keeper.take(11).unwrap().is_none());
-        assert_eq!(keeper.list().unwrap(), [1, 10, 12]);
-    }
-
-    /// Two attaches at once had started two keepers: the second one took the first one's socket away.
-    #[test]
-    fn a_run_directory_has_one_keeper() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::of(dir.path());
-        let (lock, listener) = listen(keeper.socket(), Duration::ZERO).unwrap();
-        thread::spawn(move || serve(&listener));
-        let file: OwnedFd = tempfile::tempfile().unwrap().into();
-        keeper.keep(1, file.as_fd(), || panic!("one answers")).unwrap();
-        let second = listen(keeper.socket(), Duration::from_millis(20));
-        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        assert_eq!(keeper.list().unwrap(), [1], "the first one is reached");
-        drop(lock);
-        listen(keeper.socket(), Duration::ZERO).unwrap();
-    }
-
-    /// An answer that was cut off had counted as "nothing is kept": mounted devices were cleared.
-    #[test]
-    fn a_failed_question_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::of(dir.path());
-        let listener = UnixListener::bind(keeper.socket()).unwrap();
-        thread::spawn(move || while listener.accept().is_ok() {});
-        assert!(keeper.list().is_err() && keeper.take(1).is_err() && keeper.drop(1).is_err());
-    }
-
-    #[test]
-    fn an_answer_without_its_file_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::of(dir.path());
-        let listener = UnixListener::bind(keeper.socket()).unwrap();
-        thread::spawn(move || {
-            for status in [FAILED, DONE] {
-                let (mut stream, _) = listener.accept().unwrap();
-                stream.read_exact(&mut [0; REQUEST_BYTES]).unwrap();
-                stream.write_all(&[status]).unwrap();
-            }
-        });
-        assert!(keeper.take(1).is_err(), "the keeper could not give it");
-        assert!(keeper.take(1).is_err(), "it did not arrive");
-    }
-
-    #[test]
-    fn a_question_that_fails_has_a_status() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = started(dir.path());
-        // Without it the keeper would end with the process of this test.
-        let held: OwnedFd = tempfile::tempfile().unwrap().into();
-        keeper.keep(1, held.as_fd(), || panic!("one answers")).unwrap();
-        let (status, ..) = keeper.ask(b'K', 1, None).unwrap();
-        assert_eq!(status, FAILED);
-    }
-
-    #[test]
-    fn without_a_keeper_nothing_is_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::of(dir.path());
-        assert!(keeper.take(1).unwrap().is_none() && keeper.list().unwrap().is_empty());
-        keeper.drop(1).unwrap();
-    }
-}
+mod tests;

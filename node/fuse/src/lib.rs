@@ -17,7 +17,7 @@ pub mod protocol;
 mod queue;
 
 pub use connection::{FUSE_PATH, FuseConnection};
-pub use keeper::Keeper;
+pub use keeper::{Keeper, KeeperEvent, KeeperWatch, is_absent};
 pub use limit::DEPTH;
 pub use loop_device::{LOOP_CONTROL_PATH, LoopCommand, LoopDevice, file_name};
 pub use queue::{FuseCommand, FuseFault, FuseQueue};

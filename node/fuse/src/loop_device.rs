@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::connection::FuseConnection;
 use crate::keeper::note_end;
-use crate::limit::MAX_REQUEST_BYTES;
+use crate::protocol::MAX_IO_BYTES;
 
 /// The device by which loop devices are made.
 pub const LOOP_CONTROL_PATH: &str = "/dev/loop-control";
@@ -44,6 +44,7 @@ mod kernel {
     pub(super) const CLR_FD: libc::c_ulong = 0x4C01;
     pub(super) const SET_STATUS64: libc::c_ulong = 0x4C04;
     pub(super) const GET_STATUS64: libc::c_ulong = 0x4C05;
+    pub(super) const SET_CAPACITY: libc::c_ulong = 0x4C07;
     pub(super) const CONFIGURE: libc::c_ulong = 0x4C0A;
     pub(super) const CTL_GET_FREE: libc::c_ulong = 0x4C82;
     pub(super) const FLAG_AUTO_CLEAR: u32 = 4;
@@ -125,14 +126,8 @@ impl LoopDevice {
     }
 
     fn find_in(devices: &Path, number: u32) -> io::Result<Option<Self>> {
-        let file = devices.join(format!("loop{number}/loop/backing_file"));
-        match fs::read_to_string(file) {
-            Ok(name) => Ok(tag_of(&name).map(|tag| Self { number, tag })),
-            // It has no file, or is just losing it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let name = file_of(devices, number)?;
+        Ok(name.and_then(|name| tag_of(&name)).map(|tag| Self { number, tag }))
     }
 
     /// Its path.
@@ -207,21 +202,54 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// True once the device has no file of this tag any more; looks for at most `within`. Its queue is then
+    /// Makes the device as large as its file, as the kernel knows it ([`FuseConnection::grow`]). `program`
+    /// becomes [`LoopCommand::run`]: the kernel may ask the server of the file.
+    ///
+    /// # Errors
+    /// The kernel's, or that of the program.
+    pub fn grow(self, mut program: Command) -> io::Result<()> {
+        program.args([GROW, &self.number.to_string(), &file_name(self.tag)]);
+        wait(start(without_input(program))?, WITHIN)
+    }
+
+    /// True once the kernel has released the file of this tag; looks for at most `within`. Its queue is then
     /// as it was before it was bound.
     ///
     /// # Errors
     /// The kernel's.
     pub fn await_cleared(self, within: Duration) -> io::Result<bool> {
         let begun = Instant::now();
-        while Self::find(self.number)? == Some(self) {
+        while self.is_bound_in(Path::new(BLOCK_DEVICES))? {
             if begun.elapsed() >= within {
                 return Ok(false);
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        untune(Path::new(BLOCK_DEVICES), self.number);
+        Self::restore_queue(self.number);
         Ok(true)
+    }
+
+    /// Gives a device that no program has bound the attributes with which the kernel makes one, where they
+    /// are still ours.
+    pub fn restore_queue(number: u32) {
+        untune(Path::new(BLOCK_DEVICES), number);
+    }
+
+    /// True until the kernel has released the file: it takes the name away first, and the attributes of the
+    /// file, which the queue's must follow, later.
+    fn is_bound_in(self, devices: &Path) -> io::Result<bool> {
+        let name = file_of(devices, self.number)?;
+        Ok(name.is_some_and(|name| name.trim().is_empty() || tag_of(&name) == Some(self.tag)))
+    }
+}
+
+/// The name of a device's file, which is empty while the kernel releases it; `None` where it has none.
+fn file_of(devices: &Path, number: u32) -> io::Result<Option<String>> {
+    match fs::read_to_string(devices.join(format!("loop{number}/loop/backing_file"))) {
+        Ok(name) => Ok(Some(name)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -276,6 +304,7 @@ const BIND: &str = "bind";
 const CLEAR: &str = "clear";
 const CLEAR_UNUSED: &str = "clear-unused";
 const KEEP: &str = "keep";
+const GROW: &str = "grow";
 
 /// Commands about a loop device that a process of its own runs, by its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -290,6 +319,13 @@ pub enum LoopCommand {
         name: String,
         /// Fails where the device is claimed.
         unless_used: bool,
+    },
+    /// Makes the device of this number as large as its file, if that has this name.
+    Grow {
+        /// Its number.
+        number: u32,
+        /// The name of its file.
+        name: String,
     },
     /// Keeps the device of this number bound once the last program closes it, if its file has this name.
     Keep {
@@ -314,6 +350,9 @@ impl LoopCommand {
             [keep, number, name] if keep == KEEP => {
                 Some(Self::Keep { number: number.parse().ok()?, name: name.clone() })
             }
+            [grow, number, name] if grow == GROW => {
+                Some(Self::Grow { number: number.parse().ok()?, name: name.clone() })
+            }
             _ => None,
         }
     }
@@ -333,6 +372,7 @@ impl LoopCommand {
                 clear(number, &name, unless_used).map(|()| String::new())
             }
             Self::Keep { number, name } => keep(number, &name).map(|()| String::new()),
+            Self::Grow { number, name } => grow(number, &name).map(|()| String::new()),
         }
     }
 }
@@ -403,7 +443,7 @@ fn tune(number: u32) -> io::Result<()> {
     let queue = queue_of(Path::new(BLOCK_DEVICES), number);
     set(&queue.join("scheduler"), "none")?;
     set(&queue.join(WRITEBACK), "0")?;
-    set(&queue.join(REQUEST_KIB), &(MAX_REQUEST_BYTES >> 10).to_string())
+    set(&queue.join(REQUEST_KIB), &(MAX_IO_BYTES >> 10).to_string())
 }
 
 /// Sets an attribute, if the kernel has it.
@@ -424,7 +464,7 @@ fn untune(devices: &Path, number: u32) {
     }
     let queue = queue_of(devices, number);
     for (attribute, ours, default) in
-        [(WRITEBACK, "0", "-1"), (REQUEST_KIB, &(MAX_REQUEST_BYTES >> 10).to_string()[..], "0")]
+        [(WRITEBACK, "0", "-1"), (REQUEST_KIB, &(MAX_IO_BYTES >> 10).to_string()[..], "0")]
     {
         let path = queue.join(attribute);
         if fs::read_to_string(&path).is_ok_and(|now| now.trim() == ours) {
@@ -457,6 +497,11 @@ fn keep(number: u32, name: &str) -> io::Result<()> {
     unless_unbound(request(&device, kernel::GET_STATUS64, (&raw mut status).addr()))?;
     status.flags &= !kernel::FLAG_AUTO_CLEAR;
     unless_unbound(request(&device, kernel::SET_STATUS64, (&raw const status).addr()))
+}
+
+fn grow(number: u32, name: &str) -> io::Result<()> {
+    let device = open_bound(number, name, 0)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
+    request(&device, kernel::SET_CAPACITY, 0).map(drop)
 }
 
 /// The device of this number, if its file has this name.
@@ -551,6 +596,25 @@ mod tests {
         assert_eq!(shown(), ["2000\n", "0"], "only what was ours is changed");
     }
 
+    /// The kernel takes the name away first: the queue kept our attributes, as its device still looked bound.
+    #[test]
+    fn a_device_is_cleared_once_the_kernel_has_released_its_file() {
+        let devices = tempfile::tempdir().unwrap();
+        let (device, file) =
+            (LoopDevice { number: 3, tag: 7 }, devices.path().join("loop3/loop/backing_file"));
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        for (name, is_bound) in [
+            (format!("/{}\n", file_name(7)), true),
+            (String::new(), true),
+            ("/images/other\n".to_owned(), false),
+        ] {
+            fs::write(&file, &name).unwrap();
+            assert_eq!(device.is_bound_in(devices.path()).unwrap(), is_bound, "{name:?}");
+        }
+        fs::remove_dir_all(file.parent().unwrap()).unwrap();
+        assert!(!device.is_bound_in(devices.path()).unwrap());
+    }
+
     /// It had stayed, with whatever it was to do, or as a zombie.
     #[test]
     fn a_process_that_takes_too_long_is_killed() {
@@ -573,6 +637,8 @@ mod tests {
         assert_eq!(of(&[CLEAR_UNUSED, "3", "x"]), Some(clear));
         let keep = LoopCommand::Keep { number: 3, name: "x".to_owned() };
         assert_eq!(of(&[KEEP, "3", "x"]), Some(keep));
+        let grow = LoopCommand::Grow { number: 3, name: "x".to_owned() };
+        assert_eq!(of(&[GROW, "3", "x"]), Some(grow));
         assert_eq!((of(&[CLEAR, "x", "x"]), of(&[])), (None, None));
     }
 }

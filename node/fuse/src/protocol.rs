@@ -26,8 +26,11 @@ pub const REQUEST_HEAD_BYTES: usize = 40;
 pub const REPLY_HEAD_BYTES: usize = 16;
 /// MessageBytes of a WRITE request before its data.
 pub const WRITE_HEAD_BYTES: usize = REQUEST_HEAD_BYTES + 40;
-/// The most bytes that a READ or a WRITE covers.
-pub const MAX_IO_BYTES: u32 = 1 << 20;
+/// The most bytes that a READ or a WRITE covers; longer requests of the device come in pieces of this
+/// length. A piece is also cut where it has more pages than [`MAX_PAGES_OF_REQUEST`], and memory of a program
+/// that is aligned to 512 bytes lies in one page more than its length says: with twice this length the pieces
+/// would be no multiple of a sector.
+pub const MAX_IO_BYTES: u32 = 512 << 10;
 /// The bit of `unique` that a request has which the kernel sends again.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
@@ -37,9 +40,11 @@ const MINOR: u32 = 40;
 const ROOT: u64 = 1;
 /// Node of the file.
 const FILE: u64 = 2;
-/// Seconds for which the kernel may use attributes that it knows: they never change.
+/// Seconds for which the kernel may use attributes that it knows: of a change it is told ([`grown`]).
 const VALID_SECONDS: u64 = 1 << 30;
 const PAGE_BYTES: u32 = 4096;
+/// The most that the kernel has without a change of its settings.
+const MAX_PAGES_OF_REQUEST: u16 = 256;
 
 const ASYNC_READ: u64 = 1 << 0;
 const BIG_WRITES: u64 = 1 << 5;
@@ -51,6 +56,7 @@ const HAS_RESEND: u64 = 1 << 39;
 const FOPEN_DIRECT_IO: u32 = 1 << 0;
 const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
+const NOTIFY_STORE: i32 = 4;
 const NOTIFY_RESEND: i32 = 7;
 
 mod opcode {
@@ -229,6 +235,16 @@ pub fn resend() -> [u8; REPLY_HEAD_BYTES] {
     reply_head(0, -NOTIFY_RESEND, 0)
 }
 
+/// The notification by which the kernel learns that the file has grown to this length: a byte is stored at
+/// its new end, in the cache of the file's pages, which no request of the device reads.
+#[must_use]
+pub fn grown(len_bytes: u64) -> Vec<u8> {
+    let mut body = MessageBytes::default();
+    body.u64(FILE).u64(len_bytes.saturating_sub(1)).u32(1).u32(0).bytes(&[0]);
+    let head = reply_head(0, -NOTIFY_STORE, body.0.len() as u32);
+    [&head[..], &body.0].concat()
+}
+
 /// The body of the reply to a WRITE of which all was written.
 #[must_use]
 pub fn written(len_bytes: u32) -> [u8; 8] {
@@ -301,7 +317,7 @@ impl FuseFile {
         let mut body = MessageBytes::default();
         body.u32(MAJOR).u32(MINOR).u32(readahead_bytes).u32(flags as u32);
         body.u16(self.max_background).u16(self.max_background).u32(MAX_IO_BYTES).u32(1);
-        body.u16((MAX_IO_BYTES / PAGE_BYTES) as u16).u16(0).u32((flags >> 32) as u32);
+        body.u16(MAX_PAGES_OF_REQUEST).u16(0).u32((flags >> 32) as u32);
         body.0.resize(64, 0);
         Ok(body.0)
     }

@@ -12,11 +12,13 @@
 //! A tag is a buffer, laid out so that the data of a WRITE is aligned for the local disk:
 //!
 //! ```text
-//! 0           4016                4096                    4096 + 1 MiB
+//! 0           4016                4096                    4096 + 512 KiB
 //! +-----------+-------------------+-----------------------+
 //! | unused    | head of a request | data                  |
 //! +-----------+-------------------+-----------------------+
 //! ```
+//!
+//! A WRITE-ZEROES of a large range is handed out in pieces, one after the other, and answered after the last.
 //!
 //! *Owns*: the tags, their buffers, the numbers by which the kernel knows their requests.
 //! *Runs on*: the ring thread. Two system calls for a request: its read and its answer.
@@ -35,7 +37,7 @@ use holdfast_ublk::{DeviceRequest, Operation, QueueError, RequestPart};
 use io_uring::{opcode, types};
 
 use crate::connection::FuseConnection;
-use crate::limit::{DEPTH, MAX_REQUEST_BYTES};
+use crate::limit::{DEPTH, MAX_ZEROES_BYTES};
 use crate::protocol::{
     FileSpan, FuseFile, FuseMessage, FuseRequest, MAX_IO_BYTES, Malformed, WRITE_HEAD_BYTES, parse,
     reply_head, resend, written,
@@ -44,8 +46,6 @@ use crate::protocol::{
 /// Place of the data in a buffer, in bytes.
 const DATA_AT: usize = 4096;
 const STRIDE: usize = DATA_AT + MAX_IO_BYTES as usize;
-/// Bytes of a buffer that requests of a device use.
-const PREPARED_BYTES: usize = DATA_AT + MAX_REQUEST_BYTES as usize;
 /// Time between a read of requests that failed and the next one.
 static PAUSE: types::Timespec = types::Timespec::new().nsec(20_000_000);
 
@@ -65,7 +65,7 @@ enum FuseStep {
     Poll,
     /// It lets time pass before the next look for requests.
     Pause,
-    /// It ends the wait, or has the owner look again.
+    /// It ends the wait, or has the owner look again, as for the next piece of a request.
     Look,
 }
 
@@ -93,6 +93,10 @@ pub struct FuseQueue<K> {
     uniques: Vec<u64>,
     /// The tags without a request; the last is the next to be used.
     free: Vec<u16>,
+    /// What is left of the WRITE-ZEROES of each tag: first sector, number.
+    rests: Vec<(u64, u32)>,
+    /// The tags whose next piece is to be handed out.
+    continued: Vec<u16>,
     /// Operations of the queue itself in the ring.
     with_kernel: u16,
     is_polling: bool,
@@ -126,6 +130,8 @@ impl<K: Copy> FuseQueue<K> {
             buffers: Some(buffers),
             uniques: vec![0; DEPTH.into()],
             free: (0..DEPTH).rev().collect(),
+            rests: vec![(0, 0); DEPTH.into()],
+            continued: Vec::with_capacity(DEPTH.into()),
             with_kernel: 0,
             is_polling: false,
             must_pause: false,
@@ -194,6 +200,10 @@ impl<K: Copy> FuseQueue<K> {
     /// tag is free, the connection has ended, or a read failed ([`take_fault`](Self::take_fault)).
     pub fn next_request(&mut self) -> Option<DeviceRequest> {
         while !self.is_ended && !self.draining && !self.must_pause {
+            if let Some(tag) = self.continued.pop() {
+                let (start_sector, sectors) = self.rests[usize::from(tag)];
+                return Some(self.zeroes_piece(tag, start_sector, sectors));
+            }
             let &tag = self.free.last()?;
             let buffers = self.buffers.as_mut().expect("there are buffers until the queue is dropped");
             buffers.prepare(tag);
@@ -219,11 +229,16 @@ impl<K: Copy> FuseQueue<K> {
                     }
                 },
             };
+            // It grows while it is served.
+            self.file.len_bytes = self.connection.len_bytes();
             let taken = take(&self.file, &message[..len]);
             match taken {
                 TakenMessage::Request { unique, operation, start_sector, sectors } => {
                     self.free.pop();
                     self.uniques[usize::from(tag)] = unique;
+                    if operation == Operation::WriteZeroes {
+                        return Some(self.zeroes_piece(tag, start_sector, sectors));
+                    }
                     return Some(DeviceRequest::new(tag, operation, start_sector, sectors));
                 }
                 TakenMessage::Answer(answer) => self.connection.answer(&[&answer]),
@@ -231,6 +246,13 @@ impl<K: Copy> FuseQueue<K> {
             }
         }
         None
+    }
+
+    /// The first piece of what is left of a WRITE-ZEROES.
+    fn zeroes_piece(&mut self, tag: u16, start_sector: u64, sectors: u32) -> DeviceRequest {
+        let piece = sectors.min((MAX_ZEROES_BYTES / SECTOR_BYTES) as u32);
+        self.rests[usize::from(tag)] = (start_sector + u64::from(piece), sectors - piece);
+        DeviceRequest::new(tag, Operation::WriteZeroes, start_sector, piece)
     }
 
     /// Moves a part of a read request's memory out of a file: `operation` ends with the number of bytes
@@ -303,24 +325,37 @@ impl<K: Copy> FuseQueue<K> {
                 let body = written(len_bytes);
                 self.connection.answer(&[&reply_head(unique, 0, body.len() as u32), &body]);
             }
+            (Ok(()), Operation::WriteZeroes) if self.rests[usize::from(tag)].1 > 0 => {
+                // A successor is sent all of it again.
+                if !self.draining && !self.is_ended {
+                    self.continued.push(tag);
+                    return self.look_again(ring);
+                }
+            }
             (Ok(()), Operation::Flush | Operation::Discard | Operation::WriteZeroes) => {
                 self.connection.answer(&[&reply_head(unique, 0, 0)]);
             }
         }
         self.free.push(tag);
         if self.is_ended {
-            // So that the owner looks again whether all has come back.
-            self.with_kernel += 1;
-            let nothing = opcode::Nop::new().build();
-            // SAFETY: the entry names no memory.
-            unsafe { ring.push(nothing, FuseCommand { owner: self.owner, step: FuseStep::Look }.into()) };
+            // Has all come back?
+            self.look_again(ring);
         }
         self.poll(ring);
     }
 
+    /// Has the owner look again.
+    fn look_again<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
+        self.with_kernel += 1;
+        let nothing = opcode::Nop::new().build();
+        // SAFETY: the entry names no memory.
+        unsafe { ring.push(nothing, FuseCommand { owner: self.owner, step: FuseStep::Look }.into()) };
+    }
+
     /// From now on requests are left to the successor.
-    pub const fn drain(&mut self) {
+    pub fn drain(&mut self) {
         self.draining = true;
+        self.free.append(&mut self.continued);
     }
 
     /// Leaves a request to the successor, which is sent it again. Right only while no part of it is in
@@ -344,6 +379,7 @@ impl<K: Copy> FuseQueue<K> {
 
     /// Ends the wait for requests; its completion comes later.
     pub fn end<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
+        self.free.append(&mut self.continued);
         if std::mem::replace(&mut self.is_ended, true) || !self.is_polling {
             return;
         }
@@ -483,13 +519,13 @@ impl FuseBuffers {
         if std::mem::replace(&mut self.prepared[usize::from(tag)], true) {
             return;
         }
-        let address = self.at(tag, 0, PREPARED_BYTES);
+        let address = self.at(tag, 0, STRIDE);
         // SAFETY: the range lies in the mapping, and only its pages are touched, not their contents.
-        let locked = unsafe { libc::mlock(address.cast(), PREPARED_BYTES) };
+        let locked = unsafe { libc::mlock(address.cast(), STRIDE) };
         if locked != 0 {
             // Without the right to lock memory the pages are there at least. If that fails too, the read
             // makes them. SAFETY: as above.
-            unsafe { libc::madvise(address.cast(), PREPARED_BYTES, libc::MADV_POPULATE_WRITE) };
+            unsafe { libc::madvise(address.cast(), STRIDE, libc::MADV_POPULATE_WRITE) };
         }
     }
 

@@ -66,7 +66,7 @@ impl VolumeQueue {
     }
 
     /// From now on requests are left to the successor.
-    pub(crate) const fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         match self {
             Self::Ublk(queue) => queue.drain(),
             Self::Fuse(queue) => queue.drain(),

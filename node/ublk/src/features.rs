@@ -107,6 +107,17 @@ pub enum Unsupported {
         /// The missing part, and the fix.
         lack: &'static str,
     },
+    /// A part of FUSE is a process that does not run: the keeper of its connections.
+    #[error(
+        "devices without ublk need the keeper at {}, and {found}. Without it an end of the daemon would fail their requests; \
+         start the keeper (holdfast-node keeper), or load ublk_drv", socket.display()
+    )]
+    NoKeeper {
+        /// Its socket.
+        socket: std::path::PathBuf,
+        /// State of the keeper.
+        found: &'static str,
+    },
     /// No transport has this name.
     #[error("transport {name:?} is unknown; use \"zero-copy\", \"user-copy\" or \"fuse\"")]
     UnknownTransport {
@@ -125,9 +136,11 @@ impl Unsupported {
             | Self::NoDriver
             | Self::NoFeatures { .. }
             | Self::MissingFeature { .. } => true,
-            Self::Release(_) | Self::NoAccess(_) | Self::NoFuse { .. } | Self::UnknownTransport { .. } => {
-                false
-            }
+            Self::Release(_)
+            | Self::NoAccess(_)
+            | Self::NoFuse { .. }
+            | Self::NoKeeper { .. }
+            | Self::UnknownTransport { .. } => false,
         }
     }
 }

@@ -92,6 +92,23 @@ async fn only_an_instance_with_a_name_is_handed_over_to() {
     assert_eq!(handoff.agreed().await, "pod-2".parse().unwrap());
 }
 
+/// The daemon has the only use of their connections: an end fails requests.
+#[tokio::test]
+async fn nothing_is_handed_over_while_devices_have_no_keeper() {
+    let (fake, handoff) = (Fake::default(), Handoff::unnamed());
+    let (stores, permissions) = (KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
+    let api = Api::new(fake.clone(), stores, permissions, handoff.clone());
+    let ask = || api.hand_over(Request::new(HandOverRequest { instance: "pod-2".to_owned() }));
+    fake.set_unkept_devices(2);
+    let refused = ask().await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("2 devices without ublk have no keeper"), "{}", refused.message());
+    let waits = tokio::time::timeout(Duration::from_millis(20), handoff.agreed()).await;
+    assert!(waits.is_err(), "the daemon serves on");
+    fake.set_unkept_devices(0);
+    ask().await.unwrap();
+}
+
 /// It was frozen in the VolumeAttachment, and allowed to format at every later attach.
 #[tokio::test]
 async fn a_permission_to_format_is_for_one_attach() {

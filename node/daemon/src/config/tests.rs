@@ -66,23 +66,30 @@ fn fuse_is_taken_only_where_ublk_cannot_serve() {
     assert!(matches!(TransportChoice::Auto.among(none(), no), Err(Unsupported::NoDriver)));
     let forbidden = || Err(Unsupported::NoAccess(std::io::ErrorKind::PermissionDenied.into()));
     assert!(TransportChoice::Auto.among(forbidden(), yes).is_err(), "a driver that is there is no other way");
-    assert!(TransportChoice::AutoUblk.among(none(), yes).is_err());
+    let no_keeper = || Err(Unsupported::NoKeeper { socket: "/run/x".into(), found: "none serves" });
+    assert!(
+        matches!(TransportChoice::Auto.among(none(), no_keeper), Err(Unsupported::NoKeeper { .. })),
+        "the keeper is what is missing, and not a driver"
+    );
+    assert_eq!(TransportChoice::Auto.among(ublk(), no_keeper).unwrap(), Transport::ZeroCopy);
     assert_eq!(TransportChoice::Only(Transport::Fuse).among(ublk(), yes).unwrap(), Transport::Fuse);
     assert!(TransportChoice::Only(Transport::UserCopy).among(none(), yes).is_err());
 }
 
-/// A pod on a node without ublk had served by FUSE, and its devices had failed with it.
+/// What a daemon of Kubernetes starts ends with its pod: a keeper of its own would end with it, and with the
+/// keeper the devices.
 #[test]
-fn fuse_is_for_a_daemon_without_kubernetes() {
-    let transport = |kubernetes: bool, value| {
+fn a_daemon_of_kubernetes_starts_no_keeper() {
+    let of = |kubernetes: bool, value| {
         let minimal = if kubernetes { "kubernetes = true\n[node]\nname = \"a\"\n" } else { MINIMAL };
-        parse(minimal, &[("HOLDFAST_TRANSPORT", value)]).map(|config| config.node.transport)
+        let config = parse(minimal, &[("HOLDFAST_TRANSPORT", value)]).unwrap();
+        (config.node.transport, config.node.keeper)
     };
-    assert_eq!(transport(false, "auto").unwrap(), TransportChoice::Auto);
-    assert_eq!(transport(false, "fuse").unwrap(), TransportChoice::Only(Transport::Fuse));
-    assert_eq!(transport(true, "auto").unwrap(), TransportChoice::AutoUblk);
-    let refused = transport(true, "fuse").unwrap_err().to_string();
-    assert!(refused.contains("Kubernetes cannot use") && refused.contains("write auto"), "{refused}");
+    let only = TransportChoice::Only(Transport::Fuse);
+    assert_eq!(of(false, "auto"), (TransportChoice::Auto, KeeperStart::ByDaemon));
+    assert_eq!(of(false, "fuse"), (only, KeeperStart::ByDaemon));
+    assert_eq!(of(true, "auto"), (TransportChoice::Auto, KeeperStart::Outside));
+    assert_eq!(of(true, "fuse"), (only, KeeperStart::Outside));
 }
 
 /// The file, the environment, and parts of the error.

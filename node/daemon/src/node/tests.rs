@@ -69,6 +69,7 @@ impl Dirs {
             run_dir: self.run.path().to_owned(),
             ring_threads: 1,
             transport: TransportChoice::Auto,
+            keeper: KeeperStart::ByDaemon,
             slab_bytes: 8 << 20,
             cache_bytes: None,
             seal_bytes: 4 << 20,

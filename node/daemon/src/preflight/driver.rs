@@ -97,6 +97,7 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
                 | Unsupported::NoFeatures { .. }
                 | Unsupported::MissingFeature { .. }
                 | Unsupported::NoFuse { .. }
+                | Unsupported::NoKeeper { .. }
                 | Unsupported::UnknownTransport { .. } => chain(unsupported),
             };
             let fix = fix(unsupported, facts.module);
@@ -129,6 +130,7 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
         Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
         Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
         Unsupported::NoFuse { .. } => "boot Linux 6.9 or newer, and load the modules fuse and loop",
+        Unsupported::NoKeeper { .. } => "run `holdfast-node keeper`, as a pod of its own",
         Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy, user-copy or fuse",
     }
 }
@@ -154,7 +156,7 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
     // A driver that answers has a transport, or is too old for FUSE too.
     let fuse = || Err(Unsupported::NoDriver);
     match (choice.among(Ok(features.clone()), fuse), choice) {
-        (Ok(transport @ Transport::UserCopy), TransportChoice::Auto | TransportChoice::AutoUblk) => {
+        (Ok(transport @ Transport::UserCopy), TransportChoice::Auto) => {
             let why = features.check(Transport::ZeroCopy).err().map(|refusal| chain(&refusal));
             let found = format!(
                 "{transport}. Each request is copied once more: {}",
@@ -162,13 +164,11 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
             );
             Check::warn(NAME, found, "boot Linux 6.17 or newer for zero-copy")
         }
-        (Ok(transport), TransportChoice::Auto | TransportChoice::AutoUblk) => {
-            Check::pass(NAME, transport.name())
-        }
+        (Ok(transport), TransportChoice::Auto) => Check::pass(NAME, transport.name()),
         (Ok(transport), TransportChoice::Only(_)) => {
             Check::pass(NAME, format!("{transport}, as data.transport asks for"))
         }
-        (Err(refusal), TransportChoice::Auto | TransportChoice::AutoUblk) => {
+        (Err(refusal), TransportChoice::Auto) => {
             Check::fail(NAME, chain(&refusal), "boot Linux 6.12 or newer")
         }
         (Err(refusal), TransportChoice::Only(asked)) => {

@@ -15,7 +15,7 @@ use super::io_uring::RingFacts;
 use super::memory::MemoryFacts;
 use super::store::Unfit;
 use super::*;
-use crate::node::{CacheRoom, NodeConfig, NodeError, StateDisk, TransportChoice};
+use crate::node::{CacheRoom, KeeperStart, NodeConfig, NodeError, StateDisk, TransportChoice};
 
 /// Bits of `linux/ublk_cmd.h`: what every device needs, the two transports, growth, no look for partitions.
 const REQUIRED: u64 = 1 << 3 | 1 << 4 | 1 << 6;
@@ -163,11 +163,10 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     let checks = driver::check(&facts_of_pod, TransportChoice::Auto);
     assert_eq!(checks.len(), 1, "the driver may be there: {checks:?}");
     holds(&checks[0], "FAIL", &["Permission denied"]);
-    for ublk in [TransportChoice::Only(Transport::UserCopy), TransportChoice::AutoUblk] {
-        let observed = DriverFacts::observe(None, true, ublk);
-        assert!(observed.fuse.is_none(), "nothing of FUSE is opened");
-        holds(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
-    }
+    let ublk = TransportChoice::Only(Transport::UserCopy);
+    let observed = DriverFacts::observe(None, true, ublk);
+    assert!(observed.fuse.is_none(), "nothing of FUSE is opened");
+    holds(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
 }
 
 #[test]
@@ -266,6 +265,7 @@ fn node() -> NodeConfig {
         run_dir: "/run/holdfast".into(),
         ring_threads: 1,
         transport: TransportChoice::Auto,
+        keeper: KeeperStart::ByDaemon,
         slab_bytes: 16 << 20,
         cache_bytes: None,
         seal_bytes: 64 << 20,

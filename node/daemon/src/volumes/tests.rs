@@ -37,6 +37,7 @@ pub(crate) struct Fake {
 #[derive(Debug, Default)]
 struct Inner {
     created: BTreeMap<VolumeId, Content>,
+    unkept_devices: usize,
     attached: BTreeMap<VolumeId, NodeVolumeStatus>,
     requests: Vec<AttachRequest>,
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
@@ -55,6 +56,11 @@ struct Inner {
 }
 
 impl Fake {
+    /// So many devices have no keeper.
+    pub(crate) fn set_unkept_devices(&self, devices: usize) {
+        self.inner.lock().unkept_devices = devices;
+    }
+
     /// Serves this volume.
     pub(crate) fn put(&self, status: NodeVolumeStatus) {
         self.inner.lock().attached.insert(status.volume.clone(), status);
@@ -420,6 +426,10 @@ impl Volumes for Fake {
 
     fn memory_use(&self) -> MemoryUse {
         MemoryUse::default()
+    }
+
+    fn unkept_devices(&self) -> usize {
+        self.inner.lock().unkept_devices
     }
 
     fn rings(&self) -> Vec<RingStatus> {

@@ -194,6 +194,72 @@ fn what_is_not_of_the_device_is_refused() {
     assert_eq!(fixture.answer(), Some((8, -libc::EINVAL, Vec::new())));
 }
 
+/// Zeros of 4 GiB were one turn of the ring thread.
+#[test]
+fn zeros_of_a_large_range_are_written_in_pieces() {
+    let mut fixture = Fixture::new();
+    fixture.queue.connection.grow(8 << 30).unwrap();
+    assert_eq!(fixture.answer().map(|(unique, code, _)| (unique, code)), Some((0, 4)));
+    fixture.allocate(1, 4096, (2 << 30) + 4096, PUNCH);
+    for (start, sectors) in [(1, 1 << 18), (1 + (1 << 18), 1 << 18), (1 + (2 << 18), 1)] {
+        fixture.turn();
+        let request = fixture.queue.next_request().unwrap();
+        let found = (request.operation(), request.start_sector(), request.sectors());
+        assert_eq!(found, (super::Operation::WriteZeroes, start, sectors));
+        assert!(fixture.queue.next_request().is_none(), "one piece at a time");
+        assert_eq!((fixture.answer(), fixture.queue.requests_with_owner()), (None, 1));
+        fixture.complete(request, Ok(()));
+    }
+    assert_eq!(fixture.answer(), Some((1, 0, Vec::new())));
+    fixture.allocate(2, 0, 4 << 30, PUNCH);
+    let request = fixture.queue.next_request().unwrap();
+    fixture.complete(request, Err(Errno::ENOSPC));
+    assert_eq!(fixture.answer(), Some((2, -libc::ENOSPC, Vec::new())), "no further piece");
+    assert_eq!(fixture.queue.requests_with_owner(), 0);
+}
+
+/// The successor is sent all of it again.
+#[test]
+fn a_draining_or_ended_queue_begins_no_further_piece() {
+    for ends in [false, true] {
+        let mut fixture = Fixture::new();
+        fixture.queue.connection.grow(8 << 30).unwrap();
+        fixture.answer();
+        fixture.allocate(1, 0, 2 << 30, PUNCH);
+        fixture.allocate(2, 0, 2 << 30, PUNCH);
+        let [first, second] = [(); 2].map(|()| fixture.queue.next_request().unwrap());
+        fixture.complete(first, Ok(()));
+        if ends {
+            fixture.queue.end(&mut fixture.ring);
+        } else {
+            fixture.queue.drain();
+        }
+        fixture.complete(second, Ok(()));
+        assert_eq!(fixture.answer(), None);
+        assert!(fixture.queue.next_request().is_none());
+        assert_eq!(fixture.queue.requests_with_owner(), 0);
+    }
+}
+
+/// The kernel is told the new size, and its requests there are served.
+#[test]
+fn a_grown_file_is_served_to_its_new_end() {
+    let mut fixture = Fixture::new();
+    let (end, grown) = (SECTORS * SECTOR_BYTES, 2 * SECTORS * SECTOR_BYTES);
+    fixture.queue.connection.grow(grown).unwrap();
+    let stored = [&2u64.to_ne_bytes()[..], &(grown - 1).to_ne_bytes(), &1u32.to_ne_bytes(), &[0; 5]].concat();
+    assert_eq!(fixture.answer(), Some((0, 4, stored)));
+    fixture.ask_span(READ, 1, end, &[], 4096);
+    let request = fixture.queue.next_request().unwrap();
+    assert_eq!(request.start_sector(), SECTORS);
+    fixture.complete(request, Err(Errno::EIO));
+    assert_eq!(fixture.answer(), Some((1, -libc::EIO, Vec::new())));
+    fixture.ask(3, 2, &[0; 16]);
+    assert!(fixture.queue.next_request().is_none());
+    let (_, _, attributes) = fixture.answer().unwrap();
+    assert_eq!(attributes[24..32], grown.to_ne_bytes(), "the kernel may ask for it");
+}
+
 /// The loop driver punches a hole where the block layer wants zeros that may be freed.
 #[test]
 fn each_way_to_free_a_range_writes_zeros() {
@@ -329,14 +395,13 @@ fn the_pages_of_a_buffer_are_there_before_its_first_read() {
     assert!(fixture.queue.next_request().is_none());
     let buffers = fixture.queue.buffers.as_ref().unwrap();
     let resident = |tag| {
-        let mut pages = [0u8; PREPARED_BYTES / 4096];
+        let mut pages = [0u8; STRIDE / 4096];
         // SAFETY: the range lies in the mapping, and there is a byte for each of its pages.
-        let seen =
-            unsafe { libc::mincore(buffers.at(tag, 0, STRIDE).cast(), PREPARED_BYTES, pages.as_mut_ptr()) };
+        let seen = unsafe { libc::mincore(buffers.at(tag, 0, STRIDE).cast(), STRIDE, pages.as_mut_ptr()) };
         assert_eq!(seen, 0);
         pages.iter().filter(|&&page| page & 1 == 1).count()
     };
     let next = *fixture.queue.free.last().unwrap();
-    assert_eq!(resident(next), PREPARED_BYTES / 4096);
+    assert_eq!(resident(next), STRIDE / 4096);
     assert_eq!(resident(next + 1), 0, "a tag that was never used has no memory");
 }

@@ -1,27 +1,25 @@
-//! Devices without ublk: connections of FUSE with a loop device on each, and the keeper of the connections.
+//! Devices without ublk: connections of FUSE with a loop device on each.
 //!
-//! Owns: the connections of this process by tag, the server's lock, the way to the keeper.
+//! Owns: the order in which connections, loop devices and the keeper follow each other, the server's lock.
+//! Does not own: the way to the keeper (`kept_connections.rs`).
 //! Runs on: threads that may block, but never on requests of the daemon's own devices: what may wait for
 //! those is a process of its own ([`LoopCommand`](holdfast_fuse::LoopCommand)).
 //! Invariants: the keeper has a connection from before its device is bound until after that is cleared; a
 //! recovery begins once the ring of the last server has gone, with its writes to the local files.
-//! On failure: the end of the keeper is noted, and another one gets all connections.
+//! On failure: an attach that fails leaves nothing; a detach may be called again.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use holdfast_fuse::{
-    DEPTH, FUSE_PATH, FuseConnection, FuseQueue, Keeper, LOOP_CONTROL_PATH, LoopDevice, file_name,
-};
+use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_fuse::{DEPTH, FUSE_PATH, FuseConnection, FuseQueue, LOOP_CONTROL_PATH, LoopDevice, file_name};
 use holdfast_serve::{OpenQueues, VolumeQueue};
-use holdfast_service::chain;
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders,
@@ -29,12 +27,11 @@ use holdfast_ublk::{
 };
 use parking_lot::Mutex;
 
+use super::kept_connections::{KeeperStart, KeptConnections};
 use crate::node::QUEUE_DEPTH;
 
 /// The command of the daemon's own program that binds or clears a loop device.
 pub(crate) const LOOP_DEVICE: &str = "loop-device";
-/// The same that becomes the keeper.
-pub(crate) const KEEPER: &str = "keeper";
 /// The program of this process, also after an upgrade has replaced its file.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The file in the run directory that a server holds locked until its ring has gone.
@@ -43,14 +40,11 @@ const MAX_PARTITIONS: &str = "/sys/module/loop/parameters/max_part";
 /// The longest wait for the lock where no device is recovered.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Time between two tries to start a keeper.
-const KEEPER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// The longest wait for programs that open a device only for a moment, as udev does.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 const CLEARED_WITHIN: Duration = Duration::from_secs(1);
-const MAX_IO_BYTES: u32 = holdfast_fuse::protocol::MAX_IO_BYTES;
-// A device of this version has the same shape with each transport.
-const _: () = assert!(DEPTH == QUEUE_DEPTH && MAX_IO_BYTES == holdfast_engine::limit::MAX_IO_BYTES);
+// A device of this version has the same shape with each transport; longer requests come in pieces.
+const _: () = assert!(DEPTH == QUEUE_DEPTH && holdfast_fuse::protocol::MAX_IO_BYTES <= MAX_IO_BYTES);
 
 /// Fails where the kernel cannot serve devices by FUSE.
 ///
@@ -83,40 +77,38 @@ fn reads_partitions(max_partitions: io::Result<String>) -> bool {
 pub(in crate::node) struct FuseDevices(Arc<FuseInner>);
 
 struct FuseInner {
-    keeper: Keeper,
-    /// Held while the keeper is given a connection or loses one, and while it is replaced: what it holds
-    /// follows what this process holds, and one thread at a time starts a keeper.
-    keeping: Mutex<()>,
+    connections: KeptConnections,
     lock_path: PathBuf,
-    state: Mutex<FuseState>,
-}
-
-#[derive(Default)]
-struct FuseState {
-    lock: Option<Arc<File>>,
-    connections: BTreeMap<u64, FuseConnection>,
-    /// The connections of these that a keeper has which was not told to end.
-    kept: BTreeSet<u64>,
-    is_watching: bool,
+    /// The server's lock, once it has it.
+    lock: Mutex<Option<Arc<File>>>,
 }
 
 impl FuseDevices {
     /// Those with connections that the keeper of a run directory holds.
-    pub(in crate::node) fn new(run_dir: &Path) -> Self {
+    pub(in crate::node) fn new(run_dir: &Path, starts: KeeperStart) -> Self {
         Self(Arc::new(FuseInner {
-            keeper: Keeper::of(run_dir),
-            keeping: Mutex::default(),
+            connections: KeptConnections::new(run_dir, starts),
             lock_path: run_dir.join(LOCK),
-            state: Mutex::default(),
+            lock: Mutex::default(),
         }))
+    }
+
+    /// Fails where no device can be added: the kernel lacks a part, or a keeper that another process runs
+    /// does not serve, or is about to end.
+    ///
+    /// # Errors
+    /// Those of [`probe`]; [`Unsupported::NoKeeper`].
+    pub(in crate::node) fn check(&self) -> Result<(), Unsupported> {
+        probe()?;
+        self.0.connections.check()
     }
 
     /// Has the keeper close connections whose device was never bound, or is gone.
     pub(in crate::node) fn sweep(&self) {
-        let swept = self.0.keeper.list().and_then(|tags| {
+        let swept = self.0.connections.keeper().list().and_then(|tags| {
             let bound = LoopDevice::list()?;
             let unbound = tags.into_iter().filter(|tag| bound.iter().all(|device| device.tag != *tag));
-            unbound.into_iter().try_for_each(|tag| self.0.keeper.drop(tag))
+            unbound.into_iter().try_for_each(|tag| self.0.connections.keeper().drop(tag))
         });
         if let Err(error) = swept {
             tracing::warn!(%error, "connections of FUSE without a device were not closed");
@@ -131,7 +123,7 @@ impl FuseDevices {
 
     pub(in crate::node) fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
         let device = loop_device(id)?;
-        let is_ours = self.0.state.lock().connections.contains_key(&device.tag);
+        let is_ours = self.0.connections.get(device.tag).is_some();
         let state = if is_ours {
             DeviceState::Live
         } else if self.is_kept(device.tag)? {
@@ -145,13 +137,14 @@ impl FuseDevices {
 
     /// True if the keeper has a connection, or another server lives, which may have it.
     fn is_kept(&self, tag: u64) -> Result<bool, ControlError> {
-        let is_listed = || self.0.keeper.list().map(|tags| tags.contains(&tag)).map_err(self.unreachable());
+        let is_listed =
+            || self.0.connections.keeper().list().map(|tags| tags.contains(&tag)).map_err(self.unreachable());
         // That server may have replaced the keeper before it ended, so the keeper is asked again.
         Ok(is_listed()? || self.other_server_lives()? || is_listed()?)
     }
 
     fn other_server_lives(&self) -> Result<bool, ControlError> {
-        if self.0.state.lock().lock.is_some() {
+        if self.0.lock.lock().is_some() {
             return Ok(false);
         }
         let path = &self.0.lock_path;
@@ -176,7 +169,11 @@ impl FuseDevices {
         let lock = self.lock(LOCK_WITHIN)?.ok_or_else(|| self.still_locked())?;
         let opened = FuseConnection::open_device().map_err(file(FUSE_PATH, "opened"))?;
         let connection = FuseConnection::new(opened, lock, file_name(tag), spec.sectors * SECTOR_BYTES);
-        self.keep(tag, &connection).map_err(self.unreachable())?;
+        self.0
+            .connections
+            .keep(tag, &connection)
+            .map_err(self.unreachable())
+            .inspect_err(|_| self.0.connections.forget(tag))?;
         let bound = connection
             .mount()
             .and_then(|mount| LoopDevice::bind(own_program(LOOP_DEVICE), &connection, mount, tag));
@@ -186,7 +183,7 @@ impl FuseDevices {
                 Device::of(&info(LOOP_IDS + bound.number, DeviceState::Live, tag), spec.sectors, &expected)
             }
             Err(source) => {
-                self.forget(tag);
+                self.0.connections.forget(tag);
                 // The requests of one that is bound fail from here on.
                 drop(connection);
                 self.clear_unserved(tag);
@@ -207,7 +204,7 @@ impl FuseDevices {
     }
 
     pub(in crate::node) fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
-        let connection = self.0.state.lock().connections.get(&device.tag()).cloned();
+        let connection = self.0.connections.get(device.tag());
         let connection = connection.ok_or(ControlError::NotFound { id: device.id() })?;
         Ok(Box::new(move |ring, owner| {
             Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
@@ -216,6 +213,28 @@ impl FuseDevices {
 
     pub(in crate::node) fn sectors(&self, device: Device) -> Result<u64, ControlError> {
         sectors_of(loop_device(device.id())?)
+    }
+
+    /// Has the kernel learn that the file is larger, and the loop device with it.
+    pub(in crate::node) fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError> {
+        let connection = self.0.connections.get(device.tag());
+        let connection = connection.ok_or(ControlError::NotFound { id: device.id() })?;
+        let bound = of_tag(device)?;
+        connection.grow(sectors * SECTOR_BYTES).map_err(file(FUSE_PATH, "told the new size"))?;
+        bound.grow(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "grown"))?;
+        let found = sectors_of(bound)?;
+        if found == sectors {
+            return Ok(());
+        }
+        let seen = io::Error::other(format!("it has {found} sectors, not {sectors}"));
+        Err(file(bound.path(), "grown")(seen))
+    }
+
+    /// Gives a loop device that no program has bound since the attributes that the kernel gives to a new one.
+    pub(in crate::node) fn restore_queue(id: u32) {
+        if let Some(number) = id.checked_sub(LOOP_IDS) {
+            LoopDevice::restore_queue(number);
+        }
     }
 
     /// Waits until the last server's ring has gone, and takes the connection.
@@ -229,20 +248,17 @@ impl FuseDevices {
             let waited_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
             return Err(ControlError::StillHeld { id, state: DeviceState::Quiesced, waited_ms });
         };
-        let kept = self.0.keeper.take(tag).map_err(self.unreachable())?;
-        let kept = kept.ok_or(ControlError::NotFound { id })?;
         let len_bytes = sectors_of(loop_device(id)?)? * SECTOR_BYTES;
-        let connection = FuseConnection::new(kept.into(), lock, file_name(tag), len_bytes);
-        self.0.state.lock().connections.insert(tag, connection);
-        self.watch();
-        Ok(())
+        let open = |file| FuseConnection::new(file, lock, file_name(tag), len_bytes);
+        let taken = self.0.connections.take(tag, open).map_err(self.unreachable())?;
+        taken.ok_or(ControlError::NotFound { id })
     }
 
     /// Clears the device of all users: their requests fail.
     pub(in crate::node) fn stop(&self, device: Device) -> Result<(), ControlError> {
         let bound = of_tag(device)?;
         // The ring's use of the connection is the last one from here on.
-        self.forget(device.tag());
+        self.0.connections.forget(device.tag());
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))
     }
 
@@ -284,9 +300,12 @@ impl FuseDevices {
     }
 
     pub(in crate::node) fn delete(&self, device: Device) -> Result<(), ControlError> {
-        self.forget(device.tag());
+        self.0.connections.forget(device.tag());
         let bound = match of_tag(device) {
-            Err(ControlError::NotFound { .. }) => return Ok(()),
+            Err(ControlError::NotFound { .. }) => {
+                Self::restore_queue(device.id());
+                return Ok(());
+            }
             bound => bound?,
         };
         // It was never served, or a program opened it while it was cleared.
@@ -302,7 +321,7 @@ impl FuseDevices {
     fn lock(&self, within: Duration) -> Result<Option<Arc<File>>, ControlError> {
         let begun = Instant::now();
         let path = &self.0.lock_path;
-        if let Some(lock) = &self.0.state.lock().lock {
+        if let Some(lock) = &*self.0.lock.lock() {
             return Ok(Some(Arc::clone(lock)));
         }
         let opened = self.open_lock()?;
@@ -311,10 +330,10 @@ impl FuseDevices {
                 Ok(()) => break,
                 Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() >= within => {
                     // Another thread of this process may have it by now.
-                    return Ok(self.0.state.lock().lock.clone());
+                    return Ok(self.0.lock.lock().clone());
                 }
                 Err(std::fs::TryLockError::WouldBlock) => {
-                    if let Some(lock) = &self.0.state.lock().lock {
+                    if let Some(lock) = &*self.0.lock.lock() {
                         return Ok(Some(Arc::clone(lock)));
                     }
                     thread::sleep(LOOK_EVERY);
@@ -322,7 +341,7 @@ impl FuseDevices {
                 Err(std::fs::TryLockError::Error(source)) => return Err(file(path, "locked")(source)),
             }
         }
-        Ok(Some(Arc::clone(self.0.state.lock().lock.get_or_insert(Arc::new(opened)))))
+        Ok(Some(Arc::clone(self.0.lock.lock().get_or_insert(Arc::new(opened)))))
     }
 
     fn open_lock(&self) -> Result<File, ControlError> {
@@ -335,89 +354,13 @@ impl FuseDevices {
         file(&self.0.lock_path, "locked")(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Gives a new connection to the keeper, which is started where there is none.
-    fn keep(&self, tag: u64, connection: &FuseConnection) -> io::Result<()> {
-        let _alone = self.0.keeping.lock();
-        reap(self.0.keeper.keep(tag, connection.file(), || own_program(KEEPER))?);
-        self.0.state.lock().connections.insert(tag, connection.clone());
-        self.watch();
-        Ok(())
-    }
-
-    /// Closes a connection, but for its use by a ring.
-    fn forget(&self, tag: u64) {
-        let _alone = self.0.keeping.lock();
-        self.0.state.lock().connections.remove(&tag);
-        if let Err(error) = self.0.keeper.drop(tag) {
-            // The next start sweeps it.
-            tracing::warn!(%error, "the keeper did not close a connection of FUSE");
-        }
-    }
-
-    /// Starts another keeper whenever one ends, while there are connections.
-    fn watch(&self) {
-        if std::mem::replace(&mut self.0.state.lock().is_watching, true) {
-            return;
-        }
-        let devices = self.clone();
-        thread::spawn(move || {
-            while devices.await_keeper() {
-                if let Err(error) = devices.replace_keeper() {
-                    tracing::error!(
-                        error = chain(&error),
-                        "the keeper of FUSE connections does not run: an end of this daemon fails the requests to its devices"
-                    );
-                    thread::sleep(KEEPER_AGAIN_AFTER);
-                }
-            }
-        });
-    }
-
-    /// Waits until the keeper has ended. False if no connection is left that needs one.
-    fn await_keeper(&self) -> bool {
-        // An error is an end too.
-        drop(self.0.keeper.await_end());
-        let mut state = self.0.state.lock();
-        state.is_watching = !state.connections.is_empty();
-        state.is_watching
-    }
-
-    /// Gives the keeper the connections that it does not have, and starts one where there is none.
-    fn replace_keeper(&self) -> io::Result<()> {
-        let _alone = self.0.keeping.lock();
-        let kept = self.0.keeper.list()?;
-        let mut missing = self.0.state.lock().connections.clone();
-        missing.retain(|tag, _| !kept.contains(tag));
-        let mut is_new = false;
-        for (tag, connection) in &missing {
-            let started = self.0.keeper.keep(*tag, connection.file(), || own_program(KEEPER))?;
-            is_new |= started.is_some();
-            reap(started);
-        }
-        if is_new {
-            tracing::warn!(
-                connections = missing.len(),
-                "the keeper of FUSE connections had ended; started another"
-            );
-        }
-        Ok(())
-    }
-
     /// Number of connections of this process that no keeper has now.
     pub(in crate::node) fn unkept(&self) -> usize {
-        let state = self.0.state.lock();
-        state.connections.keys().filter(|tag| !state.kept.contains(tag)).count()
+        self.0.connections.unkept()
     }
 
     fn unreachable(&self) -> impl FnOnce(io::Error) -> ControlError + use<> {
-        file(self.0.keeper.socket().to_owned(), "used")
-    }
-}
-
-/// Notes the end of a child, whenever that is.
-fn reap(child: Option<Child>) {
-    if let Some(mut child) = child {
-        thread::spawn(move || drop(child.wait()));
+        file(self.0.connections.keeper().socket().to_owned(), "used")
     }
 }
 
@@ -468,6 +411,10 @@ fn file(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error
 mod tests {
     use super::*;
 
+    fn devices(run_dir: &tempfile::TempDir) -> FuseDevices {
+        FuseDevices::new(run_dir.path(), KeeperStart::Outside)
+    }
+
     /// The binding waited for the partitions, which are read before requests are answered.
     #[test]
     fn a_loop_module_that_reads_partitions_is_refused() {
@@ -480,11 +427,11 @@ mod tests {
     #[test]
     fn a_connection_may_be_with_another_server() {
         let run_dir = tempfile::tempdir().unwrap();
-        let (old, new) = (FuseDevices::new(run_dir.path()), FuseDevices::new(run_dir.path()));
+        let (old, new) = (devices(&run_dir), devices(&run_dir));
         assert!(!new.is_kept(1).unwrap(), "nothing has it");
         let lock = old.lock(Duration::ZERO).unwrap();
         assert!(new.is_kept(1).unwrap());
-        old.0.state.lock().lock = None;
+        *old.0.lock.lock() = None;
         drop(lock);
         assert!(!new.is_kept(1).unwrap());
     }

@@ -16,7 +16,8 @@ use holdfast_ublk::{
     QueueSpec, Transport, Unsupported, flush_from_outside,
 };
 
-use super::fuse::{self, FuseDevices};
+use super::fuse::FuseDevices;
+use super::kept_connections::KeeperStart;
 use super::udev::{UDEV, Udev};
 use crate::node::TransportChoice;
 use holdfast_serve::{OpenQueues, VolumeQueue};
@@ -63,6 +64,10 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn stop_unused(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the device.
     fn delete(&self, device: Device) -> Result<(), ControlError>;
+    /// Gives the number of a deleted device back as the kernel made it.
+    fn restore_number(&self, device: Device);
+    /// Fails where no device without ublk can be added.
+    fn check_fuse(&self) -> Result<(), Unsupported>;
     /// Number of devices without ublk that this process serves and whose connection no keeper has now: an end
     /// of this process fails their requests. It does not block.
     fn unkept_devices(&self) -> usize;
@@ -76,8 +81,8 @@ pub(in crate::node) struct Kernel {
 
 impl Kernel {
     /// Those of this host, for a daemon with this run directory. Nothing is written yet.
-    pub(in crate::node) fn of_this_host(run_dir: &Path) -> Self {
-        Self { udev: Udev::new(Path::new(UDEV)), fuse: FuseDevices::new(run_dir) }
+    pub(in crate::node) fn of_this_host(run_dir: &Path, keeper: KeeperStart) -> Self {
+        Self { udev: Udev::new(Path::new(UDEV)), fuse: FuseDevices::new(run_dir, keeper) }
     }
 
     /// Closes what an earlier daemon left of devices without ublk that it never bound.
@@ -99,7 +104,7 @@ impl Kernel {
 
 impl Devices for Kernel {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
-        choice.among(Features::probe(), fuse::probe)
+        choice.among(Features::probe(), || self.fuse.check())
     }
 
     fn list(&self) -> Result<Vec<u32>, ControlError> {
@@ -171,7 +176,7 @@ impl Devices for Kernel {
     fn can_resize(&self, transport: Transport) -> Result<bool, Unsupported> {
         match transport {
             Transport::ZeroCopy | Transport::UserCopy => Ok(Features::of_existing_devices()?.can_resize()),
-            Transport::Fuse => Ok(false),
+            Transport::Fuse => Ok(true),
         }
     }
 
@@ -181,8 +186,7 @@ impl Devices for Kernel {
 
     fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError> {
         if is_fuse(device) {
-            let rule = "cannot change while a device without ublk is served";
-            return Err(ControlError::Invalid { field: "sectors", rule });
+            return self.fuse.resize(device, sectors);
         }
         device.resize(sectors)
     }
@@ -238,6 +242,16 @@ impl Devices for Kernel {
         }
         self.udev.unmark(device.id(), device.tag());
         device.delete()
+    }
+
+    fn restore_number(&self, device: Device) {
+        if is_fuse(device) {
+            FuseDevices::restore_queue(device.id());
+        }
+    }
+
+    fn check_fuse(&self) -> Result<(), Unsupported> {
+        self.fuse.check()
     }
 
     fn unkept_devices(&self) -> usize {

@@ -79,7 +79,7 @@ impl Owner {
     /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not
     /// belong together; a file that cannot be used.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
-        let kernel = Kernel::of_this_host(&config.run_dir);
+        let kernel = Kernel::of_this_host(&config.run_dir, config.keeper);
         Self::wait_with(config, Arc::new(kernel)).await
     }
 

@@ -426,6 +426,12 @@ impl Devices for FakeKernel {
         })
     }
 
+    fn restore_number(&self, _device: Device) {}
+
+    fn check_fuse(&self) -> Result<(), Unsupported> {
+        Err(Unsupported::NoDriver)
+    }
+
     fn unkept_devices(&self) -> usize {
         0
     }

@@ -229,7 +229,10 @@ impl VolumeDevices {
 pub(in crate::node) fn await_number(kernel: &dyn Devices, device: Device) -> Deletion {
     match kernel.look(device.id()) {
         Ok(info) if info.tag == device.tag() => Deletion::Waits,
-        Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Deletion::Ended,
+        Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => {
+            kernel.restore_number(device);
+            Deletion::Ended
+        }
         Err(_unknown) => Deletion::Waits,
     }
 }

@@ -8,8 +8,8 @@ use holdfast_types::{Epoch, Nonce, Seq};
 use tempfile::TempDir;
 
 use super::*;
-use crate::node::TransportChoice;
 use crate::node::tests::kernel::FakeKernel;
+use crate::node::{KeeperStart, TransportChoice};
 
 struct Dirs {
     state: TempDir,
@@ -29,6 +29,7 @@ fn config(state: &TempDir, run: &TempDir) -> NodeConfig {
         run_dir: run.path().to_owned(),
         ring_threads: 1,
         transport: TransportChoice::Auto,
+        keeper: KeeperStart::ByDaemon,
         slab_bytes: 8 << 20,
         cache_bytes: None,
         seal_bytes: 4 << 20,

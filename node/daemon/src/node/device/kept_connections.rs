@@ -1,0 +1,374 @@
+//! Connections of this process, by the tag of their device, and the keeper that holds them too.
+//!
+//! Owns: the connections, and the way to the keeper.
+//! Does not own: devices.
+//! Runs on: threads that may block, and one that follows the keeper while there are connections.
+//! Invariants: the keeper has a connection from before its device is bound until after that is cleared, but
+//! while none serves.
+//! On failure: the end of the keeper is noted, and the next one gets all connections. A daemon of Kubernetes
+//! does not start one: its children end with its pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use holdfast_fuse::{FuseConnection, Keeper, KeeperEvent, is_absent};
+use holdfast_service::chain;
+use holdfast_ublk::Unsupported;
+use parking_lot::Mutex;
+
+/// The command of the daemon's own program that becomes the keeper.
+pub(crate) const KEEPER: &str = "keeper";
+/// Its option for a keeper that a daemon has started.
+pub(crate) const KEEPER_FOR_DAEMON: &str = "for-daemon";
+/// The program of this process, also after an upgrade has replaced its file.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+/// Time between two tries to start a keeper, or to reach one.
+const KEEPER_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Time between two looks for the keeper that another process starts.
+const KEEPER_LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Processes that run the keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeeperStart {
+    /// The daemon starts it with its first device.
+    ByDaemon,
+    /// Another one runs it, as a pod of its own: without it no device is added.
+    Outside,
+}
+
+/// The connections. Clones share them.
+#[derive(Clone)]
+pub(super) struct KeptConnections(Arc<KeptInner>);
+
+struct KeptInner {
+    keeper: Keeper,
+    starts: KeeperStart,
+    run_dir: PathBuf,
+    /// Held while the keeper is given a connection, is asked for one or loses one, and while it is replaced:
+    /// what it holds follows what this process holds, and one thread at a time starts a keeper.
+    keeping: Mutex<()>,
+    state: Mutex<KeptState>,
+}
+
+#[derive(Default)]
+struct KeptState {
+    connections: BTreeMap<u64, FuseConnection>,
+    /// The connections of these that a keeper has which was not told to end.
+    kept: BTreeSet<u64>,
+    /// The keeper was told to end.
+    is_ending: bool,
+    is_watching: bool,
+}
+
+impl KeptConnections {
+    /// None yet, of a daemon with this run directory.
+    pub(super) fn new(run_dir: &Path, starts: KeeperStart) -> Self {
+        Self(Arc::new(KeptInner {
+            keeper: Keeper::of(run_dir),
+            starts,
+            run_dir: run_dir.to_owned(),
+            keeping: Mutex::default(),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// The keeper.
+    pub(super) fn keeper(&self) -> &Keeper {
+        &self.0.keeper
+    }
+
+    /// One of this process.
+    pub(super) fn get(&self, tag: u64) -> Option<FuseConnection> {
+        self.0.state.lock().connections.get(&tag).cloned()
+    }
+
+    /// Takes one from the keeper, which keeps it: `open` makes it of its file. `None` where the keeper does not
+    /// have it.
+    pub(super) fn take(
+        &self,
+        tag: u64,
+        open: impl FnOnce(std::fs::File) -> FuseConnection,
+    ) -> io::Result<Option<()>> {
+        let _alone = self.0.keeping.lock();
+        let kept = self.0.keeper.take(tag)?;
+        Ok(kept.map(|file| self.serves(tag, open(file.into()))))
+    }
+
+    /// Fails where a keeper that another process runs does not serve, or is about to end.
+    ///
+    /// # Errors
+    /// [`Unsupported::NoKeeper`].
+    pub(super) fn check(&self) -> Result<(), Unsupported> {
+        if self.0.starts == KeeperStart::ByDaemon {
+            return Ok(());
+        }
+        let found = match self.0.keeper.watch() {
+            Ok(watch) if watch.is_ending() => "it is about to end",
+            Ok(_) => return Ok(()),
+            Err(error) if is_absent(&error) => "none serves",
+            Err(_) => "it does not answer",
+        };
+        Err(Unsupported::NoKeeper { socket: self.0.keeper.socket().to_owned(), found })
+    }
+
+    /// Gives a new connection to the keeper, which is started where that is this daemon's part.
+    pub(super) fn keep(&self, tag: u64, connection: &FuseConnection) -> io::Result<()> {
+        let _alone = self.0.keeping.lock();
+        self.give(tag, connection)?;
+        self.serves(tag, connection.clone());
+        Ok(())
+    }
+
+    /// Gives the keeper a connection. Returns whether it was started for that.
+    fn give(&self, tag: u64, connection: &FuseConnection) -> io::Result<bool> {
+        let KeptInner { keeper, starts, run_dir, .. } = &*self.0;
+        match starts {
+            KeeperStart::ByDaemon => keeper.keep_or_start(tag, connection.file(), || {
+                let mut program = Command::new(OWN_PROGRAM);
+                program.arg(KEEPER).arg("--run-dir").arg(run_dir).arg(format!("--{KEEPER_FOR_DAEMON}"));
+                program
+            }),
+            KeeperStart::Outside => keeper.keep(tag, connection.file()).map(|()| false),
+        }
+    }
+
+    /// Notes a connection of this process, which the keeper has.
+    fn serves(&self, tag: u64, connection: FuseConnection) {
+        let mut state = self.0.state.lock();
+        state.connections.insert(tag, connection);
+        if !state.is_ending {
+            state.kept.insert(tag);
+        }
+        drop(state);
+        self.watch();
+    }
+
+    /// Closes a connection, but for its use by a ring.
+    pub(super) fn forget(&self, tag: u64) {
+        let _alone = self.0.keeping.lock();
+        let mut state = self.0.state.lock();
+        state.connections.remove(&tag);
+        state.kept.remove(&tag);
+        drop(state);
+        if let Err(error) = self.0.keeper.drop(tag) {
+            // The next start sweeps it.
+            tracing::warn!(%error, "the keeper did not close a connection of FUSE");
+        }
+    }
+
+    /// Follows the keeper while there are connections, so that the next one gets all whenever one ends.
+    fn watch(&self) {
+        if std::mem::replace(&mut self.0.state.lock().is_watching, true) {
+            return;
+        }
+        let devices = self.clone();
+        thread::spawn(move || {
+            let again_after = match devices.0.starts {
+                KeeperStart::ByDaemon => KEEPER_AGAIN_AFTER,
+                KeeperStart::Outside => KEEPER_LOOK_EVERY,
+            };
+            let (mut is_next, mut is_logged) = (false, false);
+            while devices.is_needed() {
+                match devices.follow_keeper(is_next) {
+                    Ok(()) => is_logged = false,
+                    Err(error) => {
+                        // Also one that had a connection for a moment only.
+                        let unkept = devices.lose(false);
+                        if !std::mem::replace(&mut is_logged, true) {
+                            tracing::error!(
+                                error = chain(&error),
+                                devices = unkept,
+                                "the keeper of FUSE connections does not run: an end of this daemon fails the requests to its devices"
+                            );
+                        }
+                        thread::sleep(again_after);
+                    }
+                }
+                is_next = true;
+            }
+        });
+    }
+
+    /// False if no connection is left that needs a keeper: then it is followed no more.
+    fn is_needed(&self) -> bool {
+        let mut state = self.0.state.lock();
+        state.is_watching = !state.connections.is_empty();
+        state.is_watching
+    }
+
+    /// Gives the keeper that serves what it does not have, and waits until it is gone.
+    fn follow_keeper(&self, is_next: bool) -> io::Result<()> {
+        let mut watch = match self.0.keeper.watch() {
+            Err(error) if is_absent(&error) && self.0.starts == KeeperStart::ByDaemon => {
+                self.give_missing(&BTreeSet::new(), false)?;
+                self.0.keeper.watch()?
+            }
+            watch => watch?,
+        };
+        // Of the keeper that is watched, or of its successor.
+        let listed = self.0.keeper.list()?.into_iter().collect();
+        self.give_missing(&listed, watch.is_ending())?;
+        if is_next {
+            tracing::warn!(unkept = self.unkept(), "another keeper of FUSE connections has all connections");
+        }
+        let mut is_ending = watch.is_ending();
+        loop {
+            if is_ending {
+                let devices = self.lose(true);
+                tracing::warn!(
+                    devices,
+                    "the keeper of FUSE connections was told to end, and waits for another one"
+                );
+            }
+            match watch.await_event() {
+                KeeperEvent::Ending => is_ending = true,
+                KeeperEvent::Gone => break,
+            }
+        }
+        self.lose(false);
+        Ok(())
+    }
+
+    /// Counts no connection as kept. Returns their number.
+    fn lose(&self, is_ending: bool) -> usize {
+        let mut state = self.0.state.lock();
+        state.kept.clear();
+        state.is_ending = is_ending;
+        state.connections.len()
+    }
+
+    /// Gives the keeper, which has those listed, the other connections.
+    fn give_missing(&self, listed: &BTreeSet<u64>, is_ending: bool) -> io::Result<()> {
+        let _alone = self.0.keeping.lock();
+        let connections = self.0.state.lock().connections.clone();
+        for (tag, connection) in connections.iter().filter(|(tag, _)| !listed.contains(tag)) {
+            self.give(*tag, connection)?;
+        }
+        let mut state = self.0.state.lock();
+        state.is_ending = is_ending;
+        if !is_ending {
+            state.kept.extend(connections.into_keys());
+        }
+        Ok(())
+    }
+
+    /// Number of connections of this process that no keeper has now.
+    pub(super) fn unkept(&self) -> usize {
+        let state = self.0.state.lock();
+        state.connections.keys().filter(|tag| !state.kept.contains(tag)).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn connections(run_dir: &tempfile::TempDir) -> KeptConnections {
+        KeptConnections::new(run_dir.path(), KeeperStart::Outside)
+    }
+
+    fn connection() -> FuseConnection {
+        let file = || tempfile::tempfile().unwrap();
+        FuseConnection::new(file(), Arc::new(file()), "volume".to_owned(), 1 << 20)
+    }
+
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < SOON, "{what}");
+            thread::sleep(KEEPER_LOOK_EVERY / 5);
+        }
+    }
+
+    /// A keeper that another process runs.
+    struct KeeperProcess(std::process::Child);
+
+    impl KeeperProcess {
+        fn start(run_dir: &tempfile::TempDir) -> Self {
+            let keeper = Self::begin(run_dir);
+            until("it serves", || Keeper::of(run_dir.path()).watch().is_ok());
+            keeper
+        }
+
+        fn begin(run_dir: &tempfile::TempDir) -> Self {
+            // The threads of the tests' program would end it on SIGTERM.
+            let mut itself = Command::new("env");
+            itself.arg("--block-signal=TERM").arg(std::env::current_exe().unwrap());
+            itself.args(["--exact", "node::device::kept_connections::tests::becomes_a_keeper", "--ignored"]);
+            itself.env("KEEPER_OF", run_dir.path());
+            Self(itself.stdout(std::process::Stdio::null()).spawn().unwrap())
+        }
+    }
+
+    impl Drop for KeeperProcess {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "is a keeper, of the other tests"]
+    fn becomes_a_keeper() {
+        if let Ok(run_dir) = std::env::var("KEEPER_OF") {
+            holdfast_fuse::keeper::run(Path::new(&run_dir)).unwrap();
+        }
+    }
+
+    /// Without a keeper an attach fails before it changes anything, and says why.
+    #[test]
+    fn no_device_is_added_while_no_keeper_serves() {
+        let run_dir = tempfile::tempdir().unwrap();
+        let kept = connections(&run_dir);
+        assert!(is_absent(&kept.keep(1, &connection()).unwrap_err()));
+        assert_eq!((kept.unkept(), kept.0.state.lock().connections.len()), (0, 0));
+        let keeper_of = |kept: &KeptConnections| kept.check().map_err(|error| error.to_string());
+        let refused = keeper_of(&kept).unwrap_err();
+        assert!(
+            refused.contains("none serves. Without it") && refused.contains("holdfast-node keeper"),
+            "{refused}"
+        );
+        let keeper = KeeperProcess::start(&run_dir);
+        keeper_of(&kept).unwrap();
+        kept.keep(1, &connection()).unwrap();
+        assert_eq!(kept.unkept(), 0);
+        let ends = Command::new("kill").arg(keeper.0.id().to_string()).status().unwrap();
+        assert!(ends.success());
+        until("it is not counted as keeping", || kept.unkept() == 1);
+        assert!(keeper_of(&kept).unwrap_err().contains("about to end"));
+    }
+
+    /// The daemon gives the next keeper all connections: after a hand-over, and after a kill.
+    #[test]
+    fn the_next_keeper_has_all_connections() {
+        let run_dir = tempfile::tempdir().unwrap();
+        let kept = connections(&run_dir);
+        let first = KeeperProcess::start(&run_dir);
+        for tag in [1, 2] {
+            kept.keep(tag, &connection()).unwrap();
+        }
+        drop(first);
+        until("the end is noted", || kept.unkept() == 2);
+        let second = KeeperProcess::start(&run_dir);
+        until("the second one has all", || kept.unkept() == 0);
+        assert_eq!(Keeper::of(run_dir.path()).list().unwrap(), [1, 2]);
+        let mut watch = Keeper::of(run_dir.path()).watch().unwrap();
+        let third = KeeperProcess::begin(&run_dir);
+        assert_eq!(watch.await_event(), KeeperEvent::Gone, "the third one has taken over");
+        drop(second);
+        until("it is followed", || kept.unkept() == 0);
+        kept.forget(1);
+        assert_eq!(Keeper::of(run_dir.path()).list().unwrap(), [2]);
+        drop(third);
+        until("its end is noted too", || kept.unkept() == 1);
+    }
+}

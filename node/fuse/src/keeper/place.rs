@@ -1,0 +1,145 @@
+//! The place of a run directory's keeper: where it is free, or from the keeper that has it.
+//!
+//! *Invariants*: what a keeper has sent is closed only while that keeper serves on.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::message::{DONE, HAND_OVER, receive};
+use super::serve::{KeeperPlace, SharedFiles};
+use super::{AGAIN_AFTER, Keeper, KeeperWatch, START_WITHIN, is_absent, is_cut_off};
+
+/// The file that the keeper holds locked, in the directory of its socket.
+const KEEPER_LOCK: &str = "keeper.lock";
+/// The longest time in which the connections of a process that was killed end.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+/// Time between two tries, once there were many.
+const LATER_AFTER: Duration = Duration::from_millis(500);
+
+/// Takes the place of the keeper, with all that the keeper before holds. Where another process has it and
+/// does not answer, it waits at most for `within`; a process that holds files waits on.
+///
+/// # Errors
+/// The place cannot be taken, and this process holds nothing.
+pub(super) fn take_place(
+    keeper: &Keeper,
+    kept: &SharedFiles,
+    within: Option<Duration>,
+) -> io::Result<KeeperPlace> {
+    let begun = Instant::now();
+    loop {
+        let tried = try_once(keeper, kept);
+        let waits = match &tried {
+            Ok(_) => within.is_none_or(|within| begun.elapsed() < within),
+            Err(_) => false,
+        };
+        match tried {
+            Ok(Some(place)) => return Ok(place),
+            Ok(None) if !waits && kept.lock().files.is_empty() => {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Err(error) if kept.lock().files.is_empty() => return Err(error),
+            Ok(None) | Err(_) => {}
+        }
+        thread::sleep(if begun.elapsed() < START_WITHIN { AGAIN_AFTER } else { LATER_AFTER });
+    }
+}
+
+/// `None` where another process has the place and is about to begin, or to end.
+fn try_once(keeper: &Keeper, kept: &SharedFiles) -> io::Result<Option<KeeperPlace>> {
+    if let Some(lock) = try_lock(keeper.socket())? {
+        return Ok(Some(KeeperPlace { lock, listener: bind(keeper.socket())? }));
+    }
+    match take_over(keeper, kept) {
+        Err(error) if is_absent(&error) || is_cut_off(&error) => Ok(None),
+        taken => taken,
+    }
+}
+
+pub(super) fn try_lock(socket: &Path) -> io::Result<Option<File>> {
+    let path = socket.with_file_name(KEEPER_LOCK);
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(Some(lock)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+pub(super) fn bind(socket: &Path) -> io::Result<UnixListener> {
+    // That of a keeper which has ended: one that lives has the lock.
+    drop(fs::remove_file(socket));
+    UnixListener::bind(socket)
+}
+
+/// Takes everything from the keeper that serves. `None` where that serves on, or has ended half-way; what
+/// arrived before such an end is kept.
+fn take_over(keeper: &Keeper, kept: &SharedFiles) -> io::Result<Option<KeeperPlace>> {
+    // It ends with the process of the keeper, or once that has handed over.
+    let mut watch = keeper.watch()?;
+    let (status, lock, mut stream) = keeper.ask_once(HAND_OVER, 0, None)?;
+    if status != DONE {
+        return Ok(None);
+    }
+    let all = lock.ok_or_else(not_arrived).and_then(|lock| receive_all(lock, &mut stream, kept));
+    let place = match all {
+        Ok(place) => place,
+        Err(error) => {
+            drop(stream);
+            release_if_served(&mut watch, kept);
+            return Err(error);
+        }
+    };
+    // Each outcome has an end: the keeper waits for this word for a limited time.
+    stream.set_read_timeout(None)?;
+    let mut word = [0];
+    match stream.write_all(&[DONE]).and_then(|()| stream.read_exact(&mut word)) {
+        Ok(()) if word[0] == DONE => Ok(Some(place)),
+        Ok(()) => {
+            kept.lock().files.clear();
+            Ok(None)
+        }
+        Err(_) if release_if_served(&mut watch, kept) => Ok(None),
+        // It has ended after it had sent all.
+        Err(_) => Ok(Some(place)),
+    }
+}
+
+/// Closes what arrived if the keeper serves on, which has all of it. Returns whether it does.
+fn release_if_served(watch: &mut KeeperWatch, kept: &SharedFiles) -> bool {
+    let is_served = !watch.ends(ENDS_WITHIN);
+    if is_served {
+        kept.lock().files.clear();
+    }
+    is_served
+}
+
+/// Receives the place and the files, which are kept one by one.
+fn receive_all(lock: OwnedFd, stream: &mut UnixStream, kept: &SharedFiles) -> io::Result<KeeperPlace> {
+    let mut number = [0; 4];
+    stream.read_exact(&mut number)?;
+    let (_, listener) = receive(stream, &mut [0])?;
+    let listener = listener.ok_or_else(not_arrived)?;
+    let mut tags = Vec::new();
+    for _ in 0..u32::from_ne_bytes(number) {
+        let mut tag = [0; 8];
+        let (len, file) = receive(stream, &mut tag)?;
+        stream.read_exact(&mut tag[len..])?;
+        let tag = u64::from_ne_bytes(tag);
+        kept.lock().files.insert(tag, file.ok_or_else(not_arrived)?);
+        tags.push(tag);
+    }
+    // What is left of an earlier try, the keeper has closed since.
+    kept.lock().files.retain(|tag, _| tags.contains(tag));
+    Ok(KeeperPlace { lock: lock.into(), listener: listener.into() })
+}
+
+fn not_arrived() -> io::Error {
+    io::Error::other("a file of the keeper before did not arrive; look at the limit of open files")
+}
