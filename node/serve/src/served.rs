@@ -211,7 +211,8 @@ impl ServedVolume {
     }
 
     fn show(&mut self) {
-        self.published.show(self.volume.status(), self.tally);
+        let served = ServedCounts { latencies: *self.queues.latencies(), ..self.tally };
+        self.published.show(self.volume.status(), served);
         self.show_snapshots();
     }
 

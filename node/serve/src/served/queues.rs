@@ -6,8 +6,9 @@
 use holdfast_engine::event::RequestId;
 use holdfast_fuse::FuseQueue;
 use holdfast_ring::{Errno, IoResult};
-use holdfast_ublk::{DeviceRequest, QueueEvent};
+use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 
+use crate::latency::{Began, Latencies, TimedOperation};
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::volume_queue::VolumeQueue;
@@ -16,6 +17,8 @@ use crate::volume_queue::VolumeQueue;
 struct OpenRequest {
     queue: u16,
     request: DeviceRequest,
+    /// The begin of one that is timed.
+    began: Option<Began>,
 }
 
 /// The queues of a volume's device.
@@ -28,6 +31,7 @@ pub(super) struct Queues {
     /// They are with the kernel.
     is_open: bool,
     closing: Option<Reply>,
+    latencies: Latencies,
 }
 
 impl Queues {
@@ -39,6 +43,7 @@ impl Queues {
             requests: (0..requests).map(|_| None).collect(),
             is_open: false,
             closing: None,
+            latencies: Latencies::default(),
         }
     }
 
@@ -84,11 +89,11 @@ impl Queues {
         RequestId(u32::from(queue) * self.depth + u32::from(tag))
     }
 
-    /// Keeps a request until it is completed.
+    /// Keeps a request until it is completed, with the time at which it began if it is timed.
     #[inline]
-    pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest) -> RequestId {
+    pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest, began: Option<Began>) -> RequestId {
         let id = self.id(queue, request.tag());
-        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, request });
+        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, request, began });
         assert!(place.is_none(), "the kernel hands out a tag once");
         id
     }
@@ -96,14 +101,19 @@ impl Queues {
     /// A request, with the queue it came from.
     #[inline]
     pub(super) fn request(&self, id: RequestId) -> (&VolumeQueue, &DeviceRequest) {
-        let OpenRequest { queue, request } = self.requests[id.0 as usize].as_ref().expect("in flight");
+        let OpenRequest { queue, request, .. } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }
 
     #[inline]
     pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
         let open = self.requests[id.0 as usize].take();
-        let OpenRequest { queue, request } = open.expect("the planner completes what is in flight");
+        let OpenRequest { queue, request, began } = open.expect("the planner completes what is in flight");
+        if let Some(began) = began
+            && let Some(operation) = timed(&request)
+        {
+            self.latencies.end(operation, began);
+        }
         self.queues[usize::from(queue)].complete(ring, request, outcome);
     }
 
@@ -137,6 +147,11 @@ impl Queues {
         }
     }
 
+    /// How long requests took.
+    pub(super) const fn latencies(&self) -> &Latencies {
+        &self.latencies
+    }
+
     /// Number of requests that are with the planner.
     pub(super) fn with_owner(&self) -> u32 {
         self.queues.iter().map(|queue| u32::from(queue.requests_with_owner())).sum()
@@ -151,11 +166,21 @@ impl Queues {
     /// volume `is_still`, what moves their data may be in flight.
     pub(super) fn leave(&mut self, is_still: bool) {
         for place in &mut self.requests {
-            let Some(OpenRequest { queue, request }) = place.take() else { continue };
+            let Some(OpenRequest { queue, request, .. }) = place.take() else { continue };
             match self.queues.get_mut(usize::from(queue)) {
                 Some(queue) if is_still => queue.leave(request),
                 Some(_) | None => request.leave_to_successor(),
             }
         }
+    }
+}
+
+/// The operation that a request is timed as; discards are not timed.
+const fn timed(request: &DeviceRequest) -> Option<TimedOperation> {
+    match request.operation() {
+        Operation::Read => Some(TimedOperation::Read),
+        Operation::Write if !request.is_fua() => Some(TimedOperation::Write),
+        Operation::Write | Operation::Flush => Some(TimedOperation::Flush),
+        Operation::Discard | Operation::WriteZeroes => None,
     }
 }
