@@ -262,7 +262,7 @@ const REQUEST_TIMES: &str = "holdfast_volume_request";
 
 /// Shows the times of requests of each volume and operation that had any.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
-    let help = "Time from the daemon's receipt of a request to its completion: of one read and one write of 16, and of each flush and forced write";
+    let help = "Time from the daemon's receipt of a request to its completion: of one request of 64, of the first of each 250 ms, and of each flush and forced write";
     let kind = MetricType::Histogram;
     let mut family = encoder.encode_descriptor(REQUEST_TIMES, help, Some(&Unit::Seconds), kind)?;
     for volume in volumes {
@@ -272,7 +272,7 @@ fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolu
                 continue;
             }
             let bounded = (0..BUCKETS).map(|bucket| (bound_seconds(bucket), times.buckets[bucket]));
-            let buckets: Vec<(f64, u64)> = bounded.chain([(f64::MAX, times.beyond)]).collect();
+            let buckets: Vec<(f64, u64)> = bounded.chain([(f64::INFINITY, times.beyond)]).collect();
             let labels = [("volume", volume.volume.as_str()), ("operation", operation.name())];
             let sum = Duration::from_micros(times.sum_us).as_secs_f64();
             family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
@@ -566,7 +566,7 @@ mod tests {
             "# TYPE holdfast_volume_request_seconds histogram",
             "holdfast_volume_request_seconds_count{volume=\"vol-1\",operation=\"flush\"} 3",
             "holdfast_volume_request_seconds_sum{volume=\"vol-1\",operation=\"flush\"} 9.000048",
-            "holdfast_volume_request_seconds_bucket{le=\"1.6e-5\",volume=\"vol-1\",operation=\"flush\"} 1",
+            "holdfast_volume_request_seconds_bucket{le=\"0.000016\",volume=\"vol-1\",operation=\"flush\"} 1",
             "holdfast_volume_request_seconds_bucket{le=\"8.388608\",volume=\"vol-1\",operation=\"flush\"} 2",
             "holdfast_volume_request_seconds_bucket{le=\"+Inf\",volume=\"vol-1\",operation=\"flush\"} 3",
         ] {

@@ -1,14 +1,13 @@
 //! How long requests take: histograms of a sample of them.
 //!
-//! A request is timed from the moment the ring thread takes it to its completion. The clock is read for one read
-//! and one write of [`SAMPLE`], and for each flush and forced write, which wait for the disk anyway.
-
-use std::num::NonZero;
+//! A request is timed from the moment the ring thread takes it to its completion. The clock is read for one
+//! request of [`SAMPLE`], for the first one after each tick (250 ms), and for each flush and forced write,
+//! which wait for the disk anyway.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// One read and one write of so many are timed; a power of two.
-const SAMPLE: u64 = 16;
+/// One request of so many is timed.
+pub(crate) const SAMPLE: u32 = 64;
 /// Number of buckets with a bound; what is slower than the last bound is counted without one.
 pub const BUCKETS: usize = 20;
 
@@ -38,12 +37,6 @@ impl TimedOperation {
     }
 }
 
-/// True for the request of an operation that is its `count`th.
-#[inline]
-pub(crate) const fn is_in_sample(count: u64) -> bool {
-    count.is_multiple_of(SAMPLE)
-}
-
 /// Upper bound of a bucket, in seconds: 16 microseconds and its doubles.
 #[must_use]
 pub fn bound_seconds(bucket: usize) -> f64 {
@@ -54,19 +47,9 @@ const fn bound_us(bucket: usize) -> u64 {
     16 << bucket
 }
 
-/// The begin of a request that is timed, in microseconds of a clock that no one sets.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Began(NonZero<u64>);
-
-impl Began {
-    /// Now.
-    #[cold]
-    pub(crate) fn now() -> Self {
-        Self(NonZero::new(now_us()).unwrap_or(NonZero::<u64>::MIN))
-    }
-}
-
-fn now_us() -> u64 {
+/// Microseconds of a clock that no one sets.
+#[cold]
+pub(crate) fn now_us() -> u64 {
     let since = clock_gettime(ClockId::Monotonic);
     since.tv_sec.unsigned_abs() * 1_000_000 + since.tv_nsec.unsigned_abs() / 1000
 }
@@ -85,10 +68,10 @@ pub struct LatencyHistogram {
 impl LatencyHistogram {
     fn add(&mut self, us: u64) {
         self.sum_us = self.sum_us.saturating_add(us);
-        match (0..BUCKETS).find(|&bucket| us <= bound_us(bucket)) {
-            Some(bucket) => self.buckets[bucket] += 1,
-            None => self.beyond += 1,
-        }
+        // The bounds are powers of two.
+        let bits = u64::BITS - us.saturating_sub(1).leading_zeros();
+        let bucket = bits.saturating_sub(bound_us(0).ilog2()) as usize;
+        *self.buckets.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
     }
 
     /// Number of requests that were timed.
@@ -107,13 +90,6 @@ impl Latencies {
     #[must_use]
     pub const fn of(&self, operation: TimedOperation) -> &LatencyHistogram {
         &self.0[operation as usize]
-    }
-
-    /// A request ended.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn end(&mut self, operation: TimedOperation, began: Began) {
-        self.add(operation, now_us().saturating_sub(began.0.get()));
     }
 
     /// Counts a request that took so many microseconds.
@@ -142,10 +118,5 @@ mod tests {
     #[test]
     fn the_bounds_reach_from_a_fast_disk_to_a_store_that_is_away() {
         assert_eq!((bound_seconds(0), bound_seconds(BUCKETS - 1)), (0.000_016, 8.388_608));
-    }
-
-    #[test]
-    fn one_request_of_sixteen_is_in_the_sample() {
-        assert_eq!((1..=160).filter(|&count| is_in_sample(count)).count(), 10);
     }
 }

@@ -207,6 +207,7 @@ impl ServedVolume {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.handle(ring, Event::Tick, now);
         self.lines.write(Rest::Due(now));
+        self.queues.time_next();
         self.show();
     }
 

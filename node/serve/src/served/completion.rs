@@ -8,7 +8,6 @@ use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
 
 use super::{ServedVolume, bytes};
-use crate::latency::{Began, is_in_sample};
 use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::slab_slot::SlabSlot;
 use crate::work::{BackgroundWork, ColdRead};
@@ -67,40 +66,45 @@ impl ServedVolume {
     #[inline(always)] // it has two callers, and one of them is the path of each request of ublk
     fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
-        let (op, is_timed) = self.count(&request);
-        let id = self.queues.insert(queue, request, is_timed.then(Began::now));
+        let op = self.count(&request);
+        let id = self.queues.insert(queue, request);
         match self.volume.begin(now, id, op, range) {
             Some(side) => self.move_whole(ring, id, range, side, op == Op::Write),
             None => self.handle(ring, Event::Request { id, op, range }, now),
         }
     }
 
-    /// Counts a request. Returns what it asks for, and true if it is to be timed.
     #[inline]
-    fn count(&mut self, request: &DeviceRequest) -> (Op, bool) {
+    fn count(&mut self, request: &DeviceRequest) -> Op {
         let tally = &mut self.tally;
         match request.operation() {
             Operation::Read => {
                 tally.reads += 1;
                 tally.read_bytes += request.len_bytes();
-                (Op::Read, is_in_sample(tally.reads))
+                Op::Read
             }
             Operation::Write => {
                 tally.writes += 1;
                 tally.written_bytes += request.len_bytes();
-                if request.is_fua() { (Op::WriteFua, true) } else { (Op::Write, is_in_sample(tally.writes)) }
+                if request.is_fua() {
+                    self.queues.time_next();
+                    Op::WriteFua
+                } else {
+                    Op::Write
+                }
             }
             Operation::Flush => {
                 tally.flushes += 1;
-                (Op::Flush, true)
+                self.queues.time_next();
+                Op::Flush
             }
             Operation::Discard => {
                 tally.discards += 1;
-                (Op::Discard, false)
+                Op::Discard
             }
             Operation::WriteZeroes => {
                 tally.discards += 1;
-                (Op::WriteZeroes, false)
+                Op::WriteZeroes
             }
         }
     }

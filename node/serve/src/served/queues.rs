@@ -8,7 +8,7 @@ use holdfast_fuse::FuseQueue;
 use holdfast_ring::{Errno, IoResult};
 use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 
-use crate::latency::{Began, Latencies, TimedOperation};
+use crate::latency::{Latencies, SAMPLE, TimedOperation, now_us};
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::volume_queue::VolumeQueue;
@@ -16,9 +16,35 @@ use crate::volume_queue::VolumeQueue;
 /// A request that is with the planner.
 struct OpenRequest {
     queue: u16,
+    /// Its begin is in [`TimedRequests`].
+    is_timed: bool,
     request: DeviceRequest,
-    /// The begin of one that is timed.
-    began: Option<Began>,
+}
+
+/// The requests that are timed.
+struct TimedRequests {
+    /// Number of requests until one is timed.
+    left: u32,
+    /// The begins of those in flight, by id, in microseconds.
+    began_us: Vec<u64>,
+    latencies: Latencies,
+}
+
+impl TimedRequests {
+    #[cold]
+    #[inline(never)]
+    fn begin(&mut self, id: RequestId) {
+        self.began_us[id.0 as usize] = now_us();
+        self.left = SAMPLE;
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end(&mut self, id: RequestId, request: &DeviceRequest) {
+        if let Some(operation) = timed(request) {
+            self.latencies.add(operation, now_us().saturating_sub(self.began_us[id.0 as usize]));
+        }
+    }
 }
 
 /// The queues of a volume's device.
@@ -31,7 +57,7 @@ pub(super) struct Queues {
     /// They are with the kernel.
     is_open: bool,
     closing: Option<Reply>,
-    latencies: Latencies,
+    timed: TimedRequests,
 }
 
 impl Queues {
@@ -43,7 +69,11 @@ impl Queues {
             requests: (0..requests).map(|_| None).collect(),
             is_open: false,
             closing: None,
-            latencies: Latencies::default(),
+            timed: TimedRequests {
+                left: SAMPLE,
+                began_us: vec![0; requests as usize],
+                latencies: Latencies::default(),
+            },
         }
     }
 
@@ -59,7 +89,7 @@ impl Queues {
     }
 
     /// Takes in what a command came to; `None` where its queue was closed, or the tag is not with the kernel.
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_command(
         &mut self,
         ring: &mut Ring,
@@ -84,35 +114,43 @@ impl Queues {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn id(&self, queue: u16, tag: u16) -> RequestId {
         RequestId(u32::from(queue) * self.depth + u32::from(tag))
     }
 
-    /// Keeps a request until it is completed, with the time at which it began if it is timed.
-    #[inline]
-    pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest, began: Option<Began>) -> RequestId {
+    /// The next request is timed, whatever number it has.
+    pub(super) const fn time_next(&mut self) {
+        self.timed.left = 1;
+    }
+
+    /// Keeps a request until it is completed.
+    #[inline(always)]
+    pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest) -> RequestId {
         let id = self.id(queue, request.tag());
-        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, request, began });
+        self.timed.left -= 1;
+        let is_timed = self.timed.left == 0;
+        if is_timed {
+            self.timed.begin(id);
+        }
+        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, is_timed, request });
         assert!(place.is_none(), "the kernel hands out a tag once");
         id
     }
 
     /// A request, with the queue it came from.
-    #[inline]
+    #[inline(always)]
     pub(super) fn request(&self, id: RequestId) -> (&VolumeQueue, &DeviceRequest) {
         let OpenRequest { queue, request, .. } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
         let open = self.requests[id.0 as usize].take();
-        let OpenRequest { queue, request, began } = open.expect("the planner completes what is in flight");
-        if let Some(began) = began
-            && let Some(operation) = timed(&request)
-        {
-            self.latencies.end(operation, began);
+        let OpenRequest { queue, is_timed, request } = open.expect("the planner completes what is in flight");
+        if is_timed {
+            self.timed.end(id, &request);
         }
         self.queues[usize::from(queue)].complete(ring, request, outcome);
     }
@@ -149,7 +187,7 @@ impl Queues {
 
     /// How long requests took.
     pub(super) const fn latencies(&self) -> &Latencies {
-        &self.latencies
+        &self.timed.latencies
     }
 
     /// Number of requests that are with the planner.
