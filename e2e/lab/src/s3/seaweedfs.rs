@@ -31,7 +31,7 @@ impl SeaweedFs {
     /// Starts a server whose data is in the new directory `dir`, and makes `bucket`.
     ///
     /// # Errors
-    /// If it cannot be built, or the bucket is not there within two minutes.
+    /// If it cannot be built, or is not ready within two minutes.
     pub fn start(toolbox: &Toolbox, dir: &Path, bucket: &str) -> Result<Self> {
         fs::create_dir_all(dir.join("data")).with_context(|| format!("create {}", dir.display()))?;
         let port = free_port()?;
@@ -52,10 +52,10 @@ impl SeaweedFs {
         }
         let log = dir.join("seaweedfs.log");
         let mut process = Process::spawn("seaweedfs", &command, &log)?;
-        until("the bucket of SeaweedFS", START_LIMIT, || {
+        until("SeaweedFS to be ready", START_LIMIT, || {
             process.check_running()?;
             let said = fs::read_to_string(&log).context("read the log of SeaweedFS")?;
-            Ok(said.contains(&format!("created bucket {bucket}")).then_some(()))
+            Ok(said.contains("running and ready to use").then_some(()))
         })?;
         Ok(Self { port, _process: process })
     }
