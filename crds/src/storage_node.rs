@@ -36,6 +36,7 @@ pub fn heartbeat_lease(node: &str) -> String {
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Kernel", type_ = "string", json_path = ".status.kernelRelease"),
     printcolumn(name = "Version", type_ = "string", json_path = ".status.daemonVersion"),
+    printcolumn(name = "Transport", type_ = "string", json_path = ".status.transport"),
     printcolumn(name = "Volumes", type_ = "integer", json_path = ".status.attachedVolumes"),
     printcolumn(name = "StateDir", type_ = "string", json_path = ".status.stateDir", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -70,6 +71,9 @@ pub struct StorageNodeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>")]
     pub attached_volumes: Option<u32>,
+    /// Transport of the devices that the node makes: one of the names of `transports`. Absent: none can be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
     /// Every transport the daemon knows, and why one cannot be used here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
@@ -88,7 +92,8 @@ pub struct StorageNodeStatus {
     /// `Ready`: the daemon runs and at least one transport can be used. `SectorsAtomic`: the disk under `stateDir` promises
     /// that a power cut leaves every 4096-byte sector of a volume as one write made it. `KernelTeardownFixed`: the kernel is
     /// 7.1 or newer, without the known faults in the end of a ublk server. `Draining`: the Node is cordoned, or tainted by a
-    /// program that removes nodes.
+    /// program that removes nodes. `DevicesKept`, on a node without ublk: a keeper holds what its devices need to outlive the
+    /// daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -43,7 +43,7 @@ const LOGS_LIMIT: Duration = Duration::from_secs(60);
 
 /// The lane whose turn it is runs where it is expected to end within this time, so that the checks of the
 /// source end within an hour.
-const IN_TURN_WITHIN: Duration = Duration::from_secs(3300);
+const IN_TURN_WITHIN: Duration = Duration::from_secs(2900);
 
 /// Memory that a scenario may need, in MiB: two machines, a Kubernetes API and an S3 server.
 const SCENARIO_MIB: u64 = 5 << 10;

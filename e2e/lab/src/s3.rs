@@ -24,6 +24,7 @@ use crate::wait::until;
 pub mod dialect;
 mod http;
 pub mod proxy;
+pub mod seaweedfs;
 mod sign;
 
 /// The account every test uses.

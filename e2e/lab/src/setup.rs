@@ -35,9 +35,16 @@ mod lanes;
 pub mod llvm;
 pub mod root_fs;
 
-/// Packages whose programs and examples are tested.
-const UNDER_TEST: &[&str] =
-    &["holdfast-csi", "holdfast-node", "holdfast-operator", "holdfast-ublk", "kubectl-holdfast"];
+/// Packages whose programs and examples are tested. `holdfast-s3` has none: with it the AWS SDK, kube and rustls
+/// get the features here that they have in the workspace's tests, and are compiled once for both.
+const UNDER_TEST: &[&str] = &[
+    "holdfast-csi",
+    "holdfast-node",
+    "holdfast-operator",
+    "holdfast-s3",
+    "holdfast-ublk",
+    "kubectl-holdfast",
+];
 /// Time that cargo needs to fetch their dependencies.
 const CRATES_EXPECTED: Duration = Duration::from_secs(20);
 /// Packages that a request passes through.
@@ -196,6 +203,14 @@ impl Toolbox {
     /// If it cannot be built.
     pub fn versitygw(&self) -> Result<PathBuf> {
         go::versitygw(&self.cache)
+    }
+
+    /// The second S3 server.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub fn seaweedfs(&self) -> Result<PathBuf> {
+        go::seaweedfs(&self.cache, &self.workspace)
     }
 
     /// The program that renders the chart.

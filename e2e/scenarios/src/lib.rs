@@ -50,6 +50,7 @@ pub mod rotation;
 mod s3;
 mod s3_faults;
 pub mod s3_outage;
+mod seaweedfs;
 mod smoke;
 mod snapshots;
 mod standalone;
@@ -571,6 +572,13 @@ pub const BY_NAME: &[Scenario] = &[
         run: failover::run,
     },
     Scenario {
+        name: "seaweedfs",
+        about: "a second real S3 server passes the conformance suite, and a volume lives in it as in `standalone-zero-copy`",
+        expected: Duration::from_secs(120),
+        alone: false,
+        run: seaweedfs::run,
+    },
+    Scenario {
         name: "kill-rounds-fuse",
         about: "the daemon is ended again and again, as in `kill-rounds-zero-copy`, on a machine without ublk, by FUSE and a loop device",
         expected: Duration::from_secs(240),
@@ -596,6 +604,7 @@ pub const IN_TURN: &[&str] = &[
     "story-user-copy@6.12",
     "ublk-zero-copy@7.2",
     "without-ublk@6.12",
+    "seaweedfs",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.

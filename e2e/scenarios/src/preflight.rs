@@ -26,7 +26,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let vm = world.vm("a")?;
-    configure(&vm, &s3, SECRET_KEY)?;
+    configure(&vm, &s3.endpoint_in_vm(), BUCKET, SECRET_KEY)?;
     let before = files(&vm)?;
 
     report::step("a machine that can serve");
@@ -49,10 +49,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Writes the configuration; all users may read it.
-fn configure(vm: &Vm, s3: &S3Server, secret: &str) -> Result<()> {
-    let endpoint = s3.endpoint_in_vm();
+pub(super) fn configure(vm: &Vm, endpoint: &str, bucket: &str, secret: &str) -> Result<()> {
     let config = format!(
-        "node.name = \"a\"\n[stores.store]\nendpoint = \"{endpoint}\"\nregion = \"{REGION}\"\nbucket = \"{BUCKET}\"\n\
+        "node.name = \"a\"\n[stores.store]\nendpoint = \"{endpoint}\"\nregion = \"{REGION}\"\nbucket = \"{bucket}\"\n\
          path_style = true\n[stores.store.credentials]\naccess_key_id = \"{ACCESS_KEY}\"\n\
          secret_access_key = \"{secret}\"\n"
     );
@@ -60,7 +59,7 @@ fn configure(vm: &Vm, s3: &S3Server, secret: &str) -> Result<()> {
 }
 
 /// Runs it behind these words of a shell, and checks its exit code. Returns what it printed.
-fn preflight(vm: &Vm, before: &str, code: i32) -> Result<String> {
+pub(super) fn preflight(vm: &Vm, before: &str, code: i32) -> Result<String> {
     let done = vm.run(&bash(&format!("{before} holdfast-node preflight --config {CONFIG}")), LIMIT)?;
     let said = format!("{}{}", done.stdout, done.stderr);
     ensure!(done.exit == Exit::Code(code), "{before}: {:?}\n{said}", done.exit);
@@ -141,9 +140,9 @@ fn faults(vm: &Vm, s3: &S3Server) -> Result<()> {
     vm.exec("modprobe ublk_drv")?;
     let warned = preflight(vm, "unshare --pid --fork --mount-proc", 0)?;
     ensure!(warned.contains("WARN PID namespace: one of its own"), "{warned}");
-    configure(vm, s3, "another")?;
+    configure(vm, &s3.endpoint_in_vm(), BUCKET, "another")?;
     fails("", &[["store store", "the server does not accept them", "check the key pair"]])?;
-    configure(vm, s3, SECRET_KEY)?;
+    configure(vm, &s3.endpoint_in_vm(), BUCKET, SECRET_KEY)?;
     preflight(vm, "", 0).map(drop)
 }
 

@@ -46,7 +46,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
     report::step("the conformance suite of object stores, through the proxy");
-    conformance(world, &proxy)?;
+    conformance_behind(&proxy, world)?;
 
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
@@ -117,26 +117,32 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
 /// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no
 /// success. So is a store that falls silent: the suite's hundred requests, one after the other, would wait
 /// for minutes.
-fn conformance(world: &World, proxy: &FaultProxy) -> Result<()> {
-    let tests = world.toolbox().test_program("s3", Profile::Dev)?;
+fn conformance_behind(proxy: &FaultProxy, world: &World) -> Result<()> {
     for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {
         let rule = |method, target: &str| Rule { method, target: target.to_owned(), first_only: true, fault };
         proxy.set_rules(vec![rule(Some("GET"), ""), rule(Some("DELETE"), ""), rule(None, "segment-in-")]);
-        let done = std::process::Command::new(&tests)
-            .args(["--ignored", "--exact", "behind_faults::a_server_that_fails_now_and_then_conforms"])
-            .env("HOLDFAST_TEST_S3", proxy.endpoint())
-            .env("HOLDFAST_TEST_BUCKET", BUCKET)
-            .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-            .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-            .output()
-            .context("run the conformance suite")?;
-        let said = String::from_utf8_lossy(&done.stdout);
-        ensure!(
-            done.status.success() && said.contains("1 passed"),
-            "with {fault:?}: {said}\n{}",
-            String::from_utf8_lossy(&done.stderr)
-        );
+        conformance(world, &proxy.endpoint(), BUCKET).with_context(|| format!("with {fault:?}"))?;
     }
+    Ok(())
+}
+
+/// Runs the suite of `node/objects` on the real client against the bucket of a server.
+pub(super) fn conformance(world: &World, endpoint: &str, bucket: &str) -> Result<()> {
+    let tests = world.toolbox().test_program("s3", Profile::Dev)?;
+    let done = std::process::Command::new(&tests)
+        .args(["--ignored", "--exact", "behind_faults::a_server_that_fails_now_and_then_conforms"])
+        .env("HOLDFAST_TEST_S3", endpoint)
+        .env("HOLDFAST_TEST_BUCKET", bucket)
+        .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        .output()
+        .context("run the conformance suite")?;
+    let said = String::from_utf8_lossy(&done.stdout);
+    ensure!(
+        done.status.success() && said.contains("1 passed"),
+        "{said}\n{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     Ok(())
 }
 

@@ -27,8 +27,12 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 fn run(world: &World, transport: &str) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let first = Node::start(world.vm("a")?, &control, transport, "")?;
+    play(world, &Control::standalone(&s3, BUCKET), transport)
+}
+
+/// The life of a volume on two nodes, in the bucket of any server.
+pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<()> {
+    let first = Node::start(world.vm("a")?, control, transport, "")?;
     first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = attach(&first, &[])?;
 
@@ -68,7 +72,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
     first.cli(&["detach", "disk"])?;
     first.vm().exec(&format!("! test -e {device}"))?;
 
-    let second = Node::start(world.vm("b")?, &control, transport, "")?;
+    let second = Node::start(world.vm("b")?, control, transport, "")?;
     let device = attach(&second, &["--size", "2Gi"])?;
     has_bytes(&second, &device, 2 << 30)?;
     reads_ahead(&second, &device)?;

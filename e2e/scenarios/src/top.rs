@@ -80,7 +80,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// Waits until the plugin shows two volumes: writes to that of the claim `written`, none to that of `idle`.
+/// Waits until the plugin shows two volumes: writes with their time to that of the claim `written`, none to that
+/// of `idle`.
 pub(super) fn wait_written(world: &World, written: &str, idle: &str) -> Result<()> {
     until("the plugin to show the writes", LIMIT, || {
         let out = command(world, &["top", "--seconds=5", "--sort-by=writes"])?.output();
@@ -89,15 +90,21 @@ pub(super) fn wait_written(world: &World, written: &str, idle: &str) -> Result<(
         report::step(&table);
         let is_complete = out.status.success() && table.lines().count() == 3;
         let rates = [written, idle].map(|claim| writes(&table, claim));
-        Ok(matches!(rates, [Some(some), Some(0.0)] if is_complete && some > 0.0).then_some(()))
+        let is_timed = cell(&table, written, "WRITE-P99").is_some_and(|time| time.ends_with('s'));
+        Ok(matches!(rates, [Some(some), Some(0.0)] if is_complete && is_timed && some > 0.0).then_some(()))
     })
 }
 
 /// Writes in a second to the volume of `claim`, as the table of the plugin shows them.
 fn writes(table: &str, claim: &str) -> Option<f64> {
-    let column = table.lines().next()?.split_whitespace().position(|title| title == "WRITES/S")?;
+    cell(table, claim, "WRITES/S")?.trim_start_matches('<').parse().ok()
+}
+
+/// A cell of the line of `claim`.
+fn cell<'a>(table: &'a str, claim: &str, title: &str) -> Option<&'a str> {
+    let column = table.lines().next()?.split_whitespace().position(|found| found == title)?;
     let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some(claim))?;
-    line.split_whitespace().nth(column)?.trim_start_matches('<').parse().ok()
+    line.split_whitespace().nth(column)
 }
 
 /// The pod of the daemon of a node, as it is with the chart.

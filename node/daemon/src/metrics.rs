@@ -5,17 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_background::OldCounts;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::Delay;
 use holdfast_objects::{RequestCounts, Verb};
+use holdfast_serve::latency::{BUCKETS, TimedOperation, bound_seconds};
 use holdfast_service::logs::DroppedLines;
 use holdfast_types::SECTOR_BYTES;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -256,6 +257,35 @@ const VOLUME_METRICS: [VolumeMetric; 36] = [
     ),
 ];
 
+/// Name of the metric of the times of requests; the label `operation` distinguishes them. Its unit is seconds.
+const REQUEST_TIMES: &str = "holdfast_volume_request";
+
+/// Shows the times of requests of each volume and operation that had any.
+fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
+    let help = "Time from the daemon's receipt of a request to its completion: of one request of 64, of the first of each 250 ms, and of each flush and forced write";
+    let kind = MetricType::Histogram;
+    let mut family = encoder.encode_descriptor(REQUEST_TIMES, help, Some(&Unit::Seconds), kind)?;
+    for volume in volumes {
+        for operation in TimedOperation::ALL {
+            let times = volume.served.latencies.of(operation);
+            if times.count() == 0 {
+                continue;
+            }
+            let bounded = (0..BUCKETS).map(|bucket| (bound_seconds(bucket), times.buckets[bucket]));
+            let buckets: Vec<(f64, u64)> = bounded.chain([(f64::INFINITY, times.beyond)]).collect();
+            let labels = [("volume", volume.volume.as_str()), ("operation", operation.name())];
+            let sum = Duration::from_micros(times.sum_us).as_secs_f64();
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+                sum,
+                times.count(),
+                &buckets,
+                None,
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// Name of the metric that joins a volume's id with its names in the cluster; its labels are `volume`,
 /// `name`, `namespace` and `persistentvolumeclaim`, the last two as those of other programs about claims.
 const VOLUME_INFO: &str = "holdfast_volume_info";
@@ -392,6 +422,7 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 metric.kind.sample(value, family.encode_family(&labels)?)?;
             }
         }
+        encode_request_times(&mut encoder, &volumes)?;
         let names = self.0.names().all();
         let help = "1: names of the volume in the cluster";
         let kind = ConstGauge::new(0.0).metric_type();
@@ -532,6 +563,24 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn the_times_of_requests_are_a_histogram_of_a_volume_and_an_operation() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let text = render(serving(fake)).unwrap();
+        for line in [
+            "# TYPE holdfast_volume_request_seconds histogram",
+            "holdfast_volume_request_seconds_count{volume=\"vol-1\",operation=\"flush\"} 3",
+            "holdfast_volume_request_seconds_sum{volume=\"vol-1\",operation=\"flush\"} 9.000048",
+            "holdfast_volume_request_seconds_bucket{le=\"0.000016\",volume=\"vol-1\",operation=\"flush\"} 1",
+            "holdfast_volume_request_seconds_bucket{le=\"8.388608\",volume=\"vol-1\",operation=\"flush\"} 2",
+            "holdfast_volume_request_seconds_bucket{le=\"+Inf\",volume=\"vol-1\",operation=\"flush\"} 3",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("operation=\"read\"}"), "nothing was read: {text}");
     }
 
     /// Alerts and dashboards know a volume by its id, the owner of a claim by the claim.

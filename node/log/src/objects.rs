@@ -9,18 +9,17 @@ use crate::error::{LogFailure, store};
 /// Bytes that are read of an object that is written empty.
 const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
-/// The ids of all volumes in the store, deleted ones among them, in the order of their keys: a LIST for each
-/// 1,000. Foreign objects under the prefix are passed over.
+/// The ids of all volumes in the store, deleted ones among them: a LIST for each 1,000. Foreign objects under the prefix are passed over.
 ///
 /// # Errors
 /// The store did not answer.
 pub async fn list_volumes(objects: &dyn ObjectStore) -> Result<Vec<VolumeId>, StoreError> {
-    let (mut ids, mut after) = (Vec::new(), None);
+    let (mut ids, mut from) = (Vec::new(), None);
     loop {
-        let page = objects.list_folders(VOLUMES_PREFIX, after.as_deref(), MAX_PAGE_ENTRIES).await?;
+        let page = objects.list_folders(VOLUMES_PREFIX, from.as_deref(), MAX_PAGE_ENTRIES).await?;
         ids.extend(page.names.iter().filter_map(|name| name.parse::<VolumeId>().ok()));
-        after = page.next;
-        if after.is_none() {
+        from = page.next;
+        if from.is_none() {
             return Ok(ids);
         }
     }

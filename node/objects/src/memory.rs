@@ -323,7 +323,7 @@ impl ObjectStore for MemoryStore {
     async fn list_folders(
         &self,
         prefix: &str,
-        start_after: Option<&str>,
+        from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
         if limit == 0 {
@@ -332,7 +332,7 @@ impl ObjectStore for MemoryStore {
         if self.arrive(Verb::List).await? == Reply::Lost {
             return Err(lost_reply());
         }
-        let mut from = match start_after {
+        let mut from = match from {
             Some(key) if key >= prefix => Bound::Excluded(key.to_owned()),
             Some(_) | None => Bound::Included(prefix.to_owned()),
         };

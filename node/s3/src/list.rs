@@ -7,6 +7,14 @@ use holdfast_objects::{Entry, Folders, MAX_PAGE_ENTRIES, Page, StoreError, Verb}
 
 use crate::{classify::classify, clock::AnswerDate, store::S3Store};
 
+/// Where a page begins.
+enum Begin<'a> {
+    /// After a key.
+    After(Option<&'a str>),
+    /// Where the server says that the page before ends.
+    Page(Option<&'a str>),
+}
+
 impl S3Store {
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
     pub(crate) async fn list_objects(
@@ -15,21 +23,21 @@ impl S3Store {
         start_after: Option<&str>,
         limit: usize,
     ) -> Result<Page, StoreError> {
-        self.list_with(prefix, start_after, limit, None, |answer, now| {
+        self.list_with(prefix, Begin::After(start_after), limit, None, |answer, now| {
             page(answer, self.root(), prefix, start_after, now)
         })
         .await
     }
 
-    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
+    #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, from, limit))]
     pub(crate) async fn list_common_prefixes(
         &self,
         prefix: &str,
-        start_after: Option<&str>,
+        from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        self.list_with(prefix, start_after, limit, Some("/"), |answer, _now| {
-            folders(&answer, self.root(), prefix, start_after)
+        self.list_with(prefix, Begin::Page(from), limit, Some("/"), |answer, _now| {
+            folders(&answer, self.root(), prefix)
         })
         .await
     }
@@ -37,7 +45,7 @@ impl S3Store {
     async fn list_with<T>(
         &self,
         prefix: &str,
-        start_after: Option<&str>,
+        begin: Begin<'_>,
         limit: usize,
         delimiter: Option<&str>,
         read: impl Fn(ListObjectsV2Output, Option<SystemTime>) -> Result<T, StoreError>,
@@ -48,7 +56,10 @@ impl S3Store {
         }
         let limit = limit.min(MAX_PAGE_ENTRIES) as i32;
         let full_prefix = format!("{}{prefix}", self.root());
-        let full_start = start_after.map(|key| format!("{}{key}", self.root()));
+        let (full_start, token) = match begin {
+            Begin::After(key) => (key.map(|key| format!("{}{key}", self.root())), None),
+            Begin::Page(token) => (None, token.map(str::to_owned)),
+        };
         self.repeat(Verb::List, self.config.timeouts.attempt_for(0), || async {
             let date = AnswerDate::default();
             let list = self
@@ -57,6 +68,7 @@ impl S3Store {
                 .bucket(&self.config.bucket)
                 .prefix(&full_prefix)
                 .set_start_after(full_start.clone())
+                .set_continuation_token(token.clone())
                 .set_delimiter(delimiter.map(str::to_owned))
                 .max_keys(limit)
                 .customize()
@@ -70,32 +82,27 @@ impl S3Store {
     }
 }
 
-/// The common prefixes of a page. Keys beside them count for where the next page begins.
-fn folders(
-    answer: &ListObjectsV2Output,
-    root: &str,
-    prefix: &str,
-    start_after: Option<&str>,
-) -> Result<Folders, StoreError> {
+/// The common prefixes of a page, ascending. Servers order those of a page otherwise, SeaweedFS by their names
+/// without the `/`, so the next page is asked for by the server's own token: no folder is between two pages.
+fn folders(answer: &ListObjectsV2Output, root: &str, prefix: &str) -> Result<Folders, StoreError> {
     let missing = |field| StoreError::BadAnswer { field };
-    let (mut names, mut ends): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut found: Vec<&str> = Vec::new();
     for folder in answer.common_prefixes() {
         let full = folder.prefix().and_then(|full| full.strip_prefix(root)).ok_or(missing("Prefix"))?;
-        let name =
-            full.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('/')).ok_or(missing("Prefix"))?;
-        let after = ends.last().map(String::as_str).or(start_after);
-        if after.is_some_and(|after| full <= after) {
-            return Err(missing("order of prefixes in a list"));
-        }
-        ends.push(Folders::end_of(prefix, name));
-        names.push(name.to_owned());
+        found.push(full.strip_prefix(prefix).filter(|rest| rest.ends_with('/')).ok_or(missing("Prefix"))?);
     }
-    if !answer.is_truncated.unwrap_or(false) {
-        return Ok(Folders { names, next: None });
+    found.sort_unstable();
+    if found.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(missing("different prefixes in a list"));
     }
-    let last_key = answer.contents().last().and_then(|object| object.key()?.strip_prefix(root));
-    let next = ends.pop().into_iter().chain(last_key.map(str::to_owned)).max();
-    Ok(Folders { names, next: Some(next.ok_or(missing("CommonPrefixes in a truncated list"))?) })
+    let names = found.iter().map(|name| name.trim_end_matches('/').to_owned()).collect();
+    let next = if answer.is_truncated.unwrap_or(false) {
+        let token = answer.next_continuation_token().filter(|token| !token.is_empty());
+        Some(token.ok_or(missing("NextContinuationToken in a truncated list"))?.to_owned())
+    } else {
+        None
+    };
+    Ok(Folders { names, next })
 }
 
 fn page(
@@ -159,33 +166,36 @@ mod tests {
     }
 
     #[test]
-    fn folders_continue_behind_all_that_a_page_has() {
-        let grouped = |prefixes: &[&str], keys: &[&str], more: bool| {
+    fn folders_are_ascending_and_continue_where_the_server_says() {
+        let grouped = |prefixes: &[&str], more: bool, token: Option<&str>| {
             let prefix = |name: &&str| CommonPrefix::builder().prefix(*name).build();
-            let object = |key: &&str| Object::builder().key(*key).build();
             let answer = ListObjectsV2Output::builder()
                 .set_common_prefixes(Some(prefixes.iter().map(prefix).collect()))
-                .set_contents(Some(keys.iter().map(object).collect()))
                 .is_truncated(more)
+                .set_next_continuation_token(token.map(str::to_owned))
                 .build();
-            folders(&answer, "r/", "v/", Some("v/a0"))
+            folders(&answer, "r/", "v/")
         };
         let found = |names: &[&str], next: Option<&str>| {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
             Folders { names, next: next.map(str::to_owned) }
         };
-        assert_eq!(grouped(&["r/v/b-1/", "r/v/b/"], &[], false).unwrap(), found(&["b-1", "b"], None));
-        assert_eq!(grouped(&["r/v/b/"], &["r/v/b.txt"], true).unwrap(), found(&["b"], Some("v/b0")));
-        assert_eq!(grouped(&["r/v/b/"], &["r/v/c"], true).unwrap(), found(&["b"], Some("v/c")));
-        assert_eq!(grouped(&[], &["r/v/c"], true).unwrap(), found(&[], Some("v/c")));
-        for (prefixes, more) in [
-            (&["r/v/a/"][..], false),
-            (&["r/v/c/", "r/v/b/"], false),
-            (&["r/w/b/"], false),
-            (&["v/b/"], false),
-            (&[], true),
+        assert_eq!(grouped(&["r/v/b-1/", "r/v/b/"], false, None).unwrap(), found(&["b-1", "b"], None));
+        // As SeaweedFS 4.53 orders them.
+        assert_eq!(
+            grouped(&["r/v/b/", "r/v/b-1/"], true, Some("t")).unwrap(),
+            found(&["b-1", "b"], Some("t"))
+        );
+        assert_eq!(grouped(&[], true, Some("t")).unwrap(), found(&[], Some("t")));
+        for (prefixes, more, token) in [
+            (&["r/v/b/", "r/v/a/", "r/v/b/"][..], false, None),
+            (&["r/w/b/"], false, None),
+            (&["v/b/"], false, None),
+            (&["r/v/b"], false, None),
+            (&["r/v/b/"], true, None),
+            (&["r/v/b/"], true, Some("")),
         ] {
-            let refused = grouped(prefixes, &[], more).expect_err("misleading");
+            let refused = grouped(prefixes, more, token).expect_err("misleading");
             assert_eq!(refused.kind(), holdfast_objects::ErrorKind::Corrupt, "{prefixes:?}");
         }
     }

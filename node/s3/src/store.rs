@@ -109,10 +109,10 @@ impl ObjectStore for S3Store {
     async fn list_folders(
         &self,
         prefix: &str,
-        start_after: Option<&str>,
+        from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        self.list_common_prefixes(prefix, start_after, limit).await
+        self.list_common_prefixes(prefix, from, limit).await
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {

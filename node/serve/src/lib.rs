@@ -10,6 +10,7 @@
 pub mod clock;
 mod figures;
 mod label;
+pub mod latency;
 pub mod limit;
 mod live_map;
 mod memory;

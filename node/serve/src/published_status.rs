@@ -11,6 +11,7 @@ use holdfast_types::{Seq, SnapshotUid};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
+use crate::latency::Latencies;
 use crate::writer_state::WriterState;
 
 /// Answers to requests for snapshots that wait for their receivers; one that misses some asks again.
@@ -50,6 +51,8 @@ pub struct ServedCounts {
     pub errors: u64,
     /// Pieces of background work that waited to be begun at a time, at most.
     pub max_waiting_work: u64,
+    /// How long requests took; none of a memory volume, which answers each at once.
+    pub latencies: Latencies,
 }
 
 /// Status that one volume publishes.

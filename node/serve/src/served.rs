@@ -207,11 +207,13 @@ impl ServedVolume {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.handle(ring, Event::Tick, now);
         self.lines.write(Rest::Due(now));
+        self.queues.time_next();
         self.show();
     }
 
     fn show(&mut self) {
-        self.published.show(self.volume.status(), self.tally);
+        let served = ServedCounts { latencies: *self.queues.latencies(), ..self.tally };
+        self.published.show(self.volume.status(), served);
         self.show_snapshots();
     }
 

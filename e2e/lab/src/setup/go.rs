@@ -10,12 +10,14 @@ use serde_json::Value;
 use crate::cache::Cache;
 use crate::command::{output, show};
 use crate::pins::{
-    CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, SIDECARS, SNAPSHOTTER, VERSITYGW,
+    CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, SEAWEEDFS, SIDECARS, SNAPSHOTTER,
+    VERSITYGW,
 };
 use crate::setup::apt::AptRoot;
 
 /// Times of the builds on two quiet cores, from nothing.
 pub(super) const VERSITYGW_EXPECTED: Duration = Duration::from_secs(120);
+pub(super) const SEAWEEDFS_EXPECTED: Duration = Duration::from_secs(600);
 pub(super) const HELM_EXPECTED: Duration = Duration::from_secs(240);
 pub(super) const CSI_SANITY_EXPECTED: Duration = Duration::from_secs(60);
 pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
@@ -32,6 +34,19 @@ pub const SNAPSHOT_PROGRAMS: [&str; 2] = ["csi-snapshotter", "snapshot-controlle
 /// If Go is not to be had or the build fails.
 pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
     install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", VERSITYGW_EXPECTED)
+}
+
+/// SeaweedFS: another S3 server, from the module in `e2e/lab/go/seaweedfs`.
+///
+/// # Errors
+/// If Go is not to be had or the build fails.
+pub fn seaweedfs(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
+    let module = workspace.join("e2e/lab/go/seaweedfs");
+    let dir = cache.entry(&format!("seaweedfs-{SEAWEEDFS}"), SEAWEEDFS_EXPECTED, |dir| {
+        let package = "github.com/seaweedfs/seaweedfs/weed";
+        build(cache, &["build"], &module, package, "-s -w", &dir.join("weed"))
+    })?;
+    Ok(dir.join("weed"))
 }
 
 /// helm: renders and checks charts.

@@ -333,6 +333,7 @@ pub(crate) fn stats(status: &NodeVolumeStatus) -> wire::VolumeStats {
         local_read_errors: _,
         errors,
         max_waiting_work: _,
+        latencies: _,
     } = status.served;
     wire::VolumeStats {
         volume_id: status.volume.to_string(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     Condition, ConditionBuilder, ConditionStatus, FencedData, MemoryUse, NODE_FIELD_MANAGER, READY,
-    StorageNode, StorageNodeStatus, Time, TransportSupport, find_condition,
+    StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -29,6 +29,8 @@ use crate::volumes::Volumes;
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
+/// Condition: a keeper holds the connections of all devices without ublk.
+const DEVICES_KEPT: &str = "DevicesKept";
 /// Condition: the node's pods will leave.
 const DRAINING: &str = "Draining";
 /// Interval at which the node examines itself; an unchanged report is not written again.
@@ -101,6 +103,7 @@ async fn report<V: Volumes>(
         capabilities: volumes.capabilities(),
         volumes: volumes.list(),
         memory: volumes.memory_use(),
+        unkept_devices: volumes.unkept_devices(),
         state_dir,
         space,
         fenced,
@@ -218,6 +221,7 @@ struct StorageNodeFacts<'a> {
     capabilities: Capabilities,
     volumes: Vec<NodeVolumeStatus>,
     memory: MemoryUse,
+    unkept_devices: usize,
     state_dir: &'a Path,
     space: Option<Space>,
     fenced: (Vec<FencedData>, usize),
@@ -229,6 +233,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         capabilities,
         volumes,
         memory,
+        unkept_devices,
         state_dir,
         space,
         fenced: (fenced, unlisted),
@@ -246,8 +251,9 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
     let mut refusals: Vec<&str> =
         transports.iter().filter_map(|support| support.refusal.as_deref()).collect();
     refusals.dedup();
-    let usable = transports.iter().any(|support| support.available);
-    let ready = if usable {
+    // They are in the order in which the daemon takes them.
+    let chosen = transports.iter().find(|support| support.available).map(|support| support.name);
+    let ready = if chosen.is_some() {
         conditions.build(READY, ConditionStatus::True, "Serving", "the daemon serves volumes")
     } else {
         let message = format!("no transport can be used: {}", refusals.join("; "));
@@ -259,6 +265,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         sectors_atomic(state_disk.as_ref(), state_dir, conditions),
         kernel_teardown_fixed(&kernel_release, conditions),
     ];
+    described.extend(are_kept(chosen, unkept_devices, conditions));
     described.extend(is_draining(&draining, conditions));
     StorageNodeStatus {
         kernel_release: Some(kernel_release),
@@ -268,12 +275,34 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         available_bytes: space.map(|space| space.available_bytes / SPACE_STEP_BYTES * SPACE_STEP_BYTES),
         memory: Some(memory).filter(|memory| memory.limit_bytes > 0 || memory.promised_bytes > 0),
         attached_volumes: u32::try_from(attached).ok(),
+        transport: chosen.map(|name| name.as_str().to_owned()),
         transports,
         fenced,
         fenced_unlisted: u32::try_from(unlisted).ok().filter(|unlisted| *unlisted > 0),
         last_handoff: None,
         conditions: described,
     }
+}
+
+/// Devices of ublk need no keeper: without others there is no condition.
+fn are_kept(
+    transport: Option<TransportName>,
+    unkept_devices: usize,
+    conditions: &ConditionBuilder<'_>,
+) -> Option<Condition> {
+    let (status, reason, message) = match (transport, unkept_devices) {
+        (Some(TransportName::FuseLoop), 0) => {
+            (ConditionStatus::True, "Kept", "a keeper holds the connections of all devices".to_owned())
+        }
+        (_, 0) => return None,
+        (_, devices) => {
+            let means = "Requests to them fail if the daemon ends, so an upgrade of it waits";
+            let fix = "Check the pod of the DaemonSet holdfast-keeper on this node";
+            let message = format!("no keeper holds the connections of {devices} devices. {means}. {fix}");
+            (ConditionStatus::False, "NotKept", message)
+        }
+    };
+    Some(conditions.build(DEVICES_KEPT, status, reason, message))
 }
 
 /// Until the Node was seen, the condition is what it was.

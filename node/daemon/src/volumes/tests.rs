@@ -15,6 +15,7 @@ use holdfast_log::sweep::SweepReport;
 use holdfast_memory::{MemoryFigures, PageCodec};
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
+use holdfast_serve::latency::TimedOperation;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
 use holdfast_ublk::Transport;
 use parking_lot::Mutex;
@@ -171,10 +172,18 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
         index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1, ancestors: Some(2) },
         waiting_requests: 0,
-        served: ServedCounts { writes: 5, ..ServedCounts::default() },
+        served: served(),
         memory: None,
         memory_identity: None,
     }
+}
+
+fn served() -> ServedCounts {
+    let mut served = ServedCounts { writes: 5, ..ServedCounts::default() };
+    for us in [16, 32, 9_000_000] {
+        served.latencies.add(TimedOperation::Flush, us);
+    }
+    served
 }
 
 /// A memory volume of 1 GiB of the object with this uid; without one, of a person.

@@ -156,11 +156,11 @@ impl S3 for Backend {
         let input = req.input;
         check_bucket(&input.bucket)?;
         let prefix = input.prefix.unwrap_or_default();
-        let after = input.start_after.unwrap_or_default();
+        let after = input.continuation_token.or(input.start_after).unwrap_or_default();
         let limit = input.max_keys.unwrap_or(1000) as usize;
         let objects = self.objects.lock().unwrap();
         let (mut contents, mut folders): (Vec<Object>, Vec<String>) = (Vec::new(), Vec::new());
-        let mut is_truncated = false;
+        let (mut is_truncated, mut last) = (false, None);
         let found = objects.iter().filter(|(key, _)| key.starts_with(&prefix) && **key > after);
         for (key, (body, modified)) in found {
             let end = input.delimiter.as_deref().and_then(|delimiter| key[prefix.len()..].find(delimiter));
@@ -173,6 +173,8 @@ impl S3 for Backend {
                 is_truncated = true;
                 break;
             }
+            // No key of a folder comes after its name with the character behind the delimiter.
+            last = Some(end.map_or_else(|| key.clone(), |end| format!("{}0", &key[..prefix.len() + end])));
             match end {
                 Some(_) => folders.push(name.to_owned()),
                 None => contents.push(Object {
@@ -188,6 +190,7 @@ impl S3 for Backend {
             contents: Some(contents),
             common_prefixes: Some(folders.collect()),
             is_truncated: Some(is_truncated),
+            next_continuation_token: last.filter(|_| is_truncated),
             ..ListObjectsV2Output::default()
         }))
     }

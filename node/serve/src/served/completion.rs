@@ -86,10 +86,16 @@ impl ServedVolume {
             Operation::Write => {
                 tally.writes += 1;
                 tally.written_bytes += request.len_bytes();
-                if request.is_fua() { Op::WriteFua } else { Op::Write }
+                if request.is_fua() {
+                    self.queues.time_next();
+                    Op::WriteFua
+                } else {
+                    Op::Write
+                }
             }
             Operation::Flush => {
                 tally.flushes += 1;
+                self.queues.time_next();
                 Op::Flush
             }
             Operation::Discard => {

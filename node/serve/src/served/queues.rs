@@ -6,8 +6,9 @@
 use holdfast_engine::event::RequestId;
 use holdfast_fuse::FuseQueue;
 use holdfast_ring::{Errno, IoResult};
-use holdfast_ublk::{DeviceRequest, QueueEvent};
+use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 
+use crate::latency::{Latencies, SAMPLE, TimedOperation, now_us};
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::volume_queue::VolumeQueue;
@@ -15,7 +16,35 @@ use crate::volume_queue::VolumeQueue;
 /// A request that is with the planner.
 struct OpenRequest {
     queue: u16,
+    /// Its begin is in [`TimedRequests`].
+    is_timed: bool,
     request: DeviceRequest,
+}
+
+/// The requests that are timed.
+struct TimedRequests {
+    /// Number of requests until one is timed.
+    left: u32,
+    /// The begins of those in flight, by id, in microseconds.
+    began_us: Vec<u64>,
+    latencies: Latencies,
+}
+
+impl TimedRequests {
+    #[cold]
+    #[inline(never)]
+    fn begin(&mut self, id: RequestId) {
+        self.began_us[id.0 as usize] = now_us();
+        self.left = SAMPLE;
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end(&mut self, id: RequestId, request: &DeviceRequest) {
+        if let Some(operation) = timed(request) {
+            self.latencies.add(operation, now_us().saturating_sub(self.began_us[id.0 as usize]));
+        }
+    }
 }
 
 /// The queues of a volume's device.
@@ -28,6 +57,7 @@ pub(super) struct Queues {
     /// They are with the kernel.
     is_open: bool,
     closing: Option<Reply>,
+    timed: TimedRequests,
 }
 
 impl Queues {
@@ -39,6 +69,11 @@ impl Queues {
             requests: (0..requests).map(|_| None).collect(),
             is_open: false,
             closing: None,
+            timed: TimedRequests {
+                left: SAMPLE,
+                began_us: vec![0; requests as usize],
+                latencies: Latencies::default(),
+            },
         }
     }
 
@@ -54,7 +89,7 @@ impl Queues {
     }
 
     /// Takes in what a command came to; `None` where its queue was closed, or the tag is not with the kernel.
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_command(
         &mut self,
         ring: &mut Ring,
@@ -79,31 +114,44 @@ impl Queues {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn id(&self, queue: u16, tag: u16) -> RequestId {
         RequestId(u32::from(queue) * self.depth + u32::from(tag))
     }
 
+    /// The next request is timed, whatever number it has.
+    pub(super) const fn time_next(&mut self) {
+        self.timed.left = 1;
+    }
+
     /// Keeps a request until it is completed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, queue: u16, request: DeviceRequest) -> RequestId {
         let id = self.id(queue, request.tag());
-        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, request });
+        self.timed.left -= 1;
+        let is_timed = self.timed.left == 0;
+        if is_timed {
+            self.timed.begin(id);
+        }
+        let place = self.requests[id.0 as usize].replace(OpenRequest { queue, is_timed, request });
         assert!(place.is_none(), "the kernel hands out a tag once");
         id
     }
 
     /// A request, with the queue it came from.
-    #[inline]
+    #[inline(always)]
     pub(super) fn request(&self, id: RequestId) -> (&VolumeQueue, &DeviceRequest) {
-        let OpenRequest { queue, request } = self.requests[id.0 as usize].as_ref().expect("in flight");
+        let OpenRequest { queue, request, .. } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
         let open = self.requests[id.0 as usize].take();
-        let OpenRequest { queue, request } = open.expect("the planner completes what is in flight");
+        let OpenRequest { queue, is_timed, request } = open.expect("the planner completes what is in flight");
+        if is_timed {
+            self.timed.end(id, &request);
+        }
         self.queues[usize::from(queue)].complete(ring, request, outcome);
     }
 
@@ -137,6 +185,11 @@ impl Queues {
         }
     }
 
+    /// How long requests took.
+    pub(super) const fn latencies(&self) -> &Latencies {
+        &self.timed.latencies
+    }
+
     /// Number of requests that are with the planner.
     pub(super) fn with_owner(&self) -> u32 {
         self.queues.iter().map(|queue| u32::from(queue.requests_with_owner())).sum()
@@ -151,11 +204,21 @@ impl Queues {
     /// volume `is_still`, what moves their data may be in flight.
     pub(super) fn leave(&mut self, is_still: bool) {
         for place in &mut self.requests {
-            let Some(OpenRequest { queue, request }) = place.take() else { continue };
+            let Some(OpenRequest { queue, request, .. }) = place.take() else { continue };
             match self.queues.get_mut(usize::from(queue)) {
                 Some(queue) if is_still => queue.leave(request),
                 Some(_) | None => request.leave_to_successor(),
             }
         }
+    }
+}
+
+/// The operation that a request is timed as; discards are not timed.
+const fn timed(request: &DeviceRequest) -> Option<TimedOperation> {
+    match request.operation() {
+        Operation::Read => Some(TimedOperation::Read),
+        Operation::Write if !request.is_fua() => Some(TimedOperation::Write),
+        Operation::Write | Operation::Flush => Some(TimedOperation::Flush),
+        Operation::Discard | Operation::WriteZeroes => None,
     }
 }

@@ -15,6 +15,8 @@ pub(super) enum Kind {
     Rate,
     /// A gauge: its last value.
     Value,
+    /// A histogram, of the samples with this label `operation`: the bound that 99 of 100 did not exceed.
+    Slowest(&'static str),
 }
 
 /// A figure: the metric that it is made of, as docs/metrics.md names it.
@@ -25,7 +27,7 @@ pub(super) struct Figure {
 }
 
 /// Number of [`FIGURES`].
-pub(super) const COUNT: usize = 9;
+pub(super) const COUNT: usize = 12;
 
 const fn rate(metric: &'static str) -> Figure {
     Figure { metric, kind: Kind::Rate }
@@ -33,6 +35,10 @@ const fn rate(metric: &'static str) -> Figure {
 
 const fn value(metric: &'static str) -> Figure {
     Figure { metric, kind: Kind::Value }
+}
+
+const fn slowest(operation: &'static str) -> Figure {
+    Figure { metric: "holdfast_volume_request_seconds", kind: Kind::Slowest(operation) }
 }
 
 /// All figures of a volume, in the order of the table.
@@ -46,6 +52,9 @@ pub(super) const FIGURES: [Figure; COUNT] = [
     value("holdfast_volume_dirty_bytes"),
     value("holdfast_volume_oldest_dirty_seconds"),
     value("holdfast_volume_cached_bytes"),
+    slowest("read"),
+    slowest("write"),
+    slowest("flush"),
 ];
 
 /// Metric that is 1 while a volume is attached.
@@ -69,6 +78,8 @@ struct Volume {
     name: Option<String>,
     claim: Option<String>,
     samples: [Option<f64>; COUNT],
+    /// Of the figures that are histograms: bound in seconds and number of requests up to it, ascending.
+    buckets: [Vec<(f64, f64)>; COUNT],
 }
 
 /// A volume over two reads.
@@ -106,8 +117,16 @@ impl Reading {
                         .map(|(namespace, claim)| format!("{namespace}/{claim}"));
                 }
                 name => {
-                    if let Some(figure) = FIGURES.iter().position(|figure| figure.is_of(name)) {
-                        volume.samples[figure] = Some(sample.value);
+                    let operation = sample.label("operation");
+                    let Some(at) = FIGURES.iter().position(|figure| figure.is_of(name, operation)) else {
+                        continue;
+                    };
+                    match sample.label("le").map(str::parse) {
+                        Some(bound) => {
+                            let bound = bound.map_err(|_| "its answer has a bucket without a bound")?;
+                            volume.buckets[at].push((bound, sample.value));
+                        }
+                        None => volume.samples[at] = Some(sample.value),
                     }
                 }
             }
@@ -121,13 +140,11 @@ impl Reading {
         let seconds = self.at.saturating_duration_since(before.at).as_secs_f64();
         let row = |(id, now): (String, Volume)| {
             let then = before.volumes.get(&id).filter(|then| !now.has_restarted_since(then));
-            let figure = |(at, figure): (usize, &Figure)| {
-                let value = now.samples[at]?;
-                match figure.kind {
-                    Kind::Value => Some(value),
-                    Kind::Rate if seconds > 0.0 => Some((value - then?.samples[at]?) / seconds),
-                    Kind::Rate => None,
-                }
+            let figure = |(at, figure): (usize, &Figure)| match figure.kind {
+                Kind::Value => now.samples[at],
+                Kind::Rate if seconds > 0.0 => Some((now.samples[at]? - then?.samples[at]?) / seconds),
+                Kind::Rate => None,
+                Kind::Slowest(_) => slowest_of(&now.buckets[at], &then?.buckets[at]),
             };
             let mut figures = [None; COUNT];
             FIGURES.iter().enumerate().for_each(|it| figures[it.0] = figure(it));
@@ -147,13 +164,22 @@ impl Volume {
 }
 
 impl Figure {
-    /// True if the samples called `name` are its own.
-    fn is_of(&self, name: &str) -> bool {
+    /// True if the samples called `name`, of an operation if they have that label, are its own.
+    fn is_of(&self, name: &str, operation: Option<&str>) -> bool {
         match self.kind {
             Kind::Rate => name.strip_suffix("_total") == Some(self.metric),
             Kind::Value => name == self.metric,
+            Kind::Slowest(own) => name.strip_suffix("_bucket") == Some(self.metric) && operation == Some(own),
         }
     }
+}
+
+/// The bound in seconds that 99 of 100 of the requests between two reads did not exceed; none if there were
+/// none. A histogram without requests is not in a read.
+fn slowest_of(now: &[(f64, f64)], then: &[(f64, f64)]) -> Option<f64> {
+    let until = |at: usize| now[at].1 - then.get(at).map_or(0.0, |(_, count)| *count);
+    let all = now.len().checked_sub(1).map(until).filter(|&all| all > 0.0)?;
+    (0..now.len()).find(|&at| until(at) >= 0.99 * all).map(|at| now[at].0)
 }
 
 #[cfg(test)]
@@ -196,6 +222,18 @@ holdfast_volume_write_requests_total{volume="id-1"} 200.0
 holdfast_volume_written_bytes_total{volume="id-1"} 1048576.0
 # TYPE holdfast_volume_cold_reads counter
 holdfast_volume_cold_reads_total{volume="id-1"} 0.0
+# TYPE holdfast_volume_request_seconds histogram
+# UNIT holdfast_volume_request_seconds seconds
+holdfast_volume_request_seconds_sum{volume="id-1",operation="read"} 4.5
+holdfast_volume_request_seconds_count{volume="id-1",operation="read"} 30
+holdfast_volume_request_seconds_bucket{le="0.000064",volume="id-1",operation="read"} 10
+holdfast_volume_request_seconds_bucket{le="0.000128",volume="id-1",operation="read"} 20
+holdfast_volume_request_seconds_bucket{le="+Inf",volume="id-1",operation="read"} 30
+holdfast_volume_request_seconds_sum{volume="id-1",operation="write"} 0.1
+holdfast_volume_request_seconds_count{volume="id-1",operation="write"} 1
+holdfast_volume_request_seconds_bucket{le="0.000064",volume="id-1",operation="write"} 1
+holdfast_volume_request_seconds_bucket{le="0.000128",volume="id-1",operation="write"} 1
+holdfast_volume_request_seconds_bucket{le="+Inf",volume="id-1",operation="write"} 1
 # HELP holdfast_volume_info 1: names of the volume in the cluster.
 # TYPE holdfast_volume_info gauge
 holdfast_volume_info{volume="id-1",name="pvc-1",namespace="shop",persistentvolumeclaim="data"} 1.0
@@ -231,6 +269,19 @@ holdfast_log_dropped_lines_total 0.0
             "written_bytes_total{volume=\"id-1\"} 1048576.0",
             "written_bytes_total{volume=\"id-1\"} 53477376.0",
         )
+        .replace("64\",volume=\"id-1\",operation=\"read\"} 10", "64\",volume=\"id-1\",operation=\"read\"} 50")
+        .replace(
+            "128\",volume=\"id-1\",operation=\"read\"} 20",
+            "128\",volume=\"id-1\",operation=\"read\"} 119",
+        )
+        .replace(
+            "+Inf\",volume=\"id-1\",operation=\"read\"} 30",
+            "+Inf\",volume=\"id-1\",operation=\"read\"} 130",
+        )
+        .replace(
+            "+Inf\",volume=\"id-1\",operation=\"write\"} 1",
+            "+Inf\",volume=\"id-1\",operation=\"write\"} 2",
+        )
     }
 
     #[test]
@@ -241,7 +292,23 @@ holdfast_log_dropped_lines_total 0.0
         assert_eq!((row.id.as_str(), row.node.as_str(), row.is_new), ("id-1", "a", false));
         let expected =
             [800.0, 40.0, 0.0, 3_276_800.0, 20_971_520.0, 3.0, 67_108_864.0, 90.4, 1_610_612_736.0];
-        assert_eq!(row.figures, expected.map(Some));
+        assert_eq!(row.figures[..9], expected.map(Some));
+    }
+
+    #[test]
+    fn the_slowest_are_those_of_the_time_between_the_reads() {
+        let found = rows(TEXT, &later(), Duration::from_secs(2));
+        // 100 reads, one of them in the last bucket; the ten slow ones of before do not count. No flush.
+        assert_eq!(found[0].figures[9..], [Some(0.000_128), Some(f64::INFINITY), None]);
+        let first = rows(TEXT, TEXT, Duration::from_secs(2));
+        assert_eq!(first[0].figures[9..], [None; 3]);
+    }
+
+    #[test]
+    fn the_first_requests_of_an_operation_are_counted() {
+        let buckets = [(0.1, 4.0), (0.2, 5.0)];
+        assert_eq!(slowest_of(&buckets, &[]), Some(0.2));
+        assert_eq!(slowest_of(&[], &[]), None);
     }
 
     #[test]
@@ -291,7 +358,10 @@ holdfast_log_dropped_lines_total 0.0
                 Some(3.0),
                 None,
                 Some(90.4),
-                Some(1_610_612_736.0)
+                Some(1_610_612_736.0),
+                None,
+                None,
+                None
             ]
         );
     }
@@ -315,6 +385,7 @@ holdfast_log_dropped_lines_total 0.0
             let kind = match kind {
                 Kind::Rate => "counter",
                 Kind::Value => "gauge",
+                Kind::Slowest(_) => "histogram",
             };
             assert!(named(metric, kind), "{metric}");
         }

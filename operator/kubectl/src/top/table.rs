@@ -36,6 +36,12 @@ pub(crate) enum SortBy {
     Oldest,
     /// Bytes on the node's disk.
     Cached,
+    /// Time that 99 of 100 reads did not exceed.
+    ReadP99,
+    /// Time that 99 of 100 writes did not exceed.
+    WriteP99,
+    /// Time that 99 of 100 flushes and forced writes did not exceed.
+    FlushP99,
 }
 
 /// Titles of the columns of names.
@@ -62,6 +68,9 @@ const COLUMNS: [Column; COUNT] = [
     column("DIRTY", SortBy::Dirty, size),
     column("OLDEST", SortBy::Oldest, age),
     column("CACHED", SortBy::Cached, size),
+    column("READ-P99", SortBy::ReadP99, time),
+    column("WRITE-P99", SortBy::WriteP99, time),
+    column("FLUSH-P99", SortBy::FlushP99, time),
 ];
 
 /// The lines of the table.
@@ -110,7 +119,10 @@ fn compare(one: &Row, other: &Row, sort_by: SortBy) -> Ordering {
         | SortBy::Waiting
         | SortBy::Dirty
         | SortBy::Oldest
-        | SortBy::Cached => {
+        | SortBy::Cached
+        | SortBy::ReadP99
+        | SortBy::WriteP99
+        | SortBy::FlushP99 => {
             let at = COLUMNS.iter().position(|column| column.sort_by == sort_by);
             let figure = |row: &Row| at.and_then(|at| row.figures[at]).unwrap_or(f64::NEG_INFINITY);
             figure(other).total_cmp(&figure(one))
@@ -153,6 +165,14 @@ fn size(bytes: f64) -> String {
     format!("{amount:.1}{unit}B")
 }
 
+/// The bound of a bucket, in seconds; beyond the last one the time is not known.
+fn time(bound: f64) -> String {
+    match Duration::try_from_secs_f64(bound) {
+        Ok(bound) => format!("{bound:.0?}"),
+        Err(_) => ">8s".to_owned(),
+    }
+}
+
 /// A number of seconds.
 fn age(seconds: f64) -> String {
     TimeSpan(Duration::from_secs(Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs()))
@@ -169,8 +189,8 @@ mod tests {
         let text = table(rows(TEXT, &later(), Duration::from_millis(2500)), SortBy::Name);
         assert_eq!(
             text,
-            "VOLUME  CLAIM      NODE  READS/S  WRITES/S  COLD/S  READ-MIB/S  WRITE-MIB/S  WAITING    DIRTY  OLDEST  CACHED\n\
-             pvc-1   shop/data  a         800      40.0     0.0         3.1         20.0        3  64.0MiB   1m30s  1.5GiB\n"
+            "VOLUME  CLAIM      NODE  READS/S  WRITES/S  COLD/S  READ-MIB/S  WRITE-MIB/S  WAITING    DIRTY  OLDEST  CACHED  READ-P99  WRITE-P99  FLUSH-P99\n\
+             pvc-1   shop/data  a         800      40.0     0.0         3.1         20.0        3  64.0MiB   1m30s  1.5GiB     128µs        >8s          -\n"
         );
     }
 
@@ -179,7 +199,11 @@ mod tests {
         let text = table(rows("# EOF", TEXT, Duration::from_secs(2)), SortBy::Name);
         let line = text.lines().nth(1).unwrap();
         let cells: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(cells[3..], ["-", "-", "-", "-", "-", "3", "64.0MiB", "1m30s", "1.5GiB"], "{line}");
+        assert_eq!(
+            cells[3..],
+            ["-", "-", "-", "-", "-", "3", "64.0MiB", "1m30s", "1.5GiB", "-", "-", "-"],
+            "{line}"
+        );
     }
 
     fn order(sort_by: SortBy) -> Vec<String> {

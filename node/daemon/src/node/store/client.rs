@@ -92,10 +92,10 @@ impl ObjectStore for StoreClient {
     async fn list_folders(
         &self,
         prefix: &str,
-        start_after: Option<&str>,
+        from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        self.store().await?.list_folders(prefix, start_after, limit).await
+        self.store().await?.list_folders(prefix, from, limit).await
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {

@@ -374,11 +374,11 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn list_folders(
         &self,
         prefix: &str,
-        start_after: Option<&str>,
+        from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
         let sent = Sent::now(Lane::List, prefix);
-        self.note(sent, StoreError::kind, self.current().list_folders(prefix, start_after, limit).await)
+        self.note(sent, StoreError::kind, self.current().list_folders(prefix, from, limit).await)
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {

@@ -233,10 +233,14 @@ async fn list(query: &str, objects: &MemoryStore) -> Response<Full<Bytes>> {
     let limit = value("max-keys").unwrap().parse().unwrap();
     let (prefix, after) = (value("prefix").unwrap_or_default(), value("start-after"));
     if value("delimiter").is_some() {
-        let page = objects.list_folders(&prefix, after.as_deref(), limit).await.unwrap();
+        let token = value("continuation-token");
+        let page = objects.list_folders(&prefix, token.as_deref(), limit).await.unwrap();
         let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", page.next.is_some());
         for name in page.names {
             write!(text, "<CommonPrefixes><Prefix>{prefix}{name}/</Prefix></CommonPrefixes>").unwrap();
+        }
+        if let Some(next) = page.next {
+            write!(text, "<NextContinuationToken>{next}</NextContinuationToken>").unwrap();
         }
         text.push_str("</ListBucketResult>");
         return reply(200, text.into());

@@ -1,0 +1,122 @@
+//! How long requests take: histograms of a sample of them.
+//!
+//! A request is timed from the moment the ring thread takes it to its completion. The clock is read for one
+//! request of [`SAMPLE`], for the first one after each tick (250 ms), and for each flush and forced write,
+//! which wait for the disk anyway.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// One request of so many is timed.
+pub(crate) const SAMPLE: u32 = 64;
+/// Number of buckets with a bound; what is slower than the last bound is counted without one.
+pub const BUCKETS: usize = 20;
+
+/// The operations whose requests are timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimedOperation {
+    /// Reads.
+    Read,
+    /// Writes that are not forced.
+    Write,
+    /// Flushes and forced writes.
+    Flush,
+}
+
+impl TimedOperation {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Flush];
+
+    /// The name of it, as metrics have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+        }
+    }
+}
+
+/// Upper bound of a bucket, in seconds: 16 microseconds and its doubles.
+#[must_use]
+pub fn bound_seconds(bucket: usize) -> f64 {
+    bound_us(bucket) as f64 / 1e6
+}
+
+const fn bound_us(bucket: usize) -> u64 {
+    16 << bucket
+}
+
+/// Microseconds of a clock that no one sets.
+#[cold]
+pub(crate) fn now_us() -> u64 {
+    let since = clock_gettime(ClockId::Monotonic);
+    since.tv_sec.unsigned_abs() * 1_000_000 + since.tv_nsec.unsigned_abs() / 1000
+}
+
+/// A histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LatencyHistogram {
+    /// Number of requests in each bucket: slower than the bound of the one before, not slower than its own.
+    pub buckets: [u64; BUCKETS],
+    /// Number of requests slower than the last bound.
+    pub beyond: u64,
+    /// Sum of the times, in microseconds.
+    pub sum_us: u64,
+}
+
+impl LatencyHistogram {
+    fn add(&mut self, us: u64) {
+        self.sum_us = self.sum_us.saturating_add(us);
+        // The bounds are powers of two.
+        let bits = u64::BITS - us.saturating_sub(1).leading_zeros();
+        let bucket = bits.saturating_sub(bound_us(0).ilog2()) as usize;
+        *self.buckets.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
+    }
+
+    /// Number of requests that were timed.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum::<u64>() + self.beyond
+    }
+}
+
+/// The histograms of a volume, since this process attached or recovered it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Latencies([LatencyHistogram; TimedOperation::ALL.len()]);
+
+impl Latencies {
+    /// The histogram of an operation.
+    #[must_use]
+    pub const fn of(&self, operation: TimedOperation) -> &LatencyHistogram {
+        &self.0[operation as usize]
+    }
+
+    /// Counts a request that took so many microseconds.
+    pub fn add(&mut self, operation: TimedOperation, us: u64) {
+        self.0[operation as usize].add(us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_the_first_bucket_whose_bound_it_does_not_exceed() {
+        let mut latencies = Latencies::default();
+        for us in [0, 16, 17, 32, 33, bound_us(BUCKETS - 1), bound_us(BUCKETS - 1) + 1] {
+            latencies.add(TimedOperation::Write, us);
+        }
+        let writes = latencies.of(TimedOperation::Write);
+        assert_eq!((writes.buckets[..3].to_vec(), writes.buckets[BUCKETS - 1]), (vec![2, 2, 1], 1));
+        assert_eq!((writes.beyond, writes.count()), (1, 7));
+        assert_eq!(writes.sum_us, 98 + 2 * bound_us(BUCKETS - 1) + 1);
+        assert_eq!(latencies.of(TimedOperation::Read).count(), 0);
+    }
+
+    #[test]
+    fn the_bounds_reach_from_a_fast_disk_to_a_store_that_is_away() {
+        assert_eq!((bound_seconds(0), bound_seconds(BUCKETS - 1)), (0.000_016, 8.388_608));
+    }
+}
