@@ -35,7 +35,8 @@ const UNAVAILABLE: i32 = 7;
 
 /// Number of the signal that ends a process at once.
 pub const SIGKILL: i32 = 9;
-const SIGTERM: i32 = 15;
+/// Number of the signal that asks a process to end.
+pub const SIGTERM: i32 = 15;
 
 /// Source of the daemon's orders to serve volumes.
 #[derive(Debug, Clone)]

@@ -62,6 +62,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     changed_blocks(world)?;
     attributes(world)?;
     memory(world, &defaults)?;
+    without_ublk(world, &defaults)?;
     credentials(world)?;
     refusals(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
@@ -315,6 +316,28 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
     let changed: Vec<String> =
         rendered.iter().filter(|object| !object.contains("kind: Pod\n")).cloned().collect();
     accepted(world, "memory", &changed)
+}
+
+/// Nodes without ublk have a keeper where the values ask for it, which has no more rights than a directory.
+fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
+    const NAME: &str = "  name: holdfast-keeper";
+    ensure!(!has(defaults, NAME), "a keeper is rendered although no value asks for it");
+    let rendered = render(world, "without-ublk", &json!({ "node": { "withoutUblk": { "enabled": true } } }))?;
+    let keeper =
+        rendered.iter().find(|object| object.lines().any(|line| line == NAME)).context("the keeper")?;
+    for line in [
+        "rollingUpdate: {maxUnavailable: 0, maxSurge: 1}",
+        "automountServiceAccountToken: false",
+        "capabilities: {drop: [ALL]}",
+        "readOnlyRootFilesystem: true",
+        "args: [keeper, --run-dir=/run/holdfast]",
+        "- {name: run, mountPath: /run/holdfast}",
+    ] {
+        ensure!(keeper.lines().any(|found| found.trim() == line), "{line} is not in\n{keeper}");
+    }
+    ensure!(stays_to_the_end(keeper)?, "an autoscaler may evict the pods of\n{keeper}");
+    ensure!(!keeper.contains("privileged") && !keeper.contains("hostPID"), "more rights than it needs");
+    accepted(world, "without-ublk", std::slice::from_ref(keeper))
 }
 
 /// Values that ask for all that the chart can render.

@@ -14,6 +14,7 @@ mod cache_disk;
 mod changed_blocks;
 pub mod chaos;
 mod chart;
+mod claims_without_ublk;
 pub mod cluster;
 mod control_plane;
 mod cordon;
@@ -572,6 +573,13 @@ pub const BY_NAME: &[Scenario] = &[
         run: failover::run,
     },
     Scenario {
+        name: "claims-without-ublk",
+        about: "claims on a node without ublk: daemon and keeper are killed and replaced under load, the claim grows in use and moves to a node with ublk and back",
+        expected: Duration::from_secs(200),
+        alone: false,
+        run: claims_without_ublk::run,
+    },
+    Scenario {
         name: "seaweedfs",
         about: "a second real S3 server passes the conformance suite, and a volume lives in it as in `standalone-zero-copy`",
         expected: Duration::from_secs(120),
@@ -605,6 +613,7 @@ pub const IN_TURN: &[&str] = &[
     "ublk-zero-copy@7.2",
     "without-ublk@6.12",
     "seaweedfs",
+    "claims-without-ublk",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.

@@ -437,6 +437,7 @@ mod tests {
             capabilities,
             volumes: Vec::new(),
             memory: MemoryUse::default(),
+            unkept_devices: 0,
             state_dir: Path::new("/state"),
             space: None,
             fenced: (Vec::new(), 0),
@@ -458,6 +459,27 @@ mod tests {
         assert!(!status.transports[0].available);
         assert!(status.transports[0].refusal.as_ref().unwrap().contains("AUTO_BUF_REG"));
         assert!(status.transports[1].available && status.transports[1].refusal.is_none());
+    }
+
+    #[test]
+    fn a_node_without_ublk_says_whether_its_devices_are_kept() {
+        let status = |usable: Transport, unkept_devices| {
+            let of = |transport| (transport, if transport == usable { Ok(()) } else { Err("no".to_owned()) });
+            let transports = Transport::ALL.map(of).into();
+            let capabilities = Capabilities { transports, ..Fake::default().capabilities() };
+            let facts = StorageNodeFacts { unkept_devices, ..facts(capabilities) };
+            let status = first(|conditions| describe(facts, conditions));
+            let kept = find_condition(&status.conditions, DEVICES_KEPT).cloned();
+            (status.transport, kept.map(|kept| (kept.status, kept.message)))
+        };
+        assert_eq!(status(Transport::UserCopy, 0), (Some("ublk-user-copy".to_owned()), None));
+        let (transport, kept) = status(Transport::Fuse, 0);
+        assert_eq!(transport.as_deref(), Some("fuse-loop"));
+        assert!(kept.is_some_and(|(status, _)| status == "True"));
+        let (_, kept) = status(Transport::Fuse, 2);
+        assert!(kept.is_some_and(|(status, message)| {
+            status == "False" && message.starts_with("no keeper holds the connections of 2 devices.")
+        }));
     }
 
     /// The controller counts promised memory; used memory changes with every write.

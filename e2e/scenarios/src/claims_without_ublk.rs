@@ -1,0 +1,184 @@
+//! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon of Kubernetes serves them only
+//! beside a keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a node
+//! with ublk and back.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Csi, LIMIT, Use, granted};
+use holdfast_lab::csi_node::{Claim, CsiNode};
+use holdfast_lab::node::{Node, SIGKILL, SIGTERM};
+use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::csi_node::{claim, publish, release};
+use super::provisioning::{condition, expect_removed};
+use super::story::provision_store;
+
+const BUCKET: &str = "claims-without-ublk";
+const CLAIM: &str = "pvc-data";
+const GIB: i64 = 1 << 30;
+/// Keepers, each in place of the one before.
+const KEEPERS: [&str; 3] = ["keeper-0", "keeper-1", "keeper-2"];
+/// Name of the load's process.
+const LOAD: &str = "load";
+/// Longest wait for a process to end.
+const ENDS: Duration = Duration::from_secs(60);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    let controller = world.csi_controller()?;
+    let csi = controller.csi();
+
+    report::step("without a keeper the node says what is missing, and serves nothing");
+    world.vm_with("a", Options::without_ublk)?;
+    let a = world.node("a", "auto", "")?;
+    let on_a = CsiNode::start(world.vm("a")?)?;
+    let vm = a.vm();
+    vm.exec("! test -e /dev/ublk-control; ! pgrep -x holdfast-keeper")?;
+    let missing = until("the node to say so", LIMIT, || {
+        let found = condition(world, "storagenode/a", "Ready")?;
+        Ok(found.contains("keeper").then_some(found))
+    })?;
+    ensure!(missing.starts_with("NoTransport: ") && missing.contains("holdfast-node keeper"), "{missing}");
+
+    report::step("with a keeper it does");
+    start_keeper(vm, KEEPERS[0], false)?;
+    until("the node's transport", LIMIT, || {
+        let path = "--output=jsonpath={.status.transport}";
+        Ok((world.kubectl(["get", "storagenode/a", path])? == "fuse-loop").then_some(()))
+    })?;
+    let data = claim(&csi, CLAIM, "a", &Use::mounted("ext4"))?;
+    granted("stage", on_a.stage(&data, LIMIT)?)?;
+    granted("publish", on_a.publish(&data, "pod", false)?)?;
+    let target = data.target("pod");
+    vm.exec(&format!("findmnt --noheadings --output SOURCE {target} | grep -q ^/dev/loop"))?;
+    until("its devices to be kept", LIMIT, || {
+        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
+    })?;
+
+    report::step("kill, restart and replace the daemon, and replace its keeper, under load");
+    let program = format!(
+        "n=0; while n=$((n + 1)) && echo $n > {target}/load.new && sync {target}/load.new && \
+         mv {target}/load.new {target}/load; do :; done"
+    );
+    vm.spawn(LOAD, &bash(&program))?;
+    let load = Load { vm, file: format!("{target}/load") };
+    load.goes_on()?;
+    for pair in KEEPERS.windows(2) {
+        a.kill()?;
+        a.restart()?;
+        load.goes_on()?;
+        start_keeper(vm, pair[1], true)?;
+        vm.signal(pair[0], SIGTERM)?;
+        vm.wait(pair[0], ENDS)?;
+        load.goes_on()?;
+        a.terminate()?;
+        a.restart()?;
+        load.goes_on()?;
+        a.hand_over()?;
+        load.goes_on()?;
+    }
+
+    report::step("no planned end into a loss: without a keeper the daemon stays");
+    vm.signal(KEEPERS[2], SIGKILL)?;
+    vm.wait(KEEPERS[2], ENDS)?;
+    until("the missing keeper to be reported", LIMIT, || {
+        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("NotKept: ").then_some(()))
+    })?;
+    let unkept = a.metrics()?.lines().any(|line| line == "holdfast_unkept_devices 1.0");
+    ensure!(unkept, "the metric does not count the device");
+    load.goes_on()?;
+    start_keeper(vm, KEEPERS[0], true)?;
+    until("its devices to be kept again", LIMIT, || {
+        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
+    })?;
+    a.kill()?;
+    a.restart()?;
+    load.goes_on()?;
+
+    report::step("expand the claim in use");
+    granted("expand", csi.expand(CLAIM, 2 * GIB)?)?;
+    let grown = granted("expand its file system", on_a.expand(&data, "pod", 2 * GIB)?)?;
+    ensure!(grown == 2 * GIB, "a device of {grown} bytes");
+    load.goes_on()?;
+    load.end()?;
+    let sums = vm.exec(&format!(
+        "cp -r /usr/share/perl* {target}/; cd {target}; find . -type f | sort | xargs cat | sha256sum"
+    ))?;
+    release(&on_a, &data, "pod")?;
+    granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
+    moves(world, &csi, &data, &sums, &on_a)?;
+
+    granted("delete", csi.delete(CLAIM, LIMIT)?)?;
+    expect_removed(&s3, BUCKET, 1)?;
+    a.vm().exec("! ls -d /sys/block/loop*/loop 2>/dev/null; ! dmesg | grep -i 'I/O error'")?;
+    a.terminate()?;
+    operator.stop()
+}
+
+/// The claim is read on a node with ublk, and then again on this one.
+fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> Result<()> {
+    report::step("move the claim to a node with ublk, and back");
+    let b: Node = world.node("b", "auto", "")?;
+    let on_b = CsiNode::start(world.vm("b")?)?;
+    for (node, device, name) in [(&on_b, "/dev/ublkb", "b"), (on_a, "/dev/loop", "a")] {
+        let moved = Claim { context: publish(csi, CLAIM, name)?, ..data.clone() };
+        granted("stage", node.stage(&moved, LIMIT)?)?;
+        granted("publish", node.publish(&moved, "pod", false)?)?;
+        let target = moved.target("pod");
+        let read = node.vm().exec(&format!(
+            "findmnt --noheadings --output SOURCE {target} | grep -q ^{device}; \
+             cd {target}; find . -type f | sort | xargs cat | sha256sum"
+        ))?;
+        ensure!(read == sums, "node {name} reads {read}, {sums} was written");
+        release(node, &moved, "pod")?;
+        granted("withdraw", csi.unpublish(CLAIM, name, LIMIT)?)?;
+    }
+    b.terminate()
+}
+
+/// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,
+/// until it can be asked.
+fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {
+    vm.spawn(name, &bash("exec holdfast-node keeper"))?;
+    let wanted = if connections { "/dev/fuse" } else { "socket:" };
+    let has = format!("ls -l /proc/$(pgrep -nx holdfast-keeper)/fd | grep -q {wanted}");
+    until("the keeper to serve", ENDS, || {
+        ensure!(vm.status(name)?.is_none(), "the keeper ended: {}", vm.log(name)?);
+        Ok(vm.exec(&has).ok())
+    })?;
+    Ok(())
+}
+
+/// A pod that replaces a file again and again, each time after a sync.
+struct Load<'a> {
+    vm: &'a Vm,
+    file: String,
+}
+
+impl Load<'_> {
+    fn count(&self) -> Result<u64> {
+        let count = self.vm.exec(&format!("cat {} 2>/dev/null || echo 0", self.file))?;
+        count.trim().parse().context("the load counts")
+    }
+
+    /// Waits for some rounds more. A failed write ends the load.
+    fn goes_on(&self) -> Result<()> {
+        let before = self.count()?;
+        until("the load to go on", LIMIT, || {
+            ensure!(self.vm.status(LOAD)?.is_none(), "the load failed: {}", self.vm.log(LOAD)?);
+            Ok((self.count()? > before + 3).then_some(()))
+        })
+    }
+
+    fn end(&self) -> Result<()> {
+        self.vm.signal(LOAD, SIGKILL)?;
+        self.vm.wait(LOAD, ENDS).map(drop)
+    }
+}
