@@ -27,24 +27,18 @@ const LATER_AFTER: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// The place cannot be taken, and this process holds nothing.
-pub(super) fn take_place(
-    keeper: &Keeper,
-    kept: &SharedFiles,
-    within: Option<Duration>,
-) -> io::Result<KeeperPlace> {
+pub(super) fn take_place(keeper: &Keeper, kept: &SharedFiles, within: Duration) -> io::Result<KeeperPlace> {
     let begun = Instant::now();
     loop {
         let tried = try_once(keeper, kept);
-        let waits = match &tried {
-            Ok(_) => within.is_none_or(|within| begun.elapsed() < within),
-            Err(_) => false,
-        };
+        let holds_nothing = kept.lock().files.is_empty();
         match tried {
             Ok(Some(place)) => return Ok(place),
-            Ok(None) if !waits && kept.lock().files.is_empty() => {
-                return Err(io::ErrorKind::WouldBlock.into());
+            Ok(None) if holds_nothing && begun.elapsed() >= within => {
+                let taken = "another process has the place of the keeper and does not hand it over; end it";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, taken));
             }
-            Err(error) if kept.lock().files.is_empty() => return Err(error),
+            Err(error) if holds_nothing => return Err(error),
             Ok(None) | Err(_) => {}
         }
         thread::sleep(if begun.elapsed() < START_WITHIN { AGAIN_AFTER } else { LATER_AFTER });

@@ -12,6 +12,9 @@ use super::{Keeper, KeeperEvent, START_WITHIN, is_absent};
 
 /// Name that the process has, in place of its program's.
 const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
+/// The longest wait for the place of a keeper that has it and does not hand it over, of one that holds
+/// nothing.
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 /// Time between two tries to begin, or to watch the keeper that serves.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -43,13 +46,13 @@ pub fn run_for_daemon(run_dir: &Path) -> io::Result<()> {
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().for_each(ignore);
     drop(holdfast_ring::raise_open_file_limit());
     let (keeper, kept) = (Keeper::of(run_dir), SharedFiles::until_unused());
-    take_and_serve(&keeper, &kept, Some(START_WITHIN))
+    take_and_serve(&keeper, &kept, START_WITHIN)
 }
 
 /// Serves and stands by in turns.
 pub(super) fn keep(keeper: &Keeper, kept: &SharedFiles) -> io::Result<()> {
     loop {
-        take_and_serve(keeper, kept, None)?;
+        take_and_serve(keeper, kept, TAKEN_WITHIN)?;
         if kept.lock().is_ending() {
             return Ok(());
         }
@@ -59,7 +62,7 @@ pub(super) fn keep(keeper: &Keeper, kept: &SharedFiles) -> io::Result<()> {
 }
 
 /// Takes the place and serves it to the end. One that holds files tries until it can.
-fn take_and_serve(keeper: &Keeper, kept: &SharedFiles, within: Option<Duration>) -> io::Result<()> {
+fn take_and_serve(keeper: &Keeper, kept: &SharedFiles, within: Duration) -> io::Result<()> {
     loop {
         let place = take_place(keeper, kept, within)?;
         note(&format!("serving {} with {} connections", keeper.socket().display(), kept.lock().files.len()));

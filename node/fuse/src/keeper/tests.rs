@@ -213,7 +213,7 @@ fn a_successor_releases_what_the_keeper_still_has() {
         (lock, listener, watched)
     });
     let kept = SharedFiles::default();
-    let refused = take_place(&Keeper::of(dir.path()), &kept, Some(Duration::ZERO)).unwrap_err();
+    let refused = take_place(&Keeper::of(dir.path()), &kept, Duration::ZERO).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
     assert!(kept.lock().files.is_empty());
     drop(serves_on.join().unwrap());
@@ -266,7 +266,7 @@ fn one_that_stands_by_takes_the_place_of_one_that_ends() {
 fn one_of_a_daemon_ends_when_it_holds_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (keeper, kept) = (Keeper::of(dir.path()), SharedFiles::until_unused());
-    let place = take_place(&keeper, &kept, Some(Duration::ZERO)).unwrap();
+    let place = take_place(&keeper, &kept, Duration::ZERO).unwrap();
     let serves = thread::spawn(move || serve(&kept, place));
     let watch = keeper.watch();
     keeper.keep(1, file().as_fd()).unwrap_or_else(|error| assert!(is_absent(&error) || is_cut_off(&error)));
