@@ -174,7 +174,7 @@ fn hand_over(vm: &Vm, load: &Load<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What was written beyond the end that it had is there after a restart.
+/// Data beyond the end that the device had is there after a restart.
 fn has_grown(node: &Node, device: &str) -> Result<()> {
     let vm = node.vm();
     vm.exec(&format!(

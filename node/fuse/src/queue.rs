@@ -93,7 +93,7 @@ pub struct FuseQueue<K> {
     uniques: Vec<u64>,
     /// The tags without a request; the last is the next to be used.
     free: Vec<u16>,
-    /// What is left of the WRITE-ZEROES of each tag: first sector, number.
+    /// The rest of the WRITE-ZEROES of each tag: first sector, number.
     rests: Vec<(u64, u32)>,
     /// The tags whose next piece is to be handed out.
     continued: Vec<u16>,
