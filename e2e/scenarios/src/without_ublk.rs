@@ -43,7 +43,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(of("fuse-loop").is_some_and(|found| found["available"] == true), "{usable:?}");
     ensure!(of("ublk-user-copy").is_some_and(|found| found["available"] == false), "{usable:?}");
     let refused = node.cli(&["attach", "scratch", "--memory", "64Mi"]).err().context("it needs ublk")?;
-    ensure!(format!("{refused:#}").contains("load the ublk_drv module"), "{refused:#}");
+    let refused = format!("{refused:#}");
+    ensure!(refused.contains("memory volumes need ublk"), "{refused}");
+    ensure!(refused.contains("load the ublk_drv module"), "{refused}");
 
     begin_together(&node)?;
     node.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
@@ -172,7 +174,7 @@ fn hand_over(vm: &Vm, load: &Load<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What was written beyond the end that it had is there after a restart.
+/// Data beyond the end that the device had is there after a restart.
 fn has_grown(node: &Node, device: &str) -> Result<()> {
     let vm = node.vm();
     vm.exec(&format!(
@@ -193,12 +195,15 @@ fn has_grown(node: &Node, device: &str) -> Result<()> {
 /// requests, and each piece is one of whole sectors.
 fn long_requests(vm: &Vm, device: &str) -> Result<()> {
     let queue = format!("/sys/block/{}/queue", device.trim_start_matches("/dev/"));
-    let program = "use Fcntl; sysopen(F, $ARGV[0], O_RDWR | O_DIRECT) or die; my $b = q(x) x (4 << 20); \
-                   my $o = (512 - unpack(q(J), pack(q(P), $b))) % 4096; my $len = 1280 << 10; \
-                   for my $i (0..15) { substr($b, $o, $len) = chr(65 + $i) x $len; sysseek(F, $i * $len, 0); \
+    // Where the string is, its bytes from $o on are aligned to 512 and not to a page.
+    let program = "use Fcntl; sysopen(F, $ARGV[0], O_RDWR | O_DIRECT) or die; my $len = 1280 << 10; \
+                   my $b = q(x) x (4 << 20); my $o; \
+                   sub place { $b .= q(x) x ((4 << 20) - length $b); \
+                   $o = (512 - unpack(q(J), pack(q(P), $b))) % 4096; sysseek(F, $_[0] * $len, 0) } \
+                   for my $i (0..15) { place($i); substr($b, $o, $len) = chr(65 + $i) x $len; place($i); \
                    (syswrite(F, $b, $len, $o) // -1) == $len or die qq(write $i: $!) } \
-                   for my $i (0..15) { sysseek(F, $i * $len, 0); \
-                   (sysread(F, $b, $len, $o) // -1) == $len or die qq(read $i: $!); $b .= q(x) x (4 << 20); \
+                   for my $i (0..15) { place($i); \
+                   (sysread(F, $b, $len, $o) // -1) == $len or die qq(read $i: $!); \
                    substr($b, $o, $len) eq chr(65 + $i) x $len or die qq(content $i) }";
     vm.exec(&format!(
         "cat {queue}/max_hw_sectors_kb >{queue}/max_sectors_kb; test $(cat {queue}/max_sectors_kb) -gt 1024; \

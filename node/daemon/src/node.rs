@@ -465,8 +465,8 @@ impl Node {
         self.0.cold.read_ahead()
     }
 
-    /// Number of devices without ublk that this daemon serves and whose connection no keeper has now. While it
-    /// is not 0, a planned end of the daemon waits: the requests to those devices would fail. It does not
+    /// Number of devices without ublk that this daemon serves and whose connection no keeper has now. While
+    /// it is not 0, a planned end of the daemon waits: the requests to those devices would fail. It does not
     /// block.
     pub(crate) fn unkept_devices(&self) -> usize {
         self.0.devices.kernel().unkept_devices()

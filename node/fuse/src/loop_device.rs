@@ -219,7 +219,13 @@ impl LoopDevice {
     /// The kernel's.
     pub fn await_cleared(self, within: Duration) -> io::Result<bool> {
         let begun = Instant::now();
-        while self.is_bound_in(Path::new(BLOCK_DEVICES))? {
+        loop {
+            let within = match self.binding_in(Path::new(BLOCK_DEVICES))? {
+                LoopBinding::Bound => within,
+                // This ends by itself.
+                LoopBinding::Releases => within + WITHIN,
+                LoopBinding::Gone => break,
+            };
             if begun.elapsed() >= within {
                 return Ok(false);
             }
@@ -235,12 +241,24 @@ impl LoopDevice {
         untune(Path::new(BLOCK_DEVICES), number);
     }
 
-    /// True until the kernel has released the file: it takes the name away first, and the attributes of the
-    /// file, which the queue's must follow, later.
-    fn is_bound_in(self, devices: &Path) -> io::Result<bool> {
-        let name = file_of(devices, self.number)?;
-        Ok(name.is_some_and(|name| name.trim().is_empty() || tag_of(&name) == Some(self.tag)))
+    fn binding_in(self, devices: &Path) -> io::Result<LoopBinding> {
+        Ok(match file_of(devices, self.number)? {
+            Some(name) if name.trim().is_empty() => LoopBinding::Releases,
+            Some(name) if tag_of(&name) == Some(self.tag) => LoopBinding::Bound,
+            Some(_) | None => LoopBinding::Gone,
+        })
     }
+}
+
+/// State of the file that a device is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LoopBinding {
+    Bound,
+    /// The kernel has taken the name away, and releases the file: the attributes of the queue cannot follow
+    /// before it has.
+    Releases,
+    /// The device has none, or another one.
+    Gone,
 }
 
 /// The name of a device's file, which is empty while the kernel releases it; `None` where it has none.
@@ -603,16 +621,16 @@ mod tests {
         let (device, file) =
             (LoopDevice { number: 3, tag: 7 }, devices.path().join("loop3/loop/backing_file"));
         fs::create_dir_all(file.parent().unwrap()).unwrap();
-        for (name, is_bound) in [
-            (format!("/{}\n", file_name(7)), true),
-            (String::new(), true),
-            ("/images/other\n".to_owned(), false),
+        for (name, binding) in [
+            (format!("/{}\n", file_name(7)), LoopBinding::Bound),
+            (String::new(), LoopBinding::Releases),
+            ("/images/other\n".to_owned(), LoopBinding::Gone),
         ] {
             fs::write(&file, &name).unwrap();
-            assert_eq!(device.is_bound_in(devices.path()).unwrap(), is_bound, "{name:?}");
+            assert_eq!(device.binding_in(devices.path()).unwrap(), binding, "{name:?}");
         }
         fs::remove_dir_all(file.parent().unwrap()).unwrap();
-        assert!(!device.is_bound_in(devices.path()).unwrap());
+        assert_eq!(device.binding_in(devices.path()).unwrap(), LoopBinding::Gone);
     }
 
     /// It had stayed, with whatever it was to do, or as a zombie.

@@ -93,7 +93,7 @@ pub struct FuseQueue<K> {
     uniques: Vec<u64>,
     /// The tags without a request; the last is the next to be used.
     free: Vec<u16>,
-    /// What is left of the WRITE-ZEROES of each tag: first sector, number.
+    /// The rest of the WRITE-ZEROES of each tag: first sector, number.
     rests: Vec<(u64, u32)>,
     /// The tags whose next piece is to be handed out.
     continued: Vec<u16>,
@@ -485,7 +485,7 @@ fn error(unique: u64, errno: i32) -> TakenMessage {
 #[derive(Debug)]
 struct FuseBuffers {
     memory: NonNull<u8>,
-    prepared: [bool; DEPTH as usize],
+    prepared: Box<[bool]>,
 }
 
 impl FuseBuffers {
@@ -509,7 +509,7 @@ impl FuseBuffers {
         // SAFETY: the mapping made above; if the advice is not taken nothing is wrong.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_NOHUGEPAGE) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
-        Ok(Self { memory, prepared: [false; DEPTH as usize] })
+        Ok(Self { memory, prepared: vec![false; DEPTH.into()].into() })
     }
 
     /// Has the pages of a tag there before a request is read into them, and stay. Of a process that is killed

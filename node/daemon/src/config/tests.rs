@@ -76,8 +76,7 @@ fn fuse_is_taken_only_where_ublk_cannot_serve() {
     assert!(TransportChoice::Only(Transport::UserCopy).among(none(), yes).is_err());
 }
 
-/// What a daemon of Kubernetes starts ends with its pod: a keeper of its own would end with it, and with the
-/// keeper the devices.
+/// A keeper of its own would end with its pod, and with the keeper the devices.
 #[test]
 fn a_daemon_of_kubernetes_starts_no_keeper() {
     let of = |kubernetes: bool, value| {

@@ -191,8 +191,11 @@ pub(crate) enum NodeError {
         source: Box<NodeError>,
     },
     /// The kernel lacks what serving needs.
-    #[error("this kernel cannot serve volumes")]
+    #[error("this node cannot serve volumes now")]
     Unsupported(#[from] Unsupported),
+    /// The kernel has no ublk that copies the data of requests.
+    #[error("memory volumes need ublk, also where other volumes are served without it")]
+    MemoryNeedsUblk(#[source] Unsupported),
     /// The volume's state forbids it.
     #[error(transparent)]
     Refused(#[from] AttachRefused),
@@ -540,7 +543,7 @@ impl NodeError {
             Self::Log(LogFailure::NoSuchSource { .. }) => FailureKind::NotFound,
             Self::Log(failure) if failure.is_transient() => FailureKind::Unavailable,
             Self::Log(_) => FailureKind::Invalid,
-            Self::Unsupported(_) => FailureKind::Unavailable,
+            Self::Unsupported(_) | Self::MemoryNeedsUblk(_) => FailureKind::Unavailable,
             Self::File { .. }
             | Self::RecoveryFailed { .. }
             | Self::PreserveFailed { .. }

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::message::{DONE, HAND_OVER, receive};
-use super::serve::{KeeperPlace, SharedFiles};
+use super::serve::{KeeperFiles, KeeperPlace};
 use super::{AGAIN_AFTER, Keeper, KeeperWatch, START_WITHIN, is_absent, is_cut_off};
 
 /// The file that the keeper holds locked, in the directory of its socket.
@@ -27,24 +27,18 @@ const LATER_AFTER: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// The place cannot be taken, and this process holds nothing.
-pub(super) fn take_place(
-    keeper: &Keeper,
-    kept: &SharedFiles,
-    within: Option<Duration>,
-) -> io::Result<KeeperPlace> {
+pub(super) fn take_place(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::Result<KeeperPlace> {
     let begun = Instant::now();
     loop {
         let tried = try_once(keeper, kept);
-        let waits = match &tried {
-            Ok(_) => within.is_none_or(|within| begun.elapsed() < within),
-            Err(_) => false,
-        };
+        let holds_nothing = kept.lock().files.is_empty();
         match tried {
             Ok(Some(place)) => return Ok(place),
-            Ok(None) if !waits && kept.lock().files.is_empty() => {
-                return Err(io::ErrorKind::WouldBlock.into());
+            Ok(None) if holds_nothing && begun.elapsed() >= within => {
+                let taken = "another process has the place of the keeper and does not hand it over; end it";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, taken));
             }
-            Err(error) if kept.lock().files.is_empty() => return Err(error),
+            Err(error) if holds_nothing => return Err(error),
             Ok(None) | Err(_) => {}
         }
         thread::sleep(if begun.elapsed() < START_WITHIN { AGAIN_AFTER } else { LATER_AFTER });
@@ -52,7 +46,7 @@ pub(super) fn take_place(
 }
 
 /// `None` where another process has the place and is about to begin, or to end.
-fn try_once(keeper: &Keeper, kept: &SharedFiles) -> io::Result<Option<KeeperPlace>> {
+fn try_once(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPlace>> {
     if let Some(lock) = try_lock(keeper.socket())? {
         return Ok(Some(KeeperPlace { lock, listener: bind(keeper.socket())? }));
     }
@@ -80,7 +74,7 @@ pub(super) fn bind(socket: &Path) -> io::Result<UnixListener> {
 
 /// Takes everything from the keeper that serves. `None` where that serves on, or has ended half-way; what
 /// arrived before such an end is kept.
-fn take_over(keeper: &Keeper, kept: &SharedFiles) -> io::Result<Option<KeeperPlace>> {
+fn take_over(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPlace>> {
     // It ends with the process of the keeper, or once that has handed over.
     let mut watch = keeper.watch()?;
     let (status, lock, mut stream) = keeper.ask_once(HAND_OVER, 0, None)?;
@@ -112,7 +106,7 @@ fn take_over(keeper: &Keeper, kept: &SharedFiles) -> io::Result<Option<KeeperPla
 }
 
 /// Closes what arrived if the keeper serves on, which has all of it. Returns whether it does.
-fn release_if_served(watch: &mut KeeperWatch, kept: &SharedFiles) -> bool {
+fn release_if_served(watch: &mut KeeperWatch, kept: &KeeperFiles) -> bool {
     let is_served = !watch.ends(ENDS_WITHIN);
     if is_served {
         kept.lock().files.clear();
@@ -121,7 +115,7 @@ fn release_if_served(watch: &mut KeeperWatch, kept: &SharedFiles) -> bool {
 }
 
 /// Receives the place and the files, which are kept one by one.
-fn receive_all(lock: OwnedFd, stream: &mut UnixStream, kept: &SharedFiles) -> io::Result<KeeperPlace> {
+fn receive_all(lock: OwnedFd, stream: &mut UnixStream, kept: &KeeperFiles) -> io::Result<KeeperPlace> {
     let mut number = [0; 4];
     stream.read_exact(&mut number)?;
     let (_, listener) = receive(stream, &mut [0])?;

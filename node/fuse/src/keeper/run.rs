@@ -7,11 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use super::place::take_place;
-use super::serve::{SharedFiles, serve};
+use super::serve::{KeeperFiles, serve};
 use super::{Keeper, KeeperEvent, START_WITHIN, is_absent};
 
 /// Name that the process has, in place of its program's.
 const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
+/// The longest wait for the place of a keeper that has it and does not hand it over, of one that holds
+/// nothing.
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 /// Time between two tries to begin, or to watch the keeper that serves.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -25,7 +28,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 pub fn run(run_dir: &Path) -> io::Result<()> {
     set_name();
     ignore(libc::SIGHUP);
-    let kept = SharedFiles::default();
+    let kept = KeeperFiles::default();
     end_when_told(&kept)?;
     // Where it fails, fewer files are kept.
     drop(holdfast_ring::raise_open_file_limit());
@@ -42,14 +45,14 @@ pub fn run_for_daemon(run_dir: &Path) -> io::Result<()> {
     // A stop of the daemon's service sends these to its whole group.
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().for_each(ignore);
     drop(holdfast_ring::raise_open_file_limit());
-    let (keeper, kept) = (Keeper::of(run_dir), SharedFiles::until_unused());
-    take_and_serve(&keeper, &kept, Some(START_WITHIN))
+    let (keeper, kept) = (Keeper::of(run_dir), KeeperFiles::until_unused());
+    take_and_serve(&keeper, &kept, START_WITHIN)
 }
 
 /// Serves and stands by in turns.
-pub(super) fn keep(keeper: &Keeper, kept: &SharedFiles) -> io::Result<()> {
+pub(super) fn keep(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<()> {
     loop {
-        take_and_serve(keeper, kept, None)?;
+        take_and_serve(keeper, kept, TAKEN_WITHIN)?;
         if kept.lock().is_ending() {
             return Ok(());
         }
@@ -59,7 +62,7 @@ pub(super) fn keep(keeper: &Keeper, kept: &SharedFiles) -> io::Result<()> {
 }
 
 /// Takes the place and serves it to the end. One that holds files tries until it can.
-fn take_and_serve(keeper: &Keeper, kept: &SharedFiles, within: Option<Duration>) -> io::Result<()> {
+fn take_and_serve(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::Result<()> {
     loop {
         let place = take_place(keeper, kept, within)?;
         note(&format!("serving {} with {} connections", keeper.socket().display(), kept.lock().files.len()));
@@ -107,7 +110,7 @@ fn ignore(signal: libc::c_int) {
 
 /// Blocks the signals that tell a process to end, also for the first process of a PID namespace, and has a
 /// thread wait for them.
-fn end_when_told(kept: &SharedFiles) -> io::Result<()> {
+fn end_when_told(kept: &KeeperFiles) -> io::Result<()> {
     // SAFETY: zeros are a valid set, which the next call empties.
     let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set outlives the call.

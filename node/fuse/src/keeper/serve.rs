@@ -47,9 +47,9 @@ pub(super) struct KeptFiles {
 
 /// The files, shared by the threads of a keeper.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SharedFiles(Arc<Mutex<KeptFiles>>);
+pub(super) struct KeeperFiles(Arc<Mutex<KeptFiles>>);
 
-impl SharedFiles {
+impl KeeperFiles {
     /// None yet, of a keeper that ends when it holds none and no process is connected.
     pub(super) fn until_unused() -> Self {
         Self(Arc::new(Mutex::new(KeptFiles { ends_unused: true, ..KeptFiles::default() })))
@@ -105,7 +105,7 @@ impl KeptFiles {
 ///
 /// # Errors
 /// It cannot begin.
-pub(super) fn serve(kept: &SharedFiles, place: KeeperPlace) -> io::Result<()> {
+pub(super) fn serve(kept: &KeeperFiles, place: KeeperPlace) -> io::Result<()> {
     let listener = place.listener.try_clone()?;
     listener.set_nonblocking(true)?;
     let (wakes, woken) = UnixStream::pair()?;
@@ -139,7 +139,7 @@ pub(super) fn serve(kept: &SharedFiles, place: KeeperPlace) -> io::Result<()> {
     }
 }
 
-fn answer_all(stream: UnixStream, kept: &SharedFiles) {
+fn answer_all(stream: UnixStream, kept: &KeeperFiles) {
     let stream = Arc::new(stream);
     let mut is_counted = true;
     if is_own(&stream) {
@@ -158,7 +158,7 @@ fn answer_all(stream: UnixStream, kept: &SharedFiles) {
     }
 }
 
-fn answer(connection: &Arc<UnixStream>, kept: &SharedFiles, is_counted: &mut bool) -> io::Result<()> {
+fn answer(connection: &Arc<UnixStream>, kept: &KeeperFiles, is_counted: &mut bool) -> io::Result<()> {
     let mut stream: &UnixStream = connection;
     loop {
         let mut request = [0; REQUEST_BYTES];
@@ -230,7 +230,7 @@ fn answer(connection: &Arc<UnixStream>, kept: &SharedFiles, is_counted: &mut boo
 }
 
 /// Gives everything to a successor, which asks for it. Where it fails, the keeper serves on.
-fn hand_over(mut stream: &UnixStream, shared: &SharedFiles) -> io::Result<()> {
+fn hand_over(mut stream: &UnixStream, shared: &KeeperFiles) -> io::Result<()> {
     let begun = Instant::now();
     let left = || Some(HAND_OVER_WITHIN.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
     let mut kept = shared.lock();

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use super::message::{FAILED, HAND_OVER, REQUEST_BYTES};
 use super::place::{bind, take_place, try_lock};
-use super::serve::{KeeperPlace, SharedFiles, serve};
+use super::serve::{KeeperFiles, KeeperPlace, serve};
 use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -22,13 +22,13 @@ fn inode(file: &OwnedFd) -> u64 {
 
 /// A keeper as a thread; it ends as its process would.
 struct KeeperThread {
-    kept: SharedFiles,
+    kept: KeeperFiles,
     thread: JoinHandle<io::Result<()>>,
 }
 
 /// One in the foreground.
 fn begun(dir: &Path) -> KeeperThread {
-    let (keeper, kept) = (Keeper::of(dir), SharedFiles::default());
+    let (keeper, kept) = (Keeper::of(dir), KeeperFiles::default());
     let shared = kept.clone();
     KeeperThread { kept, thread: thread::spawn(move || run::keep(&keeper, &shared)) }
 }
@@ -212,8 +212,8 @@ fn a_successor_releases_what_the_keeper_still_has() {
         stream.write_all(&[FAILED]).unwrap();
         (lock, listener, watched)
     });
-    let kept = SharedFiles::default();
-    let refused = take_place(&Keeper::of(dir.path()), &kept, Some(Duration::ZERO)).unwrap_err();
+    let kept = KeeperFiles::default();
+    let refused = take_place(&Keeper::of(dir.path()), &kept, Duration::ZERO).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
     assert!(kept.lock().files.is_empty());
     drop(serves_on.join().unwrap());
@@ -265,8 +265,8 @@ fn one_that_stands_by_takes_the_place_of_one_that_ends() {
 #[test]
 fn one_of_a_daemon_ends_when_it_holds_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let (keeper, kept) = (Keeper::of(dir.path()), SharedFiles::until_unused());
-    let place = take_place(&keeper, &kept, Some(Duration::ZERO)).unwrap();
+    let (keeper, kept) = (Keeper::of(dir.path()), KeeperFiles::until_unused());
+    let place = take_place(&keeper, &kept, Duration::ZERO).unwrap();
     let serves = thread::spawn(move || serve(&kept, place));
     let watch = keeper.watch();
     keeper.keep(1, file().as_fd()).unwrap_or_else(|error| assert!(is_absent(&error) || is_cut_off(&error)));
@@ -342,7 +342,7 @@ fn without_a_keeper_nothing_is_kept() {
     keeper.drop(1).unwrap();
 }
 
-/// What a place holds is closed with it.
+/// Lock and socket are closed with it.
 #[test]
 fn a_place_that_is_not_served_is_free() {
     let dir = tempfile::tempdir().unwrap();

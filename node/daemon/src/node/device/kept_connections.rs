@@ -87,8 +87,8 @@ impl KeptConnections {
         self.0.state.lock().connections.get(&tag).cloned()
     }
 
-    /// Takes one from the keeper, which keeps it: `open` makes it of its file. `None` where the keeper does not
-    /// have it.
+    /// Takes one from the keeper, which keeps it: `open` makes it of its file. `None` where the keeper does
+    /// not have it.
     pub(super) fn take(
         &self,
         tag: u64,

@@ -95,7 +95,7 @@ impl Node {
         let user_copy = TransportChoice::Only(Transport::UserCopy);
         let transport = blocking({
             let kernel = Arc::clone(&kernel);
-            move || Ok(kernel.transport(user_copy)?)
+            move || kernel.transport(user_copy).map_err(NodeError::MemoryNeedsUblk)
         })
         .await?;
         let nonce = u64::from_le_bytes(random());
