@@ -77,7 +77,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 36] = [
+const VOLUME_METRICS: [VolumeMetric; 38] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -128,6 +128,15 @@ const VOLUME_METRICS: [VolumeMetric; 36] = [
         Some(Unit::Seconds),
         "How long writes have waited for space or a commit, 0 while they do not",
         |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
+    ),
+    counter("holdfast_volume_paced_writes", None, "Writes that were delayed to the rate of the store", |v| {
+        Some(v.pace.delayed_writes as f64)
+    }),
+    counter(
+        "holdfast_volume_paced",
+        Some(Unit::Seconds),
+        "Sum of the times for which writes were delayed to the rate of the store",
+        |v| Some(v.pace.delayed_ms as f64 / 1000.0),
     ),
     gauge(
         "holdfast_volume_run_dir_full",

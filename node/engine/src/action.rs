@@ -170,6 +170,9 @@ pub enum Action {
     SyncMap,
     /// Continue in a later turn of the ring thread with what is too long for one. Answer: `NextTurn`.
     NextTurn,
+    /// Wait for [`PAUSE_MS`](crate::limit::PAUSE_MS). Answer: `PauseEnded`, with the time as it is then;
+    /// none is needed where the process is about to end.
+    Pause,
     /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`, or
     /// `SidesUnreadable`.
     Upload {

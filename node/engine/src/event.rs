@@ -246,6 +246,8 @@ pub enum Event {
         /// Part of the log is lost: a checkpoint is made that replaces it.
         checkpoint: bool,
     },
+    /// The pause is over: writes that the pace delays are looked at again.
+    PauseEnded,
     /// Time passed; sent at least once a second.
     Tick,
 }

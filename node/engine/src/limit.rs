@@ -53,6 +53,18 @@ pub const COMMIT_SOON_AGE_MS: u64 = 1000;
 /// Least milliseconds between a swap of the sides and a seal made only because the side's clean data is
 /// needed.
 pub const EARLY_SEAL_EVERY_MS: u64 = 1000;
+/// Milliseconds after which the writes that the pace delays are looked at again.
+pub const PAUSE_MS: u64 = 10;
+/// Milliseconds that a commit is expected to take at least: smaller ones say little of the store.
+pub const COMMIT_EXPECTED_AT_LEAST_MS: u64 = 250;
+/// Bytes in a second at which a commit is expected to be uploaded where none was measured: less than most
+/// stores take.
+pub const ASSUMED_UPLOAD_BYTES_PER_SECOND: u64 = 32 << 20;
+/// A commit that takes so many times as long as expected, and [`NO_PACE_AFTER_MS`], is one of a store that
+/// does not answer: the pace ends, and the limit of dirty bytes stops writes.
+pub const NO_PACE_AFTER_TIMES: u64 = 8;
+/// The least for it.
+pub const NO_PACE_AFTER_MS: u64 = 4000;
 /// Blocks (128 KiB of volume each) with a dirty sector on a side at which it is sealed, whatever their bytes:
 /// zeros count for none. A seal takes 16 bytes of memory for each, and its index 96.
 pub const SEAL_BLOCKS: u64 = 1 << 18;

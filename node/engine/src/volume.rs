@@ -42,6 +42,7 @@ mod give_back;
 mod growth;
 mod lifecycle;
 mod merge;
+mod pace;
 mod read;
 mod receipt;
 mod repair;
@@ -86,6 +87,7 @@ use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use growth::Growth;
 use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
 use merge::Merger;
+pub use pace::PaceStatus;
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
 use snapshot::Snapshotter;
@@ -162,6 +164,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             CommitScope::Both => volume.sealer.begin(SideSet::BOTH),
             CommitScope::OneSide if volume.core.dirty_sides().contains(sealed) => {
+                volume.data.pace.commit_began(volume.core.dirty_bytes(sealed), now);
                 volume.sealer.begin(SideSet::only(sealed));
             }
             CommitScope::OneSide => {}
@@ -256,6 +259,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             Event::ManifestLoaded(manifest) => self.manifest_loaded(*manifest, out),
             Event::NextTurn => self.next_turn(out),
+            Event::PauseEnded => {
+                let gate = self.gate();
+                return self.data.pause_ended(&mut self.core, gate, out);
+            }
             Event::Uploaded(segment) => self.uploaded(segment, out),
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
             Event::Merged { kind, output } => self.merger.merged(kind, output),
@@ -499,6 +506,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.retry_unreadable(out);
         if self.sealer.is_open() && self.should_seal() {
             let sealed = self.core.swap_sides();
+            self.data.pace.commit_began(self.core.dirty_bytes(sealed), self.core.now);
             self.data.evictor.sides_swapped(self.core.now);
             self.sealer.begin(SideSet::only(sealed));
         }
@@ -632,6 +640,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let manifest = self.core.manifest.as_ref().expect("the commit was made from it");
         out.push(Action::Report(Report::Committed(manifest.seq())));
         self.data.unreadable.committed(out);
+        self.data.pace.commit_ended(self.core.limits.seal_bytes, self.core.now);
         self.seal_committed(out);
         if self.core.map.commit_scope() != CommitScope::OneSide {
             self.core.map.set_commit_scope(CommitScope::OneSide);
@@ -660,6 +669,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let sealed = self.sealer.unreadable();
+        self.data.pace.commit_failed();
         self.data.unreadable.found(ranges, sealed, &self.core, out);
         reach(CrashPoint::UploadFailed);
         if self.core.lifecycle.is_recovering() {
@@ -903,6 +913,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.core.header.seq = self.core.header.seq.max(known);
         self.core.unflushed.header_changed();
         reach(CrashPoint::Fenced);
+        self.data.park_paced(self.core.now);
         while let Some(id) = self.data.requests.unpark() {
             self.data.requests.complete(id, Err(Errno::EIO), out);
         }

@@ -133,6 +133,7 @@ fn answer(action: &Action) -> Option<Event> {
         Action::Complete { .. } => return None,
         Action::Report(_)
         | Action::ReadCold { .. }
+        | Action::Pause
         | Action::Punch { .. }
         | Action::Evict { .. }
         | Action::Merge(_)

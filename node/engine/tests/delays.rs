@@ -173,7 +173,7 @@ fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<()
                     continue;
                 }
                 Action::Report(_) => continue,
-                Action::ReadCold { .. } | Action::Merge(_) => unreachable!("{action:?}"),
+                Action::ReadCold { .. } | Action::Merge(_) | Action::Pause => unreachable!("{action:?}"),
             });
         }
         events.splice(0..0, answers.into_iter().rev());

@@ -121,6 +121,7 @@ impl Bench {
             other @ (Action::Merge(_)
             | Action::Read { .. }
             | Action::ReadCold { .. }
+            | Action::Pause
             | Action::Complete { .. }
             | Action::PrepareMap { .. }
             | Action::ReadRecord { .. }

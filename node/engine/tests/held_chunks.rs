@@ -101,6 +101,7 @@ impl Host {
             }
             Action::Complete { .. } | Action::Report(_) => return None,
             Action::ReadCold { .. }
+            | Action::Pause
             | Action::Punch { .. }
             | Action::Evict { .. }
             | Action::Merge(_)

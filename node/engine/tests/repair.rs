@@ -221,6 +221,7 @@ impl Host {
                 Event::CheckpointWritten { seq, written: self.checkpoints.len() > 1 }
             }
             Action::ReadCold { .. }
+            | Action::Pause
             | Action::Punch { .. }
             | Action::Evict { .. }
             | Action::ReleaseMap { .. } => {

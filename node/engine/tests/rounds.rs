@@ -302,6 +302,7 @@ impl Host {
             Action::Punch { id, .. } => Event::IoCompleted { id, result },
             Action::Read { .. }
             | Action::ReadCold { .. }
+            | Action::Pause
             | Action::Evict { .. }
             | Action::ReleaseMap { .. }
             | Action::ReadRecord { .. }

@@ -26,7 +26,7 @@ pub use completion::{Completion, Ended, Errno, IoResult};
 pub use error::RingError;
 pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;
-pub use operation::{FileRange, FixedTransfer};
+pub use operation::{FileRange, FixedTransfer, Pause};
 pub use ring::{Ring, RingOptions};
 pub use ring_operation::RingOperation;
 pub use slot::{BufferRange, FileSlot};

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use io_uring::opcode;
-use io_uring::types::FsyncFlags;
+use io_uring::types::{FsyncFlags, Timespec};
 
 use crate::{FileSlot, HeapBuffer, Ring, RingOperation};
 
@@ -29,6 +29,19 @@ pub struct FixedTransfer {
     pub buffer_offset_bytes: u32,
     /// Length of the transfer, in bytes.
     pub len_bytes: u32,
+}
+
+/// A length of time that a ring can wait for.
+#[derive(Debug)]
+pub struct Pause(Timespec);
+
+impl Pause {
+    /// Of so many milliseconds, less than a second.
+    #[must_use]
+    pub const fn millis(millis: u64) -> Self {
+        assert!(millis < 1000);
+        Self(Timespec::new().nsec(millis as u32 * 1_000_000))
+    }
 }
 
 impl<T: RingOperation> Ring<T> {
@@ -80,6 +93,13 @@ impl<T: RingOperation> Ring<T> {
     pub fn no_operation(&mut self, operation: T) {
         let entry = opcode::Nop::new().build();
         // SAFETY: the entry names no memory.
+        unsafe { self.push(entry, operation) };
+    }
+
+    /// Does nothing: its completion, an error, comes after the pause.
+    pub fn pause(&mut self, pause: &'static Pause, operation: T) {
+        let entry = opcode::Timeout::new(&raw const pause.0).build();
+        // SAFETY: what the entry names is never freed, and never written.
         unsafe { self.push(entry, operation) };
     }
 

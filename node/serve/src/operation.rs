@@ -147,6 +147,8 @@ pub enum FileOperation {
     PrepareDurable(Chunk),
     /// Does nothing: the turn after the one that asked for it.
     NextTurn,
+    /// Does nothing: some time later.
+    Pause,
 }
 
 #[cfg(test)]

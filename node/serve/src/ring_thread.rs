@@ -40,9 +40,9 @@ pub struct RingThread {
     late: u64,
     messages: Receiver<Message>,
     completions: Vec<Completion>,
-    /// The time at the last message: a tick comes each 250 ms, and the time of an event has no finer use.
-    /// After a pause of the process it is that before the pause: what is dirty then counts as older, never as
-    /// younger.
+    /// The time at the last message, or the last end of a pause: a tick comes each 250 ms, and only the
+    /// pace of writes has a finer use for the time of an event. After a pause of the process it is that
+    /// before the pause: what is dirty then counts as older, never as younger.
     now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,
@@ -178,6 +178,13 @@ impl RingThread {
                 let in_time =
                     served.is_some_and(|served| served.on_fuse(&mut self.ring, command, outcome, now));
                 self.late += u64::from(!in_time);
+            }
+            InFlight::File { volume, operation: operation @ FileOperation::Pause } => {
+                self.now = crate::clock::now();
+                match self.volumes.get_mut(volume) {
+                    Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), self.now),
+                    None => self.late += 1,
+                }
             }
             InFlight::File { volume, operation } => match self.volumes.get_mut(volume) {
                 Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),

@@ -112,6 +112,8 @@ pub(crate) struct ServedVolume {
     evictions: Evictions,
     /// Operations of this volume in the ring, commands of the device apart.
     operations: u32,
+    /// Requests are left to the successor.
+    is_draining: bool,
     actions: Vec<Action>,
     tally: ServedCounts,
     work: mpsc::Sender<BackgroundWork>,
@@ -146,6 +148,7 @@ impl ServedVolume {
             map_writes: MapWrites::default(),
             evictions: Evictions::default(),
             operations: 0,
+            is_draining: false,
             actions,
             tally: ServedCounts::default(),
             work,
@@ -235,6 +238,7 @@ impl ServedVolume {
 
     /// From now on requests are left to the successor.
     pub(crate) fn drain(&mut self) {
+        self.is_draining = true;
         self.queues.drain();
     }
 

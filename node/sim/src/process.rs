@@ -13,6 +13,7 @@ use holdfast_background::{
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
 use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::limit::PAUSE_MS;
 use holdfast_engine::settings::Pending;
 use holdfast_engine::volume::Volume;
 use holdfast_format::index::Runs;
@@ -63,7 +64,7 @@ pub(crate) struct Job {
     pub(crate) mark: Option<SyncMark>,
     /// Time at which it was requested, or done.
     pub(crate) since: Millis,
-    /// Of a timer: when it ends.
+    /// Of a timer or a pause: when it ends.
     pub(crate) until: Option<Millis>,
     /// Once it was done.
     pub(crate) heard: Option<Heard>,
@@ -274,6 +275,7 @@ impl Process {
             | Action::WriteMap(_)
             | Action::NextTurn
             | Action::Report(_) => {}
+            Action::Pause => return self.add(What::Action(action), None, now, Some(now + PAUSE_MS)),
         }
         self.add(What::Action(action), mark, now, None);
     }

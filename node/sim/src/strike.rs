@@ -81,6 +81,7 @@ impl WriteStep {
             | Action::ReadCold { .. }
             | Action::Complete { .. }
             | Action::NextTurn
+            | Action::Pause
             | Action::Report(_)
             | Action::Upload { .. }
             | Action::Merge(_)

@@ -128,6 +128,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::SideSynced { side, result } => (4, [*side as u64, came_of(*result), 0, 0]),
         Event::MapWritten { result } => (5, [came_of(*result), 0, 0, 0]),
         Event::NextTurn => (19, [0; 4]),
+        Event::PauseEnded => (53, [0; 4]),
         Event::MapSynced { result } => (6, [came_of(*result), 0, 0, 0]),
         Event::ManifestLoaded(manifest) => (7, [manifest.seq().0, manifest.epoch().0, 0, 0]),
         Event::Uploaded(segment) => {
@@ -196,6 +197,7 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         }
         Action::SyncMap => (41, [0; 4]),
         Action::NextTurn => (49, [0; 4]),
+        Action::Pause => (54, [0; 4]),
         Action::Upload { place, blocks } => {
             let masks = blocks.iter().fold(0u64, |all, one| {
                 all.rotate_left(7) ^ one.block.0 ^ u64::from(one.a.0) << 32 ^ u64::from(one.b.0)
@@ -296,6 +298,7 @@ fn event_words(event: &Event) -> String {
         | Event::MapWritten { .. }
         | Event::MapSynced { .. }
         | Event::NextTurn
+        | Event::PauseEnded
         | Event::SidesUnreadable(_)
         | Event::PendingStored { .. }
         | Event::CreateAnswered(_)
@@ -352,6 +355,7 @@ fn action_words(action: &Action) -> String {
         | Action::SyncSide { .. }
         | Action::SyncMap
         | Action::NextTurn
+        | Action::Pause
         | Action::ReadRecord { .. }
         | Action::Report(_) => format!("{action:?}"),
     }

@@ -25,7 +25,7 @@ mod tests;
 mod timing;
 mod whole;
 
-use holdfast_engine::action::Report;
+use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::round_size::{self, RoundSize};
 use holdfast_engine::settings::DirtyLimits;
@@ -174,7 +174,7 @@ impl World {
     pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
         job.is_some_and(|job| match &job.what {
-            What::Call(Call { ask: Ask::Sleep(_), .. }) => {
+            What::Action(Action::Pause) | What::Call(Call { ask: Ask::Sleep(_), .. }) => {
                 job.until.is_none_or(|until| until <= self.clock.now())
             }
             What::Call(Call { ask: Ask::Store(_), .. }) if job.heard.is_none() => self.is_heard(job.since),

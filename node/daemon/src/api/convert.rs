@@ -294,6 +294,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             max_dirty_age,
             store,
             delayed: _,
+            pace: _,
             disk: _,
             waiting_requests: _,
             served: _,

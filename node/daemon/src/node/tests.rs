@@ -495,6 +495,7 @@ async fn leave_volume_dirty(
                 | Action::WriteMap(_)
                 | Action::SyncMap
                 | Action::NextTurn
+                | Action::Pause
                 | Action::Upload { .. }
                 | Action::Merge(_)
                 | Action::StorePending { .. }

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use holdfast_background::{AheadCounts, OldCounts};
 use holdfast_crds::MemoryUse;
 use holdfast_engine::settings::{Durability, Settings};
-use holdfast_engine::volume::IndexStatus;
+use holdfast_engine::volume::{IndexStatus, PaceStatus};
 use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
@@ -169,6 +169,7 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
             ..StoreStatus::default()
         },
         delayed: None,
+        pace: PaceStatus::default(),
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
         index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1, ancestors: Some(2) },
         waiting_requests: 0,

@@ -1,20 +1,20 @@
 //! The data path: admission and completion of reads, writes and discards.
 //!
-//! Owns: the requests in flight, the eviction that makes room for them, and what is known to be unreadable,
-//! which a write may replace. Does not own: flushes, and the seal that writes wait for: a [`Gate`] says how
-//! that stands.
-//! Runs on: the ring thread of the volume.
-//! Invariants: only the active side takes writes, nothing is read for them, and nothing is asked of the
-//! object store (2, 10); what may have been stored and is not known to be counts as dirty (4).
+//! Owns: the requests in flight, the eviction that makes room for them, the pace that delays writes, and what
+//! is known to be unreadable, which a write may replace. Does not own: flushes, and the seal that writes
+//! wait for: a [`Gate`] says how that stands. Runs on: the ring thread of the volume. Invariants: only the
+//! active side takes writes, nothing is read for them, and nothing is asked of the object store (2, 10);
+//! what may have been stored and is not known to be counts as dirty (4).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{Safeguard::PlanMergedReads, safeguard};
 use holdfast_format::side::Side;
-use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SectorRange};
 
 use super::core::{Core, Memory};
 use super::evict::Evictor;
 use super::lifecycle::Lifecycle;
+use super::pace::Pace;
 use super::read::tile;
 use super::requests::{Request, RequestTable};
 use super::unreadable::UnreadableDirty;
@@ -27,6 +27,7 @@ const MAX_STALE_PLANS: u8 = 3;
 pub(super) struct DataPath {
     pub(super) requests: RequestTable,
     pub(super) evictor: Evictor,
+    pub(super) pace: Pace,
     pub(super) unreadable: UnreadableDirty,
 }
 
@@ -62,6 +63,7 @@ impl DataPath {
         Self {
             requests: RequestTable::new(requests),
             evictor: Evictor::after_takeover(pages),
+            pace: Pace::default(),
             unreadable: UnreadableDirty::default(),
         }
     }
@@ -93,6 +95,70 @@ impl DataPath {
             self.plan(id, core, gate, out);
         }
         self.requests.all_unparked();
+        self.release_paced(core, gate, out);
+    }
+
+    /// The pause is over.
+    pub(super) fn pause_ended<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
+        self.pace.pause_ended();
+        let was_used = self.pace.was_used();
+        self.release_paced(core, gate, out);
+        // While writes come, the clock is no older than a pause.
+        if was_used && !gate.is_open && !gate.stops_writes() && self.has_room(core, gate) {
+            self.look_at_pace(core);
+            self.pause(out);
+        }
+    }
+
+    fn pause(&mut self, out: &mut Vec<Action>) {
+        if self.pace.pauses() {
+            out.push(Action::Pause);
+        }
+    }
+
+    /// Plans the writes that waited for the pace, the oldest first, as many as it grants; all of them once
+    /// no seal is in progress. Where they wait for something else, too, that is what they wait for from now
+    /// on.
+    fn release_paced<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
+        if self.requests.paced() == 0 {
+            return;
+        }
+        if gate.stops_writes() || !self.has_room(core, gate) {
+            return self.park_paced(core.now);
+        }
+        if !gate.is_open {
+            self.look_at_pace(core);
+        }
+        while gate.is_open || self.pace.has_grant() {
+            let Some((id, since)) = self.requests.take_paced() else { return };
+            self.pace.waited(since, core.now);
+            self.plan(id, core, gate, out);
+        }
+        self.pause(out);
+    }
+
+    /// What waits for the pace waits until something changes.
+    pub(super) fn park_paced(&mut self, now: Millis) {
+        while let Some((id, since)) = self.requests.take_paced() {
+            self.pace.waited(since, now);
+            self.requests.park(id, now);
+        }
+    }
+
+    fn look_at_pace<M: Memory>(&mut self, core: &Core<M>) {
+        if self.pace.may_look(core.now) {
+            let active = core.map.active();
+            let dirty_bytes = core.dirty_bytes(active) + self.requests.storing_bytes(active);
+            self.pace.look(dirty_bytes, core.limits.max_bytes, core.now);
+        }
+    }
+
+    /// Returns true if the pace lets a write begin: never before those that wait for it.
+    fn keeps_pace<M: Memory>(&mut self, core: &Core<M>) -> bool {
+        if !self.pace.has_grant() && self.requests.paced() == 0 {
+            self.look_at_pace(core);
+        }
+        self.pace.has_grant()
     }
 
     /// Returns false if the read has to wait, as the other plans do.
@@ -122,6 +188,14 @@ impl DataPath {
             || self.requests.needs_preparing(range, &core.map, out)
         {
             return false;
+        }
+        if !gate.is_open {
+            if !self.keeps_pace(core) && !self.unreadable.is_overwritten_by(range) {
+                self.requests.pace(id, core.now);
+                self.pause(out);
+                return true;
+            }
+            self.pace.take(range.bytes());
         }
         let side = self.start_store(id, core);
         self.evictor.take_room(range.bytes());

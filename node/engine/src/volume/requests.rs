@@ -75,6 +75,8 @@ pub(super) struct RequestTable {
     parked: VecDeque<RequestId>,
     /// Since when at least one request is parked.
     parked_since: Option<Millis>,
+    /// Writes that wait for nothing but the pace, and since when.
+    paced: VecDeque<(RequestId, Millis)>,
     /// Chunks whose part of the live map is being allocated or given back.
     preparing: Vec<Chunk>,
     /// The run directory had no room for the last chunk tried.
@@ -97,6 +99,7 @@ impl RequestTable {
             slots: vec![None; requests as usize],
             parked: VecDeque::with_capacity(requests as usize),
             parked_since: None,
+            paced: VecDeque::new(),
             preparing: Vec::new(),
             run_dir_full: false,
             chunk_failed: None,
@@ -165,6 +168,27 @@ impl RequestTable {
         if self.parked.is_empty() {
             self.parked_since = None;
         }
+    }
+
+    /// The write waits for the pace.
+    pub(super) fn pace(&mut self, id: RequestId, now: Millis) {
+        self.paced.push_back((id, now));
+    }
+
+    pub(super) fn paced(&self) -> usize {
+        self.paced.len()
+    }
+
+    /// Takes the write that waits for the pace the longest, and since when it has.
+    pub(super) fn take_paced(&mut self) -> Option<(RequestId, Millis)> {
+        self.paced.pop_front()
+    }
+
+    /// Bytes that are being written to `side`.
+    pub(super) fn storing_bytes(&self, side: Side) -> u64 {
+        let requests = self.slots.iter().flatten();
+        let storing = requests.filter(|request| request.op.is_write() && request.pending > 0);
+        storing.filter(|request| request.side == side).map(|request| request.range.bytes()).sum()
     }
 
     /// A read was planned, with so many parts.

@@ -7,7 +7,7 @@ use holdfast_types::{Millis, Seq};
 use super::core::Memory;
 use super::lifecycle::Lifecycle;
 use super::seal::Seal;
-use super::{Settings, Unreadable, Volume};
+use super::{PaceStatus, Settings, Unreadable, Volume};
 use crate::event::Errno;
 use crate::sector_map::CommitScope;
 
@@ -33,11 +33,14 @@ pub struct Status {
     /// Another writer holds the volume.
     pub fenced: bool,
     /// Requests that wait: for the manifest, for map memory, for a commit (flushes too), for disk space.
+    /// Those that only the pace delays are apart.
     pub parked: usize,
     /// Places without room.
     pub full: FullPlaces,
-    /// Reason why writes wait, and the time that requests have waited.
+    /// Reason why writes wait, and the time that requests have waited; none where only the pace delays them.
     pub delayed: Option<(Delay, Millis)>,
+    /// Delays that the pace made.
+    pub pace: PaceStatus,
     /// Error with which the local disk fails what the next commit, the detach or the first write of a chunk
     /// writes there, the map or a log record, and for how long it has.
     pub unkept: Option<(Errno, Millis)>,
@@ -131,6 +134,7 @@ impl Status {
                 cache: volume.data.evictor.is_full(),
             },
             delayed: Delay::of(volume).zip(volume.data.requests.parked_for(core.now)),
+            pace: volume.data.pace.status(volume.data.requests.paced()),
             unkept: unkept(volume),
             evicted_bytes: volume.data.evictor.evicted_bytes(),
             seal: SealStatus {

@@ -6,6 +6,7 @@ use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::side::{Side, SideSet};
+use holdfast_ring::Pause;
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, Transport};
 use tokio::sync::{mpsc, oneshot};
@@ -162,6 +163,22 @@ fn an_open_while_a_remove_waits_is_refused() {
     assert!(matches!(opened.try_recv(), Ok(Err(RingRefusal::Removing))));
     turns(&mut thread, |thread| thread.removed.is_empty());
     assert!(matches!(removed.try_recv(), Ok(Ok(()))));
+}
+
+/// The pace of writes went by the time of the last message, up to a tick ago.
+#[test]
+fn the_end_of_a_pause_sets_the_time() {
+    static PAUSE: Pause = Pause::millis(20);
+    let mut thread = ring_thread();
+    let gone = VolumeKey { index: 0, serial: 7 };
+    let before = now();
+    thread.now = 0;
+    thread.ring.pause(&PAUSE, InFlight::File { volume: gone, operation: FileOperation::Pause });
+    while thread.late == 0 {
+        assert_eq!(thread.now, 0);
+        thread.turn().unwrap();
+    }
+    assert!((before + 20..=now()).contains(&thread.now));
 }
 
 /// Reading the clock at each turn was a part of the cost of each request.

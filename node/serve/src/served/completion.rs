@@ -175,6 +175,7 @@ impl ServedVolume {
                 Err(errno) => self.unprepared(chunk, Unprepared::Disk(errno), now),
             },
             FileOperation::NextTurn => Event::NextTurn,
+            FileOperation::Pause => Event::PauseEnded,
         };
         self.handle(ring, event, now);
     }

@@ -4,10 +4,11 @@ use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Source};
 use holdfast_engine::durable_map;
 use holdfast_engine::event::RequestId;
+use holdfast_engine::limit::PAUSE_MS;
 use holdfast_engine::sector_map::chunk_extent;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
-use holdfast_ring::{FileRange, FileSlot, HeapBuffer};
+use holdfast_ring::{FileRange, FileSlot, HeapBuffer, Pause};
 use holdfast_types::{Chunk, SectorRange};
 use holdfast_ublk::RequestPart;
 use tokio::sync::mpsc::error::TrySendError;
@@ -15,6 +16,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, InFlight, Ring};
 use crate::work::{BackgroundWork, ColdRead};
+
+static PAUSE: Pause = Pause::millis(PAUSE_MS);
 
 impl ServedVolume {
     pub(super) fn perform(&mut self, ring: &mut Ring, action: Action) {
@@ -71,6 +74,12 @@ impl ServedVolume {
             Action::NextTurn => {
                 let operation = self.begin_file(FileOperation::NextTurn);
                 ring.no_operation(operation);
+            }
+            // A thread that leaves waits for what is in flight: what the pace delays is the successor's.
+            Action::Pause if self.is_draining => {}
+            Action::Pause => {
+                let operation = self.begin_file(FileOperation::Pause);
+                ring.pause(&PAUSE, operation);
             }
             Action::Upload { place, blocks } => {
                 self.send_other(background::Work::Upload { place, blocks });

@@ -158,6 +158,7 @@ impl World {
             Action::SyncSide { side } => disk.side(*side).sync(mark.expect("a sync has a mark")),
             Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
             Action::NextTurn
+            | Action::Pause
             | Action::Upload { .. }
             | Action::Merge(_)
             | Action::StorePending { .. }

@@ -95,6 +95,7 @@ impl World {
                 Event::MapSynced { result }
             }
             Action::NextTurn => Event::NextTurn,
+            Action::Pause => Event::PauseEnded,
             Action::Report(report) => {
                 drop(disk);
                 self.reported(host, *report);

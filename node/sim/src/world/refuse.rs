@@ -104,6 +104,7 @@ impl World {
             | Action::ReleaseMap { .. }
             | Action::Complete { .. }
             | Action::NextTurn
+            | Action::Pause
             | Action::Report(_)
             | Action::Upload { .. }
             | Action::Merge(_)

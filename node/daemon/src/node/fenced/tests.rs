@@ -170,6 +170,7 @@ impl Writer {
             | Action::ReadRecord { .. }
             | Action::WriteCheckpoint { .. }
             | Action::Evict { .. }
+            | Action::Pause
             | Action::ReleaseMap { .. } => unreachable!("{action:?}"),
         })
     }

@@ -138,6 +138,7 @@ impl Writer {
                     | Action::ReadCold { .. }
                     | Action::Punch { .. }
                     | Action::Evict { .. }
+                    | Action::Pause
                     | Action::ReleaseMap { .. } => {
                         unreachable!("{action:?}")
                     }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Durability;
-use holdfast_engine::volume::{Delay, IndexStatus, Status, Unreadable};
+use holdfast_engine::volume::{Delay, IndexStatus, PaceStatus, Status, Unreadable};
 use holdfast_memory::MemoryFigures;
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
@@ -86,6 +86,8 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) store: StoreStatus,
     /// Reason why writes wait, and the time that they have waited.
     pub(crate) delayed: Option<(Delay, Duration)>,
+    /// Writes that the pace delayed.
+    pub(crate) pace: PaceStatus,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
     /// Its list of index runs.
@@ -189,6 +191,7 @@ impl NodeVolumeStatus {
             max_dirty_age: None,
             store: StoreStatus { name: store_name, ..StoreStatus::default() },
             delayed: None,
+            pace: PaceStatus::default(),
             disk: DiskStatus::default(),
             index: IndexStatus::default(),
             waiting_requests: 0,
@@ -233,6 +236,7 @@ impl NodeVolumeStatus {
                 requests: Some(present.objects.current().counts()),
             },
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
+            pace: status.pace,
             disk: DiskStatus {
                 sync_failed: status.sync_failed,
                 unreadable: status.unreadable,

@@ -277,6 +277,7 @@ fn answer(action: Action, map: &File) -> Option<Event> {
         | Action::CreateRecord { .. }
         | Action::ReadRecord { .. }
         | Action::WriteCheckpoint { .. }
+        | Action::Pause
         | Action::Report(_)) => panic!("{other:?}"),
     })
 }
