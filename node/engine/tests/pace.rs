@@ -195,7 +195,7 @@ impl Host {
             if until <= at {
                 continue;
             }
-            let takes = if rate == 0 { Millis::MAX } else { 1000 * left / rate };
+            let takes = (1000 * left).checked_div(rate).unwrap_or(Millis::MAX);
             if takes <= until - at {
                 return 30 + at + takes - self.now;
             }

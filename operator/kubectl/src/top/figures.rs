@@ -123,7 +123,8 @@ impl Reading {
                     };
                     match sample.label("le").map(str::parse) {
                         Some(bound) => {
-                            let bound = bound.map_err(|_| "its answer has a bucket without a bound")?;
+                            let bound =
+                                bound.map_err(|_not_a_number| "its answer has a bucket without a bound")?;
                             volume.buckets[at].push((bound, sample.value));
                         }
                         None => volume.samples[at] = Some(sample.value),
