@@ -12,15 +12,17 @@ const WORD_BYTES: u64 = 8;
 const SLAB_BYTES: u64 = 64 << 10;
 /// Slabs that may be partly used: one for each length of slots.
 const PARTIAL_SLABS: u64 = 64;
+/// Bytes of the buffers of a device's requests.
+const BUFFER_BYTES: u64 = 8 << 20;
 
-/// The most memory that a memory volume may take, in bytes: its table, and slabs up to its limit, or for any
-/// content where it has none.
+/// The most memory that a memory volume may take, in bytes: the buffers of its requests, its table, and slabs
+/// up to its limit, or for any content where it has none.
 #[must_use]
 pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
     let pages = size_bytes / PAGE_BYTES;
     let any = (pages * PAGE_BYTES).div_ceil(SLAB_BYTES) + PARTIAL_SLABS;
     let slabs = limit_bytes.map_or(any, |limit| any.min(limit.div_ceil(SLAB_BYTES).max(1)));
-    HEAD_BYTES + pages * WORD_BYTES + slabs * SLAB_BYTES
+    BUFFER_BYTES + HEAD_BYTES + pages * WORD_BYTES + slabs * SLAB_BYTES
 }
 
 #[cfg(test)]
@@ -28,8 +30,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_bounds_the_memory_and_the_table_comes_on_top() {
-        let (gib, table) = (1 << 30, (2 << 20) + 4096);
+    fn a_limit_bounds_the_memory_and_table_and_buffers_come_on_top() {
+        let (gib, table) = (1 << 30, (8 << 20) + (2 << 20) + 4096);
         assert_eq!(most_memory_bytes(gib, None), gib + (4 << 20) + table);
         assert_eq!(most_memory_bytes(gib, Some(256 << 20)), (256 << 20) + table);
         assert_eq!(most_memory_bytes(gib, Some(8 * gib)), gib + (4 << 20) + table, "no content needs more");

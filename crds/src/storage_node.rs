@@ -106,10 +106,10 @@ pub struct MemoryUse {
     /// The most that all memory volumes of the node may take together, in bytes.
     #[schemars(with = "i64")]
     pub limit_bytes: u64,
-    /// The most that those that are attached may take, with their tables, in bytes.
+    /// The most that those that are attached may take, with their tables and buffers, in bytes.
     #[schemars(with = "i64")]
     pub promised_bytes: u64,
-    /// The memory that their content takes now, in bytes.
+    /// The memory that they take now, with their tables and buffers, in bytes.
     #[schemars(with = "i64")]
     pub used_bytes: u64,
 }
@@ -122,6 +122,8 @@ pub enum TransportName {
     UblkZeroCopy,
     /// ublk with copies through its character device.
     UblkUserCopy,
+    /// ublk with a buffer of each request, which the kernel copies: memory volumes.
+    UblkKernelCopy,
     /// A loop device on a file of FUSE, where the kernel has no ublk.
     FuseLoop,
 }
@@ -132,6 +134,7 @@ impl TransportName {
         match self {
             Self::UblkZeroCopy => "ublk-zero-copy",
             Self::UblkUserCopy => "ublk-user-copy",
+            Self::UblkKernelCopy => "ublk-kernel-copy",
             Self::FuseLoop => "fuse-loop",
         }
     }

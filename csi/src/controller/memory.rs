@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn the_largest_volume_fits_and_the_next_does_not() {
         for parameters in [half(), MemoryParameters::default()] {
-            for memory in [8 << 20, GIB, 100 * GIB] {
+            for memory in [16 << 20, GIB, 100 * GIB] {
                 let largest = parameters.largest_bytes(memory);
                 assert!(parameters.most_bytes(largest) <= memory);
                 assert!(parameters.most_bytes(largest + SECTOR_BYTES) > memory, "{parameters:?} {memory}");

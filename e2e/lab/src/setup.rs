@@ -55,6 +55,7 @@ const COUNTED: &[&str] = &[
     "holdfast-ublk",
     "holdfast-format",
     "holdfast-engine",
+    "holdfast-memory",
     "holdfast-serve",
 ];
 /// Time that cargo needs to build them where nothing is compiled yet.

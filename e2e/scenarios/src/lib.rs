@@ -289,6 +289,13 @@ pub const ALL: &[Scenario] = &[
         run: ublk::user_copy,
     },
     Scenario {
+        name: "ublk-kernel-copy",
+        about: "the same with kernel copy",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: ublk::kernel_copy,
+    },
+    Scenario {
         name: "ublk-many",
         about: "70 devices are served by as many threads as one, and again after a kill",
         expected: Duration::from_secs(50),

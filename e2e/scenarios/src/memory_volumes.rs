@@ -24,6 +24,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
 /// Threads that work on the file system.
 const WORKERS: u32 = 2;
+/// Most bytes that one discard covers.
+const MAX_DISCARD_BYTES: u32 = 4 << 20;
 const AT: &str = "/mnt";
 
 /// A way in which the daemon ends.
@@ -53,6 +55,11 @@ fn ends(node: &Node) -> Result<()> {
     vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
     vm.spawn("churn", &bash(&format!("exec holdfast-e2e churn {AT} {WORKERS}")))?;
     let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
+    let listed = node.cli(&["list", "--json"])?;
+    ensure!(listed.matches("\"ublk-kernel-copy\"").count() == 2, "no system call moves data: {listed}");
+    // A ring thread serves nothing else meanwhile.
+    let queue = raw.replace("/dev/", "/sys/block/");
+    vm.exec(&format!("test $(cat {queue}/queue/discard_max_bytes) = {MAX_DISCARD_BYTES}"))?;
     let load = Load::start(vm, &raw, LOAD_SECONDS)?;
     for end in ENDS {
         match end {

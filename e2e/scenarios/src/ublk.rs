@@ -35,6 +35,10 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
     recovers_under_load(world, "user-copy")
 }
 
+pub(super) fn kernel_copy(world: &World) -> Result<()> {
+    recovers_under_load(world, "kernel-copy")
+}
+
 fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
     let vm = machine(world)?;
     let options = format!("--dir /var/lib/holdfast --transport {transport}");

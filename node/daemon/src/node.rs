@@ -154,7 +154,7 @@ impl TransportChoice {
     pub(crate) const fn may_be_fuse(self) -> bool {
         match self {
             Self::Auto | Self::Only(Transport::Fuse) => true,
-            Self::Only(Transport::ZeroCopy | Transport::UserCopy) => false,
+            Self::Only(Transport::ZeroCopy | Transport::UserCopy | Transport::KernelCopy) => false,
         }
     }
 
@@ -490,15 +490,19 @@ impl Node {
                 Err("data.transport asks for another; set it to \"auto\" or \"fuse\"".to_owned())
             }
             (Transport::Fuse, _) => self.0.devices.kernel().check_fuse().map_err(|error| error.to_string()),
-            (Transport::ZeroCopy | Transport::UserCopy, Ok(features)) => {
+            (Transport::ZeroCopy | Transport::UserCopy | Transport::KernelCopy, Ok(features)) => {
                 features.check(transport).map_err(|error| error.to_string())
             }
-            (Transport::ZeroCopy | Transport::UserCopy, Err(error)) => Err(error.to_string()),
+            (Transport::ZeroCopy | Transport::UserCopy | Transport::KernelCopy, Err(error)) => {
+                Err(error.to_string())
+            }
         };
+        // Kernel copy is no choice: memory volumes have it wherever the kernel has ublk.
+        let transports = Transport::ALL.into_iter().filter(|transport| *transport != Transport::KernelCopy);
         let release = holdfast_ublk::KernelRelease::running();
         Capabilities {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
-            transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
+            transports: transports.map(|transport| (transport, check(transport))).collect(),
             state_disk: self.0.state_disk.clone(),
             max_volumes: self.0.rings.max_volumes(QUEUES, QUEUE_DEPTH),
         }

@@ -21,9 +21,12 @@ use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::side::{Side, SideSet};
+use holdfast_memory::pool::SLAB_BYTES;
+use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 use holdfast_ring::RingError;
 use holdfast_serve::{
-    BackgroundWork, Label, LiveMap, Message, NewVolume, PublishedStatus, RingThread, SharedFiles, Start,
+    BackgroundWork, Label, LiveMap, MemoryFiles, Message, NewMemoryVolume, NewVolume, PublishedStatus,
+    RingThread, SharedFiles, Start,
 };
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use holdfast_ublk::{
@@ -43,6 +46,9 @@ const DEPTH: u16 = 32;
 const BATCHES: u32 = 16;
 /// Turns of the thread within which requests end.
 const MAX_TURNS: u32 = 100_000;
+/// Name of the parts of callgrind's output that are of no row: its system calls come also where nothing is
+/// counted.
+const SET_UP: &CStr = c"set-up";
 /// Requests that are counted one by one.
 const SINGLES: u32 = 16;
 
@@ -120,6 +126,8 @@ struct Served {
     fresh: u64,
     /// Counted system calls of the ring.
     enters: u64,
+    /// System calls of this program between counted turns.
+    own_calls: u64,
     _work: mpsc::Receiver<BackgroundWork>,
 }
 
@@ -141,23 +149,41 @@ fn zeros() -> File {
     OpenOptions::new().read(true).write(true).open("/dev/zero").expect("each host has it")
 }
 
+/// A volume to be served.
+enum Content {
+    /// Of an object store, by its sides.
+    Sides([File; 2]),
+    /// A memory volume, to which these pages are written.
+    Memory { codec: PageCodec, pages: Vec<u8> },
+}
+
 impl Served {
-    fn new(transport: Transport, depth: u16, sides: [File; 2]) -> io::Result<Self> {
+    fn new(transport: Transport, depth: u16, content: Content) -> io::Result<Self> {
         let (inbox, messages) = mpsc::channel(8);
         let files = SharedFiles { slab: in_memory(4096), memory: in_memory(4096), zeros: zeros() };
         let mut thread = RingThread::new(&files, messages).map_err(io::Error::other)?;
         let device = FakeDevice::new(depth, MAX_IO_BYTES)?;
         let (work, kept) = mpsc::channel(64);
-        let (done, mut added) = oneshot::channel();
-        let volume = Box::new(volume(u32::from(depth), sides, work)?);
         let waker = thread.waker();
         let send = |thread: &mut RingThread, message| {
             assert!(inbox.try_send(message).is_ok(), "the inbox has room");
             waker.wake();
             thread.turn().map_err(io::Error::other)
         };
-        send(&mut thread, Message::Add { volume, done })?;
-        let key = added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?;
+        let (key, pages) = match content {
+            Content::Sides(sides) => {
+                let (done, mut added) = oneshot::channel();
+                let volume = Box::new(volume(u32::from(depth), sides, work)?);
+                send(&mut thread, Message::Add { volume, done })?;
+                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
+            }
+            Content::Memory { codec, pages } => {
+                let (done, mut added) = oneshot::channel();
+                let volume = Box::new(memory_volume(codec)?);
+                send(&mut thread, Message::AddMemory { volume, done })?;
+                (added.try_recv().expect("it was added in that turn"), Some(pages))
+            }
+        };
         let info = DeviceInfo {
             id: 0,
             state: DeviceState::Live,
@@ -175,9 +201,12 @@ impl Served {
         let fake = device.memory();
         let queues = Box::new(move |ring: &mut holdfast_serve::Ring, owner| {
             let spec = QueueSpec { owner, queue_id: 0 };
-            let queue = Queue::open(ring, &shown, &char_device, spec)?;
+            let mut queue = Queue::open(ring, &shown, &char_device, spec)?;
             if transport == Transport::ZeroCopy {
                 fake.register(ring).expect("the ring takes the memory");
+            }
+            if let Some(pages) = pages {
+                queue.fill_buffers(|buffer| buffer.copy_from_slice(&pages));
             }
             Ok(vec![holdfast_serve::VolumeQueue::Ublk(queue)])
         });
@@ -188,6 +217,7 @@ impl Served {
             random: 1,
             fresh: 0,
             enters: 0,
+            own_calls: 0,
             _work: kept,
         };
         // The first requests come with the first turn after the one that opens the queues.
@@ -210,13 +240,13 @@ impl Served {
 
     /// Serves what the device has, to its end. Meanwhile it gets nothing new.
     fn serve(&mut self) -> io::Result<()> {
-        self.turns(RingThread::turn)
+        self.turns(RingThread::turn).map(drop)
     }
 
     /// The same, counted.
     fn count(&mut self) -> io::Result<()> {
         let before = self.thread.enters();
-        self.turns(|thread| {
+        self.own_calls += self.turns(|thread| {
             IS_COUNTING.store(true, Ordering::Relaxed);
             callgrind::toggle();
             let turned = thread.turn();
@@ -228,16 +258,19 @@ impl Served {
         Ok(())
     }
 
-    fn turns(&mut self, turn: impl Fn(&mut RingThread) -> Result<(), RingError>) -> io::Result<()> {
+    /// Returns how often it slept.
+    fn turns(&mut self, turn: impl Fn(&mut RingThread) -> Result<(), RingError>) -> io::Result<u64> {
+        let mut sleeps = 0;
         for turns in 0..MAX_TURNS {
             turn(&mut self.thread).map_err(io::Error::other)?;
             if self.thread.requests() == 0 {
-                return Ok(());
+                return Ok(sleeps);
             }
             (0..self.depth).for_each(|tag| self.device.set(tag, None));
             // Worker threads of the kernel may need the processor.
             if turns > 2 {
                 std::thread::sleep(Duration::from_micros(100));
+                sleeps += 1;
             }
         }
         Err(io::Error::other(format!("{} requests did not end", self.thread.requests())))
@@ -259,13 +292,13 @@ impl Served {
         Ok(())
     }
 
-    /// Ends a row: name, requests, allocations, system calls of the ring; and a part of callgrind's output.
+    /// Ends a row, whose parts of callgrind's output have its name: name, requests, allocations, system calls
+    /// of the ring, and those of this program.
     #[allow(clippy::print_stdout, reason = "its output is read by its caller")]
     fn row(&mut self, name: &CStr, requests: u32) {
-        callgrind::dump(name);
         let allocations = ALLOCATIONS.swap(0, Ordering::Relaxed);
-        let enters = std::mem::take(&mut self.enters);
-        println!("{} {requests} {allocations} {enters}", name.to_str().expect("ASCII"));
+        let (enters, own) = (std::mem::take(&mut self.enters), std::mem::take(&mut self.own_calls));
+        println!("{} {requests} {allocations} {enters} {own}", name.to_str().expect("ASCII"));
     }
 
     /// Counts requests that come all at once.
@@ -273,10 +306,12 @@ impl Served {
         // What a first request of its kind costs is not counted.
         self.load(operation, sectors);
         self.serve()?;
+        callgrind::dump(SET_UP);
         for _ in 0..BATCHES {
             self.load(operation, sectors);
             self.count()?;
         }
+        callgrind::dump(name);
         self.row(name, BATCHES * u32::from(self.depth));
         Ok(())
     }
@@ -292,7 +327,9 @@ impl Served {
             );
             self.serve()?;
             self.device.set(0, Some(FakeRequest { operation, start_sector, sectors }));
+            callgrind::dump(SET_UP);
             self.count()?;
+            callgrind::dump(name);
         }
         self.row(name, SINGLES);
         Ok(())
@@ -348,7 +385,7 @@ fn main() -> io::Result<()> {
         (Transport::ZeroCopy, &[(c"read4k", 1), (c"read128k", 32), (c"read1m", 256)][..]),
         (Transport::UserCopy, &[(c"user_copy_read4k", 1)]),
     ] {
-        let mut reads = Served::new(transport, DEPTH, [read_at_once(bytes), in_memory(0)])?;
+        let mut reads = Served::new(transport, DEPTH, Content::Sides([read_at_once(bytes), in_memory(0)]))?;
         reads.fill()?;
         for &(name, sectors) in rows {
             reads.row_under_load(name, Operation::Read, sectors)?;
@@ -358,17 +395,59 @@ fn main() -> io::Result<()> {
         (Transport::ZeroCopy, &[(c"write4k", 1), (c"write128k", 32), (c"write1m", 256)][..]),
         (Transport::UserCopy, &[(c"user_copy_write4k", 1)]),
     ] {
-        let mut writes = Served::new(transport, DEPTH, [zeros(), zeros()])?;
+        let mut writes = Served::new(transport, DEPTH, Content::Sides([zeros(), zeros()]))?;
         writes.fill()?;
         for &(name, sectors) in rows {
             writes.row_under_load(name, Operation::Write, sectors)?;
         }
     }
-    let mut flushed = Served::new(Transport::UserCopy, 1, [in_memory(bytes), in_memory(bytes)])?;
+    let mut flushed =
+        Served::new(Transport::UserCopy, 1, Content::Sides([in_memory(bytes), in_memory(bytes)]))?;
     flushed.serve()?;
     flushed.device.set(0, Some(FakeRequest { operation: Operation::Flush, start_sector: 0, sectors: 0 }));
     flushed.serve()?;
     flushed.row_of_singles(c"flush", Operation::Flush, 0)?;
     flushed.row_of_singles(c"discard128k", Operation::Discard, 32)?;
+    for (codec, pages, write, read) in [
+        (PageCodec::Lz4, mixed(), c"memory_lz4_write4k", c"memory_lz4_read4k"),
+        (PageCodec::Zstd, mixed(), c"memory_zstd_write4k", c"memory_zstd_read4k"),
+        (PageCodec::Lz4, vec![0; MAX_IO_BYTES as usize], c"memory_zeros_write4k", c"memory_zeros_read4k"),
+    ] {
+        let mut memory = Served::new(Transport::KernelCopy, DEPTH, Content::Memory { codec, pages })?;
+        memory.fill()?;
+        memory.row_under_load(write, Operation::Write, 1)?;
+        memory.row_under_load(read, Operation::Read, 1)?;
+    }
     Ok(())
+}
+
+/// Pages of which each half does not compress, and half does: words in lines.
+fn mixed() -> Vec<u8> {
+    const WORDS: [&str; 8] = ["volume ", "page ", "of ", "the ", "request ", "= slot; ", "node\n", "memory "];
+    let mut random = 1_u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        random >> 33
+    };
+    let mut bytes = Vec::with_capacity(MAX_IO_BYTES as usize);
+    while bytes.len() < MAX_IO_BYTES as usize {
+        bytes.extend((0..PAGE_BYTES / 2).map(|_| next() as u8));
+        let words = std::iter::repeat_with(|| WORDS[next() as usize % WORDS.len()].bytes());
+        bytes.extend(words.flatten().take(PAGE_BYTES / 2));
+    }
+    bytes
+}
+
+fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
+    let slabs = (SECTORS * 4096).div_ceil(SLAB_BYTES as u64) as u32 + 64;
+    let head = TableHead { pages: SECTORS, slabs, codec, nonce: 1 };
+    let table = in_memory(HEAD_BYTES as u64 + SECTORS * 8);
+    // SAFETY: files of this program alone, in memory.
+    let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;
+    Ok(NewMemoryVolume {
+        volume: MemoryVolume::open(files, &head).map_err(io::Error::other)?,
+        label: Arc::new(Label::new("counts".parse().expect("a name"), Epoch(1))),
+        published: Arc::default(),
+        place: Box::new(()),
+    })
 }

@@ -1,10 +1,10 @@
 //! Memory volumes on a ring thread.
 //!
-//! Owns: the memory volumes of a thread, their requests and the queues of their devices.
-//! Does not own: where a page lies ([`holdfast_memory`]).
-//! Runs on: the ring thread. A request is answered in the turn in which it came, so none waits. One system
-//! call moves its data; another takes the memory of a slab, once for 16 pages or more. No allocation for a
-//! request. Invariants: the key of a memory volume is no other volume's.
+//! Owns: the memory volumes of a thread, their requests and the queues of their devices. Does not own: where
+//! a page lies ([`holdfast_memory`]). Runs on: the ring thread. A request is answered in the turn in which it
+//! came, so none waits. No system call moves its data, but of a device with user copy of an older release;
+//! one takes the memory of a slab, once for 16 pages or more. No allocation for a request. Invariants: the
+//! key of a memory volume is no other volume's.
 
 mod files;
 pub(crate) mod new_volume;

@@ -5,20 +5,18 @@
 //!
 //! The copies are system calls of the ring thread: the character device cannot be asked without
 //! blocking, so the ring would hand each copy to a worker thread (`docs/adr/0002-user-copy.md`).
-#![allow(unsafe_code)] // one anonymous mapping, and the slices over it
+#![allow(unsafe_code)] // slices over the buffers
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::ptr::NonNull;
 
-/// One anonymous mapping, cut into as many buffers of `stride` bytes as the queue is deep. Pages come into
-/// being when they are first used.
+use crate::buffer_memory::BufferMemory;
+
+/// As many buffers as the queue is deep, and who has them.
 #[derive(Debug)]
 pub(crate) struct CopyBuffers {
-    memory: NonNull<u8>,
-    stride: usize,
-    mapped_bytes: usize,
+    memory: BufferMemory,
     /// The buffer of each tag that has one.
     of_tag: Vec<Option<u16>>,
     /// The buffers no tag has; the last is the next to be used.
@@ -35,29 +33,10 @@ pub(crate) struct BufferPart {
 
 impl CopyBuffers {
     pub(crate) fn map(depth: u16, stride_bytes: u32) -> io::Result<Self> {
-        let stride = stride_bytes as usize;
-        let mapped_bytes = stride * usize::from(depth);
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the mapping made above. A huge page for each tag would multiply the memory that small
-        // requests take; if the advice is not taken nothing is wrong.
-        unsafe { libc::madvise(address, mapped_bytes, libc::MADV_NOHUGEPAGE) };
-        let memory = NonNull::new(address.cast()).expect("mmap does not return null");
+        let memory = BufferMemory::map(depth, stride_bytes)?;
         let of_tag = vec![None; usize::from(depth)];
         let free = (0..depth).rev().collect();
-        Ok(Self { memory, stride, mapped_bytes, of_tag, free })
+        Ok(Self { memory, of_tag, free })
     }
 
     /// Gives a tag a buffer.
@@ -87,16 +66,11 @@ impl CopyBuffers {
     ///
     /// # Panics
     /// If the tag has no buffer, or the part does not lie inside it.
+    #[inline]
     pub(crate) fn address(&self, part: BufferPart) -> *mut u8 {
         let BufferPart { tag, offset_bytes, len_bytes } = part;
-        let (offset, len) = (offset_bytes as usize, len_bytes as usize);
         let buffer = self.of_tag[usize::from(tag)].expect("a request with data has a buffer");
-        let begin = usize::from(buffer) * self.stride + offset;
-        assert!(
-            offset + len <= self.stride && begin + len <= self.mapped_bytes,
-            "the part lies in the buffer"
-        );
-        self.memory.as_ptr().wrapping_add(begin)
+        self.memory.address(buffer, offset_bytes as usize, len_bytes as usize)
     }
 
     /// A part of a tag's buffer.
@@ -130,13 +104,5 @@ impl CopyBuffers {
         // SAFETY: as for `copy_in`; all parts have completed.
         let buffer = unsafe { std::slice::from_raw_parts(address, len_bytes as usize) };
         matches!(char_file.write_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
-    }
-}
-
-impl Drop for CopyBuffers {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `map`. The queue drops it only when no request is with its
-        // owner, so no operation that names this memory is in flight.
-        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -94,7 +94,8 @@ impl Device {
             ublksrv_flags: spec.tag,
             ..Default::default()
         };
-        let &DeviceSpec { queues, depth, max_io_bytes, transport, tag, id: _, sectors: _ } = spec;
+        let &DeviceSpec { queues, depth, max_io_bytes, transport, tag, id: _, sectors: _, max_zero_bytes: _ } =
+            spec;
         let new = move |added: sys::ublksrv_ctrl_dev_info| {
             let id = added.dev_id;
             Self { id, tag, queues, depth, max_io_bytes, transport }
@@ -151,8 +152,10 @@ impl Device {
         if !foreign.is_empty() {
             return Err(ControlError::Foreign { id, foreign });
         }
-        let transport = transport
-            .ok_or(ControlError::Invalid { field: "transport", rule: "must be zero copy or user copy" })?;
+        let transport = transport.ok_or(ControlError::Invalid {
+            field: "transport",
+            rule: "must be zero copy, user copy or kernel copy",
+        })?;
         if sectors > expected.sectors {
             return Err(ControlError::Resized { id, found: sectors, expected: expected.sectors });
         }
@@ -463,8 +466,6 @@ impl Device {
             }
             not_found(id, error)
         })?;
-        let transport =
-            Transport::UBLK.into_iter().find(|transport| info.flags & transport.flags() == transport.flags());
         let state = match u32::from(info.state) {
             sys::UBLK_S_DEV_DEAD => DeviceState::Dead,
             sys::UBLK_S_DEV_LIVE => DeviceState::Live,
@@ -477,7 +478,7 @@ impl Device {
             queues: info.nr_hw_queues,
             depth: info.queue_depth,
             max_io_bytes: info.max_io_buf_bytes,
-            transport,
+            transport: Transport::of_device(info.flags),
             server_pid: info.ublksrv_pid,
             tag: info.ublksrv_flags,
             foreign: ForeignFeatures::among(info.flags),

@@ -4,8 +4,6 @@ use libublk::sys;
 
 use crate::{ControlError, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
 
-/// The most a single discard or write-zeroes request covers: 1 GiB.
-const MAX_ZERO_BYTES: u64 = 1 << 30;
 /// The mask for the address of a request's memory. With zero copy the memory goes to the local disk as it is,
 /// and no disk that can hold sectors of 4096 bytes demands more: the most is dm-crypt's, its sector. The
 /// kernel takes none above a page.
@@ -25,6 +23,8 @@ pub struct DeviceSpec {
     pub depth: u16,
     /// The most bytes a read or write request covers: a multiple of 4096, at most 32 MiB.
     pub max_io_bytes: u32,
+    /// The most bytes a discard or write-zeroes request covers: a multiple of 4096, at most 1 GiB.
+    pub max_zero_bytes: u32,
     /// Transport of its data.
     pub transport: Transport,
     /// Tag by which the device is known later: the kernel keeps it and makes nothing of it.
@@ -34,6 +34,8 @@ pub struct DeviceSpec {
 impl DeviceSpec {
     /// The most that `max_io_bytes` can be.
     pub const MAX_IO_BYTES: u32 = 32 << 20;
+    /// The most that `max_zero_bytes` can be.
+    pub const MAX_ZERO_BYTES: u32 = 1 << 30;
 
     pub(crate) fn validate(&self) -> Result<(), ControlError> {
         let check = |holds: bool, field, rule| {
@@ -47,11 +49,14 @@ impl DeviceSpec {
         check((1..=4096).contains(&self.depth), "depth", "must be 1 to 4096")?;
         let max = self.max_io_bytes;
         let io_fits = max > 0 && max <= Self::MAX_IO_BYTES && u64::from(max).is_multiple_of(SECTOR_BYTES);
-        check(io_fits, "max_io_bytes", "must be a multiple of 4096, at most 32 MiB")
+        check(io_fits, "max_io_bytes", "must be a multiple of 4096, at most 32 MiB")?;
+        let max = self.max_zero_bytes;
+        let zero_fits = max > 0 && max <= Self::MAX_ZERO_BYTES && u64::from(max).is_multiple_of(SECTOR_BYTES);
+        check(zero_fits, "max_zero_bytes", "must be a multiple of 4096, at most 1 GiB")
     }
 
     pub(crate) fn params(&self) -> Params {
-        let zero_sectors = (MAX_ZERO_BYTES / 512) as u32;
+        let zero_sectors = self.max_zero_bytes / 512;
         Params {
             len: size_of::<Params>() as u32,
             types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD | sys::UBLK_PARAM_TYPE_DMA_ALIGN,

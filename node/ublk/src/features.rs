@@ -18,15 +18,16 @@ pub enum Transport {
     ZeroCopy,
     /// Through a buffer per tag, copied by reads and writes of the character device.
     UserCopy,
+    /// Through a buffer of each tag, which the kernel fills and empties as part of the commands of the queue:
+    /// no system call moves data. For a server that has to see each byte.
+    KernelCopy,
     /// Without the driver: requests of a file of FUSE, which a loop device is on.
     Fuse,
 }
 
 impl Transport {
-    /// All transports, the fastest first.
-    pub const ALL: [Self; 3] = [Self::ZeroCopy, Self::UserCopy, Self::Fuse];
-    /// Those of the driver.
-    pub(crate) const UBLK: [Self; 2] = [Self::ZeroCopy, Self::UserCopy];
+    /// All transports.
+    pub const ALL: [Self; 4] = [Self::ZeroCopy, Self::UserCopy, Self::KernelCopy, Self::Fuse];
 
     /// The name used in configuration and status.
     #[must_use]
@@ -34,6 +35,7 @@ impl Transport {
         match self {
             Self::ZeroCopy => "zero-copy",
             Self::UserCopy => "user-copy",
+            Self::KernelCopy => "kernel-copy",
             Self::Fuse => "fuse",
         }
     }
@@ -43,8 +45,20 @@ impl Transport {
         match self {
             Self::ZeroCopy => (sys::UBLK_F_SUPPORT_ZERO_COPY | sys::UBLK_F_AUTO_BUF_REG) as u64,
             Self::UserCopy => sys::UBLK_F_USER_COPY as u64,
-            Self::Fuse => 0,
+            Self::KernelCopy | Self::Fuse => 0,
         }
+    }
+
+    /// The transport of a device of the driver with these flags; `None` if it moves data in another way. The
+    /// kernel copies where no flag says otherwise (`ublk_need_map_io` in `drivers/block/ublk_drv.c`).
+    pub(crate) const fn of_device(flags: u64) -> Option<Self> {
+        if flags & Self::ZeroCopy.flags() == Self::ZeroCopy.flags() {
+            return Some(Self::ZeroCopy);
+        }
+        if flags & Self::UserCopy.flags() != 0 {
+            return Some(Self::UserCopy);
+        }
+        if flags & Self::ZeroCopy.flags() != 0 { None } else { Some(Self::KernelCopy) }
     }
 }
 
@@ -119,7 +133,7 @@ pub enum Unsupported {
         found: &'static str,
     },
     /// No transport has this name.
-    #[error("transport {name:?} is unknown; use \"zero-copy\", \"user-copy\" or \"fuse\"")]
+    #[error("transport {name:?} is unknown; use \"zero-copy\", \"user-copy\", \"kernel-copy\" or \"fuse\"")]
     UnknownTransport {
         /// The given name.
         name: String,
@@ -341,7 +355,11 @@ impl Features {
     /// The flags a device with this transport is added with. With zero copy, requests whose pages the kernel
     /// cannot register are copied.
     pub(crate) const fn device_flags(&self, transport: Transport) -> u64 {
-        REQUIRED | transport.flags() | ((WELCOME | Transport::UserCopy.flags()) & self.bits)
+        let copies = match transport {
+            Transport::ZeroCopy | Transport::UserCopy => Transport::UserCopy.flags(),
+            Transport::KernelCopy | Transport::Fuse => 0,
+        };
+        REQUIRED | transport.flags() | ((WELCOME | copies) & self.bits)
     }
 
     fn require(&self, wanted: u64) -> Result<(), Unsupported> {
@@ -390,6 +408,17 @@ mod tests {
         assert_eq!(with(quiesces) & either, u64::from(quiesces));
         let old = features(REQUIRED | Transport::UserCopy.flags());
         assert_eq!(old.device_flags(Transport::UserCopy), REQUIRED | Transport::UserCopy.flags());
+    }
+
+    /// A device is recovered with the transport that it was added with, whatever this version would choose.
+    #[test]
+    fn the_flags_of_a_device_say_its_transport() {
+        let all = features(REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags());
+        for transport in [Transport::ZeroCopy, Transport::UserCopy, Transport::KernelCopy] {
+            assert_eq!(Transport::of_device(all.device_flags(transport)), Some(transport));
+        }
+        let without_index = u64::from(sys::UBLK_F_SUPPORT_ZERO_COPY);
+        assert_eq!(Transport::of_device(REQUIRED | without_index), None, "another program's way");
     }
 
     #[test]

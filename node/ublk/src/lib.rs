@@ -11,6 +11,7 @@
 //! event.
 
 mod block_path;
+mod buffer_memory;
 mod char_device;
 mod command;
 mod control_thread;

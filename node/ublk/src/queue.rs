@@ -8,11 +8,11 @@
 //!    '-----------------'          complete (COMMIT_AND_FETCH)
 //! ```
 //!
-//! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy.
-//! *Runs on*: the ring thread. No allocation and no lock for a request; with zero copy no system call but
-//! the ring's own, with user copy one for the copy.
+//! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy and of kernel copy.
+//! *Runs on*: the ring thread. No allocation and no lock for a request; with zero copy and kernel copy no
+//! system call but the ring's own, with user copy one for the copy.
 //! *Invariants*: a tag is with the kernel or with the owner, never both; parts of a request are moved
-//! only while the owner has it.
+//! only while the owner has it. With kernel copy the buffer of a tag is the kernel's while it has the tag.
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use std::fs::File;
@@ -20,9 +20,10 @@ use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 
 use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring, RingError, RingOperation};
-use io_uring::{opcode, types};
+use io_uring::{opcode, squeue, types};
 use libublk::sys;
 
+use crate::buffer_memory::BufferMemory;
 use crate::char_device::Descriptors;
 use crate::copy_buffers::{BufferPart, CopyBuffers};
 use crate::{
@@ -104,10 +105,10 @@ pub struct Queue<K> {
     /// of the queue: the commands of other devices on the ring wait for requests, without limit.
     char_file: Option<FileSlot>,
     descriptors: Descriptors,
-    /// Buffers as which the pages of requests are registered; `None` with user copy.
+    /// Buffers as which the pages of requests are registered; `None` with other transports than zero copy.
     registered: Option<BufferRange>,
-    /// For requests whose pages are not registered: with user copy all. `None` only while the queue is
-    /// dropped.
+    /// For requests whose pages are not registered: with user copy all. `None` with kernel copy, and while
+    /// the queue is dropped.
     copies: Option<CopyBuffers>,
     /// The character device. Apart from the memory, which may have to outlive the queue: the file must not.
     file: File,
@@ -116,6 +117,8 @@ pub struct Queue<K> {
     draining: bool,
     /// Address of the first byte of each registered buffer.
     buffers_at: u32,
+    /// With kernel copy: a buffer of each tag.
+    kernel_copied: Option<BufferMemory>,
 }
 
 impl<K: Copy> Queue<K> {
@@ -138,11 +141,24 @@ impl<K: Copy> Queue<K> {
         let map = |what| move |source| QueueError::Map { what, queue_id, source };
         let descriptors =
             char_device.map_descriptors(queue_id, depth).map_err(map("the request descriptors"))?;
-        let copies = CopyBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?;
+        let stride_bytes = device.max_io_bytes();
+        let copies = match device.transport() {
+            Transport::KernelCopy => None,
+            Transport::ZeroCopy | Transport::UserCopy | Transport::Fuse => {
+                Some(CopyBuffers::map(depth, stride_bytes).map_err(map("the copy buffers"))?)
+            }
+        };
         let file = char_device.share().map_err(map("the character device"))?;
+        let kernel_copied = match device.transport() {
+            Transport::KernelCopy => {
+                let buffers = BufferMemory::map(depth, stride_bytes).map_err(map("the copy buffers"))?;
+                Some(buffers.lock())
+            }
+            Transport::ZeroCopy | Transport::UserCopy | Transport::Fuse => None,
+        };
         let registered = match device.transport() {
             Transport::ZeroCopy => Some(ring.reserve_buffers(depth)?),
-            Transport::UserCopy | Transport::Fuse => None,
+            Transport::UserCopy | Transport::KernelCopy | Transport::Fuse => None,
         };
         let char_file = match register(ring, char_device) {
             Ok(char_file) => char_file,
@@ -160,12 +176,13 @@ impl<K: Copy> Queue<K> {
             char_file,
             descriptors,
             registered,
-            copies: Some(copies),
+            copies,
             file,
             with_kernel: 0,
             with_owner: 0,
             draining: false,
             buffers_at: char_device.buffers_at(),
+            kernel_copied,
         })
     }
 
@@ -214,14 +231,35 @@ impl<K: Copy> Queue<K> {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
-            return ring.read_fixed(&self.transfer(request, part), operation);
+            return match &self.registered {
+                Some(buffers) => ring.read_fixed(&self.transfer(buffers, request, part), operation),
+                None => self.read_into(ring, request, part, operation),
+            };
         };
-        let address = copies.address(Self::buffer_part(request, part));
+        Self::read_to(copies.address(Self::buffer_part(request, part)), ring, part, operation);
+    }
+
+    /// The same, with kernel copy.
+    #[cold]
+    #[inline(never)]
+    fn read_into<T: RingOperation>(
+        &self,
+        ring: &mut Ring<T>,
+        request: &DeviceRequest,
+        part: &RequestPart,
+        operation: T,
+    ) {
+        Self::read_to(self.kernel_copied_at(Self::buffer_part(request, part)), ring, part, operation);
+    }
+
+    /// Reads a part of a file to its place in the buffer of a request.
+    #[inline(always)]
+    fn read_to<T: RingOperation>(address: *mut u8, ring: &mut Ring<T>, part: &RequestPart, operation: T) {
         let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
             .offset(part.file_offset_bytes)
             .build();
-        // SAFETY: the entry names a range of this request's copy buffer. The buffers are unmapped only when
-        // no request is with the owner, else leaked.
+        // SAFETY: the entry names a range of the request's buffer. The buffers are unmapped only when no request
+        // is with the owner, else leaked.
         unsafe { ring.push(fill, operation) };
     }
 
@@ -240,32 +278,57 @@ impl<K: Copy> Queue<K> {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
-            return ring.write_fixed(&self.transfer(request, part), operation);
+            return match &self.registered {
+                Some(buffers) => ring.write_fixed(&self.transfer(buffers, request, part), operation),
+                None => self.write_out_of(ring, request, part, operation),
+            };
         };
         let buffer = Self::buffer_part(request, part);
         let position = self.copy_position(buffer.tag, buffer.offset_bytes);
         let entry = if copies.copy_in(&self.file, buffer, position) {
-            opcode::Write::new(part.file.fixed(), copies.address(buffer), buffer.len_bytes)
-                .offset(part.file_offset_bytes)
-                .build()
+            Self::write_of(copies.address(buffer), part)
         } else {
             // Its completion says that no byte was moved.
             opcode::Nop::new().build()
         };
-        // SAFETY: as for `read_part`.
+        // SAFETY: as for `read_to`.
         unsafe { ring.push(entry, operation) };
     }
 
-    /// Copies the data of a write request out of its pages, for an owner that moves it itself.
+    /// The same, with kernel copy: the data is there already.
+    #[cold]
+    #[inline(never)]
+    fn write_out_of<T: RingOperation>(
+        &self,
+        ring: &mut Ring<T>,
+        request: &DeviceRequest,
+        part: &RequestPart,
+        operation: T,
+    ) {
+        let entry = Self::write_of(self.kernel_copied_at(Self::buffer_part(request, part)), part);
+        // SAFETY: as for `read_to`.
+        unsafe { ring.push(entry, operation) };
+    }
+
+    /// A write of a part of a file from its place in the buffer of a request.
+    #[inline(always)]
+    fn write_of(address: *mut u8, part: &RequestPart) -> squeue::Entry {
+        opcode::Write::new(part.file.fixed(), address, part.len_bytes).offset(part.file_offset_bytes).build()
+    }
+
+    /// The data of a write request, for an owner that moves it itself. With user copy it is copied here.
     ///
     /// # Errors
     /// `EIO` if the kernel did not copy all of it.
     ///
     /// # Panics
-    /// If the request is not a write, or its pages are registered: only with user copy they never are.
+    /// If the request is not a write, or its pages are registered: with zero copy they may be.
     pub fn data_of_write(&self, request: &DeviceRequest) -> Result<&[u8], Errno> {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         let whole = Self::whole(request);
+        if let Some(buffers) = &self.kernel_copied {
+            return Ok(buffers.bytes(whole.tag, whole.len_bytes as usize));
+        }
         let copies = self.copies_of(request).expect("its pages are not registered");
         if copies.copy_in(&self.file, whole, self.copy_position(whole.tag, 0)) {
             Ok(copies.part(whole))
@@ -274,16 +337,31 @@ impl<K: Copy> Queue<K> {
         }
     }
 
-    /// The buffer of a read request, for an owner that fills it itself. [`complete`](Self::complete) copies
-    /// it into the pages of the request. It holds what an earlier request left there.
+    /// The buffer of a read request, for an owner that fills it itself. Its contents are copied into the
+    /// pages of the request by [`complete`](Self::complete), or with kernel copy by the command that it
+    /// pushes. The buffer holds what an earlier request left there.
     ///
     /// # Panics
     /// As for [`data_of_write`](Self::data_of_write), of a read.
     pub fn buffer_of_read(&mut self, request: &DeviceRequest) -> &mut [u8] {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        let whole = Self::whole(request);
+        if let Some(buffers) = &mut self.kernel_copied {
+            return buffers.bytes_mut(whole.tag, whole.len_bytes as usize);
+        }
         let copies = self.copies.as_mut().expect("there are buffers until the queue is dropped");
         assert!(copies.has(request.tag()), "its pages are not registered");
-        copies.part_mut(Self::whole(request))
+        copies.part_mut(whole)
+    }
+
+    /// Fills the buffers of kernel copy, as the kernel does for writes.
+    ///
+    /// # Panics
+    /// With another transport.
+    #[cfg(feature = "fake")]
+    pub fn fill_buffers(&mut self, mut fill: impl FnMut(&mut [u8])) {
+        let buffers = self.kernel_copied.as_mut().expect("it has kernel copy");
+        (0..self.depth).for_each(|tag| fill(buffers.whole_mut(tag)));
     }
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
@@ -427,11 +505,18 @@ impl<K: Copy> Queue<K> {
             // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays
             // zero.
             entry = entry.addr(Some(u64::from(buffers.index(tag)) | COPY_IF_NOT_REGISTERED));
+        } else if let Some(buffers) = &self.kernel_copied {
+            // `addr` of `struct ublksrv_io_cmd`: the kernel empties the buffer if the command commits a read,
+            // and fills it if the next request of the tag is a write.
+            let address = buffers.address(tag, 0, 0).expose_provenance() as u64;
+            argument[8..16].copy_from_slice(&address.to_ne_bytes());
+            entry = entry.cmd(argument);
         }
         let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag };
         self.with_kernel += 1;
-        // SAFETY: the entry names no memory: the argument is copied into it, and its address field is an
-        // index into the ring's buffer table or zero.
+        // SAFETY: the argument is copied into the entry, and its address field is an index into the ring's
+        // buffer table or zero. With kernel copy the argument names the tag's buffer, which is unmapped only
+        // when no tag is with the kernel and no request with the owner, else leaked.
         unsafe { ring.push(entry.build(), in_flight.into()) };
     }
 
@@ -460,10 +545,15 @@ impl<K: Copy> Queue<K> {
         self.copies.as_ref().filter(|copies| copies.has(request.tag()))
     }
 
+    /// The address of a part of a request with kernel copy.
+    fn kernel_copied_at(&self, part: BufferPart) -> *mut u8 {
+        let BufferPart { tag, offset_bytes, len_bytes } = part;
+        let buffers = self.kernel_copied.as_ref().expect("its pages are registered, or it has a buffer");
+        buffers.address(tag, offset_bytes as usize, len_bytes as usize)
+    }
+
     #[inline]
-    fn transfer(&self, request: &DeviceRequest, part: &RequestPart) -> FixedTransfer {
-        let buffers =
-            self.registered.as_ref().expect("a request without a copy buffer has its pages registered");
+    fn transfer(&self, buffers: &BufferRange, request: &DeviceRequest, part: &RequestPart) -> FixedTransfer {
         FixedTransfer {
             file: part.file,
             file_offset_bytes: part.file_offset_bytes,
@@ -490,6 +580,10 @@ impl<K> Drop for Queue<K> {
             // Copies may be in flight: their memory stays. The character device is closed, or the kernel
             // would not quiesce the device before this process ends.
             std::mem::forget(self.copies.take());
+        }
+        if self.with_owner > 0 || self.with_kernel > 0 {
+            // The same; and the kernel may fill the buffer of a tag that it has.
+            std::mem::forget(self.kernel_copied.take());
         }
     }
 }

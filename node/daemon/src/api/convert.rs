@@ -241,6 +241,7 @@ fn transport(transport: Transport) -> i32 {
     let transport = match transport {
         Transport::ZeroCopy => wire::Transport::UblkZeroCopy,
         Transport::UserCopy => wire::Transport::UblkUserCopy,
+        Transport::KernelCopy => wire::Transport::UblkKernelCopy,
         Transport::Fuse => wire::Transport::FuseLoop,
     };
     transport.into()

@@ -293,6 +293,7 @@ fn transport_name(transport: Transport) -> &'static str {
         Transport::Unspecified => "unknown",
         Transport::UblkZeroCopy => "ublk-zero-copy",
         Transport::UblkUserCopy => "ublk-user-copy",
+        Transport::UblkKernelCopy => "ublk-kernel-copy",
         Transport::FuseLoop => "fuse-loop",
     }
 }

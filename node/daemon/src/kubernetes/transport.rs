@@ -8,6 +8,7 @@ pub(super) fn transport_name(transport: Transport) -> TransportName {
     match transport {
         Transport::ZeroCopy => TransportName::UblkZeroCopy,
         Transport::UserCopy => TransportName::UblkUserCopy,
+        Transport::KernelCopy => TransportName::UblkKernelCopy,
         Transport::Fuse => TransportName::FuseLoop,
     }
 }

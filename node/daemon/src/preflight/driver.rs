@@ -174,7 +174,7 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
         (Err(refusal), TransportChoice::Only(asked)) => {
             let since = match asked {
                 Transport::ZeroCopy => "6.17",
-                Transport::UserCopy => "6.12",
+                Transport::UserCopy | Transport::KernelCopy => "6.12",
                 Transport::Fuse => "6.9",
             };
             let found = format!("data.transport asks for {asked}: {}", chain(&refusal));

@@ -44,7 +44,7 @@ struct Options {
     /// Requests a device holds.
     #[arg(long, default_value_t = 32)]
     depth: u16,
-    /// "zero-copy" or "user-copy"; the best one the kernel has if not given.
+    /// "zero-copy", "user-copy" or "kernel-copy"; the best one the kernel has if not given.
     #[arg(long)]
     transport: Option<Transport>,
     /// Move requests in parts of at most this size.
@@ -119,6 +119,7 @@ fn add(options: &Options, features: &Features, transport: Transport, worker: &Wo
                 queues: 1,
                 depth: options.depth,
                 max_io_bytes: 1 << 20,
+                max_zero_bytes: DeviceSpec::MAX_ZERO_BYTES,
                 transport,
                 tag: tag(index),
             },

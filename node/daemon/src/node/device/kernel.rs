@@ -175,7 +175,9 @@ impl Devices for Kernel {
 
     fn can_resize(&self, transport: Transport) -> Result<bool, Unsupported> {
         match transport {
-            Transport::ZeroCopy | Transport::UserCopy => Ok(Features::of_existing_devices()?.can_resize()),
+            Transport::ZeroCopy | Transport::UserCopy | Transport::KernelCopy => {
+                Ok(Features::of_existing_devices()?.can_resize())
+            }
             Transport::Fuse => Ok(true),
         }
     }

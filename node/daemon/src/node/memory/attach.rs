@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use holdfast_crds::ByteSize;
-use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{MemoryVolume, TableHead};
 use holdfast_serve::{Label, MemoryFiles, Message, NewMemoryVolume, PublishedMemory};
@@ -16,14 +15,14 @@ use super::detach::delete_device;
 use super::local::{MemoryLocal, MemoryRecord};
 use super::present::PresentMemory;
 use super::room::check_room;
-use super::shape::{MemoryAttach, MemoryIdentity, MemoryShape};
+use super::shape::{DEPTH, MAX_IO_BYTES, MAX_ZERO_BYTES, MemoryAttach, MemoryIdentity, MemoryShape};
 use super::table::MemoryState;
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::ring::room::RingNeed;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::device::or_gone;
-use crate::node::{Attached, Node, NodeError, QUEUE_DEPTH, QUEUES, TransportChoice};
+use crate::node::{Attached, Node, NodeError, QUEUES, TransportChoice};
 
 impl Node {
     /// Attaches a memory volume, all zeros, and returns its device, ready for use. An attached one answers
@@ -89,13 +88,13 @@ impl Node {
         self.check_memory_limit(volume, &shape)?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
-        blocking(move || check_room(&run_dir, &named, shape.most_bytes(), promised_bytes)).await?;
+        blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;
         let kernel = Arc::clone(self.0.devices.kernel());
-        // The daemon has to see the data: its pages are copied.
-        let user_copy = TransportChoice::Only(Transport::UserCopy);
+        // The daemon has to see the data: the kernel copies it.
+        let kernel_copy = TransportChoice::Only(Transport::KernelCopy);
         let transport = blocking({
             let kernel = Arc::clone(&kernel);
-            move || kernel.transport(user_copy).map_err(NodeError::MemoryNeedsUblk)
+            move || kernel.transport(kernel_copy).map_err(NodeError::MemoryNeedsUblk)
         })
         .await?;
         let nonce = u64::from_le_bytes(random());
@@ -116,8 +115,9 @@ impl Node {
             id: None,
             sectors: pages,
             queues: QUEUES,
-            depth: QUEUE_DEPTH,
+            depth: DEPTH,
             max_io_bytes: MAX_IO_BYTES,
+            max_zero_bytes: MAX_ZERO_BYTES,
             transport,
             tag,
         };

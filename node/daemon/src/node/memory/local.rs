@@ -189,7 +189,7 @@ impl MemoryLocal {
     }
 
     /// The most bytes that the files of a predecessor may take; 0 where they cannot be looked at.
-    pub(super) fn most_bytes(&self) -> u64 {
+    pub(super) fn file_bytes(&self) -> u64 {
         let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
         bytes(self.table_path()).saturating_add(bytes(self.slabs_path()))
     }

@@ -8,6 +8,15 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use super::local::slabs_of;
 use crate::node::{NodeError, sectors_of};
 
+/// Requests of a memory volume's device, and the longest read or write. With kernel copy each request has a
+/// buffer of this length, which is locked in memory: longer requests come in pieces.
+pub(super) const DEPTH: u16 = 64;
+pub(super) const MAX_IO_BYTES: u32 = 128 << 10;
+/// The most bytes a discard covers: the ring thread serves no other volume meanwhile.
+pub(super) const MAX_ZERO_BYTES: u32 = 4 << 20;
+/// Bytes of the buffers of a device.
+pub(super) const BUFFER_BYTES: u64 = DEPTH as u64 * MAX_IO_BYTES as u64;
+
 /// Request to attach a memory volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryAttach {
@@ -69,8 +78,13 @@ impl MemoryShape {
         Ok(Self { pages, slabs, codec })
     }
 
-    /// The most bytes that its files may take: the table, and slabs up to the limit.
+    /// The most memory that it may take, in bytes: its files, and the buffers of its device.
     pub(super) const fn most_bytes(&self) -> u64 {
+        self.file_bytes() + BUFFER_BYTES
+    }
+
+    /// The most bytes that its files may take: the table, and slabs up to the limit.
+    pub(super) const fn file_bytes(&self) -> u64 {
         self.table_bytes() + self.slabs as u64 * SLAB_BYTES as u64
     }
 

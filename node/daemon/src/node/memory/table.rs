@@ -8,7 +8,7 @@ use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
 use super::present::PresentMemory;
-use super::shape::MemoryShape;
+use super::shape::{BUFFER_BYTES, MemoryShape};
 use crate::node::volume::status::{NodeVolumeStatus, VolumeState};
 use crate::node::{Attached, NodeError};
 
@@ -35,28 +35,29 @@ struct TableEntry {
     /// Once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
     /// The most that its files may take, before it is on a ring thread.
-    most_bytes: u64,
+    file_bytes: u64,
 }
 
 impl TableEntry {
-    /// The most bytes that its files may take.
+    /// The most memory that it may take, in bytes.
     fn most_bytes(&self) -> u64 {
-        self.present.as_ref().map_or(self.most_bytes, |present| present.identity.shape.most_bytes())
+        let files = self.present.as_ref().map(|present| present.identity.shape.file_bytes());
+        files.unwrap_or(self.file_bytes) + BUFFER_BYTES
     }
 
     /// Bytes that its files may still take.
     fn unused_bytes(&self) -> u64 {
-        self.present.as_ref().map_or(self.most_bytes, |present| {
+        self.present.as_ref().map_or(self.file_bytes, |present| {
             let (figures, _) = present.published.shown();
             figures.limit_bytes.saturating_sub(figures.slab_bytes)
         })
     }
 
-    /// Bytes that its files take, the table included.
+    /// Bytes of memory that it takes, with its table and the buffers of its device.
     fn used_bytes(&self) -> u64 {
         self.present.as_ref().map_or(0, |present| {
             let (figures, _) = present.published.shown();
-            present.identity.shape.table_bytes() + figures.slab_bytes
+            present.identity.shape.table_bytes() + figures.slab_bytes + BUFFER_BYTES
         })
     }
 }
@@ -82,8 +83,8 @@ impl MemoryTable {
     ) -> Result<Option<Attached>, NodeError> {
         let mut entries = self.0.lock();
         let Some(TableEntry { state, present, .. }) = entries.get(volume) else {
-            let most_bytes = shape.most_bytes();
-            let entry = TableEntry { state: MemoryState::Attaching, present: None, most_bytes };
+            let file_bytes = shape.file_bytes();
+            let entry = TableEntry { state: MemoryState::Attaching, present: None, file_bytes };
             entries.insert(volume.clone(), entry);
             return Ok(None);
         };
@@ -97,9 +98,9 @@ impl MemoryTable {
     }
 
     /// Reserves a volume for its recovery, whose files may take so many bytes.
-    pub(super) fn recover(&self, volume: VolumeId, most_bytes: u64) {
+    pub(super) fn recover(&self, volume: VolumeId, file_bytes: u64) {
         let state = MemoryState::Recovering { error: None };
-        self.0.lock().insert(volume, TableEntry { state, present: None, most_bytes });
+        self.0.lock().insert(volume, TableEntry { state, present: None, file_bytes });
     }
 
     /// The most bytes that the volumes but this one may take in all.
@@ -117,14 +118,14 @@ impl MemoryTable {
         })
     }
 
-    /// Bytes that the volumes but this one may still take.
+    /// Bytes that the files of the volumes but this one may still take.
     pub(super) fn promised_bytes(&self, apart: &VolumeId) -> u64 {
         let entries = self.0.lock();
         let others = entries.iter().filter(|(volume, _)| *volume != apart);
         others.map(|(_, entry)| entry.unused_bytes()).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that all volumes may still take.
+    /// Bytes that the files of all volumes may still take.
     pub(super) fn unused_bytes(&self) -> u64 {
         self.0.lock().values().map(TableEntry::unused_bytes).fold(0, u64::saturating_add)
     }

@@ -46,7 +46,7 @@ impl DeviceShape {
     pub(in crate::node) fn need(self) -> RingNeed {
         let buffers = match self.transport {
             Transport::ZeroCopy => self.requests(),
-            Transport::UserCopy | Transport::Fuse => 0,
+            Transport::UserCopy | Transport::KernelCopy | Transport::Fuse => 0,
         };
         RingNeed { files: VOLUME_FILES + u32::from(self.queues), buffers }
     }

@@ -250,8 +250,8 @@ impl State {
 }
 
 impl Devices for FakeKernel {
-    fn transport(&self, _choice: TransportChoice) -> Result<Transport, Unsupported> {
-        Ok(Transport::UserCopy)
+    fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
+        Ok(if let TransportChoice::Only(transport) = choice { transport } else { Transport::UserCopy })
     }
 
     fn list(&self) -> Result<Vec<u32>, ControlError> {

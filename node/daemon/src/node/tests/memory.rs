@@ -49,7 +49,7 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     let page = [7; PAGE_BYTES].map(|byte: u8| byte);
     daemon(&dirs, &kernel, async |node| {
         let attached = node.attach_memory(scratch()).await.unwrap();
-        assert_eq!(attached.transport, Transport::UserCopy);
+        assert_eq!(attached.transport, Transport::KernelCopy);
         assert_eq!(node.attach_memory(scratch()).await.unwrap(), attached, "again it says the same");
     });
     // As the device's requests would have.
@@ -64,6 +64,26 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
         assert!(matches!(node.detach_memory(&status.volume).await, Err(NodeError::NotAttached(_))));
     });
     daemon(&dirs, &kernel, async |node| assert!(node.list().is_empty()));
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
+/// A release before kernel copy added the device of a memory volume with user copy and longer requests: it is
+/// recovered as such, and the next attach has kernel copy.
+#[test]
+fn a_device_of_an_older_release_keeps_its_transport() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| drop(node.attach_memory(scratch()).await.unwrap()));
+    let id = *kernel.devices().keys().next().unwrap();
+    kernel.change(id, |known| {
+        let info = &mut known.info;
+        (info.transport, info.depth, info.max_io_bytes) = (Some(Transport::UserCopy), 128, 1 << 20);
+    });
+    daemon(&dirs, &kernel, async |node| {
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        assert_eq!(status.attached.unwrap().transport, Transport::UserCopy);
+        node.detach_memory(&status.volume).await.unwrap();
+        assert_eq!(node.attach_memory(scratch()).await.unwrap().transport, Transport::KernelCopy);
+    });
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 

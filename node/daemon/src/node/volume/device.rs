@@ -77,6 +77,7 @@ impl VolumeDevices {
             queues,
             depth,
             max_io_bytes,
+            max_zero_bytes: DeviceSpec::MAX_ZERO_BYTES,
             transport,
             tag: present.terms.tag.0,
         };
