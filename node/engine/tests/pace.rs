@@ -52,7 +52,7 @@ struct Host {
     rates: Vec<(Millis, u64)>,
     /// Begin of each writer's request.
     began: [Millis; WRITERS as usize],
-    /// When each write began and ended.
+    /// Begin and end of each write.
     writes: Vec<(Millis, Millis)>,
     next_sector: u64,
     /// Times at which the reason of a delay became another.

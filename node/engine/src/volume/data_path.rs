@@ -137,7 +137,7 @@ impl DataPath {
         self.pause(out);
     }
 
-    /// What waits for the pace waits until something changes.
+    /// Parks the writes that wait for the pace: they wait until something changes.
     pub(super) fn park_paced(&mut self, now: Millis) {
         while let Some((id, since)) = self.requests.take_paced() {
             self.pace.waited(since, now);

@@ -56,13 +56,13 @@ fn scaled(value: u64, times: u64, of: u64) -> u64 {
 
 /// The commit in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Running {
+struct CommitInProgress {
     since: Millis,
     bytes: u64,
     expected_ms: Millis,
 }
 
-impl Running {
+impl CommitInProgress {
     /// Dirty bytes that the active side may have now, of `max_bytes`.
     fn allowed(self, now: Millis, max_bytes: u64) -> u64 {
         let Self { since, bytes, expected_ms } = self;
@@ -99,7 +99,7 @@ pub(super) struct Pace {
     granted_at_look: u64,
     /// Time at which they last were, with this commit in progress.
     looked_at: Option<Millis>,
-    running: Option<Running>,
+    running: Option<CommitInProgress>,
     /// The last commit of a full seal, and the one before.
     last: Option<CommitTime>,
     before: Option<CommitTime>,
@@ -112,13 +112,13 @@ impl Pace {
     /// The commit of a seal of so many dirty bytes begins.
     pub(super) fn commit_began(&mut self, bytes: u64, now: Millis) {
         let expected_ms = self.expected_ms(bytes);
-        self.running = Some(Running { since: now, bytes, expected_ms });
+        self.running = Some(CommitInProgress { since: now, bytes, expected_ms });
         (self.granted, self.looked_at) = (0, None);
     }
 
     /// Everything of the seal is clean. What commits of less than `full_bytes` take says little of the store.
     pub(super) fn commit_ended(&mut self, full_bytes: u64, now: Millis) {
-        let Some(Running { since, bytes, .. }) = self.running.take() else { return };
+        let Some(CommitInProgress { since, bytes, .. }) = self.running.take() else { return };
         if bytes >= full_bytes.max(1) {
             self.before = self.last;
             self.last = Some(CommitTime { bytes, ms: now.saturating_sub(since).max(1) });
