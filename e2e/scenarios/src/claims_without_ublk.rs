@@ -68,7 +68,7 @@ pub(super) fn run(world: &World) -> Result<()> {
          mv {target}/load.new {target}/load; do :; done"
     );
     vm.spawn(LOAD, &bash(&program))?;
-    let load = Load { vm, file: format!("{target}/load") };
+    let load = ClaimLoad { vm, file: format!("{target}/load") };
     load.goes_on()?;
     for pair in KEEPERS.windows(2) {
         a.kill()?;
@@ -157,12 +157,12 @@ fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {
 }
 
 /// A pod that replaces a file again and again, each time after a sync.
-struct Load<'a> {
+struct ClaimLoad<'a> {
     vm: &'a Vm,
     file: String,
 }
 
-impl Load<'_> {
+impl ClaimLoad<'_> {
     fn count(&self) -> Result<u64> {
         let count = self.vm.exec(&format!("cat {} 2>/dev/null || echo 0", self.file))?;
         count.trim().parse().context("the load counts")
