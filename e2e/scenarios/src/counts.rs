@@ -44,7 +44,7 @@ struct RequestCost {
     other_calls: f64,
 }
 
-/// What callgrind counted between two dumps.
+/// Counts of callgrind between two dumps.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct CountedPart {
     instructions: f64,

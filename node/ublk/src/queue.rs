@@ -258,8 +258,8 @@ impl<K: Copy> Queue<K> {
         let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
             .offset(part.file_offset_bytes)
             .build();
-        // SAFETY: the entry names a range of the request's buffer. The buffers are unmapped only when no request
-        // is with the owner, else leaked.
+        // SAFETY: the entry names a range of the request's buffer. The buffers are unmapped only when no
+        // request is with the owner, else leaked.
         unsafe { ring.push(fill, operation) };
     }
 
