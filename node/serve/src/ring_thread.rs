@@ -179,18 +179,20 @@ impl RingThread {
                     served.is_some_and(|served| served.on_fuse(&mut self.ring, command, outcome, now));
                 self.late += u64::from(!in_time);
             }
-            InFlight::File { volume, operation: operation @ FileOperation::Pause } => {
-                self.now = crate::clock::now();
+            InFlight::File { volume, operation } => {
+                let now = if matches!(operation, FileOperation::Pause) { self.read_clock() } else { now };
                 match self.volumes.get_mut(volume) {
-                    Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), self.now),
+                    Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
                     None => self.late += 1,
                 }
             }
-            InFlight::File { volume, operation } => match self.volumes.get_mut(volume) {
-                Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
-                None => self.late += 1,
-            },
         }
+    }
+
+    #[cold]
+    fn read_clock(&mut self) -> Millis {
+        self.now = now();
+        self.now
     }
 
     #[inline]

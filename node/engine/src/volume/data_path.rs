@@ -99,6 +99,7 @@ impl DataPath {
     }
 
     /// The pause is over.
+    #[inline(never)] // as for `keeps_pace`
     pub(super) fn pause_ended<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
         self.pace.pause_ended();
         let was_used = self.pace.was_used();
@@ -119,6 +120,7 @@ impl DataPath {
     /// Plans the writes that waited for the pace, the oldest first, as many as it grants; all of them once
     /// no seal is in progress. Where they wait for something else, too, that is what they wait for from now
     /// on.
+    #[inline(never)] // as for `keeps_pace`
     fn release_paced<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
         if self.requests.paced() == 0 {
             return;
@@ -153,12 +155,26 @@ impl DataPath {
         }
     }
 
-    /// Returns true if the pace lets a write begin: never before those that wait for it.
-    fn keeps_pace<M: Memory>(&mut self, core: &Core<M>) -> bool {
+    /// Returns true if the pace lets a write begin, never before those that wait for it; else it waits, too.
+    #[inline(never)] // while no seal is in progress, requests pay nothing for it
+    fn keeps_pace<M: Memory>(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        core: &Core<M>,
+        out: &mut Vec<Action>,
+    ) -> bool {
         if !self.pace.has_grant() && self.requests.paced() == 0 {
             self.look_at_pace(core);
         }
-        self.pace.has_grant()
+        let begins = self.pace.has_grant() || self.unreadable.is_overwritten_by(range);
+        if begins {
+            self.pace.take(range.bytes());
+        } else {
+            self.requests.pace(id, core.now);
+            self.pause(out);
+        }
+        begins
     }
 
     /// Returns false if the read has to wait, as the other plans do.
@@ -189,13 +205,8 @@ impl DataPath {
         {
             return false;
         }
-        if !gate.is_open {
-            if !self.keeps_pace(core) && !self.unreadable.is_overwritten_by(range) {
-                self.requests.pace(id, core.now);
-                self.pause(out);
-                return true;
-            }
-            self.pace.take(range.bytes());
+        if !gate.is_open && !self.keeps_pace(id, range, core, out) {
+            return true;
         }
         let side = self.start_store(id, core);
         self.evictor.take_room(range.bytes());
