@@ -151,8 +151,8 @@ pub const HOST_PACKAGES: &[&str] = &[
 pub const KUBERNETES: &str = "1.36.3";
 /// Version of the S3 server.
 pub const VERSITYGW: &str = "1.8.0";
-/// Version of the second S3 server (4.53), as the module proxy names it; `e2e/lab/go/seaweedfs/go.mod` pins the
-/// same one.
+/// Version of the second S3 server (4.53), as the module proxy names it; `e2e/lab/go/seaweedfs/go.mod` pins
+/// the same one.
 pub const SEAWEEDFS: &str = "0.0.0-20261109003541-7506e5f91cd6";
 /// Version of helm, which renders and checks the chart.
 pub const HELM: &str = "4.3.1";

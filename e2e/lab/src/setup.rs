@@ -35,8 +35,8 @@ mod lanes;
 pub mod llvm;
 pub mod root_fs;
 
-/// Packages whose programs and examples are tested. `holdfast-s3` has none: with it the AWS SDK, kube and rustls
-/// get the features here that they have in the workspace's tests, and are compiled once for both.
+/// Packages whose programs and examples are tested. `holdfast-s3` has none: with it the AWS SDK, kube and
+/// rustls get the features here that they have in the workspace's tests, and are compiled once for both.
 const UNDER_TEST: &[&str] = &[
     "holdfast-csi",
     "holdfast-node",

@@ -1,6 +1,6 @@
-//! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon of Kubernetes serves them only
-//! beside a keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a node
-//! with ublk and back.
+//! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon of Kubernetes serves them
+//! only beside a keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a
+//! node with ublk and back.
 
 use std::time::Duration;
 
@@ -69,20 +69,20 @@ pub(super) fn run(world: &World) -> Result<()> {
     );
     vm.spawn(LOAD, &bash(&program))?;
     let load = ClaimLoad { vm, file: format!("{target}/load") };
-    load.goes_on()?;
+    load.continues()?;
     for pair in KEEPERS.windows(2) {
         a.kill()?;
         a.restart()?;
-        load.goes_on()?;
+        load.continues()?;
         start_keeper(vm, pair[1], true)?;
         vm.signal(pair[0], SIGTERM)?;
         vm.wait(pair[0], ENDS)?;
-        load.goes_on()?;
+        load.continues()?;
         a.terminate()?;
         a.restart()?;
-        load.goes_on()?;
+        load.continues()?;
         a.hand_over()?;
-        load.goes_on()?;
+        load.continues()?;
     }
 
     report::step("no planned end into a loss: without a keeper the daemon stays");
@@ -93,20 +93,20 @@ pub(super) fn run(world: &World) -> Result<()> {
     })?;
     let unkept = a.metrics()?.lines().any(|line| line == "holdfast_unkept_devices 1.0");
     ensure!(unkept, "the metric does not count the device");
-    load.goes_on()?;
+    load.continues()?;
     start_keeper(vm, KEEPERS[0], true)?;
     until("its devices to be kept again", LIMIT, || {
         Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
     })?;
     a.kill()?;
     a.restart()?;
-    load.goes_on()?;
+    load.continues()?;
 
     report::step("expand the claim in use");
     granted("expand", csi.expand(CLAIM, 2 * GIB)?)?;
     let grown = granted("expand its file system", on_a.expand(&data, "pod", 2 * GIB)?)?;
     ensure!(grown == 2 * GIB, "a device of {grown} bytes");
-    load.goes_on()?;
+    load.continues()?;
     load.end()?;
     let sums = vm.exec(&format!(
         "cp -r /usr/share/perl* {target}/; cd {target}; find . -type f | sort | xargs cat | sha256sum"
@@ -169,9 +169,9 @@ impl ClaimLoad<'_> {
     }
 
     /// Waits for some rounds more. A failed write ends the load.
-    fn goes_on(&self) -> Result<()> {
+    fn continues(&self) -> Result<()> {
         let before = self.count()?;
-        until("the load to go on", LIMIT, || {
+        until("the load to continue", LIMIT, || {
             ensure!(self.vm.status(LOAD)?.is_none(), "the load failed: {}", self.vm.log(LOAD)?);
             Ok((self.count()? > before + 3).then_some(()))
         })

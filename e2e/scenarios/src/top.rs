@@ -80,8 +80,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// Waits until the plugin shows two volumes: writes with their time to that of the claim `written`, none to that
-/// of `idle`.
+/// Waits until the plugin shows two volumes: writes with their time to that of the claim `written`, none to
+/// that of `idle`.
 pub(super) fn wait_written(world: &World, written: &str, idle: &str) -> Result<()> {
     until("the plugin to show the writes", LIMIT, || {
         let out = command(world, &["top", "--seconds=5", "--sort-by=writes"])?.output();

@@ -266,7 +266,8 @@ const VOLUME_METRICS: [VolumeMetric; 38] = [
     ),
 ];
 
-/// Name of the metric of the times of requests; the label `operation` distinguishes them. Its unit is seconds.
+/// Name of the metric of the times of requests; the label `operation` distinguishes them. Its unit is
+/// seconds.
 const REQUEST_TIMES: &str = "holdfast_volume_request";
 
 /// Shows the times of requests of each volume and operation that had any.

@@ -9,7 +9,8 @@ use crate::error::{LogFailure, store};
 /// Bytes that are read of an object that is written empty.
 const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
-/// The ids of all volumes in the store, deleted ones among them: a LIST for each 1,000. Foreign objects under the prefix are passed over.
+/// The ids of all volumes in the store, deleted ones among them: a LIST for each 1,000. Foreign objects under
+/// the prefix are passed over.
 ///
 /// # Errors
 /// The store did not answer.

@@ -85,7 +85,7 @@ impl Page {
 pub struct Folders {
     /// Their names, without prefix and `/`.
     pub names: Vec<String>,
-    /// Where the next page begins (`from`); none if no folder remains.
+    /// Beginning of the next page (`from`); none if no folder remains.
     pub next: Option<String>,
 }
 
@@ -148,9 +148,9 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
 
     /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) folders: the parts behind `prefix`, up to the next
-    /// `/`, of keys that begin with it, each once, from the beginning or `from` the `next` of the page before.
-    /// Keys without that `/` are passed over. A page may have fewer than there are, also none; `next` says if
-    /// any remain.
+    /// `/`, of keys that begin with it, each once, from the beginning or `from` the `next` of the page
+    /// before. Keys without that `/` are passed over. A page may have fewer than there are, also none; `next`
+    /// says if any remain.
     ///
     /// A store that cannot group its keys is asked for each folder's first key.
     ///

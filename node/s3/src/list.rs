@@ -7,11 +7,11 @@ use holdfast_objects::{Entry, Folders, MAX_PAGE_ENTRIES, Page, StoreError, Verb}
 
 use crate::{classify::classify, clock::AnswerDate, store::S3Store};
 
-/// Where a page begins.
+/// Beginning of a page.
 enum Begin<'a> {
     /// After a key.
     After(Option<&'a str>),
-    /// Where the server says that the page before ends.
+    /// By the token that the server gave with the page before, which the first page has not.
     Page(Option<&'a str>),
 }
 
@@ -82,8 +82,9 @@ impl S3Store {
     }
 }
 
-/// The common prefixes of a page, ascending. Servers order those of a page otherwise, SeaweedFS by their names
-/// without the `/`, so the next page is asked for by the server's own token: no folder is between two pages.
+/// The common prefixes of a page, ascending. Servers order those of a page otherwise, SeaweedFS by their
+/// names without the `/`, so the next page is asked for by the server's own token: no folder is between two
+/// pages.
 fn folders(answer: &ListObjectsV2Output, root: &str, prefix: &str) -> Result<Folders, StoreError> {
     let missing = |field| StoreError::BadAnswer { field };
     let mut found: Vec<&str> = Vec::new();

@@ -1,4 +1,4 @@
-//! How long requests take: histograms of a sample of them.
+//! Durations of requests: histograms of a sample.
 //!
 //! A request is timed from the moment the ring thread takes it to its completion. The clock is read for one
 //! request of [`SAMPLE`], for the first one after each tick (250 ms), and for each flush and forced write,
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bounds_reach_from_a_fast_disk_to_a_store_that_is_away() {
+    fn the_bounds_reach_from_a_fast_disk_to_a_slow_store() {
         assert_eq!((bound_seconds(0), bound_seconds(BUCKETS - 1)), (0.000_016, 8.388_608));
     }
 }

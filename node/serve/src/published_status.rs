@@ -51,7 +51,7 @@ pub struct ServedCounts {
     pub errors: u64,
     /// Pieces of background work that waited to be begun at a time, at most.
     pub max_waiting_work: u64,
-    /// How long requests took; none of a memory volume, which answers each at once.
+    /// Durations of requests; none of a memory volume, which answers each at once.
     pub latencies: Latencies,
 }
 

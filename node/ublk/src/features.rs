@@ -124,7 +124,7 @@ pub enum Unsupported {
     /// A part of FUSE is a process that does not run: the keeper of its connections.
     #[error(
         "devices without ublk need the keeper at {}, and {found}. Without it an end of the daemon would fail their requests; \
-         start the keeper (holdfast-node keeper), or load ublk_drv", socket.display()
+         start the keeper (holdfast-node keeper; node.withoutUblk.enabled of the chart), or load ublk_drv", socket.display()
     )]
     NoKeeper {
         /// Its socket.

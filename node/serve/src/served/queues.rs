@@ -185,7 +185,7 @@ impl Queues {
         }
     }
 
-    /// How long requests took.
+    /// Durations of requests.
     pub(super) const fn latencies(&self) -> &Latencies {
         &self.timed.latencies
     }
