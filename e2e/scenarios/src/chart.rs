@@ -327,6 +327,8 @@ fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
         rendered.iter().find(|object| object.lines().any(|line| line == NAME)).context("the keeper")?;
     for line in [
         "rollingUpdate: {maxUnavailable: 0, maxSurge: 1}",
+        "minReadySeconds: 45",
+        "terminationGracePeriodSeconds: 120",
         "automountServiceAccountToken: false",
         "capabilities: {drop: [ALL]}",
         "readOnlyRootFilesystem: true",

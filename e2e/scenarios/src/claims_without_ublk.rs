@@ -40,9 +40,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     let a = world.node("a", "auto", "")?;
     let on_a = CsiNode::start(world.vm("a")?)?;
     let vm = a.vm();
-    vm.exec("! test -e /dev/ublk-control; ! pgrep -x holdfast-keeper")?;
+    vm.exec("! test -e /dev/ublk-control && ! pgrep -x holdfast-keeper")?;
     let missing = until("the node to say so", LIMIT, || {
-        let found = condition(world, "storagenode/a", "Ready")?;
+        // It may not be there yet.
+        let found = condition(world, "storagenode/a", "Ready").unwrap_or_default();
         Ok(found.contains("keeper").then_some(found))
     })?;
     ensure!(missing.starts_with("NoTransport: ") && missing.contains("holdfast-node keeper"), "{missing}");
@@ -117,7 +118,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     granted("delete", csi.delete(CLAIM, LIMIT)?)?;
     expect_removed(&s3, BUCKET, 1)?;
-    a.vm().exec("! ls -d /sys/block/loop*/loop 2>/dev/null; ! dmesg | grep -i 'I/O error'")?;
+    a.vm().exec("! ls -d /sys/block/loop*/loop 2>/dev/null && ! dmesg | grep -i 'I/O error'")?;
     a.terminate()?;
     operator.stop()
 }
@@ -146,9 +147,9 @@ fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> 
 /// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,
 /// until it can be asked.
 fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {
-    vm.spawn(name, &bash("exec holdfast-node keeper"))?;
+    let pid = vm.spawn(name, &bash("exec holdfast-node keeper"))?;
     let wanted = if connections { "/dev/fuse" } else { "socket:" };
-    let has = format!("ls -l /proc/$(pgrep -nx holdfast-keeper)/fd | grep -q {wanted}");
+    let has = format!("ls -l /proc/{pid}/fd | grep -q {wanted}");
     until("the keeper to serve", ENDS, || {
         ensure!(vm.status(name)?.is_none(), "the keeper ended: {}", vm.log(name)?);
         Ok(vm.exec(&has).ok())

@@ -39,7 +39,7 @@ use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::Handoff;
-use crate::node::{Instance, InstanceError, NodeVolumeStatus, VolumeInStore};
+use crate::node::{Instance, InstanceError, NodeVolumeStatus, VolumeInStore, run_blocking};
 use crate::volumes::Volumes;
 
 /// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
@@ -312,7 +312,9 @@ impl<V: Volumes> node_server::Node for Api<V> {
         &self,
         _: Request<CapabilitiesRequest>,
     ) -> Result<Response<CapabilitiesResponse>, Status> {
-        Ok(Response::new(self.volumes.capabilities().into()))
+        let volumes = self.volumes.clone();
+        // A keeper may answer late.
+        Ok(Response::new(run_blocking(move || volumes.capabilities()).await.into()))
     }
 }
 

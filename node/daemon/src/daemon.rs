@@ -52,7 +52,7 @@ const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
 /// Time between two looks whether a keeper has all connections.
-const KEPT_POLL: Duration = Duration::from_millis(50);
+const KEPT_POLL: Duration = Duration::from_millis(250);
 
 /// Runs the daemon until SIGTERM or SIGINT. Call it while the process has no other thread.
 ///
@@ -167,9 +167,9 @@ async fn serve(
             Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
         },
     };
-    let host = host::shutdown().await;
+    let mut host = host::shutdown().await;
     if host.is_none() && outcome.is_ok() {
-        await_kept(|| node.unkept_devices()).await;
+        host = await_kept(|| node.unkept_devices(), host::shutdown).await;
     }
     if let Some(phase) = host {
         tracing::info!(
@@ -200,11 +200,14 @@ async fn serve(
 }
 
 /// Waits until a keeper has the connections of all devices without ublk: an end before that fails their
-/// requests.
-async fn await_kept(unkept: impl Fn() -> usize) {
+/// requests. Returns the phase of the host's shutdown if that begins meanwhile.
+async fn await_kept<T, Shutdown: Future<Output = Option<T>>>(
+    unkept: impl Fn() -> usize,
+    host: impl Fn() -> Shutdown,
+) -> Option<T> {
     let devices = unkept();
     if devices == 0 {
-        return;
+        return None;
     }
     tracing::error!(
         devices,
@@ -212,8 +215,13 @@ async fn await_kept(unkept: impl Fn() -> usize) {
     );
     while unkept() > 0 {
         tokio::time::sleep(KEPT_POLL).await;
+        let phase = host().await;
+        if phase.is_some() {
+            return phase;
+        }
     }
     tracing::info!(devices, "a keeper has all connections; stopping");
+    None
 }
 
 /// Lets the next daemon begin.
@@ -336,10 +344,16 @@ mod tests {
     #[tokio::test]
     async fn a_planned_end_waits_for_the_keeper() {
         let unkept = AtomicUsize::new(2);
-        let waits = await_kept(|| unkept.load(Ordering::Relaxed));
+        let waits = await_kept(|| unkept.load(Ordering::Relaxed), async || None::<()>);
         tokio::pin!(waits);
         assert!(tokio::time::timeout(2 * KEPT_POLL, &mut waits).await.is_err());
         unkept.store(0, Ordering::Relaxed);
-        waits.await;
+        assert_eq!(waits.await, None);
+    }
+
+    /// Found by reading: the host was asked once, before the wait.
+    #[tokio::test]
+    async fn a_host_that_shuts_down_meanwhile_ends_the_wait() {
+        assert_eq!(await_kept(|| 1, async || Some("down")).await, Some("down"));
     }
 }

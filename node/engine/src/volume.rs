@@ -164,7 +164,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             CommitScope::Both => volume.sealer.begin(SideSet::BOTH),
             CommitScope::OneSide if volume.core.dirty_sides().contains(sealed) => {
-                volume.data.pace.commit_began(volume.core.dirty_bytes(sealed), now);
+                volume.data.pace.commit_taken_over(volume.core.dirty_bytes(sealed), now);
                 volume.sealer.begin(SideSet::only(sealed));
             }
             CommitScope::OneSide => {}

@@ -1,5 +1,7 @@
 //! The objects of a store by name: its volumes, and which of their objects are there.
 
+use std::collections::BTreeSet;
+
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, VOLUMES_PREFIX, log_prefix};
 use holdfast_types::{Seq, VolumeId};
@@ -15,15 +17,20 @@ const MAX_EMPTY_BYTES: u64 = 1 << 10;
 /// # Errors
 /// The store did not answer.
 pub async fn list_volumes(objects: &dyn ObjectStore) -> Result<Vec<VolumeId>, StoreError> {
-    let (mut ids, mut from) = (Vec::new(), None);
+    let (mut names, mut seen, mut from) = (Vec::new(), BTreeSet::new(), None);
     loop {
         let page = objects.list_folders(VOLUMES_PREFIX, from.as_deref(), MAX_PAGE_ENTRIES).await?;
-        ids.extend(page.names.iter().filter_map(|name| name.parse::<VolumeId>().ok()));
-        from = page.next;
-        if from.is_none() {
-            return Ok(ids);
+        let before = names.len();
+        let is_empty = page.names.is_empty();
+        names.extend(page.names.into_iter().filter(|name| seen.insert(name.clone())));
+        let Some(next) = page.next else { break };
+        // A server that ignores its own tokens lists the same page permanently.
+        if (names.len() == before && !is_empty) || from.as_ref() == Some(&next) {
+            return Err(StoreError::BadAnswer { field: "other folders on the next page of a list" });
         }
+        from = Some(next);
     }
+    Ok(names.iter().filter_map(|name| name.parse::<VolumeId>().ok()).collect())
 }
 
 /// Returns true if an object is there that is written empty, since only its presence counts: one GET. A page

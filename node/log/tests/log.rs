@@ -16,8 +16,8 @@ use holdfast_log::{
     read_manifest, read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
 };
 use holdfast_objects::{
-    CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError,
-    StoreError, Suffix, Verb,
+    CreateError, Created, ErrorKind, Fault, Folders, MemoryStore, ObjectStore, Page, Parts, ReadyParts,
+    SegmentError, StoreError, Suffix, Verb,
 };
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, VolumeId};
@@ -270,7 +270,7 @@ async fn a_record_in_a_truncated_place_is_outside_the_log() {
     // An older LIST shows no checkpoint, and the log as it was then.
     let all = store.keys();
     let hidden = all.into_iter().filter(|key| key.contains("checkpoints") || *key > attach_key()).collect();
-    let behind = Behind { hidden, store: store.clone() };
+    let behind = Behind { hidden, store: store.clone(), repeats: false };
     let failed = read_manifest_to_end(&behind, &volume()).await.unwrap_err();
     assert!(
         matches!(failed, LogFailure::Contended(_)),
@@ -292,7 +292,7 @@ async fn a_tombstone_in_a_truncated_place_ends_nothing() {
     for last in [None, Some(second)] {
         let is_new = |key: &String| last.is_none_or(|last| key.contains("checkpoints") || **key > *last);
         let hidden = store.keys().into_iter().filter(is_new).collect();
-        let behind = Behind { hidden, store: store.clone() };
+        let behind = Behind { hidden, store: store.clone(), repeats: false };
         let failed = read_manifest_to_end(&behind, &volume()).await.unwrap_err();
         assert!(matches!(failed, LogFailure::Contended(_)), "{last:?}: {failed}");
     }
@@ -399,7 +399,7 @@ async fn a_removed_id_is_not_provisioned_again() {
 async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
     let store = log_of(5).await;
     remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
-    let behind = Behind { hidden: left_of_removed(6)[1..2].to_vec(), store: store.clone() };
+    let behind = Behind { hidden: left_of_removed(6)[1..2].to_vec(), store: store.clone(), repeats: false };
     for answer in [
         read_manifest_to_end(&behind, &volume()).await.map(drop),
         provision(&behind, &volume(), Creation::plain(1000, Nonce([4; 16]), 5)).await.map(drop),
@@ -429,11 +429,12 @@ async fn damaged_records_are_named_and_missing_ones_break_the_log() {
     assert_eq!(damaged.to_string(), "object volumes/v/log/00000000000000000003 is damaged");
 }
 
-/// A store whose LIST does not show the last objects yet.
+/// A store whose LIST does not show the last objects yet, or of folders always the first page.
 #[derive(Debug)]
 struct Behind {
     store: MemoryStore,
     hidden: Vec<String>,
+    repeats: bool,
 }
 
 #[async_trait]
@@ -458,9 +459,31 @@ impl ObjectStore for Behind {
         page.entries.retain(|entry| !self.hidden.contains(&entry.key));
         Ok(page)
     }
+    async fn list_folders(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        limit: usize,
+    ) -> Result<Folders, StoreError> {
+        if !self.repeats {
+            return self.store.list_folders(prefix, from, limit).await;
+        }
+        // Another token each time.
+        let next = Some(from.map_or_else(String::new, |from| format!("{from}x")));
+        Ok(Folders { next, ..self.store.list_folders(prefix, None, limit).await? })
+    }
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.store.delete(keys).await
     }
+}
+
+/// Found by reading: the list of a server that ignores its own tokens never ended.
+#[tokio::test]
+async fn a_page_that_comes_again_is_an_error() {
+    let store = log_of(6).await;
+    let repeats = Behind { hidden: Vec::new(), store, repeats: true };
+    let refused = list_volumes(&repeats).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
 }
 
 /// Found by the simulation: a daemon that was killed and restarted took its own last commits for another
@@ -469,9 +492,9 @@ impl ObjectStore for Behind {
 async fn records_that_list_does_not_show_yet_are_found() {
     let store = log_of(6).await;
     let keys = store.keys();
-    let behind = Behind { hidden: keys[3..].to_vec(), store: store.clone() };
+    let behind = Behind { hidden: keys[3..].to_vec(), store: store.clone(), repeats: false };
     assert_eq!(read_manifest_to_end(&behind, &volume()).await.unwrap().seq(), Seq(6));
-    let blind = Behind { hidden: keys, store: store.clone() };
+    let blind = Behind { hidden: keys, store: store.clone(), repeats: false };
     assert!(read_manifest(&blind, &volume()).await.unwrap().exists(), "not reported as missing");
     remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert!(read_manifest_to_end(&store, &volume()).await.unwrap().is_deleted());
@@ -535,7 +558,7 @@ async fn a_root_is_not_the_end_of_a_longer_log() {
             key.contains("checkpoints") || *key > ObjectKey::Log(volume(), Seq(21)).to_string()
         };
         let hidden = store.keys().into_iter().filter(is_later).collect();
-        let behind = Behind { hidden, store: store.clone() };
+        let behind = Behind { hidden, store: store.clone(), repeats: false };
         assert_eq!(read_manifest(&behind, &volume()).await.unwrap().seq(), Seq(21), "as far as LIST shows");
         let read = read_manifest_to_end(&behind, &volume()).await;
         if is_found {

@@ -97,11 +97,13 @@ fn folders(answer: &ListObjectsV2Output, root: &str, prefix: &str) -> Result<Fol
         return Err(missing("different prefixes in a list"));
     }
     let names = found.iter().map(|name| name.trim_end_matches('/').to_owned()).collect();
-    let next = if answer.is_truncated.unwrap_or(false) {
-        let token = answer.next_continuation_token().filter(|token| !token.is_empty());
-        Some(token.ok_or(missing("NextContinuationToken in a truncated list"))?.to_owned())
-    } else {
-        None
+    let token = answer.next_continuation_token().filter(|token| !token.is_empty());
+    let next = match (answer.is_truncated.unwrap_or(false), token) {
+        (true, None) => return Err(missing("NextContinuationToken in a truncated list")),
+        (false, Some(_more)) => {
+            return Err(missing("IsTruncated in a list that has a NextContinuationToken"));
+        }
+        (_, token) => token.map(str::to_owned),
     };
     Ok(Folders { names, next })
 }
@@ -195,6 +197,7 @@ mod tests {
             (&["r/v/b"], false, None),
             (&["r/v/b/"], true, None),
             (&["r/v/b/"], true, Some("")),
+            (&["r/v/b/"], false, Some("t")),
         ] {
             let refused = grouped(prefixes, more, token).expect_err("misleading");
             assert_eq!(refused.kind(), holdfast_objects::ErrorKind::Corrupt, "{prefixes:?}");

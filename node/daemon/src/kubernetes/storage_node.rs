@@ -98,9 +98,13 @@ async fn report<V: Volumes>(
     let StorageNodeStatus { fenced, fenced_unlisted, conditions, .. } = before.clone().unwrap_or_default();
     let reported = (fenced, fenced_unlisted.map_or(0, |unlisted| unlisted as usize));
     let directory = state_dir.to_owned();
-    let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, reported))).await;
+    // A keeper may answer late.
+    let asked = volumes.clone();
+    let (capabilities, space, fenced) =
+        run_blocking(move || (asked.capabilities(), space(&directory), fenced_data(&directory, reported)))
+            .await;
     let facts = StorageNodeFacts {
-        capabilities: volumes.capabilities(),
+        capabilities,
         volumes: volumes.list(),
         memory: volumes.memory_use(),
         unkept_devices: volumes.unkept_devices(),

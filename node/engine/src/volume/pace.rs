@@ -60,16 +60,24 @@ struct CommitInProgress {
     since: Millis,
     bytes: u64,
     expected_ms: Millis,
+    /// This process saw all of it.
+    is_whole: bool,
 }
 
 impl CommitInProgress {
+    /// Returns true if it takes so long that the store counts as one that does not answer.
+    fn is_silent(self, now: Millis) -> bool {
+        let bound_ms = self.expected_ms.saturating_mul(NO_PACE_AFTER_TIMES).max(NO_PACE_AFTER_MS);
+        now.saturating_sub(self.since) >= bound_ms
+    }
+
     /// Dirty bytes that the active side may have now, of `max_bytes`.
     fn allowed(self, now: Millis, max_bytes: u64) -> u64 {
-        let Self { since, bytes, expected_ms } = self;
-        let passed = now.saturating_sub(since);
-        if passed >= expected_ms.saturating_mul(NO_PACE_AFTER_TIMES).max(NO_PACE_AFTER_MS) {
+        if self.is_silent(now) {
             return max_bytes;
         }
+        let Self { since, bytes, expected_ms, .. } = self;
+        let passed = now.saturating_sub(since);
         let start = (max_bytes / 2).saturating_sub(bytes);
         let target = max_bytes - max_bytes / 4;
         match passed.checked_sub(expected_ms) {
@@ -103,6 +111,8 @@ pub(super) struct Pace {
     /// The last commit of a full seal, and the one before.
     last: Option<CommitTime>,
     before: Option<CommitTime>,
+    /// The commit before took as long as one of a store that does not answer.
+    was_silent: bool,
     /// [`Action::Pause`](crate::action::Action::Pause) is not answered yet.
     is_pausing: bool,
     status: PaceStatus,
@@ -112,14 +122,27 @@ impl Pace {
     /// The commit of a seal of so many dirty bytes begins.
     pub(super) fn commit_began(&mut self, bytes: u64, now: Millis) {
         let expected_ms = self.expected_ms(bytes);
-        self.running = Some(CommitInProgress { since: now, bytes, expected_ms });
+        self.running = Some(CommitInProgress { since: now, bytes, expected_ms, is_whole: true });
         (self.granted, self.looked_at) = (0, None);
     }
 
+    /// A commit of so many dirty bytes that another process began continues.
+    pub(super) fn commit_taken_over(&mut self, bytes: u64, now: Millis) {
+        self.commit_began(bytes, now);
+        self.running = self.running.map(|running| CommitInProgress { is_whole: false, ..running });
+    }
+
     /// Everything of the seal is clean. What commits of less than `full_bytes` take says little of the store.
+    /// One that waited for a store that did not answer says nothing of its rate, unless the one before was as
+    /// slow.
     pub(super) fn commit_ended(&mut self, full_bytes: u64, now: Millis) {
-        let Some(CommitInProgress { since, bytes, .. }) = self.running.take() else { return };
-        if bytes >= full_bytes.max(1) {
+        let Some(running) = self.running.take() else { return };
+        let CommitInProgress { since, bytes, is_whole, .. } = running;
+        if !is_whole || bytes < full_bytes.max(1) {
+            return;
+        }
+        let was_silent = std::mem::replace(&mut self.was_silent, running.is_silent(now));
+        if was_silent || !self.was_silent {
             self.before = self.last;
             self.last = Some(CommitTime { bytes, ms: now.saturating_sub(since).max(1) });
         }
@@ -248,6 +271,21 @@ mod tests {
         assumed.commit_failed();
         assumed.look(0, MAX, 1);
         assert_eq!(assumed.granted, u64::MAX, "nothing is known of when it comes");
+    }
+
+    /// Found by reading: the time of an outage was taken for the store's rate, and the next commit let a
+    /// write in every few seconds.
+    #[test]
+    fn an_outage_is_no_rate() {
+        let usual = [(1000, 1000), (1000, 1000)];
+        let expected = |more: &[(u64, Millis)]| measured(&[&usual, more].concat()).expected_ms(1000);
+        assert_eq!(expected(&[(1000, 600_000)]), 1000);
+        assert_eq!(expected(&[(1000, 600_000), (1000, 1000)]), 1000);
+        assert_eq!(expected(&[(1000, 60_000), (1000, 60_000)]), 60_000, "as slow again");
+        let mut resumed = measured(&usual);
+        resumed.commit_taken_over(1000, 0);
+        resumed.commit_ended(100, 2000);
+        assert_eq!(resumed.expected_ms(1000), 1000, "its begin was not seen");
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl ServedVolume {
                 tally.writes += 1;
                 tally.written_bytes += request.len_bytes();
                 if request.is_fua() {
-                    self.queues.time_next();
+                    self.queues.time_next_too();
                     Op::WriteFua
                 } else {
                     Op::Write
@@ -95,7 +95,7 @@ impl ServedVolume {
             }
             Operation::Flush => {
                 tally.flushes += 1;
-                self.queues.time_next();
+                self.queues.time_next_too();
                 Op::Flush
             }
             Operation::Discard => {

@@ -25,6 +25,8 @@ struct OpenRequest {
 struct TimedRequests {
     /// Number of requests until one is timed.
     left: u32,
+    /// The same, after the next one that is timed.
+    left_after: u32,
     /// The begins of those in flight, by id, in microseconds.
     began_us: Vec<u64>,
     latencies: Latencies,
@@ -35,7 +37,14 @@ impl TimedRequests {
     #[inline(never)]
     fn begin(&mut self, id: RequestId) {
         self.began_us[id.0 as usize] = now_us();
-        self.left = SAMPLE;
+        self.left = std::mem::replace(&mut self.left_after, SAMPLE);
+    }
+
+    /// The next request is timed besides the sample: else one that is forced now and then would leave no other
+    /// in it.
+    const fn time_next_too(&mut self) {
+        self.left_after = self.left;
+        self.left = 1;
     }
 
     #[cold]
@@ -71,6 +80,7 @@ impl Queues {
             closing: None,
             timed: TimedRequests {
                 left: SAMPLE,
+                left_after: SAMPLE,
                 began_us: vec![0; requests as usize],
                 latencies: Latencies::default(),
             },
@@ -119,9 +129,14 @@ impl Queues {
         RequestId(u32::from(queue) * self.depth + u32::from(tag))
     }
 
-    /// The next request is timed, whatever number it has.
+    /// The next request of the sample comes now.
     pub(super) const fn time_next(&mut self) {
         self.timed.left = 1;
+    }
+
+    /// The next request is timed, and is none of the sample.
+    pub(super) const fn time_next_too(&mut self) {
+        self.timed.time_next_too();
     }
 
     /// Keeps a request until it is completed.
@@ -220,5 +235,30 @@ const fn timed(request: &DeviceRequest) -> Option<TimedOperation> {
         Operation::Write if !request.is_fua() => Some(TimedOperation::Write),
         Operation::Write | Operation::Flush => Some(TimedOperation::Flush),
         Operation::Discard | Operation::WriteZeroes => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by reading: a flush in each 64 requests left no read and no write in the sample.
+    #[test]
+    fn forced_requests_take_nothing_of_the_sample() {
+        let (began_us, latencies) = (vec![0], Latencies::default());
+        let mut requests = TimedRequests { left: SAMPLE, left_after: SAMPLE, began_us, latencies };
+        let mut timed = 0;
+        for number in 1..=10 * SAMPLE {
+            if number % 10 == 0 {
+                requests.time_next_too();
+                requests.begin(RequestId(0));
+            }
+            requests.left -= 1;
+            if requests.left == 0 {
+                requests.begin(RequestId(0));
+                timed += 1;
+            }
+        }
+        assert_eq!(timed, 10);
     }
 }
