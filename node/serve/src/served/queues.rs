@@ -40,8 +40,7 @@ impl TimedRequests {
         self.left = std::mem::replace(&mut self.left_after, SAMPLE);
     }
 
-    /// The next request is timed besides the sample: else one that is forced now and then would leave no other
-    /// in it.
+    /// The next request is timed besides the sample: forced requests would else leave no other in it.
     const fn time_next_too(&mut self) {
         self.left_after = self.left;
         self.left = 1;
