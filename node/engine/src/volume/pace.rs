@@ -261,10 +261,10 @@ mod tests {
     fn a_slower_store_is_believed_at_once() {
         let expected = |commits: &[(u64, Millis)]| measured(commits).expected_ms(1000);
         assert_eq!(expected(&[]), COMMIT_EXPECTED_AT_LEAST_MS);
-        assert_eq!(expected(&[(1000, 1000), (1000, 4000)]), 4000);
-        assert_eq!(expected(&[(1000, 4000), (1000, 1000)]), 2500);
-        assert_eq!(expected(&[(1000, 4000), (1000, 1000), (1000, 1000)]), 1000);
-        assert_eq!(expected(&[(1000, 1000), (99, 4000)]), 1000, "one of little data");
+        assert_eq!(expected(&[(1000, 1000), (1000, 3000)]), 3000);
+        assert_eq!(expected(&[(1000, 3000), (1000, 1000)]), 2000);
+        assert_eq!(expected(&[(1000, 3000), (1000, 1000), (1000, 1000)]), 1000);
+        assert_eq!(expected(&[(1000, 1000), (99, 3000)]), 1000, "one of little data");
         let mut assumed = Pace::default();
         assert_eq!(assumed.expected_ms(2 * ASSUMED_UPLOAD_BYTES_PER_SECOND), 2000);
         assumed.commit_began(1000, 0);
