@@ -38,7 +38,6 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("without a keeper the node says what is missing, and serves nothing");
     world.vm_with("a", Options::without_ublk)?;
     let a = world.node("a", "auto", "")?;
-    let on_a = CsiNode::start(world.vm("a")?)?;
     let vm = a.vm();
     vm.exec("! test -e /dev/ublk-control && ! pgrep -x holdfast-keeper")?;
     let missing = until("the node to say so", LIMIT, || {
@@ -54,6 +53,8 @@ pub(super) fn run(world: &World) -> Result<()> {
         let path = "--output=jsonpath={.status.transport}";
         Ok((world.kubectl(["get", "storagenode/a", path])? == "fuse-loop").then_some(()))
     })?;
+    // The driver is registered on a node that can serve.
+    let on_a = CsiNode::start(world.vm("a")?)?;
     let data = claim(&csi, CLAIM, "a", &Use::mounted("ext4"))?;
     granted("stage", on_a.stage(&data, LIMIT)?)?;
     granted("publish", on_a.publish(&data, "pod", false)?)?;
