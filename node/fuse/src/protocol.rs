@@ -24,10 +24,10 @@
 pub const REQUEST_HEAD_BYTES: usize = 40;
 /// Length of the head of a reply, in bytes.
 pub const REPLY_HEAD_BYTES: usize = 16;
-/// MessageBytes of a WRITE request before its data.
+/// Bytes of a WRITE request before its data.
 pub const WRITE_HEAD_BYTES: usize = REQUEST_HEAD_BYTES + 40;
 /// The most bytes that a READ or a WRITE covers; longer requests of the device come in pieces of this
-/// length. A piece is also cut where it has more pages than [`MAX_PAGES_OF_REQUEST`], and memory of a program
+/// length. A piece is also cut where it has more pages than `MAX_PAGES_OF_REQUEST`, and memory of a program
 /// that is aligned to 512 bytes lies in one page more than its length says: with twice this length the pieces
 /// would be no multiple of a sector.
 pub const MAX_IO_BYTES: u32 = 512 << 10;

@@ -1,7 +1,7 @@
 //! Durations of requests: histograms of a sample.
 //!
 //! A request is timed from the moment the ring thread takes it to its completion. The clock is read for one
-//! request of [`SAMPLE`], for the first one after each tick (250 ms), and for each flush and forced write,
+//! request of 64, for the first one after each tick (250 ms), and for each flush and forced write,
 //! which wait for the disk anyway.
 
 use rustix::time::{ClockId, clock_gettime};
