@@ -2,9 +2,10 @@
 //!
 //! Owns: the requests in flight, the eviction that makes room for them, the pace that delays writes, and what
 //! is known to be unreadable, which a write may replace. Does not own: flushes, and the seal that writes
-//! wait for: a [`Gate`] says how that stands. Runs on: the ring thread of the volume. Invariants: only the
-//! active side takes writes, nothing is read for them, and nothing is asked of the object store (2, 10);
-//! what may have been stored and is not known to be counts as dirty (4).
+//! wait for: a [`Gate`] says how that stands.
+//! Runs on: the ring thread of the volume.
+//! Invariants: only the active side takes writes, nothing is read for them, and nothing is asked of the
+//! object store (2, 10); what may have been stored and is not known to be counts as dirty (4).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{Safeguard::PlanMergedReads, safeguard};
