@@ -21,6 +21,7 @@ mod merge;
 mod merge_turns;
 #[cfg(test)]
 mod scripted_time;
+mod slab_slot;
 mod slots;
 mod streams;
 mod upload;
@@ -37,6 +38,7 @@ pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge_turns::MergeTurns;
+pub use slab_slot::SlabSlot;
 pub use slots::{AheadCounts, NoSlot, OldCounts, Slot, SlotTable, Unkept};
 pub use streams::{ColdPart, MAX_WINDOW, Streams};
 pub use upload::{BLOCK_ALIGNMENT, SideReader, UnreadableSectors, UploadBatch};

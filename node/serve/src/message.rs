@@ -15,9 +15,9 @@ use crate::memory::new_volume::NewMemoryVolume;
 use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;
 use crate::published_status::PublishedStatus;
-use crate::slab_slot::SlabSlot;
 use crate::volume_queue::VolumeQueue;
 use crate::work::{BackgroundWork, ColdRead};
+use holdfast_background::SlabSlot;
 
 /// Opens the queues of a device on a ring thread, for the volume of a key.
 pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;

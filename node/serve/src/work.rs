@@ -4,7 +4,7 @@ use holdfast_engine::event::RequestId;
 use holdfast_format::index::Runs;
 use holdfast_types::SectorRange;
 
-use crate::slab_slot::SlabSlot;
+use holdfast_background::SlabSlot;
 
 /// A part of a read that comes out of the object store. It is with the runtime while its block is fetched, in
 /// the ring while it is copied out of the slab.

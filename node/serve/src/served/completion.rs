@@ -9,8 +9,8 @@ use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
 
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, Ring, VolumeKey};
-use crate::slab_slot::SlabSlot;
 use crate::work::{BackgroundWork, ColdRead};
+use holdfast_background::SlabSlot;
 
 impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what

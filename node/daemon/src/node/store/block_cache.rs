@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use holdfast_background::SlabSlot;
 use holdfast_background::{AheadCounts, LineLimit, NoSlot, OldCounts, Slot, SlotTable, Unkept};
 use holdfast_format::compose::ContentKey;
 use holdfast_format::slab_table::SlabEntry;
 use holdfast_ring::HeapBuffer;
-use holdfast_serve::SlabSlot;
 use holdfast_types::BLOCK_BYTES;
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};

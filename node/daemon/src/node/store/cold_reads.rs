@@ -29,7 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::node::clock::NodeTime;
 use crate::node::store::block_cache::{Among, BlockSlab};
 use crate::node::store::kept_indexes::KeptIndexes;
-use holdfast_serve::SlabSlot;
+use holdfast_background::SlabSlot;
 
 /// Blocks that are fetched ahead at a time, for all volumes: 64 MiB of memory, since each is there as it is
 /// stored and as it is read.

@@ -32,9 +32,9 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::{Ahead, ColdReads, VolumeAhead};
+use holdfast_background::SlabSlot;
 use holdfast_serve::Label;
 use holdfast_serve::Message;
-use holdfast_serve::SlabSlot;
 use holdfast_serve::VolumeKey;
 use holdfast_serve::{BackgroundWork, ColdRead};
 

@@ -1,6 +1,6 @@
 //! A block in the slab: the node's files of fetched blocks, from which a ring thread copies.
 
-use holdfast_background::Slot;
+use crate::Slot;
 use holdfast_types::BLOCK_BYTES;
 
 /// A block in the slab; it stays while this is held.
