@@ -24,6 +24,7 @@ const BARS: &[(&str, f64, f64, f64, f64)] = &[
     ("write128k", 1150.0, 0.0, 0.07, 0.04),
     ("write1m", 1223.0, 0.0, 0.07, 0.04),
     ("user_copy_write4k", 1278.0, 0.0, 0.07, 1.04),
+    ("cached_read4k", 3460.0, 1.05, 0.07, 0.04),
     // These wait for worker threads of the kernel: the number of their turns is not always the same.
     ("flush", 28000.0, 9.0, 6.0, 2.0),
     ("discard128k", 3252.0, 1.0, 4.0, 0.0),

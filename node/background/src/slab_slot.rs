@@ -1,6 +1,6 @@
 //! A block in the slab: the node's files of fetched blocks, from which a ring thread copies.
 
-use crate::Slot;
+use crate::slots::{Slot, WeakSlot};
 use holdfast_types::BLOCK_BYTES;
 
 /// A block in the slab; it stays while this is held.
@@ -39,5 +39,30 @@ impl SlabSlot {
     #[must_use]
     pub const fn is_in_memory(&self) -> bool {
         self.is_in_memory
+    }
+
+    /// The same, which does not keep the block.
+    pub(crate) fn downgrade(&self) -> WeakSlabSlot {
+        WeakSlabSlot { slot: self.slot.downgrade(), is_in_memory: self.is_in_memory }
+    }
+}
+
+/// A slot that had a block, and has it still unless the slab gave the slot to another.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakSlabSlot {
+    slot: WeakSlot,
+    is_in_memory: bool,
+}
+
+impl WeakSlabSlot {
+    /// The block in its slot, if it is there.
+    #[inline]
+    pub(crate) fn upgrade(&self) -> Option<SlabSlot> {
+        Some(SlabSlot { slot: self.slot.upgrade()?, is_in_memory: self.is_in_memory })
+    }
+
+    /// Returns true if it is not.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.slot.is_gone()
     }
 }

@@ -59,6 +59,28 @@ impl Slot {
     pub fn set_failed(&self) {
         self.0.has_room.store(false, Ordering::Relaxed);
     }
+
+    /// The same, which keeps nothing.
+    pub(crate) fn downgrade(&self) -> WeakSlot {
+        WeakSlot(Arc::downgrade(&self.0))
+    }
+}
+
+/// A slot that had a content.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakSlot(Weak<OwnedSlot>);
+
+impl WeakSlot {
+    /// The slot, if it has this content still.
+    #[inline]
+    pub(crate) fn upgrade(&self) -> Option<Slot> {
+        self.0.upgrade().map(Slot)
+    }
+
+    /// Returns true if it does not.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 /// Contents that were fetched ahead of a reader, counted since the table was made.
@@ -564,6 +586,11 @@ impl SlotTable {
             let _used_again = self.index.get(key);
         }
         Some(slot)
+    }
+
+    /// Takes in that this slot was read without being asked for here.
+    pub fn used(&self, slot: &Slot) {
+        let _used_again = self.index.get(&slot.0.key);
     }
 
     /// Returns true if this content is in a slot.

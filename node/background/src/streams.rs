@@ -55,6 +55,44 @@ impl ColdPart {
     }
 }
 
+/// Requests, or parts of them, that followed each other and were answered without a task: blocks that they
+/// read were known to be in the slab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassedReads {
+    /// First sector of the first one.
+    pub start: u64,
+    /// The sector after the last one.
+    pub end: u64,
+    /// The requests that began among them.
+    pub requests: u32,
+}
+
+/// The last of these, by the places where readers are.
+#[derive(Debug, Default)]
+pub struct Passed(Vec<PassedReads>);
+
+impl Passed {
+    /// Takes in a part of a request; `is_first`: the request begins with it.
+    #[inline]
+    pub fn read(&mut self, range: SectorRange, is_first: bool) {
+        let requests = u32::from(is_first);
+        if let Some(reads) = self.0.iter_mut().rev().find(|reads| reads.end == range.start.0) {
+            reads.end = range.end();
+            reads.requests = reads.requests.saturating_add(requests);
+            return;
+        }
+        if self.0.len() == STREAMS {
+            self.0.remove(0);
+        }
+        self.0.push(PassedReads { start: range.start.0, end: range.end(), requests });
+    }
+
+    /// All of them, the oldest first.
+    pub fn take(&mut self) -> Vec<PassedReads> {
+        std::mem::take(&mut self.0)
+    }
+}
+
 #[derive(Debug)]
 struct Stream {
     /// The sector after the last one that was read.
@@ -130,25 +168,49 @@ impl Streams {
             self.last.is_some_and(|last| last.request == part.request && last.at_bytes < part.at_bytes);
         self.last = Some(part);
         let start = part.request_start();
+        // Parts of the request before this one were passed.
+        let is_passed = |stream: &Stream| part.at_bytes > 0 && stream.next == part.range.start.0;
         let found = if is_same_request {
             Some(0).filter(|_| !self.streams.is_empty())
         } else {
-            self.streams.iter().position(|stream| stream.continues(start))
+            self.streams.iter().position(|stream| stream.continues(start) || is_passed(stream))
         };
         match found {
             Some(at) => {
                 self.streams[..=at].rotate_right(1);
                 let stream = &mut self.streams[0];
+                let is_counted = is_same_request || is_passed(stream);
                 stream.next = stream.next.max(part.range.end());
-                stream.requests += u32::from(!is_same_request);
+                stream.requests += u32::from(!is_counted);
                 stream.step(part, REQUESTS << self.failures, self.most, room)
             }
             None => {
-                self.streams.truncate(STREAMS - 1);
-                self.streams.insert(0, Stream::begin(part));
+                self.begin(Stream::begin(part));
                 None
             }
         }
+    }
+
+    /// Takes in what was read without being fetched, before the next part.
+    pub fn passed(&mut self, reads: PassedReads) {
+        let PassedReads { start, end, requests } = reads;
+        match self.streams.iter().position(|stream| stream.continues(start)) {
+            Some(at) => {
+                self.streams[..=at].rotate_right(1);
+                let stream = &mut self.streams[0];
+                stream.next = stream.next.max(end);
+                stream.requests = stream.requests.saturating_add(requests);
+            }
+            None => {
+                let first_block = SectorRange::new(start, 1).start.block().0;
+                self.begin(Stream { next: end, first_block, requests, window: 0, end: 0 });
+            }
+        }
+    }
+
+    fn begin(&mut self, stream: Stream) {
+        self.streams.truncate(STREAMS - 1);
+        self.streams.insert(0, stream);
     }
 
     /// Forgets all streams: the store or the local disk failed what was to be fetched ahead.
@@ -315,5 +377,56 @@ mod tests {
         }
         reader.streams.succeeded();
         assert_eq!(reads_of_a_step(&mut reader), 3);
+    }
+
+    /// Blocks that were read before are known on the ring thread: the reads of them come to no stream.
+    #[test]
+    fn a_reader_is_believed_by_what_was_passed() {
+        let (mut streams, mut passed) = (Streams::new(MAX_WINDOW), Passed::default());
+        let mut believed = None;
+        for sector in 0..BLOCK_SECTORS * 4 {
+            let range = SectorRange::new(sector, 1);
+            // The first sector of each block alone is fetched.
+            if sector % BLOCK_SECTORS > 0 {
+                passed.read(range, true);
+                continue;
+            }
+            let taken = passed.take();
+            assert!(taken.len() <= 1, "they follow each other: {taken:?}");
+            taken.into_iter().for_each(|reads| streams.passed(reads));
+            let part = ColdPart { request: RequestId(0), at_bytes: 0, range };
+            believed = believed.or(streams.read(part, ROOM).map(|blocks| (sector, blocks)));
+        }
+        assert_eq!(believed, Some((2 * BLOCK_SECTORS, 3..7)), "as where each was fetched");
+    }
+
+    /// Of a request over two blocks the first one was known: it is one request all the same.
+    #[test]
+    fn a_request_of_which_a_part_was_passed_continues_its_stream() {
+        let (mut streams, sectors) = (Streams::new(MAX_WINDOW), BLOCK_SECTORS);
+        let mut believed = None;
+        for number in 0..6 {
+            let start = number * sectors + sectors / 2;
+            let mut passed = Passed::default();
+            passed.read(SectorRange::new(start, sectors / 2), true);
+            passed.take().into_iter().for_each(|reads| streams.passed(reads));
+            let range = SectorRange::new(start + sectors / 2, sectors / 2);
+            let part =
+                ColdPart { request: RequestId(0), at_bytes: (sectors / 2 * SECTOR_BYTES) as u32, range };
+            believed = believed.or(streams.read(part, ROOM).map(|blocks| (number, blocks)));
+        }
+        assert_eq!(believed, Some((2, 4..8)));
+    }
+
+    /// Readers at more places than there are streams, and random ones, take no memory.
+    #[test]
+    fn few_passed_readers_are_remembered() {
+        let mut passed = Passed::default();
+        for number in 0..1000 {
+            passed.read(SectorRange::new(number * 7919, 1), true);
+        }
+        let last = passed.take();
+        assert_eq!(last.len(), STREAMS);
+        assert_eq!(last[STREAMS - 1], PassedReads { start: 999 * 7919, end: 999 * 7919 + 1, requests: 1 });
     }
 }

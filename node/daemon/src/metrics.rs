@@ -77,7 +77,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 38] = [
+const VOLUME_METRICS: [VolumeMetric; 39] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -219,6 +219,12 @@ const VOLUME_METRICS: [VolumeMetric; 38] = [
     counter("holdfast_volume_cold_reads", None, "Reads of blocks that were in the store only", |v| {
         Some(v.served.cold_reads as f64)
     }),
+    counter(
+        "holdfast_volume_cold_read_hits",
+        None,
+        "Cold reads whose block the ring thread knew to be in the cache",
+        |v| Some(v.served.slab_hits as f64),
+    ),
     counter(
         "holdfast_volume_local_read_errors",
         None,

@@ -98,8 +98,17 @@ impl Composition {
     /// follow. A read of what was never written costs no request, whatever was written beside it.
     #[must_use]
     pub fn for_range(self, range: Mask) -> Self {
-        let is_zero = self.pieces.iter().all(|piece| piece.visible.intersect(range).is_empty());
-        if is_zero { Self::of(Vec::new()) } else { self }
+        if self.is_zero(range) { Self::of(Vec::new()) } else { self }
+    }
+
+    /// Of this composition of the sectors `wanted`: those that a block has as they are once it was made from
+    /// what [`Self::for_range`] returns.
+    pub fn sectors_for(&self, wanted: Mask, range: Mask) -> Mask {
+        if self.is_zero(range) { wanted.minus(self.held()) } else { wanted }
+    }
+
+    fn is_zero(&self, range: Mask) -> bool {
+        self.held().intersect(range).is_empty()
     }
 
     /// The sectors that have bytes; all others are zeros.
@@ -253,6 +262,13 @@ mod tests {
         let plan = compose(Block(0), Mask::FULL, known);
         let pieces = |range| plan.clone().for_range(Mask(range)).pieces.len();
         assert_eq!([0b0011, 0b1011, 0b0100, 0b0110].map(pieces), [0, 0, 1, 1]);
+        let sectors = |range| plan.sectors_for(Mask::FULL, Mask(range)).0;
+        assert_eq!(
+            [0b0011, 0b0110].map(sectors),
+            [!0b0100, u32::MAX],
+            "the zeros have no other sector's bytes"
+        );
+        assert_eq!(plan.sectors_for(Mask(0b0111), Mask(0b0001)), Mask(0b0011));
         assert_eq!(plan.for_range(Mask(1)).key, compose(Block(7), Mask::FULL, []).key);
     }
 }

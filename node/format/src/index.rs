@@ -120,6 +120,19 @@ impl Runs {
     pub fn lineage(&self) -> &Lineage {
         &self.lineage
     }
+
+    /// Returns true if the other is the same list in memory, or a copy of its handle.
+    #[inline]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.list, &other.list) && Arc::ptr_eq(&self.lineage, &other.lineage)
+    }
+
+    /// Number of runs at the head of this list, if all that follows them is the list `older`.
+    pub fn added_since(&self, older: &Self) -> Option<usize> {
+        let added = self.len().checked_sub(older.len())?;
+        let is_same = self.lineage == older.lineage && self[added..] == older[..];
+        is_same.then_some(added)
+    }
 }
 
 impl Deref for Runs {

@@ -111,6 +111,10 @@ pub enum Safeguard {
     FreeSlotOnce,
     /// A slot of the slab that an earlier process filled is compared with its proof before it is read.
     ProveOldSlots,
+    /// A block that a commit may have changed is not known to be in the slab any more.
+    ForgetChangedBlocks,
+    /// Of a block in the slab those sectors are read that the slot has.
+    KnowHeldSectors,
     /// A fetch of which frames arrived in an earlier try requests the others.
     FetchTheRest,
     /// A fork asks whether its snapshot is forgotten once its create record is in the store.
@@ -210,7 +214,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 97] = [
+    pub const ALL: [Self; 99] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -261,6 +265,8 @@ impl Safeguard {
         Self::SpareSlots,
         Self::FreeSlotOnce,
         Self::ProveOldSlots,
+        Self::ForgetChangedBlocks,
+        Self::KnowHeldSectors,
         Self::FetchTheRest,
         Self::SyncEachGroup,
         Self::PlaceBeyondRecord,
@@ -316,7 +322,12 @@ impl Safeguard {
         matches!(self.upholds(), 25 | 26)
             || matches!(
                 self,
-                Self::SpareSlots | Self::FreeSlotOnce | Self::ProveOldSlots | Self::AskIfForgotten
+                Self::SpareSlots
+                    | Self::FreeSlotOnce
+                    | Self::ProveOldSlots
+                    | Self::ForgetChangedBlocks
+                    | Self::KnowHeldSectors
+                    | Self::AskIfForgotten
             )
     }
 
@@ -342,7 +353,11 @@ impl Safeguard {
             | Self::KeepJournal
             | Self::JournalAfterFullRound
             | Self::CommitAfterFailedSync => 1,
-            Self::ReadsBeforePunch | Self::ReleaseStillChunks | Self::PrepareReleased => 2,
+            Self::ReadsBeforePunch
+            | Self::ReleaseStillChunks
+            | Self::PrepareReleased
+            | Self::ForgetChangedBlocks
+            | Self::KnowHeldSectors => 2,
             Self::PackByMask
             | Self::CheckFrameChecksum
             | Self::FreeSlotOnce

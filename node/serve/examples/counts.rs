@@ -9,26 +9,36 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
+use std::future::{Ready, ready};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use holdfast_background::{FoundBlock, SlabSlot, SlotTable};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_format::chunk_set::ChunkSet;
+use holdfast_format::compose::ContentKey;
+use holdfast_format::fence::Fence;
 use holdfast_format::manifest::Manifest;
+use holdfast_format::record::{Body, Record};
+use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::{Side, SideSet};
+use holdfast_format::snapshot::SnapshotChange;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 use holdfast_ring::RingError;
 use holdfast_serve::{
     BackgroundWork, Label, LiveMap, MemoryFiles, Message, NewMemoryVolume, NewVolume, PublishedStatus,
-    RingThread, SharedFiles, Start,
+    RingThread, SharedFiles, Start, VolumeKey,
 };
-use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
 use holdfast_ublk::{
     Device, DeviceInfo, DeviceState, Expected, FakeDevice, FakeRequest, ForeignFeatures, Operation, Queue,
     QueueSpec, Transport,
@@ -49,6 +59,8 @@ const MAX_TURNS: u32 = 100_000;
 /// Name of the parts of callgrind's output that are of no row: its system calls come also where nothing is
 /// counted.
 const SET_UP: &CStr = c"set-up";
+/// Slots of the slab that its index leaves free.
+const SPARE_SLOTS: u32 = 32;
 /// Requests that are counted one by one.
 const SINGLES: u32 = 16;
 
@@ -128,7 +140,11 @@ struct Served {
     enters: u64,
     /// System calls of this program between counted turns.
     own_calls: u64,
-    _work: mpsc::Receiver<BackgroundWork>,
+    inbox: mpsc::Sender<Message>,
+    key: VolumeKey,
+    work: mpsc::Receiver<BackgroundWork>,
+    /// The blocks of a volume of which all is in the store.
+    slab: SlotTable,
 }
 
 fn in_memory(bytes: u64) -> File {
@@ -153,17 +169,20 @@ fn zeros() -> File {
 enum Content {
     /// Of an object store, by its sides.
     Sides([File; 2]),
+    /// The same, of which no byte is in a side.
+    Store,
     /// A memory volume, to which these pages are written.
     Memory { codec: PageCodec, pages: Vec<u8> },
 }
 
 impl Served {
     fn new(transport: Transport, depth: u16, content: Content) -> io::Result<Self> {
-        let (inbox, messages) = mpsc::channel(8);
-        let files = SharedFiles { slab: in_memory(4096), memory: in_memory(4096), zeros: zeros() };
+        let (inbox, messages) = mpsc::channel(2048);
+        let slab = read_at_once((SECTORS + u64::from(SPARE_SLOTS) * BLOCK_SECTORS) * 4096);
+        let files = SharedFiles { slab, memory: in_memory(4096), zeros: zeros() };
         let mut thread = RingThread::new(&files, messages).map_err(io::Error::other)?;
         let device = FakeDevice::new(depth, MAX_IO_BYTES)?;
-        let (work, kept) = mpsc::channel(64);
+        let (work, kept) = mpsc::channel(1024);
         let waker = thread.waker();
         let send = |thread: &mut RingThread, message| {
             assert!(inbox.try_send(message).is_ok(), "the inbox has room");
@@ -173,7 +192,14 @@ impl Served {
         let (key, pages) = match content {
             Content::Sides(sides) => {
                 let (done, mut added) = oneshot::channel();
-                let volume = Box::new(volume(u32::from(depth), sides, work)?);
+                let volume = Box::new(volume(u32::from(depth), sides, manifest(&[]), work)?);
+                send(&mut thread, Message::Add { volume, done })?;
+                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
+            }
+            Content::Store => {
+                let (done, mut added) = oneshot::channel();
+                let sides = [in_memory(0), in_memory(0)];
+                let volume = Box::new(volume(u32::from(depth), sides, manifest(&[segment()]), work)?);
                 send(&mut thread, Message::Add { volume, done })?;
                 (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
             }
@@ -218,7 +244,10 @@ impl Served {
             fresh: 0,
             enters: 0,
             own_calls: 0,
-            _work: kept,
+            inbox: inbox.clone(),
+            key,
+            work: kept,
+            slab: SlotTable::new((SECTORS / BLOCK_SECTORS) as u32 + SPARE_SLOTS, SPARE_SLOTS, 1),
         };
         // The first requests come with the first turn after the one that opens the queues.
         served.load(Operation::Write, 1);
@@ -267,6 +296,7 @@ impl Served {
                 return Ok(sleeps);
             }
             (0..self.depth).for_each(|tag| self.device.set(tag, None));
+            self.fetch();
             // Worker threads of the kernel may need the processor.
             if turns > 2 {
                 std::thread::sleep(Duration::from_micros(100));
@@ -276,16 +306,33 @@ impl Served {
         Err(io::Error::other(format!("{} requests did not end", self.thread.requests())))
     }
 
-    /// Writes every sector once.
-    fn fill(&mut self) -> io::Result<()> {
+    /// Finds the blocks that reads wait for, as the runtime does.
+    fn fetch(&mut self) {
+        while let Ok(work) = self.work.try_recv() {
+            let BackgroundWork::Cold(read) = work else { continue };
+            let key = ContentKey::of_index("block", read.range.start.block().0);
+            let is_proven = |_, _| -> Ready<io::Result<bool>> { unreachable!("none is old") };
+            let write = |_slot, content| ready((content, Ok(())));
+            let slot = pin!(self.slab.slot(&key, is_proven, ready(Ok::<_, ()>(())), write));
+            let Poll::Ready(Ok(slot)) = slot.poll(&mut Context::from_waker(Waker::noop())) else {
+                unreachable!("there is a slot for each block")
+            };
+            let found = FoundBlock { slot: SlabSlot::new(slot, false), sectors: Mask::FULL };
+            let message = Message::Cold { key: self.key, read, found: Ok(found) };
+            assert!(self.inbox.try_send(message).is_ok(), "the inbox has room");
+            self.thread.waker().wake();
+        }
+    }
+
+    /// Writes every sector once, or reads it.
+    fn fill(&mut self, operation: Operation) -> io::Result<()> {
         let sectors = MAX_IO_BYTES / 4096;
         // The request that came with the queues, which waits for the map of its chunk.
         self.serve()?;
         let mut starts = (0..SECTORS).step_by(sectors as usize).peekable();
         while starts.peek().is_some() {
             for (tag, start_sector) in (0..self.depth).zip(&mut starts) {
-                self.device
-                    .set(tag, Some(FakeRequest { operation: Operation::Write, start_sector, sectors }));
+                self.device.set(tag, Some(FakeRequest { operation, start_sector, sectors }));
             }
             self.serve()?;
         }
@@ -336,8 +383,61 @@ impl Served {
     }
 }
 
-fn volume(requests: u32, sides: [File; 2], work: mpsc::Sender<BackgroundWork>) -> io::Result<NewVolume> {
-    let name: VolumeId = "counts".parse().expect("a name");
+fn name() -> VolumeId {
+    "counts".parse().expect("a name")
+}
+
+/// A segment that may hold each block.
+fn segment() -> SegmentRef {
+    SegmentRef {
+        id: SegmentId::new(Place::until(Seq(3)), 1, [1; 10]),
+        bytes: 10,
+        index_offset: 0,
+        index_bytes: 10,
+        sectors: SECTORS,
+        chunks: Fence::around([(0, 1)]),
+    }
+}
+
+/// The manifest of a volume with these segments.
+fn manifest(segments: &[SegmentRef]) -> Manifest {
+    let mut manifest = Manifest::empty(name());
+    let record = |seq, body| Record {
+        volume: name(),
+        seq: Seq(seq),
+        epoch: Epoch(0),
+        nonce: Nonce([7; 16]),
+        unix_ms: 0,
+        body,
+    };
+    if segments.is_empty() {
+        return manifest;
+    }
+    let attach = Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None };
+    let change = Body::Change {
+        segments: segments.to_vec(),
+        chunks: ChunkSet::default(),
+        invalidated: SideSet::NONE,
+        generation: 1,
+        merges: vec![],
+        closed: Place::default(),
+        snapshots: SnapshotChange::default(),
+        sectors: None,
+    };
+    let records = [record(1, Body::create(SECTORS)), record(2, attach), record(3, change)];
+    for (epoch, record) in [0, 1, 1].into_iter().zip(records) {
+        manifest.apply(&Record { epoch: Epoch(epoch), ..record }).expect("the records follow each other");
+    }
+    manifest
+}
+
+fn volume(
+    requests: u32,
+    sides: [File; 2],
+    manifest: Manifest,
+    work: mpsc::Sender<BackgroundWork>,
+) -> io::Result<NewVolume> {
+    let name = name();
     let nonce = Nonce([7; 16]);
     let header = Header {
         volume: name.clone(),
@@ -365,7 +465,7 @@ fn volume(requests: u32, sides: [File; 2], work: mpsc::Sender<BackgroundWork>) -
     fallocate(live.as_fd(), FallocateFlags::empty(), 0, map_bytes(SECTORS))?;
     // SAFETY: a file of this program alone, all of it allocated.
     let live_map = unsafe { LiveMap::map(live.try_clone()?) }?;
-    let start = Start::Attach(Box::new(AttachState::in_log(Manifest::empty(name.clone()))));
+    let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
     Ok(NewVolume {
         planned: start.make(setup, live_map).map_err(io::Error::other)?,
         label: Arc::new(Label::new(name, Epoch(1))),
@@ -386,7 +486,7 @@ fn main() -> io::Result<()> {
         (Transport::UserCopy, &[(c"user_copy_read4k", 1)]),
     ] {
         let mut reads = Served::new(transport, DEPTH, Content::Sides([read_at_once(bytes), in_memory(0)]))?;
-        reads.fill()?;
+        reads.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             reads.row_under_load(name, Operation::Read, sectors)?;
         }
@@ -396,11 +496,14 @@ fn main() -> io::Result<()> {
         (Transport::UserCopy, &[(c"user_copy_write4k", 1)]),
     ] {
         let mut writes = Served::new(transport, DEPTH, Content::Sides([zeros(), zeros()]))?;
-        writes.fill()?;
+        writes.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             writes.row_under_load(name, Operation::Write, sectors)?;
         }
     }
+    let mut cached = Served::new(Transport::ZeroCopy, DEPTH, Content::Store)?;
+    cached.fill(Operation::Read)?;
+    cached.row_under_load(c"cached_read4k", Operation::Read, 1)?;
     let mut flushed =
         Served::new(Transport::UserCopy, 1, Content::Sides([in_memory(bytes), in_memory(bytes)]))?;
     flushed.serve()?;
@@ -414,7 +517,7 @@ fn main() -> io::Result<()> {
         (PageCodec::Lz4, vec![0; MAX_IO_BYTES as usize], c"memory_zeros_write4k", c"memory_zeros_read4k"),
     ] {
         let mut memory = Served::new(Transport::KernelCopy, DEPTH, Content::Memory { codec, pages })?;
-        memory.fill()?;
+        memory.fill(Operation::Write)?;
         memory.row_under_load(write, Operation::Write, 1)?;
         memory.row_under_load(read, Operation::Read, 1)?;
     }

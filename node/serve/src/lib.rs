@@ -36,7 +36,7 @@ pub use published_status::{PublishedStatus, ServedCounts, SnapshotAnswer};
 pub use ring_thread::RingThread;
 pub use served::SharedFiles;
 pub use volume_queue::VolumeQueue;
-pub use work::{BackgroundWork, ColdRead};
+pub use work::{BackgroundWork, ColdRead, UsedBlocks};
 pub use writer_state::WriterState;
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::planned::Planned;
 use crate::published_status::PublishedStatus;
 use crate::volume_queue::VolumeQueue;
 use crate::work::{BackgroundWork, ColdRead};
-use holdfast_background::SlabSlot;
+use holdfast_background::FoundBlock;
 
 /// Opens the queues of a device on a ring thread, for the volume of a key.
 pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;
@@ -141,8 +141,8 @@ pub enum Message {
         key: VolumeKey,
         /// The part of a read that waited for it.
         read: Box<ColdRead>,
-        /// The slot of its block, or why there is none.
-        slot: Result<SlabSlot, Errno>,
+        /// Its block in a slot, or why it is in none.
+        found: Result<FoundBlock, Errno>,
     },
     /// Time passed.
     Tick,

@@ -45,6 +45,8 @@ pub struct ServedCounts {
     pub written_bytes: u64,
     /// Reads of blocks that were in the object store only.
     pub cold_reads: u64,
+    /// Those of them whose block was known to be in the slab.
+    pub slab_hits: u64,
     /// Reads that the local disk failed, whether or not the store could serve them.
     pub local_read_errors: u64,
     /// Requests that failed.

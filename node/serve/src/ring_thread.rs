@@ -273,9 +273,9 @@ impl RingThread {
                     served.handle(ring, event, now);
                 }
             }
-            Message::Cold { key, read, slot } => {
+            Message::Cold { key, read, found } => {
                 if let Some((ring, served)) = self.find(key) {
-                    served.on_cold(ring, read, slot, now);
+                    served.on_cold(ring, read, found, now);
                 }
             }
             Message::Tick => {

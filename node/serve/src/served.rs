@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use holdfast_background::Rest;
+use holdfast_background::{KnownBlocks, Passed, Rest};
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::settings::Settings;
@@ -116,6 +116,12 @@ pub(crate) struct ServedVolume {
     is_draining: bool,
     actions: Vec<Action>,
     tally: ServedCounts,
+    /// Blocks of the volume that are known to be in the slab, and the reads that they answered since the last
+    /// work.
+    known: KnownBlocks,
+    passed: Passed,
+    /// Others have it while the slab is told of used blocks.
+    used_in_progress: Arc<()>,
     work: mpsc::Sender<BackgroundWork>,
     published: Arc<PublishedStatus>,
     /// The newest registered snapshot that was published.
@@ -151,6 +157,9 @@ impl ServedVolume {
             is_draining: false,
             actions,
             tally: ServedCounts::default(),
+            known: KnownBlocks::default(),
+            passed: Passed::default(),
+            used_in_progress: Arc::default(),
             work,
             published,
             newest_snapshot: None,
@@ -209,6 +218,8 @@ impl ServedVolume {
     pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.handle(ring, Event::Tick, now);
+        self.known.sweep();
+        self.send_used();
         self.lines.write(Rest::Due(now));
         self.queues.time_next();
         self.show();

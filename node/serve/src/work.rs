@@ -1,10 +1,11 @@
 //! Work that a volume on a ring thread asks of the runtime.
 
+use std::sync::Arc;
+
+use holdfast_background::{PassedReads, SlabSlot};
 use holdfast_engine::event::RequestId;
 use holdfast_format::index::Runs;
 use holdfast_types::SectorRange;
-
-use holdfast_background::SlabSlot;
 
 /// A part of a read that comes out of the object store. It is with the runtime while its block is fetched, in
 /// the ring while it is copied out of the slab.
@@ -21,6 +22,8 @@ pub struct ColdRead {
     /// Of the 128 blocks after that of `range` those, the next one in the lowest bit, that are not wholly on
     /// the local disk. Only with the end of the request: nothing is fetched ahead of other parts.
     pub remote_after: Option<u128>,
+    /// Reads before this one that were answered without work.
+    pub passed: Vec<PassedReads>,
     /// Slot of the block in the slab, held to the end of the copy. In work: the slot that the disk could not
     /// read.
     pub slot: Option<SlabSlot>,
@@ -33,6 +36,17 @@ pub struct ColdRead {
 pub enum BackgroundWork {
     /// Get a block into the slab; again when the disk cannot read the slot it was in.
     Cold(Box<ColdRead>),
+    /// Keep these blocks in the slab longer: they were read without work.
+    Used(UsedBlocks),
     /// Work of commits.
     Other(holdfast_background::Work),
+}
+
+/// Blocks that were read without work.
+#[derive(Debug)]
+pub struct UsedBlocks {
+    /// Their slots.
+    pub slots: Vec<SlabSlot>,
+    /// Held until the slab has heard of them: a volume sends no others meanwhile.
+    pub in_progress: Arc<()>,
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_background::{
-    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, Pools, Tidy, Work, acquire,
-    load_manifest, retry_while_unavailable,
+    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, FoundBlock, KnownBlocks, Pools,
+    Tidy, Work, acquire, load_manifest, retry_while_unavailable,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -93,11 +93,17 @@ pub(crate) enum Ended {
     /// The deletions after a checkpoint.
     Tidied,
     /// A cold read: the sectors' block.
-    Cold { id: RequestId, range: SectorRange, at: u32, block: Result<Vec<u8>, ColdError> },
+    Cold { id: RequestId, range: SectorRange, at: u32, block: Result<ColdBlock, ColdError> },
     /// The manifest of a volume taken over.
     Manifest(Manifest),
     /// An attach.
     Attached(Box<Result<Acquired<Restored>, AttachError<LocalError>>>),
+}
+
+/// The bytes of a block, and the slot that a host with a slab has it in, as these runs compose it.
+pub(crate) struct ColdBlock {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) found: Option<(FoundBlock, Runs)>,
 }
 
 /// The daemon.
@@ -109,6 +115,8 @@ pub(crate) struct Process {
     calls: Calls,
     background: Arc<Background<SimFiles, SimTime>>,
     shared: Shared,
+    /// Blocks of the volume that are known to be in the slab.
+    pub(crate) known: KnownBlocks,
     /// Blocks of the upload in progress, and the content that its seal captured.
     pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
     /// It was asked to detach; once is enough.
@@ -151,6 +159,7 @@ impl Process {
                 shared.pools.clone(),
             )),
             shared,
+            known: KnownBlocks::default(),
             upload: None,
             detaching: false,
             dies: None,
@@ -199,12 +208,25 @@ impl Process {
 
     fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, runs: Runs) {
         let (background, shared) = (Arc::clone(&self.background), self.shared.clone());
+        let known = self.known.find(range.start.block(), Mask::of(range), &runs);
         self.tasks.start(async move {
             let Background { objects, time, .. } = &*background;
             let Shared { pools: Pools { indexes, .. }, fetches, slab, .. } = &shared;
+            let reader = &fetches.reader();
+            if let (Some(slab), Some(slot)) = (slab, known)
+                && let Some(bytes) = slab.read_known(&time.calls, &slot).await
+            {
+                return Ended::Cold { id, range, at, block: Ok(ColdBlock { bytes, found: None }) };
+            }
             let block = match slab {
-                Some(slab) => slab.read(&**objects, time, indexes, &fetches.reader(), range, &runs).await,
-                None => read_block(&**objects, time, indexes, &fetches.reader(), range, &runs).await,
+                Some(slab) => {
+                    let read = slab.read(&**objects, time, indexes, reader, range, &runs).await;
+                    read.map(|(bytes, found)| ColdBlock { bytes, found: Some((found, runs)) })
+                }
+                None => {
+                    let read = read_block(&**objects, time, indexes, reader, range, &runs).await;
+                    read.map(|bytes| ColdBlock { bytes, found: None })
+                }
             };
             Ended::Cold { id, range, at, block }
         });

@@ -7,7 +7,8 @@ use std::io;
 use std::sync::Arc;
 
 use holdfast_background::{
-    BlockReader, ColdError, ColdLines, NoSlot, Slot, SlotTable, Unkept, retry_while_unavailable,
+    BlockReader, ColdError, ColdLines, FoundBlock, NoSlot, SlabSlot, Slot, SlotTable, Unkept,
+    retry_while_unavailable,
 };
 use holdfast_format::compose::ContentKey;
 use holdfast_format::index::Runs;
@@ -101,7 +102,8 @@ impl Slab {
         Self { disk: Blocks::over(file), memory: Blocks::new() }
     }
 
-    /// The bytes of `range`'s block, of which at least those of `range` are what the store holds.
+    /// The bytes of `range`'s block, of which at least those of `range` are what the store holds, and the slot
+    /// that they came from.
     pub(crate) async fn read(
         &self,
         objects: &dyn ObjectStore,
@@ -110,10 +112,11 @@ impl Slab {
         reader: &BlockReader<'_, Vec<u8>>,
         range: SectorRange,
         runs: &Runs,
-    ) -> Result<Vec<u8>, ColdError> {
+    ) -> Result<(Vec<u8>, FoundBlock), ColdError> {
         let calls = &time.calls;
         retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
             let block = indexes.compose(objects, range.start.block(), wanted, runs).await?;
+            let sectors = block.sectors_for(wanted, Mask::of(range));
             let plan = block.for_range(Mask::of(range));
             let whole = || reader.block(objects, runs.lineage(), &plan);
             let write = |slot, block| self.fill(calls, plan.key, slot, block);
@@ -124,36 +127,53 @@ impl Slab {
                 Ok(slot) => slot,
                 Err(NoSlot::Unmade(error)) => return Err(error),
                 Err(NoSlot::Unkept(Unkept { content, .. })) => {
-                    return self.read_memory(&plan.key, async { Ok(content) }).await;
+                    let slot = self.fill_memory(&plan.key, async { Ok(content) }).await?;
+                    return Ok(self.found_in_memory(slot, sectors));
                 }
             };
-            // The ring reads it some time later.
-            if ask(calls, LocalAsk::ReadSlot).await.is_err() {
-                self.disk.table.forget(&slot);
+            let slot = SlabSlot::new(slot, false);
+            let Some(bytes) = self.read_known(calls, &slot).await else {
                 drop(slot);
-                return self.read_memory(&plan.key, whole()).await;
-            }
-            Ok(self.disk.read(&slot))
+                let slot = self.fill_memory(&plan.key, whole()).await?;
+                return Ok(self.found_in_memory(slot, sectors));
+            };
+            Ok((bytes, FoundBlock { slot, sectors }))
         })
         .await
     }
 
-    /// The block through a slot in memory.
-    async fn read_memory(
+    /// The bytes of a slot, some time after it was found. `None`, and it is forgotten, where the disk cannot
+    /// read it.
+    pub(crate) async fn read_known(&self, calls: &Calls, slot: &SlabSlot) -> Option<Vec<u8>> {
+        if slot.is_in_memory() {
+            return Some(self.memory.read(slot.slot()));
+        }
+        if ask(calls, LocalAsk::ReadSlot).await.is_err() {
+            self.disk.table.forget(slot.slot());
+            return None;
+        }
+        Some(self.disk.read(slot.slot()))
+    }
+
+    fn found_in_memory(&self, slot: Slot, sectors: Mask) -> (Vec<u8>, FoundBlock) {
+        (self.memory.read(&slot), FoundBlock { slot: SlabSlot::new(slot, true), sectors })
+    }
+
+    /// A slot in memory with the block.
+    async fn fill_memory(
         &self,
         key: &ContentKey,
         content: impl Future<Output = Result<Arc<Vec<u8>>, ColdError>>,
-    ) -> Result<Vec<u8>, ColdError> {
+    ) -> Result<Slot, ColdError> {
         let write = |slot: Slot, block: Arc<Vec<u8>>| {
             self.memory.write(&slot, &block);
             std::future::ready((block, Ok(())))
         };
         let is_proven = async |_slot: Slot, _entry: SlabEntry| unreachable!("memory ends with its process");
-        match self.memory.table.slot(key, is_proven, content, write).await {
-            Ok(slot) => Ok(self.memory.read(&slot)),
-            Err(NoSlot::Unmade(error)) => Err(error),
-            Err(NoSlot::Unkept(Unkept { error, .. })) => Err(error.into()),
-        }
+        self.memory.table.slot(key, is_proven, content, write).await.map_err(|failed| match failed {
+            NoSlot::Unmade(error) => error,
+            NoSlot::Unkept(Unkept { error, .. }) => error.into(),
+        })
     }
 
     async fn fill(

@@ -40,7 +40,7 @@ use crate::expect::Expect;
 use crate::failures::Failures;
 use crate::host::Host;
 use crate::invariant::Invariant;
-use crate::process::{Ended, Heard, Job, What, failed_sync};
+use crate::process::{ColdBlock, Ended, Heard, Job, What, failed_sync};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
 use crate::strike::Strikes;
@@ -270,7 +270,13 @@ impl World {
             Ended::Attached(came_of) => return self.attach_ended(host, *came_of),
             Ended::Cold { id, range, at, block } => {
                 let bytes = match block {
-                    Ok(bytes) => bytes,
+                    Ok(ColdBlock { bytes, found }) => {
+                        let process = self.hosts[host].process.as_mut().expect("it ran the task");
+                        if let Some((found, runs)) = found {
+                            process.known.found(range.start.block(), &found, &runs);
+                        }
+                        bytes
+                    }
                     Err(error) => {
                         // Its plan may be older than a merge.
                         let broken = if self.store.is_fork() {

@@ -332,6 +332,7 @@ pub(crate) fn stats(status: &NodeVolumeStatus) -> wire::VolumeStats {
         read_bytes,
         written_bytes,
         cold_reads,
+        slab_hits: _,
         local_read_errors: _,
         errors,
         max_waiting_work: _,

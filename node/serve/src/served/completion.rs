@@ -4,13 +4,13 @@
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_fuse::{FuseCommand, FuseQueue};
 use holdfast_ring::{HeapBuffer, IoResult};
-use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
-use holdfast_ublk::{DeviceRequest, Operation, QueueEvent, RequestPart};
+use holdfast_types::{Chunk, Millis, SectorRange};
+use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::work::{BackgroundWork, ColdRead};
-use holdfast_background::SlabSlot;
+use holdfast_background::FoundBlock;
 
 impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
@@ -190,6 +190,7 @@ impl ServedVolume {
         let result = exactly(outcome, bytes(read.range));
         if result.is_err() && !read.again {
             read.again = true;
+            self.known.forget(read.range.start.block());
             self.tally.local_read_errors += 1;
             self.send(BackgroundWork::Cold(read));
             return None;
@@ -201,22 +202,15 @@ impl ServedVolume {
     pub(crate) fn on_cold(
         &mut self,
         ring: &mut Ring,
-        mut read: Box<ColdRead>,
-        slot: Result<SlabSlot, Errno>,
+        read: Box<ColdRead>,
+        found: Result<FoundBlock, Errno>,
         now: Millis,
     ) {
         let id: RequestId = read.request;
-        match slot {
-            Ok(slot) => {
-                let in_block = (read.range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
-                let part = RequestPart {
-                    request_offset_bytes: read.at,
-                    len_bytes: bytes(read.range),
-                    file: if slot.is_in_memory() { self.shared.memory } else { self.shared.slab },
-                    file_offset_bytes: slot.offset_bytes() + in_block,
-                };
-                read.slot = Some(slot);
-                self.read_part(ring, id, &part, FileOperation::CopyCold(read));
+        match found {
+            Ok(found) => {
+                self.known.found(read.range.start.block(), &found, &read.runs);
+                self.copy_cold(ring, read, found.slot);
             }
             Err(errno) => self.handle(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),
         }

@@ -1,21 +1,24 @@
 //! Performs the planner's actions: begins file operations, completes requests, sends work to the background.
 
-use holdfast_background as background;
+use std::sync::Arc;
+
+use holdfast_background::{self as background, SlabSlot};
 use holdfast_engine::action::{Action, MapWrite, Source};
 use holdfast_engine::durable_map;
 use holdfast_engine::event::RequestId;
 use holdfast_engine::limit::PAUSE_MS;
 use holdfast_engine::sector_map::chunk_extent;
 use holdfast_engine::settings::Pending;
+use holdfast_format::index::Runs;
 use holdfast_format::side::Side;
 use holdfast_ring::{FileRange, FileSlot, HeapBuffer, Pause};
-use holdfast_types::{Chunk, SectorRange};
+use holdfast_types::{BLOCK_SECTORS, Chunk, Mask, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::RequestPart;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, InFlight, Ring};
-use crate::work::{BackgroundWork, ColdRead};
+use crate::work::{BackgroundWork, ColdRead, UsedBlocks};
 
 static PAUSE: Pause = Pause::millis(PAUSE_MS);
 
@@ -31,14 +34,7 @@ impl ServedVolume {
                 let operation = FileOperation::MovePart { request: id, len_bytes: part.len_bytes };
                 self.read_part(ring, id, &part, operation);
             }
-            Action::ReadCold { id, range, at, runs } => {
-                self.tally.cold_reads += 1;
-                let request = self.queues.request(id).1;
-                let is_end = range.end() == request.start_sector() + u64::from(request.sectors());
-                let remote_after = is_end.then(|| self.volume.remote_after(range.start.block()));
-                let read = ColdRead { request: id, range, at, runs, remote_after, slot: None, again: false };
-                self.send(BackgroundWork::Cold(Box::new(read)));
-            }
+            Action::ReadCold { id, range, at, runs } => self.read_cold(ring, id, range, at, runs),
             Action::Write { id, range, side } => self.move_whole(ring, id, range, side, true),
             Action::Punch { id, range, side } => {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
@@ -99,6 +95,62 @@ impl ServedVolume {
                 self.send_other(background::Work::WriteCheckpoint { seq, bytes });
             }
             Action::Report(report) => self.report(&report),
+        }
+    }
+
+    /// Reads a part that is in no side: at once, where its block is known to be in the slab.
+    fn read_cold(&mut self, ring: &mut Ring, request: RequestId, range: SectorRange, at: u32, runs: Runs) {
+        self.tally.cold_reads += 1;
+        let slot = self.known.find(range.start.block(), Mask::of(range), &runs);
+        let mut read = ColdRead {
+            request,
+            range,
+            at,
+            runs,
+            remote_after: None,
+            passed: Vec::new(),
+            slot: None,
+            again: false,
+        };
+        match slot {
+            Some(slot) => {
+                self.tally.slab_hits += 1;
+                self.passed.read(range, at == 0);
+                self.copy_cold(ring, Box::new(read), slot);
+            }
+            None => {
+                let request = self.queues.request(request).1;
+                let is_end = range.end() == request.start_sector() + u64::from(request.sectors());
+                read.remote_after = is_end.then(|| self.volume.remote_after(range.start.block()));
+                read.passed = self.passed.take();
+                self.send(BackgroundWork::Cold(Box::new(read)));
+            }
+        }
+    }
+
+    /// Copies a part of a read out of a slot of the slab.
+    pub(super) fn copy_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>, slot: SlabSlot) {
+        let in_block = (read.range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
+        let part = RequestPart {
+            request_offset_bytes: read.at,
+            len_bytes: bytes(read.range),
+            file: if slot.is_in_memory() { self.shared.memory } else { self.shared.slab },
+            file_offset_bytes: slot.offset_bytes() + in_block,
+        };
+        let request = read.request;
+        read.slot = Some(slot);
+        self.read_part(ring, request, &part, FileOperation::CopyCold(read));
+    }
+
+    /// Tells the slab which blocks were read without its knowledge, unless it is being told.
+    pub(super) fn send_used(&mut self) {
+        if Arc::strong_count(&self.used_in_progress) > 1 {
+            return;
+        }
+        let slots = self.known.take_used();
+        if !slots.is_empty() {
+            let in_progress = Arc::clone(&self.used_in_progress);
+            self.send(BackgroundWork::Used(UsedBlocks { slots, in_progress }));
         }
     }
 

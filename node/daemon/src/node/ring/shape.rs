@@ -55,7 +55,8 @@ impl DeviceShape {
     /// for no more: each sector of a request is read once at a time. The ring thread neither waits nor drops
     /// a piece; one more would be a bug, and ends the process.
     pub(in crate::node) fn waiting_work(self) -> usize {
-        usize::try_from(self.sectors()).expect("a device has few requests") + WORK_OF_COMMITS
+        const USED_BLOCKS: usize = 1;
+        usize::try_from(self.sectors()).expect("a device has few requests") + WORK_OF_COMMITS + USED_BLOCKS
     }
 }
 

@@ -313,6 +313,13 @@ impl BlockSlab {
         self.disk.table.prove(key, |slot, entry| self.disk.is_proven(slot, entry)).await;
     }
 
+    /// Takes in that these blocks were read without being asked for here.
+    pub(crate) fn used(&self, slots: &[SlabSlot]) {
+        for slot in slots {
+            if slot.is_in_memory() { &self.memory } else { &self.disk }.table.used(slot.slot());
+        }
+    }
+
     /// Returns true if this content is in the slab or in memory.
     pub(crate) fn contains(&self, key: &ContentKey) -> bool {
         self.memory.table.contains(key) || self.disk.table.contains(key)

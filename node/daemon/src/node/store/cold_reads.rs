@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 
 use futures::future::join_all;
 use holdfast_background::{
-    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, OldCounts, StoreKey, Streams,
-    retry_while_unavailable,
+    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, FoundBlock, JoinedGets, OldCounts, PassedReads,
+    StoreKey, Streams, retry_while_unavailable,
 };
 use holdfast_format::compose::Composition;
 use holdfast_format::index::Runs;
@@ -108,6 +108,14 @@ pub(crate) struct VolumeAhead {
     store: Arc<StoreAhead>,
 }
 
+impl VolumeAhead {
+    /// Takes in what was read before the next part, without a task.
+    pub(crate) fn passed(&self, reads: &[PassedReads]) {
+        let mut streams = self.streams.lock();
+        reads.iter().for_each(|reads| streams.passed(*reads));
+    }
+}
+
 /// Blocks to fetch ahead, and the right to do so.
 pub(crate) struct Ahead {
     blocks: Vec<Block>,
@@ -198,7 +206,12 @@ impl ColdReads {
         self.slab.forget(slot);
     }
 
-    /// The slab slot of `range`'s block that holds at least `range` as `runs` compose it.
+    /// Takes in that these blocks were read without being asked for here.
+    pub(crate) fn used(&self, slots: &[SlabSlot]) {
+        self.slab.used(slots);
+    }
+
+    /// The slab slot of `range`'s block that has at least `range` as `runs` compose it.
     ///
     /// # Errors
     /// [`ColdError`] only where asking again cannot help.
@@ -209,14 +222,16 @@ impl ColdReads {
         range: SectorRange,
         runs: &Runs,
         among: Among,
-    ) -> Result<SlabSlot, ColdError> {
+    ) -> Result<FoundBlock, ColdError> {
         let reader = &self.fetches.reader();
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
             let indexes = KeptIndexes { objects, slab: &self.slab };
             let block = self.indexes.compose(&indexes, range.start.block(), wanted, runs).await?;
+            let sectors = block.sectors_for(wanted, Mask::of(range));
             let plan = block.for_range(Mask::of(range));
             let whole = || reader.block(objects, runs.lineage(), &plan);
-            self.slab.slot(&plan.key, among, whole).await
+            let slot = self.slab.slot(&plan.key, among, whole).await?;
+            Ok(FoundBlock { slot, sectors })
         })
         .await
     }
@@ -370,10 +385,10 @@ mod tests {
         for old in [0, 2, 2] {
             let cold = cold_reads(dir.path());
             let (lines, range) = (ColdLines::default(), SectorRange::new(0, 1));
-            let slot = cold.block(&store, &lines, range, &runs, Among::Both).await.unwrap();
-            let mut found = HeapBuffer::zeroed(4096);
-            cold.slab.file().read_exact_at(&mut found, slot.offset_bytes()).unwrap();
-            assert!(found.iter().all(|byte| *byte == 7));
+            let found = cold.block(&store, &lines, range, &runs, Among::Both).await.unwrap();
+            let mut sector = HeapBuffer::zeroed(4096);
+            cold.slab.file().read_exact_at(&mut sector, found.slot.offset_bytes()).unwrap();
+            assert!(sector.iter().all(|byte| *byte == 7));
             cold.slab.kept().await;
             assert_eq!(store.counts().get, 2, "one of the index, one of the frame");
             assert_eq!(cold.old(), OldCounts { found: old, used: old, refused: 0 });
@@ -395,8 +410,8 @@ mod tests {
             gate.arrival().await;
             gate.release();
         };
-        for slot in join(join_all(readers), released).await.0 {
-            assert!(slot.unwrap().is_in_memory());
+        for found in join(join_all(readers), released).await.0 {
+            assert!(found.unwrap().slot.is_in_memory());
         }
         assert_eq!(store.counts().get, 2, "one of the index, one of the frame");
     }

@@ -36,7 +36,7 @@ use holdfast_background::SlabSlot;
 use holdfast_serve::Label;
 use holdfast_serve::Message;
 use holdfast_serve::VolumeKey;
-use holdfast_serve::{BackgroundWork, ColdRead};
+use holdfast_serve::{BackgroundWork, ColdRead, UsedBlocks};
 
 /// Interval at which the counts of log lines that were held back are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);
@@ -121,6 +121,8 @@ enum VolumeTask {
     Unreadable(Box<ColdRead>, SlabSlot),
     /// Blocks that a reader will ask for next.
     Ahead(Ahead),
+    /// Blocks that were read on the ring thread.
+    Used(UsedBlocks),
     Other(Work),
 }
 
@@ -138,6 +140,7 @@ fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<VolumeTask> 
     for piece in received {
         let task = match piece {
             BackgroundWork::Other(work) => VolumeTask::Other(work),
+            BackgroundWork::Used(used) => VolumeTask::Used(used),
             BackgroundWork::Cold(mut read) => match read.slot.take() {
                 Some(slot) => VolumeTask::Unreadable(read, slot),
                 None => {
@@ -222,6 +225,7 @@ impl VolumeWork {
         let (first, last) = (parts.first()?, parts.last()?);
         let range = SectorRange::new(first.range.start.0, last.range.end() - first.range.start.0);
         let part = ColdPart { request: first.request, at_bytes: first.at, range };
+        self.ahead.passed(&first.passed);
         self.cold.ahead_of(&self.ahead, part, last.remote_after, &last.runs)
     }
 
@@ -240,6 +244,7 @@ impl VolumeWork {
                 drop(slot);
                 return self.read_cold(read, Among::Memory).await;
             }
+            VolumeTask::Used(UsedBlocks { slots, in_progress: _ }) => return self.cold.used(&slots),
             VolumeTask::Other(work) => work,
         };
         let (event, tidy) = self.background.perform(work).await;
@@ -274,8 +279,8 @@ impl VolumeWork {
                 "cold read failed"
             );
         }
-        let slot = result.map_err(|_logged| Errno::EIO);
-        self.ring.send(Message::Cold { key: self.key, read, slot }).await;
+        let found = result.map_err(|_logged| Errno::EIO);
+        self.ring.send(Message::Cold { key: self.key, read, found }).await;
     }
 }
 
@@ -317,7 +322,16 @@ mod tests {
             let (request, runs) =
                 (RequestId(request), Runs::new(Lineage::of("v".parse().unwrap()).into(), []));
             let range = SectorRange::new(u64::from(at) / SECTOR_BYTES, 1);
-            let read = ColdRead { request, range, at, runs, remote_after: None, slot: None, again: false };
+            let read = ColdRead {
+                request,
+                range,
+                at,
+                runs,
+                remote_after: None,
+                passed: Vec::new(),
+                slot: None,
+                again: false,
+            };
             BackgroundWork::Cold(Box::new(read))
         };
         let other = || BackgroundWork::Other(Work::ReadRecord { seq: Seq(1) });
@@ -327,7 +341,10 @@ mod tests {
             .into_iter()
             .map(|task| match task {
                 VolumeTask::Cold(parts) => parts.len(),
-                VolumeTask::Unreadable(..) | VolumeTask::Ahead(_) | VolumeTask::Other(_) => 0,
+                VolumeTask::Unreadable(..)
+                | VolumeTask::Ahead(_)
+                | VolumeTask::Used(_)
+                | VolumeTask::Other(_) => 0,
             })
             .collect();
         assert_eq!(parts, [3, 1, 1, 0, 1]);

@@ -1,0 +1,160 @@
+use std::future::ready;
+
+use futures::FutureExt;
+use holdfast_format::compose::ContentKey;
+use holdfast_format::index::Run;
+use holdfast_format::segment::SegmentBuilder;
+use holdfast_types::{BLOCK_SECTORS, CHUNK_SECTORS, Lineage, Place, SegmentId, Seq};
+
+use super::*;
+use crate::SlotTable;
+use crate::slots::NoSlot;
+
+const BLOCKS_OF_CHUNK: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
+
+/// A run with a frame of each of these blocks.
+fn run(number: u8, blocks: &[u64]) -> Run {
+    let mut builder = SegmentBuilder::default();
+    for block in blocks {
+        builder.push(Block(*block), Mask(1), &[number; 4096]);
+    }
+    Run::Segment(builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [number; 10])).0.into())
+}
+
+fn runs(list: &[Run]) -> Runs {
+    Runs::new(Lineage::of("v".parse().unwrap()).into(), list)
+}
+
+/// A slot of `table` with a content of its own.
+fn slot(table: &SlotTable, number: u64) -> SlabSlot {
+    let key = ContentKey::of_index("slot", number);
+    let is_proven = |_, _| -> std::future::Ready<std::io::Result<bool>> { unreachable!("none is old") };
+    let write = |_slot, content| ready((content, Ok(())));
+    let filled = table.slot(&key, is_proven, ready(Ok::<_, ()>(())), write).now_or_never();
+    let slot = filled.expect("a slot is free").map_err(|error: NoSlot<(), ()>| error).ok();
+    SlabSlot::new(slot.expect("it was written"), false)
+}
+
+fn found(slot: &SlabSlot, sectors: Mask) -> FoundBlock {
+    FoundBlock { slot: slot.clone(), sectors }
+}
+
+fn is_known(known: &mut KnownBlocks, block: u64, runs: &Runs) -> bool {
+    known.find(Block(block), Mask(1), runs).is_some()
+}
+
+#[test]
+fn a_block_is_known_until_a_commit_may_have_changed_it() {
+    let table = SlotTable::new(64, 8, 1);
+    let [near, far] = [0, 5 * BLOCKS_OF_CHUNK];
+    let slots = [slot(&table, 1), slot(&table, 2)];
+    let first = run(1, &[near, far]);
+    let (mut known, list) = (KnownBlocks::default(), runs(&[first.clone()]));
+    for (block, slot) in [near, far].into_iter().zip(&slots) {
+        known.found(Block(block), &found(slot, Mask::FULL), &list);
+    }
+    assert!([near, far].map(|block| is_known(&mut known, block, &list)).iter().all(|known| *known));
+    // Two commits between the reads, of other blocks of the first one's chunk.
+    let elsewhere = run(2, &[3 * BLOCKS_OF_CHUNK]);
+    let list = runs(&[elsewhere.clone(), first.clone()]);
+    assert!(is_known(&mut known, far, &list));
+    let list = runs(&[run(3, &[near + 1]), elsewhere, first]);
+    assert!(!is_known(&mut known, near, &list));
+    assert!(is_known(&mut known, far, &list));
+    // A merge makes another list.
+    let list = runs(&[run(4, &[near, far])]);
+    assert!(!is_known(&mut known, far, &list));
+}
+
+/// What a read found by a list that has changed since says nothing of the new one.
+#[test]
+fn a_block_that_was_found_by_an_older_list_is_not_known() {
+    let table = SlotTable::new(64, 8, 1);
+    let first = run(1, &[0, 1]);
+    let (mut known, older) = (KnownBlocks::default(), runs(&[first.clone()]));
+    known.found(Block(1), &found(&slot(&table, 1), Mask::FULL), &older);
+    let newer = runs(&[run(2, &[0]), first]);
+    assert!(!is_known(&mut known, 0, &newer));
+    known.found(Block(0), &found(&slot(&table, 2), Mask::FULL), &older);
+    assert!(!is_known(&mut known, 0, &newer));
+}
+
+/// More commits than are remembered came since the block was read.
+#[test]
+fn after_many_commits_a_block_is_not_known() {
+    let (table, mut known) = (SlotTable::new(64, 8, 1), KnownBlocks::default());
+    let (kept, idle) = (slot(&table, 1), slot(&table, 2));
+    let mut list = vec![run(1, &[0, 1])];
+    for (block, slot) in [(0, &kept), (1, &idle)] {
+        known.found(Block(block), &found(slot, Mask::FULL), &runs(&list));
+    }
+    for commit in 0..=CHANGES as u64 {
+        list.insert(0, run(2, &[(1 + commit) * BLOCKS_OF_CHUNK]));
+        assert!(is_known(&mut known, 0, &runs(&list)), "it is read after each commit");
+    }
+    assert!(!is_known(&mut known, 1, &runs(&list)));
+}
+
+#[test]
+fn only_the_sectors_that_the_slot_has_are_known() {
+    let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
+    let slot = slot(&table, 1);
+    known.found(Block(0), &found(&slot, Mask(0b0110)), &list);
+    let mut finds = |wanted| known.find(Block(0), Mask(wanted), &list).is_some();
+    assert_eq!([0b0010, 0b0110, 0b1110, 0b0001].map(&mut finds), [true, true, false, false]);
+}
+
+/// A place whose slot is gone costs memory until it is swept.
+#[test]
+fn a_block_whose_slot_is_gone_is_not_known_and_takes_no_memory() {
+    let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
+    let held: Vec<SlabSlot> = (0..40).map(|number| slot(&table, number)).collect();
+    for (block, slot) in (0..).zip(&held) {
+        known.found(Block(block), &found(slot, Mask::FULL), &list);
+    }
+    for (block, slot) in (0..).zip(&held).skip(1) {
+        table.forget(slot.slot());
+        assert!(is_known(&mut known, block, &list), "it is held");
+    }
+    drop(held);
+    assert!(is_known(&mut known, 0, &list));
+    assert!(!is_known(&mut known, 1, &list));
+    known.sweep();
+    assert_eq!(known.places.iter().flatten().count(), 1);
+}
+
+#[test]
+fn a_volume_knows_as_many_blocks_as_it_reads() {
+    let blocks = 3000;
+    let (table, mut known) = (SlotTable::new(blocks + 64, 64, 1), KnownBlocks::default());
+    let list = runs(&[run(1, &[0])]);
+    let held: Vec<SlabSlot> = (0..u64::from(blocks)).map(|number| slot(&table, number)).collect();
+    for (block, slot) in (0..).zip(&held) {
+        known.found(Block(block), &found(slot, Mask::FULL), &list);
+    }
+    assert!((0..u64::from(blocks)).all(|block| is_known(&mut known, block, &list)));
+    // Two blocks of one place: the later one has it.
+    known.found(Block(MAX_PLACES as u64), &found(&held[0], Mask::FULL), &list);
+    known.found(Block(2 * MAX_PLACES as u64), &found(&held[1], Mask::FULL), &list);
+    assert_eq!(known.places.len(), MAX_PLACES);
+    let finds = [0, MAX_PLACES as u64, 2 * MAX_PLACES as u64].map(|block| is_known(&mut known, block, &list));
+    assert_eq!(finds, [false, false, true]);
+}
+
+/// The slab evicts what nobody uses: it must hear of uses that it did not serve, of each block once a time.
+#[test]
+fn a_block_that_is_used_stays_in_the_slab() {
+    let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
+    known.found(Block(0), &found(&slot(&table, 0), Mask::FULL), &list);
+    for round in 0..20 {
+        for _ in 0..3 {
+            assert!(is_known(&mut known, 0, &list), "round {round}");
+        }
+        let used = known.take_used();
+        assert_eq!(used.len(), 1);
+        used.iter().for_each(|slot| table.used(slot.slot()));
+        assert_eq!(known.take_used().len(), 0);
+        // Others, each read once, take all other slots.
+        (1..60).for_each(|number| drop(slot(&table, 1000 * (round + 1) + number)));
+    }
+}
