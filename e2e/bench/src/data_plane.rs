@@ -83,7 +83,7 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     }
     vm.exec(&format!("rm {file}"))?;
     discard_and_detach(bench, &name, &device)?;
-    let filled = median(ours[1].clone());
+    let (filled, reference) = (median(ours[1].clone()), median(theirs[0].clone()));
     let mut figures: Vec<Figure> = rows
         .iter()
         .zip(ours.into_iter().zip(theirs))
@@ -93,7 +93,46 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
         .collect();
     let name = format!("{prefix}randwrite4k_fresh_vs_filled");
     figures.push(ratio(name, (median(fresh), filled), "IOPS", Some(0.7)));
+    figures.extend(cached(bench, prefix, reference)?);
     Ok(figures)
+}
+
+/// Random reads of a volume of which all is in the bucket and in the node's cache, against those of `kublk`
+/// from a file, `reference` a second. First each block once, which a task of the daemon looks up; then what
+/// the ring thread answers.
+fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
+    const MIB: u32 = 32;
+    let (vm, name) = (&bench.vm, format!("{prefix}cached").replace('_', "-"));
+    bench.create(&name, &format!("{MIB}Mi"))?;
+    let device = bench.attach(&name, &[])?;
+    vm.exec(&format!("dd if=/dev/urandom of={device} bs=1M count={MIB} oflag=direct status=none"))?;
+    bench.detach(&name)?;
+    // Once to fill the cache, and again so that the ring thread knows nothing of it.
+    let device = bench.attach(&name, &[])?;
+    vm.exec(&format!("dd if={device} of=/dev/null bs=1M iflag=direct status=none"))?;
+    bench.detach(&name)?;
+    let device = bench.attach(&name, &[])?;
+    let targets = [device.as_str()];
+    // One request of each block, never two that follow each other.
+    let first = fio::run(vm, &Job::of(&targets, "read:124k", 8 * MIB))?.iops;
+    let mut later = Vec::new();
+    for _ in 0..ROUNDS {
+        later.push(fio::run(vm, &Job::of(&targets, "randread", 12_000))?.iops);
+    }
+    bench.detach(&name)?;
+    let later = median(later);
+    let overhead = |name: &str, iops: f64, bar| Figure {
+        name: format!("{prefix}{name}"),
+        value: 1e6 / iops - 1e6 / reference,
+        unit: "us",
+        against: format!("{:.1} less {:.1} us a read", 1e6 / iops, 1e6 / reference),
+        bar,
+    };
+    Ok([
+        ratio(format!("{prefix}cached_randread4k_vs_kublk"), (later, reference), "IOPS", None),
+        overhead("slab_hit_overhead_us", later, Some(Bar::AtMost(1.5))),
+        overhead("first_hit_overhead_us", first, None),
+    ])
 }
 
 /// Random reads of as many devices at once, on either side: requests a second of all, and the 99th
