@@ -221,16 +221,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Request { id, op, range } => return self.request(id, op, range, out),
             Event::IoCompleted { id, result } => {
                 self.io_completed(id, result, out);
-                // The common case, a write on a volume that has nothing to seal, ends here.
-                let few_dirty = !self.core.is_seal_full(self.core.map.active());
-                let is_open = self.sealer.is_open() && self.cut.is_idle();
-                if is_open && self.data.evictor.is_idle() && few_dirty {
+                if self.is_quiet() {
                     return;
                 }
             }
             Event::ColdReadCompleted { id, result } => {
                 if let Some(request) = self.data.requests.cold_read_completed(id, result) {
                     self.data.read_ended(id, request, self.log.carries_merges(), &mut self.core, out);
+                }
+                if self.is_quiet() {
+                    return;
                 }
             }
             Event::Evicted { result } => self.evicted(result, out),
@@ -336,6 +336,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Turn::LastRound => self.advance_last_round(out),
             }
         }
+    }
+
+    /// Returns true in the common case: nothing is to be sealed, and nothing follows from the end of an
+    /// operation but the answer to its request.
+    fn is_quiet(&self) -> bool {
+        let few_dirty = !self.core.is_seal_full(self.core.map.active());
+        self.sealer.is_open() && self.cut.is_idle() && self.data.evictor.is_idle() && few_dirty
     }
 
     fn lives_on(&mut self, event: LifecycleEvent) {

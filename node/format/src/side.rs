@@ -60,6 +60,7 @@ impl SideSet {
 
     /// These and `side`.
     #[must_use]
+    #[inline]
     pub const fn with(self, side: Side) -> Self {
         Self(self.0 | (1 << side as u8))
     }

@@ -46,7 +46,7 @@ impl Pause {
 
 impl<T: RingOperation> Ring<T> {
     /// Reads from a file into a fixed buffer that the kernel registered.
-    #[inline]
+    #[inline(always)] // as for `push`
     pub fn read_fixed(&mut self, transfer: &FixedTransfer, operation: T) {
         let &FixedTransfer { file, file_offset_bytes, buffer_index, buffer_offset_bytes, len_bytes } =
             transfer;
@@ -59,7 +59,7 @@ impl<T: RingOperation> Ring<T> {
     }
 
     /// Writes from a fixed buffer that the kernel registered into a file.
-    #[inline]
+    #[inline(always)] // as for `push`
     pub fn write_fixed(&mut self, transfer: &FixedTransfer, operation: T) {
         let &FixedTransfer { file, file_offset_bytes, buffer_index, buffer_offset_bytes, len_bytes } =
             transfer;

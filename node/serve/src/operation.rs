@@ -126,6 +126,11 @@ pub enum FileOperation {
     },
     /// Copies a part of a read out of the slab.
     CopyCold(Box<ColdRead>),
+    /// Copies a whole read out of the slot in which its block was known to be.
+    CopyKnown {
+        /// The request.
+        request: RequestId,
+    },
     /// Punches a hole for a request.
     Punch {
         /// The request.

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use holdfast_background::{KnownBlocks, Passed, Rest};
+use holdfast_background::{KnownBlocks, Passed, Rest, SlabSlot};
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::settings::Settings;
@@ -120,6 +120,8 @@ pub(crate) struct ServedVolume {
     /// work.
     known: KnownBlocks,
     passed: Passed,
+    /// The slots out of which whole requests are copied, by their ids; each is held to the end of the copy.
+    copied: Vec<Option<SlabSlot>>,
     /// Others have it while the slab is told of used blocks.
     used_in_progress: Arc<()>,
     work: mpsc::Sender<BackgroundWork>,
@@ -159,6 +161,7 @@ impl ServedVolume {
             tally: ServedCounts::default(),
             known: KnownBlocks::default(),
             passed: Passed::default(),
+            copied: vec![None; requests as usize],
             used_in_progress: Arc::default(),
             work,
             published,

@@ -31,6 +31,15 @@ pub struct ColdRead {
     pub again: bool,
 }
 
+impl ColdRead {
+    /// One of which nothing was found or noted yet.
+    #[must_use]
+    pub const fn of(request: RequestId, range: SectorRange, at: u32, runs: Runs) -> Self {
+        let passed = Vec::new();
+        Self { request, range, at, runs, remote_after: None, passed, slot: None, again: false }
+    }
+}
+
 /// A piece of background work.
 #[derive(Debug)]
 pub enum BackgroundWork {

@@ -202,8 +202,8 @@ pub fn use_direct_path(is_used: bool) {
     DIRECT.set(is_used);
 }
 
-/// Takes an event as the daemon does: the planner's direct path first ([`Volume::begin`], [`Volume::end`]),
-/// where that takes it. The actions are those with which it would have answered the event.
+/// Takes an event as the daemon does: the planner's direct path first ([`Volume::begin`],
+/// [`Volume::begin_known`], [`Volume::end`]), where that takes it. The actions are those with which it would have answered the event.
 fn directly<M: AsRef<[u8]> + AsMut<[u8]>>(
     volume: &mut Volume<M>,
     now: Millis,
@@ -221,7 +221,14 @@ fn directly<M: AsRef<[u8]> + AsMut<[u8]>>(
         });
         return true;
     }
-    if let Event::IoCompleted { id, result: Ok(()) } = *event
+    if let Event::Request { id, op: Op::Read, range } = *event
+        && let Some(runs) = volume.begin_known(now, id, range, |runs| Some(runs.clone()))
+    {
+        out.push(Action::ReadCold { id, range, at: 0, runs });
+        return true;
+    }
+    if let Event::IoCompleted { id, result: Ok(()) } | Event::ColdReadCompleted { id, result: Ok(()) } =
+        *event
         && volume.end(now, id)
     {
         out.push(Action::Complete { id, result: Ok(()) });

@@ -17,7 +17,7 @@ const DIGESTS: [&str; 26] = [
     "0d9d5c6791baeab7d069256f80f433b5",
     "ca436c55358b8002caf1ba4dcb06fdc0",
     "b86559686b45de03dd36f1503254596a",
-    "9575810ac3efc73f7aa13af0e310b641",
+    "082c73d0e4dcd2ed14e570b8afda5d39",
     "b82abb3f230d2b6869723c96bdf31965",
     "01dbb8528072f53a4d5417a07e3fb1ed",
     "952ee2facdefc4014f3d03c0abd63314",

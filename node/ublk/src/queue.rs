@@ -199,7 +199,7 @@ impl<K: Copy> Queue<K> {
     }
 
     /// Takes in the outcome of a [`QueueCommand`] of this queue.
-    #[inline]
+    #[inline(always)] // of each request
     pub fn on_completion<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -220,7 +220,7 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a read, or the part does not lie inside it.
-    #[inline]
+    #[inline(always)] // where the operation is known, so is its word
     pub fn read_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -267,7 +267,7 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a write, or the part does not lie inside it.
-    #[inline]
+    #[inline(always)] // as for `read_part`
     pub fn write_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -443,7 +443,7 @@ impl<K: Copy> Queue<K> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)] // as for `on_completion`
     fn take_request<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -485,6 +485,7 @@ impl<K: Copy> Queue<K> {
         QueueEvent::Request(if is_forced { request.forced() } else { request })
     }
 
+    #[inline(always)] // the command of each request
     fn push_command<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,

@@ -5,6 +5,7 @@ use std::ops::{Index, IndexMut};
 use holdfast_format::side::Side;
 
 /// The bits of a nibble that say that a sector's newest bytes are on `side`.
+#[inline]
 pub(super) const fn newest_bits(side: Side) -> u8 {
     match side {
         Side::A => 1,
@@ -13,6 +14,7 @@ pub(super) const fn newest_bits(side: Side) -> u8 {
 }
 
 /// The bit of a nibble that says that a sector is dirty on `side`.
+#[inline]
 pub(super) const fn dirty_bit(side: Side) -> u8 {
     match side {
         Side::A => 4,

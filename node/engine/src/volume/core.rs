@@ -8,6 +8,7 @@
 //! 16).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
+use holdfast_format::index::Runs;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::Record;
 use holdfast_format::safeguard::{
@@ -72,6 +73,16 @@ pub(super) fn map_after_attach<M: Memory>(
 }
 
 impl<M: Memory> Core<M> {
+    /// The runs that compose `range`, if it is a part of one block that the object store may hold, and nothing
+    /// of it is in a side.
+    #[inline]
+    pub(super) fn runs_of(&self, range: SectorRange) -> Option<&Runs> {
+        let is_of_one_block = range.start.block().0 == (range.end() - 1) / BLOCK_SECTORS;
+        let manifest = self.manifest.as_ref().filter(|_| is_of_one_block)?;
+        let is_remote = self.map.first_run(range) == (range, None);
+        (is_remote && manifest.may_hold(range.start.chunk())).then(|| manifest.runs())
+    }
+
     /// The core of a volume that serves, over its map.
     pub(super) fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
         let pages = map.pages();
@@ -199,6 +210,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// Returns true if `side` has as many dirty bytes, or blocks, as one commit should.
+    #[inline(always)] // as for `Volume::end`
     pub(super) fn is_seal_full(&self, side: Side) -> bool {
         self.dirty_bytes(side) >= self.seal_limit() || self.dirty[side].blocks.count() >= SEAL_BLOCKS
     }
@@ -210,6 +222,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// Returns true if `side` may be full enough to be sealed once `range` is dirty there.
+    #[inline(always)] // as for `Volume::end`
     pub(super) fn may_fill(&self, side: Side, range: SectorRange) -> bool {
         // A range touches at most one block more than lie in it whole, at each end.
         let blocks = range.sectors / BLOCK_SECTORS + 2;

@@ -275,6 +275,14 @@ impl DataPath {
         Some(side)
     }
 
+    /// Begins a read of which all comes from the object store, in one part.
+    #[inline]
+    pub(super) fn begin_remote<M: Memory>(&mut self, id: RequestId, range: SectorRange, core: &Core<M>) {
+        let request =
+            Request { pending: 1, merges: core.merges, ..Request::new(Op::Read, range, core.map.active()) };
+        self.requests.insert(id, request);
+    }
+
     /// Begins a write, nothing of which has to wait, while no seal is in progress. `None`, with nothing
     /// changed, for one that may have to.
     #[inline]
@@ -297,7 +305,7 @@ impl DataPath {
 
     /// Ends a read or a write on the active side whose last part ended well: it is complete. Returns false,
     /// with nothing changed, for any other.
-    #[inline]
+    #[inline(always)] // as for `Volume::end`
     pub(super) fn end<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> bool {
         let &mut Request { op, range, side, on_side, .. } = match self.requests.get(id) {
             request if request.ends_well_next() => request,
@@ -321,6 +329,7 @@ impl DataPath {
         true
     }
 
+    #[inline(always)] // as for `Volume::begin`
     fn start_store<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> Side {
         let side = core.map.active();
         core.dirty[side].in_flight += 1;
@@ -461,6 +470,7 @@ impl DataPath {
     }
 
     /// The bytes of a write are in the side's file.
+    #[inline(always)] // as for `Volume::end`
     fn written<M: Memory>(&mut self, range: SectorRange, side: Side, core: &mut Core<M>) {
         self.evictor.disk_has_space();
         reach(CrashPoint::Stored);

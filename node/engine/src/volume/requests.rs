@@ -137,7 +137,7 @@ impl RequestTable {
     }
 
     /// The request ends: its id is free.
-    #[inline]
+    #[inline(always)] // as for `Volume::end`
     pub(super) fn end(&mut self, id: RequestId) {
         let taken = self.slots[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");

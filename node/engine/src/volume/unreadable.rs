@@ -69,11 +69,15 @@ impl UnreadableDirty {
     }
 
     /// `range` was written or zeroed on the active side.
-    #[inline]
+    #[inline(always)] // mostly there is nothing
     pub(super) fn stored(&mut self, range: SectorRange) {
-        if !self.is_overwritten_by(range) {
-            return;
+        if !self.ranges.is_empty() {
+            self.replaced(range);
         }
+    }
+
+    #[cold]
+    fn replaced(&mut self, range: SectorRange) {
         let mut rest = Vec::new();
         for unreadable in &self.ranges {
             for sector in unreadable.start.0..unreadable.end() {

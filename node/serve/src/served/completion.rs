@@ -2,9 +2,10 @@
 //! event for the planner.
 
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
+use holdfast_format::index::Runs;
 use holdfast_fuse::{FuseCommand, FuseQueue};
 use holdfast_ring::{HeapBuffer, IoResult};
-use holdfast_types::{Chunk, Millis, SectorRange};
+use holdfast_types::{Chunk, Mask, Millis, SectorRange};
 use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 
 use super::{ServedVolume, bytes};
@@ -70,8 +71,26 @@ impl ServedVolume {
         let id = self.queues.insert(queue, request);
         match self.volume.begin(now, id, op, range) {
             Some(side) => self.move_whole(ring, id, range, side, op == Op::Write),
-            None => self.handle(ring, Event::Request { id, op, range }, now),
+            None => self.begin_other(ring, (id, op, range), now),
         }
+    }
+
+    /// Of a request that no side answers alone.
+    #[inline(never)]
+    fn begin_other(&mut self, ring: &mut Ring, (id, op, range): (RequestId, Op, SectorRange), now: Millis) {
+        if op == Op::Read {
+            let known = |runs: &Runs| self.known.find(range.start.block(), Mask::of(range), runs);
+            if let Some(slot) = self.volume.begin_known(now, id, range, known) {
+                self.tally.cold_reads += 1;
+                self.tally.slab_hits += 1;
+                self.passed.read(range, true);
+                let part = self.slab_part(range, 0, &slot);
+                self.copied[id.0 as usize] = Some(slot);
+                let copy = FileOperation::CopyKnown { request: id };
+                return self.read_part(ring, id, &part, copy);
+            }
+        }
+        self.handle(ring, Event::Request { id, op, range }, now);
     }
 
     #[inline]
@@ -144,6 +163,23 @@ impl ServedVolume {
             FileOperation::MovePart { request: id, len_bytes } => {
                 Event::IoCompleted { id, result: exactly(outcome, len_bytes) }
             }
+            FileOperation::CopyKnown { request: id } => {
+                let slot = self.copied[id.0 as usize].take();
+                let request = self.queues.request(id).1;
+                let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
+                let result = exactly(outcome, bytes(range));
+                if result.is_ok() && self.volume.end(now, id) {
+                    return self.queues.complete(ring, id, Ok(()));
+                }
+                match self.volume.runs() {
+                    Some(runs) if result.is_err() => {
+                        let mut read = Box::new(ColdRead::of(id, range, 0, runs.clone()));
+                        read.slot = slot;
+                        return self.fetch_again(read);
+                    }
+                    Some(_) | None => Event::ColdReadCompleted { id, result },
+                }
+            }
             FileOperation::CopyCold(read) => match self.copied(read, outcome) {
                 Some(fetched) => fetched,
                 None => return,
@@ -186,16 +222,21 @@ impl ServedVolume {
     }
 
     /// The copy out of the slab ended: what the planner hears, unless the block is fetched again.
-    fn copied(&mut self, mut read: Box<ColdRead>, outcome: IoResult) -> Option<Event> {
+    fn copied(&mut self, read: Box<ColdRead>, outcome: IoResult) -> Option<Event> {
         let result = exactly(outcome, bytes(read.range));
         if result.is_err() && !read.again {
-            read.again = true;
-            self.known.forget(read.range.start.block());
-            self.tally.local_read_errors += 1;
-            self.send(BackgroundWork::Cold(read));
+            self.fetch_again(read);
             return None;
         }
         Some(Event::ColdReadCompleted { id: read.request, result })
+    }
+
+    /// The disk could not read the slot of a read.
+    fn fetch_again(&mut self, mut read: Box<ColdRead>) {
+        read.again = true;
+        self.known.forget(read.range.start.block());
+        self.tally.local_read_errors += 1;
+        self.send(BackgroundWork::Cold(read));
     }
 
     /// The block of a cold read is in the slab, or is unavailable.

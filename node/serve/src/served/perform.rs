@@ -9,7 +9,6 @@ use holdfast_engine::event::RequestId;
 use holdfast_engine::limit::PAUSE_MS;
 use holdfast_engine::sector_map::chunk_extent;
 use holdfast_engine::settings::Pending;
-use holdfast_format::index::Runs;
 use holdfast_format::side::Side;
 use holdfast_ring::{FileRange, FileSlot, HeapBuffer, Pause};
 use holdfast_types::{BLOCK_SECTORS, Chunk, Mask, SECTOR_BYTES, SectorRange};
@@ -34,7 +33,9 @@ impl ServedVolume {
                 let operation = FileOperation::MovePart { request: id, len_bytes: part.len_bytes };
                 self.read_part(ring, id, &part, operation);
             }
-            Action::ReadCold { id, range, at, runs } => self.read_cold(ring, id, range, at, runs),
+            Action::ReadCold { id, range, at, runs } => {
+                self.read_cold(ring, Box::new(ColdRead::of(id, range, at, runs)));
+            }
             Action::Write { id, range, side } => self.move_whole(ring, id, range, side, true),
             Action::Punch { id, range, side } => {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
@@ -99,47 +100,33 @@ impl ServedVolume {
     }
 
     /// Reads a part that is in no side: at once, where its block is known to be in the slab.
-    fn read_cold(&mut self, ring: &mut Ring, request: RequestId, range: SectorRange, at: u32, runs: Runs) {
+    fn read_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>) {
         self.tally.cold_reads += 1;
-        let slot = self.known.find(range.start.block(), Mask::of(range), &runs);
-        let mut read = ColdRead {
-            request,
-            range,
-            at,
-            runs,
-            remote_after: None,
-            passed: Vec::new(),
-            slot: None,
-            again: false,
-        };
-        match slot {
-            Some(slot) => {
-                self.tally.slab_hits += 1;
-                self.passed.read(range, at == 0);
-                self.copy_cold(ring, Box::new(read), slot);
-            }
-            None => {
-                let request = self.queues.request(request).1;
-                let is_end = range.end() == request.start_sector() + u64::from(request.sectors());
-                read.remote_after = is_end.then(|| self.volume.remote_after(range.start.block()));
-                read.passed = self.passed.take();
-                self.send(BackgroundWork::Cold(Box::new(read)));
-            }
+        let range = read.range;
+        if let Some(slot) = self.known.find(range.start.block(), Mask::of(range), &read.runs) {
+            self.tally.slab_hits += 1;
+            self.passed.read(range, read.at == 0);
+            return self.copy_cold(ring, read, slot);
         }
+        let request = self.queues.request(read.request).1;
+        let is_end = range.end() == request.start_sector() + u64::from(request.sectors());
+        read.remote_after = is_end.then(|| self.volume.remote_after(range.start.block()));
+        read.passed = self.passed.take();
+        self.send(BackgroundWork::Cold(read));
     }
 
     /// Copies a part of a read out of a slot of the slab.
     pub(super) fn copy_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>, slot: SlabSlot) {
-        let in_block = (read.range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
-        let part = RequestPart {
-            request_offset_bytes: read.at,
-            len_bytes: bytes(read.range),
-            file: if slot.is_in_memory() { self.shared.memory } else { self.shared.slab },
-            file_offset_bytes: slot.offset_bytes() + in_block,
-        };
-        let request = read.request;
+        let (request, part) = (read.request, self.slab_part(read.range, read.at, &slot));
         read.slot = Some(slot);
         self.read_part(ring, request, &part, FileOperation::CopyCold(read));
+    }
+
+    /// The place in the slab of a part of a read, which begins `at` bytes into the request.
+    pub(super) fn slab_part(&self, range: SectorRange, at: u32, slot: &SlabSlot) -> RequestPart {
+        let in_block = (range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
+        let file = if slot.is_in_memory() { self.shared.memory } else { self.shared.slab };
+        part(range, at, file, slot.offset_bytes() + in_block)
     }
 
     /// Tells the slab which blocks were read without its knowledge, unless it is being told.

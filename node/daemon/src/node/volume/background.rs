@@ -322,17 +322,7 @@ mod tests {
             let (request, runs) =
                 (RequestId(request), Runs::new(Lineage::of("v".parse().unwrap()).into(), []));
             let range = SectorRange::new(u64::from(at) / SECTOR_BYTES, 1);
-            let read = ColdRead {
-                request,
-                range,
-                at,
-                runs,
-                remote_after: None,
-                passed: Vec::new(),
-                slot: None,
-                again: false,
-            };
-            BackgroundWork::Cold(Box::new(read))
+            BackgroundWork::Cold(Box::new(ColdRead::of(request, range, at, runs)))
         };
         let other = || BackgroundWork::Other(Work::ReadRecord { seq: Seq(1) });
         let received =
