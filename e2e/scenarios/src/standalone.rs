@@ -118,7 +118,18 @@ fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
     ensure!(read()? == sum, "after a restart the cache has other bytes");
     let fetched = gets()? - before;
     ensure!(fetched <= LOOKS, "{fetched} GETs for what was read before the restart");
-    Ok(())
+    // The daemon has found each block once: the ring thread answers the next read of it.
+    let count = |name| node.metric(name, "disk")?.with_context(|| format!("no {name}"));
+    let counts = || -> Result<[f64; 2]> {
+        Ok([count("holdfast_volume_cold_reads_total")?, count("holdfast_volume_cold_read_hits_total")?])
+    };
+    let [reads_before, hits_before] = counts()?;
+    ensure!(read()? == sum, "read again, the cache has other bytes");
+    until("the ring thread to have answered all reads", Duration::from_secs(20), || {
+        let [reads, hits] = counts()?;
+        // The figures are published four times a second.
+        Ok((reads > reads_before && hits - hits_before == reads - reads_before).then_some(()))
+    })
 }
 
 fn has_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
