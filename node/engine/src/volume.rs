@@ -36,6 +36,7 @@ mod data_path;
 mod direct;
 mod dirty;
 mod durability;
+mod ending;
 mod evict;
 mod flush;
 mod give_back;
@@ -48,6 +49,7 @@ mod receipt;
 mod repair;
 mod requests;
 mod seal;
+mod sealing;
 mod snapshot;
 mod snapshotting;
 mod status;
@@ -62,30 +64,28 @@ use holdfast_format::manifest::Manifest;
 use holdfast_format::record::Body;
 use holdfast_format::safeguard::{
     Safeguard::{
-        CommitAfterFailedSync, FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits,
-        FuaInNextRound, FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease, LastRoundOfFenced,
-        NameHeldChunks, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
+        CommitAfterFailedSync, FlushInNextRound, FlushInNextSeal, FlushInRoundWaits, FuaInNextRound,
+        FuaIsDurable, FuaWaitsForCommit, GrowInLogFirst, HoldUntilRelease, RememberFailedSync,
     },
     safeguard,
 };
-use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::{Side, SideSet};
 use holdfast_format::snapshot::{Snapshot, SnapshotChange};
-use holdfast_types::{Block, Millis, SectorRange, Seq};
+use holdfast_types::{Block, Millis, SectorRange};
 
 use crate::action::{Action, Report};
 use crate::event::{Errno, Event, Op, RequestId};
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap};
 use crate::settings::{AttachState, Durability, Pending, Settings, Setup};
-use crate::snapshot::{CutAnswer, SnapshotRefused};
+use crate::snapshot::CutAnswer;
 
 use self::core::{Core, map_after_attach};
-use commit::{LogNews, LogWriter};
+use commit::LogWriter;
 use cut::Cut;
 use data_path::{DataPath, Gate, StoreEnd};
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use growth::Growth;
-use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
+use lifecycle::{Lifecycle, LifecycleEvent};
 use merge::Merger;
 pub use pace::PaceStatus;
 use repair::{RepairJob, RepairStep};
@@ -93,7 +93,6 @@ use seal::{Seal, Sealer};
 use snapshot::Snapshotter;
 pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
 use turn::{AFTER_EVENT, AFTER_FENCING, AFTER_FLUSH, Turn};
-use unreadable::ReadRetry;
 pub use unreadable::Unreadable;
 
 /// A volume's planner over live-map memory `M`.
@@ -507,202 +506,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    // ---- seals ----
-
-    fn advance_seal(&mut self, out: &mut Vec<Action>) {
-        self.retry_unreadable(out);
-        if self.sealer.is_open() && self.should_seal() {
-            let sealed = self.core.swap_sides();
-            self.data.pace.commit_began(self.core.dirty_bytes(sealed), self.core.now);
-            self.data.evictor.sides_swapped(self.core.now);
-            self.sealer.begin(SideSet::only(sealed));
-        }
-        if self.core.manifest.is_none() {
-            return;
-        }
-        // While the next place in the log is being looked at, no record is made for it.
-        if let Seal::Draining(sides) = self.sealer.seal()
-            && self.log.is_idle()
-            && (self.core.is_still(sides) || !safeguard(UploadStillSides))
-        {
-            self.sides_are_still(out);
-        }
-        if let Seal::Round(_, number) = self.sealer.seal() {
-            match self.rounds.progress(number, self.core.now) {
-                RoundProgress::Pending if !self.core.is_sync_failed() => {}
-                RoundProgress::Failed if !self.core.is_sync_failed() => self.want_sealing_round(),
-                RoundProgress::Pending | RoundProgress::Failed | RoundProgress::Ended => {
-                    reach(CrashPoint::SealDurable);
-                    self.sealer.upload(&self.core, out);
-                }
-            }
-        }
-    }
-
-    /// Asks for the seal's round.
-    fn sides_are_still(&mut self, out: &mut Vec<Action>) {
-        reach(CrashPoint::SideStill);
-        if safeguard(RoundBeforeCommit) {
-            self.want_sealing_round();
-        } else {
-            self.sealer.upload(&self.core, out);
-        }
-    }
-
-    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant
-    /// 18).
-    fn want_sealing_round(&mut self) {
-        self.core.unflushed.header_changed();
-        self.sealer.want_round(self.rounds.want());
-    }
-
-    fn should_seal(&self) -> bool {
-        let core = &self.core;
-        let Some(manifest) = &core.manifest else { return false };
-        let side = core.map.active();
-        // What an eviction is about to punch must not become active, and what is needed is evicted before new
-        // data is sealed.
-        if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, true) {
-            return false;
-        }
-        if core.dirty[side].blocks.is_empty() || self.log.is_full(manifest) {
-            return false;
-        }
-        let may_wait = self.cut.defers_seals() && !core.is_dirty_full(side);
-        core.lifecycle == Lifecycle::Detaching
-            || self.sealer.seals.is_wanted()
-            || (core.is_seal_full(side) && !may_wait)
-            || core.is_overdue(side)
-            || self.data.evictor.wants_other_side(core, true)
-            || self.repair.wants_seal(side)
-    }
-
-    /// The next turn of what is too long for one.
-    fn next_turn(&mut self, out: &mut Vec<Action>) {
-        match self.sealer.seal() {
-            _ if self.core.lifecycle.is_fenced() => {}
-            Seal::Listing(_) => self.sealer.list(&self.core, out),
-            Seal::Clearing(_) => self.clear(out),
-            seal @ (Seal::Open
-            | Seal::Draining(_)
-            | Seal::Round(..)
-            | Seal::Uploading(_)
-            | Seal::Committing(_)
-            | Seal::Unreadable(_)) => unreachable!("no turn was asked for in {seal:?}"),
-        }
-    }
-
-    fn uploaded(&mut self, segment: SegmentRef, out: &mut Vec<Action>) {
-        if self.core.lifecycle.is_fenced() {
-            return;
-        }
-        let (sides, chunks) = self.sealer.stored();
-        if !safeguard(FlushAfterCommit) {
-            self.seal_committed(out);
-        }
-        let manifest = self.core.manifest.as_ref().expect("a seal is uploaded once it is known");
-        let chunks = if segment.chunks.is_exact() || !safeguard(NameHeldChunks) {
-            ChunkSet::default()
-        } else {
-            manifest.not_held(chunks)
-        };
-        let snapshots = self.snapshots.take(self.sealer.seals.begun(), manifest, out);
-        let invalidated = self.core.invalidated_with(sides);
-        self.create_change((vec![segment], chunks), invalidated, snapshots, out);
-    }
-
-    /// Makes the record of a change, which carries the merge that is stored.
-    fn create_change(
-        &mut self,
-        (segments, chunks): (Vec<SegmentRef>, ChunkSet),
-        invalidated: SideSet,
-        snapshots: SnapshotChange,
-        out: &mut Vec<Action>,
-    ) {
-        let generation = self.rounds.durable_generation();
-        let manifest = self.core.manifest.as_ref().expect("a record is made from it");
-        let merges = self.merger.take(manifest);
-        let closed = self.merger.closed(manifest);
-        let sectors = self.growth.to_record(manifest);
-        let body =
-            Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors };
-        self.log.create_record(body, &self.core, out);
-    }
-
-    fn clear(&mut self, out: &mut Vec<Action>) {
-        if let Some(sides) = self.sealer.clear(&mut self.core, out) {
-            self.seal_cleared(sides, out);
-        }
-    }
-
-    fn seal_cleared(&mut self, sides: SideSet, out: &mut Vec<Action>) {
-        for side in sides.iter() {
-            self.core.map.set_flushed_sides(self.core.map.flushed_sides().without(side));
-            self.rounds.side_cleared(side);
-            self.data.evictor.may_hold_more(side);
-            self.repair.committed(side);
-            self.core.dirty[side].since = None;
-        }
-        reach(CrashPoint::DirtyCleared);
-        let manifest = self.core.manifest.as_ref().expect("the commit was made from it");
-        out.push(Action::Report(Report::Committed(manifest.seq())));
-        self.data.unreadable.committed(out);
-        self.data.pace.commit_ended(self.core.limits.seal_bytes, self.core.now);
-        self.seal_committed(out);
-        if self.core.map.commit_scope() != CommitScope::OneSide {
-            self.core.map.set_commit_scope(CommitScope::OneSide);
-            reach(CrashPoint::Recovered);
-        }
-        self.recovered(out);
-        self.unpark(out);
-    }
-
-    fn seal_committed(&mut self, out: &mut Vec<Action>) {
-        for waiter in self.sealer.seals.committed() {
-            self.data.requests.complete(waiter.id, Ok(()), out);
-        }
-    }
-
-    fn recovered(&mut self, out: &mut Vec<Action>) {
-        if self.core.lifecycle.is_recovering() {
-            self.lives_on(LifecycleEvent::Recovered);
-            out.push(Action::Report(Report::Ready));
-        }
-    }
-
-    /// The upload of the sealed sides met `ranges` that cannot be read.
-    fn sides_unreadable(&mut self, ranges: Vec<SectorRange>, out: &mut Vec<Action>) {
-        if self.core.lifecycle.is_fenced() {
-            return;
-        }
-        let sealed = self.sealer.unreadable();
-        self.data.pace.commit_failed();
-        self.data.unreadable.found(ranges, sealed, &self.core, out);
-        reach(CrashPoint::UploadFailed);
-        if self.core.lifecycle.is_recovering() {
-            // Without a device, no write could replace what is unreadable.
-            self.core.map.set_commit_scope(CommitScope::Both);
-        }
-        self.recovered(out);
-        self.unpark(out);
-    }
-
-    fn retry_unreadable(&mut self, out: &mut Vec<Action>) {
-        let Seal::Unreadable(sealed) = self.sealer.seal() else { return };
-        if !self.log.is_idle() {
-            return;
-        }
-        match self.data.unreadable.retry(sealed, self.core.now) {
-            ReadRetry::NotYet => {}
-            ReadRetry::SameSides => self.sealer.upload(&self.core, out),
-            ReadRetry::BothSides => {
-                self.core.map.set_commit_scope(CommitScope::Both);
-                self.sealer.begin(SideSet::BOTH);
-                reach(CrashPoint::BothSealed);
-            }
-        }
-    }
-
     /// Of the 128 blocks after `block` those, the next one in the lowest bit, that are not wholly on a side:
     /// what a reader of `block` that reads on will get from the store. None lies behind the end of the
     /// device.
@@ -819,191 +622,5 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let body =
             Body::Change { segments, chunks, invalidated, generation, merges, closed, snapshots, sectors };
         self.log.create_record(body, &self.core, out);
-    }
-
-    // ---- the log and the end ----
-
-    fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
-        // A log that was set back lacks what is clean here.
-        let is_set_back = manifest.seq() < self.core.known_seq();
-        if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_set_back {
-            return self.fence(manifest.seq(), out);
-        }
-        self.log.learned(&manifest, self.core.now);
-        self.core.learn(manifest);
-        reach(CrashPoint::LogLearned);
-        self.unpark(out);
-    }
-
-    /// A writer that commits nothing checks its next place in the log, so that it learns of its fencing: one
-    /// that is idle, or cannot read what it is to commit.
-    fn probe_log(&mut self, out: &mut Vec<Action>) {
-        let commits_nothing = match self.core.lifecycle {
-            Lifecycle::Serving => matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)),
-            Lifecycle::Detaching => matches!(self.sealer.seal(), Seal::Unreadable(_)),
-            Lifecycle::Recovering { .. }
-            | Lifecycle::Releasing
-            | Lifecycle::Closing(_)
-            | Lifecycle::Detached
-            | Lifecycle::Fenced(_) => false,
-        };
-        if commits_nothing {
-            self.log.probe(&self.core, out);
-        }
-    }
-
-    fn log_news(&mut self, news: LogNews, out: &mut Vec<Action>) {
-        match news {
-            LogNews::Nothing => {}
-            LogNews::Fenced(known) => self.fence(known, out),
-            LogNews::Created(record) => {
-                self.core.follow(&record);
-                self.log.created(self.core.now);
-                self.merger.won(&record);
-                if record.body.has_merges() {
-                    self.unpark(out);
-                }
-                if record.body.snapshot_taken().is_some() {
-                    let manifest = self.core.manifest.as_ref().expect("it has followed the record");
-                    self.snapshots.registered(manifest, out);
-                }
-                match record.body {
-                    Body::Change { .. } if self.sealer.is_committing() => {
-                        self.sealer.committed();
-                        self.clear(out);
-                    }
-                    Body::Detach { .. } if self.core.lifecycle == Lifecycle::Releasing => {
-                        self.close(record.seq)
-                    }
-                    // Of the previous process: no mark of it was left. Its device was gone where it detached,
-                    // and this writer is told to detach too.
-                    Body::Change { .. } | Body::Detach { .. } => {}
-                    Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
-                        unreachable!("a running writer makes none of these")
-                    }
-                }
-            }
-        }
-    }
-
-    fn checkpoint_written(&mut self, seq: Seq, written: bool) {
-        self.log.checkpoint_written(seq, written);
-        if written {
-            self.repair.checkpointed();
-        }
-    }
-
-    /// Sends the record that the previous process had stored. The seal that it is of was found again in the
-    /// live map; its sides are still, since no request was planned on them.
-    fn repeat_record(&mut self, out: &mut Vec<Action>) {
-        let Some(record) = self.log.left() else { return };
-        // One without segments is of no seal.
-        if let (Body::Change { segments, .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal())
-            && !segments.is_empty()
-        {
-            if !self.core.is_still(sides) && safeguard(UploadStillSides) {
-                return;
-            }
-            self.sealer.record_repeated();
-        }
-        self.log.repeat(&self.core, out);
-    }
-
-    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is
-    /// touched. `known` is how much of the log says so, or all of it that does not.
-    fn fence(&mut self, known: Seq, out: &mut Vec<Action>) {
-        if self.core.lifecycle.is_fenced() || self.core.lifecycle == Lifecycle::Detached {
-            return;
-        }
-        self.lives_on(LifecycleEvent::Fenced);
-        // What the last round names came after all that this writer's commits call invalid.
-        self.core.header.seq = self.core.header.seq.max(known);
-        self.core.unflushed.header_changed();
-        reach(CrashPoint::Fenced);
-        self.data.park_paced(self.core.now);
-        while let Some(id) = self.data.requests.unpark() {
-            self.data.requests.complete(id, Err(Errno::EIO), out);
-        }
-        for waiter in self.sealer.seals.take_waiting().into_iter().chain(self.rounds.fenced()) {
-            self.data.requests.complete(waiter.id, Err(Errno::EIO), out);
-        }
-        if std::mem::take(&mut self.repair).is_asked() {
-            out.push(Action::Report(Report::Repaired));
-        }
-        self.snapshots.refuse_all(SnapshotRefused::Fenced, out);
-        self.cut.lapse(out);
-        self.growth.forget();
-        out.push(Action::Report(Report::Fenced));
-    }
-
-    fn detach(&mut self, out: &mut Vec<Action>) {
-        assert!(self.data.requests.is_empty(), "a device is gone before its detach");
-        self.lives_on(LifecycleEvent::Detach);
-        out.extend(self.core.lifecycle.end().map(Action::Report));
-    }
-
-    fn advance_detach(&mut self, out: &mut Vec<Action>) {
-        match self.core.lifecycle {
-            Lifecycle::Detaching => {
-                let is_clean = self.sealer.is_open()
-                    && self.data.evictor.is_idle()
-                    && self.core.dirty_sides() == SideSet::NONE;
-                let Some(manifest) = &self.core.manifest else { return };
-                if !is_clean || !self.log.is_idle() {
-                    return;
-                }
-                reach(CrashPoint::Clean);
-                let (detach, seq) = (manifest.is_attached().then(|| Body::detach(manifest)), manifest.seq());
-                self.lives_on(LifecycleEvent::Clean);
-                if let Some(detach) = detach {
-                    self.log.create_record(detach, &self.core, out);
-                } else {
-                    // A predecessor died between its detach record and the end of its last round.
-                    self.close(seq);
-                }
-            }
-            Lifecycle::Closing(number) => match self.rounds.progress(number, self.core.now) {
-                RoundProgress::Pending => {}
-                RoundProgress::Failed => self.want_last_round(),
-                RoundProgress::Ended => {
-                    reach(CrashPoint::Closed);
-                    self.lives_on(LifecycleEvent::Closed { complete: true });
-                    out.extend(self.core.lifecycle.end().map(Action::Report));
-                }
-            },
-            Lifecycle::Recovering { .. }
-            | Lifecycle::Serving
-            | Lifecycle::Releasing
-            | Lifecycle::Detached
-            | Lifecycle::Fenced(_) => {}
-        }
-    }
-
-    /// The detach record is in the log: the header says so after one last round.
-    fn close(&mut self, seq: Seq) {
-        reach(CrashPoint::DetachWon);
-        self.core.header.closed_clean = true;
-        self.core.header.seq = seq;
-        self.core.unflushed.header_changed();
-        self.want_last_round();
-    }
-
-    fn want_last_round(&mut self) {
-        let number = self.rounds.want();
-        self.lives_on(LifecycleEvent::LastRound(number));
-    }
-
-    fn advance_last_round(&mut self, out: &mut Vec<Action>) {
-        let Lifecycle::Fenced(step) = self.core.lifecycle else { return };
-        let complete = match step {
-            FencedStep::Leaving if safeguard(LastRoundOfFenced) => return self.want_last_round(),
-            FencedStep::Leaving => true,
-            FencedStep::LastRound(number) if self.rounds.is_over(number) => {
-                self.rounds.progress(number, self.core.now) == RoundProgress::Ended
-            }
-            FencedStep::Serving | FencedStep::LastRound(_) | FencedStep::Ended { .. } => return,
-        };
-        self.lives_on(LifecycleEvent::Closed { complete });
-        out.extend(self.core.lifecycle.end().map(Action::Report));
     }
 }
