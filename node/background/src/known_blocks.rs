@@ -34,7 +34,7 @@ const SWEPT: usize = 128;
 
 /// A block in a slot of the slab.
 #[derive(Debug, Clone)]
-pub struct FoundBlock {
+pub struct SlabBlock {
     /// The slot.
     pub slot: SlabSlot,
     /// The sectors of the block that the slot has as the runs compose them; the others are zeros there.
@@ -54,7 +54,7 @@ struct KnownBlock {
 
 /// A list of runs that followed another one.
 #[derive(Debug)]
-struct Change {
+struct ListChange {
     runs: Runs,
     /// The first of its runs, which the other did not have.
     added: usize,
@@ -70,7 +70,7 @@ pub struct KnownBlocks {
     /// Its number.
     list: u64,
     /// The last lists, the newest one last.
-    changes: VecDeque<Change>,
+    changes: VecDeque<ListChange>,
     /// Blocks that were used since the slab heard of any.
     used: Vec<Block>,
     /// Place at which the next sweep begins.
@@ -106,7 +106,7 @@ impl KnownBlocks {
     }
 
     /// Returns true if a run that came since a block was found may hold its chunk.
-    fn is_changed(known: &KnownBlock, list: u64, changes: &VecDeque<Change>) -> bool {
+    fn is_changed(known: &KnownBlock, list: u64, changes: &VecDeque<ListChange>) -> bool {
         if known.list == list || !safeguard(ForgetChangedBlocks) {
             return false;
         }
@@ -119,7 +119,7 @@ impl KnownBlocks {
     }
 
     /// Takes in a block that was found by `runs`. Without effect if the list has changed since.
-    pub fn found(&mut self, block: Block, found: &FoundBlock, runs: &Runs) {
+    pub fn found(&mut self, block: Block, found: &SlabBlock, runs: &Runs) {
         if self.runs.is_none() {
             self.runs = Some(runs.clone());
         }
@@ -127,7 +127,7 @@ impl KnownBlocks {
             return;
         }
         self.make_room(block);
-        let &FoundBlock { ref slot, sectors } = found;
+        let &SlabBlock { ref slot, sectors } = found;
         let known = KnownBlock { block, sectors, slot: slot.downgrade(), list: self.list, is_used: false };
         let place = self.place(block);
         self.places[place] = Some(known);
@@ -180,7 +180,7 @@ impl KnownBlocks {
                 if self.changes.len() == CHANGES {
                     self.changes.pop_front();
                 }
-                self.changes.push_back(Change { runs: runs.clone(), added });
+                self.changes.push_back(ListChange { runs: runs.clone(), added });
             }
             None => self.changes.clear(),
         }

@@ -69,9 +69,9 @@ pub struct PassedReads {
 
 /// The last of these, by the places where readers are.
 #[derive(Debug, Default)]
-pub struct Passed(Vec<PassedReads>);
+pub struct PassedStreams(Vec<PassedReads>);
 
-impl Passed {
+impl PassedStreams {
     /// Takes in a part of a request; `is_first`: the request begins with it.
     #[inline]
     pub fn read(&mut self, range: SectorRange, is_first: bool) {
@@ -382,7 +382,7 @@ mod tests {
     /// Blocks that were read before are known on the ring thread: the reads of them come to no stream.
     #[test]
     fn a_reader_is_believed_by_what_was_passed() {
-        let (mut streams, mut passed) = (Streams::new(MAX_WINDOW), Passed::default());
+        let (mut streams, mut passed) = (Streams::new(MAX_WINDOW), PassedStreams::default());
         let mut believed = None;
         for sector in 0..BLOCK_SECTORS * 4 {
             let range = SectorRange::new(sector, 1);
@@ -407,7 +407,7 @@ mod tests {
         let mut believed = None;
         for number in 0..6 {
             let start = number * sectors + sectors / 2;
-            let mut passed = Passed::default();
+            let mut passed = PassedStreams::default();
             passed.read(SectorRange::new(start, sectors / 2), true);
             passed.take().into_iter().for_each(|reads| streams.passed(reads));
             let range = SectorRange::new(start + sectors / 2, sectors / 2);
@@ -421,7 +421,7 @@ mod tests {
     /// Readers at more places than there are streams, and random ones, take no memory.
     #[test]
     fn few_passed_readers_are_remembered() {
-        let mut passed = Passed::default();
+        let mut passed = PassedStreams::default();
         for number in 0..1000 {
             passed.read(SectorRange::new(number * 7919, 1), true);
         }

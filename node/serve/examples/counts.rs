@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use holdfast_background::{FoundBlock, SlabSlot, SlotTable};
+use holdfast_background::{SlabBlock, SlabSlot, SlotTable};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
@@ -317,7 +317,7 @@ impl Served {
             let Poll::Ready(Ok(slot)) = slot.poll(&mut Context::from_waker(Waker::noop())) else {
                 unreachable!("there is a slot for each block")
             };
-            let found = FoundBlock { slot: SlabSlot::new(slot, false), sectors: Mask::FULL };
+            let found = SlabBlock { slot: SlabSlot::new(slot, false), sectors: Mask::FULL };
             let message = Message::Cold { key: self.key, read, found: Ok(found) };
             assert!(self.inbox.try_send(message).is_ok(), "the inbox has room");
             self.thread.waker().wake();

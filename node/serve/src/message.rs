@@ -17,7 +17,7 @@ use crate::planned::Planned;
 use crate::published_status::PublishedStatus;
 use crate::volume_queue::VolumeQueue;
 use crate::work::{BackgroundWork, ColdRead};
-use holdfast_background::FoundBlock;
+use holdfast_background::SlabBlock;
 
 /// Opens the queues of a device on a ring thread, for the volume of a key.
 pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;
@@ -142,7 +142,7 @@ pub enum Message {
         /// The part of a read that waited for it.
         read: Box<ColdRead>,
         /// Its block in a slot, or why it is in none.
-        found: Result<FoundBlock, Errno>,
+        found: Result<SlabBlock, Errno>,
     },
     /// Time passed.
     Tick,

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use holdfast_background::{KnownBlocks, Passed, Rest, SlabSlot};
+use holdfast_background::{KnownBlocks, PassedStreams, Rest, SlabSlot};
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::settings::Settings;
@@ -119,7 +119,7 @@ pub(crate) struct ServedVolume {
     /// Blocks of the volume that are known to be in the slab, and the reads that they answered since the last
     /// work.
     known: KnownBlocks,
-    passed: Passed,
+    passed: PassedStreams,
     /// The slots out of which whole requests are copied, by their ids; each is held to the end of the copy.
     copied: Vec<Option<SlabSlot>>,
     /// Others have it while the slab is told of used blocks.
@@ -160,7 +160,7 @@ impl ServedVolume {
             actions,
             tally: ServedCounts::default(),
             known: KnownBlocks::default(),
-            passed: Passed::default(),
+            passed: PassedStreams::default(),
             copied: vec![None; requests as usize],
             used_in_progress: Arc::default(),
             work,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_background::{
-    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, FoundBlock, KnownBlocks, Pools,
+    Acquired, AttachError, Background, BlockReader, ColdError, ColdLines, KnownBlocks, Pools, SlabBlock,
     Tidy, Work, acquire, load_manifest, retry_while_unavailable,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
@@ -103,7 +103,7 @@ pub(crate) enum Ended {
 /// The bytes of a block, and the slot that a host with a slab has it in, as these runs compose it.
 pub(crate) struct ColdBlock {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) found: Option<(FoundBlock, Runs)>,
+    pub(crate) found: Option<(SlabBlock, Runs)>,
 }
 
 /// The daemon.

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use holdfast_background::{
-    BlockReader, ColdError, ColdLines, FoundBlock, NoSlot, SlabSlot, Slot, SlotTable, Unkept,
+    BlockReader, ColdError, ColdLines, NoSlot, SlabBlock, SlabSlot, Slot, SlotTable, Unkept,
     retry_while_unavailable,
 };
 use holdfast_format::compose::ContentKey;
@@ -112,7 +112,7 @@ impl Slab {
         reader: &BlockReader<'_, Vec<u8>>,
         range: SectorRange,
         runs: &Runs,
-    ) -> Result<(Vec<u8>, FoundBlock), ColdError> {
+    ) -> Result<(Vec<u8>, SlabBlock), ColdError> {
         let calls = &time.calls;
         retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
             let block = indexes.compose(objects, range.start.block(), wanted, runs).await?;
@@ -137,7 +137,7 @@ impl Slab {
                 let slot = self.fill_memory(&plan.key, whole()).await?;
                 return Ok(self.found_in_memory(slot, sectors));
             };
-            Ok((bytes, FoundBlock { slot, sectors }))
+            Ok((bytes, SlabBlock { slot, sectors }))
         })
         .await
     }
@@ -155,8 +155,8 @@ impl Slab {
         Some(self.disk.read(slot.slot()))
     }
 
-    fn found_in_memory(&self, slot: Slot, sectors: Mask) -> (Vec<u8>, FoundBlock) {
-        (self.memory.read(&slot), FoundBlock { slot: SlabSlot::new(slot, true), sectors })
+    fn found_in_memory(&self, slot: Slot, sectors: Mask) -> (Vec<u8>, SlabBlock) {
+        (self.memory.read(&slot), SlabBlock { slot: SlabSlot::new(slot, true), sectors })
     }
 
     /// A slot in memory with the block.

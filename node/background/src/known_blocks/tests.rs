@@ -35,8 +35,8 @@ fn slot(table: &SlotTable, number: u64) -> SlabSlot {
     SlabSlot::new(slot.expect("it was written"), false)
 }
 
-fn found(slot: &SlabSlot, sectors: Mask) -> FoundBlock {
-    FoundBlock { slot: slot.clone(), sectors }
+fn found(slot: &SlabSlot, sectors: Mask) -> SlabBlock {
+    SlabBlock { slot: slot.clone(), sectors }
 }
 
 fn is_known(known: &mut KnownBlocks, block: u64, runs: &Runs) -> bool {

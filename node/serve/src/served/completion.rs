@@ -11,7 +11,7 @@ use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::work::{BackgroundWork, ColdRead};
-use holdfast_background::FoundBlock;
+use holdfast_background::SlabBlock;
 
 impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
@@ -244,7 +244,7 @@ impl ServedVolume {
         &mut self,
         ring: &mut Ring,
         read: Box<ColdRead>,
-        found: Result<FoundBlock, Errno>,
+        found: Result<SlabBlock, Errno>,
         now: Millis,
     ) {
         let id: RequestId = read.request;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use futures::future::join_all;
 use holdfast_background::{
-    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, FoundBlock, JoinedGets, OldCounts, PassedReads,
+    AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, OldCounts, PassedReads, SlabBlock,
     StoreKey, Streams, retry_while_unavailable,
 };
 use holdfast_format::compose::Composition;
@@ -222,7 +222,7 @@ impl ColdReads {
         range: SectorRange,
         runs: &Runs,
         among: Among,
-    ) -> Result<FoundBlock, ColdError> {
+    ) -> Result<SlabBlock, ColdError> {
         let reader = &self.fetches.reader();
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
             let indexes = KeptIndexes { objects, slab: &self.slab };
@@ -231,7 +231,7 @@ impl ColdReads {
             let plan = block.for_range(Mask::of(range));
             let whole = || reader.block(objects, runs.lineage(), &plan);
             let slot = self.slab.slot(&plan.key, among, whole).await?;
-            Ok(FoundBlock { slot, sectors })
+            Ok(SlabBlock { slot, sectors })
         })
         .await
     }

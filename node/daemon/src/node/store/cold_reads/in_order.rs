@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::join_all;
-use holdfast_background::{KnownBlocks, Passed};
+use holdfast_background::{KnownBlocks, PassedStreams};
 use holdfast_engine::event::RequestId;
 use holdfast_format::index::Run;
 use holdfast_format::segment::SegmentBuilder;
@@ -119,7 +119,7 @@ pub(super) struct Reader {
     ahead: JoinSet<()>,
     /// Those of the volume's ring thread.
     known: KnownBlocks,
-    passed: Passed,
+    passed: PassedStreams,
 }
 
 impl Reader {
@@ -143,7 +143,7 @@ impl Reader {
     /// Another volume's.
     pub(super) fn of(node: Arc<Node>) -> Self {
         let volume = Arc::new(node.cold.volume(StoreKey(0)));
-        let (known, passed) = (KnownBlocks::default(), Passed::default());
+        let (known, passed) = (KnownBlocks::default(), PassedStreams::default());
         Self { node, volume, requests: 0, ahead: JoinSet::new(), known, passed }
     }
 
