@@ -66,7 +66,7 @@ fn a_block_is_known_until_a_commit_may_have_changed_it() {
     assert!(!is_known(&mut known, far, &list));
 }
 
-/// What a read found by a list that has changed since says nothing of the new one.
+/// The list may have changed while a task looked for the block.
 #[test]
 fn a_block_that_was_found_by_an_older_list_is_not_known() {
     let table = SlotTable::new(64, 8, 1);
@@ -141,7 +141,7 @@ fn a_volume_knows_as_many_blocks_as_it_reads() {
     assert_eq!(finds, [false, false, true]);
 }
 
-/// The slab evicts what nobody uses: it must hear of uses that it did not serve, of each block once a time.
+/// The slab evicts what is not used: it must hear of uses that it did not serve, of each block once a time.
 #[test]
 fn a_block_that_is_used_stays_in_the_slab() {
     let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));

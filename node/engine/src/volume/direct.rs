@@ -37,9 +37,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Takes a read of a part of one block of which nothing is in a side, if `known` has what `runs` compose of
-    /// it: that is returned, in place of [`Event::Request`] and one [`Action::ReadCold`]. `None`, with nothing
-    /// changed, for any other: then the event takes it.
+    /// Takes a read of a part of one block of which nothing is on a side, if `known` finds what these runs
+    /// compose of it. That is returned, in place of [`Event::Request`] and one [`Action::ReadCold`]. `None`,
+    /// with nothing changed, for any other: then the event takes it.
     #[inline]
     pub fn begin_known<T>(
         &mut self,
