@@ -73,8 +73,8 @@ pub(super) fn map_after_attach<M: Memory>(
 }
 
 impl<M: Memory> Core<M> {
-    /// The runs that compose `range`, if it is a part of one block that the object store may hold, and nothing
-    /// of it is in a side.
+    /// The runs that compose `range`, if it is a part of one block that the object store may hold, and none
+    /// of it is on a side.
     #[inline]
     pub(super) fn runs_of(&self, range: SectorRange) -> Option<&Runs> {
         let is_of_one_block = range.start.block().0 == (range.end() - 1) / BLOCK_SECTORS;
