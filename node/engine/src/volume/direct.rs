@@ -70,8 +70,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Takes the end of an operation that moved all it was to move, where the request is complete with it
     /// and nothing else follows: in place of [`Event::IoCompleted`] or [`Event::ColdReadCompleted`], and one
-    /// [`Action::Complete`] without an error. Returns false, with nothing changed but the time, for any other:
-    /// then the event takes it.
+    /// [`Action::Complete`] without an error. Returns false, with nothing changed but the time, for any
+    /// other: then the event takes it.
     ///
     /// # Panics
     /// If there is no such request: a bug of the caller.
