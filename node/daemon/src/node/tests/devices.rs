@@ -216,6 +216,26 @@ fn no_volume_gets_the_device_of_another() {
     assert_eq!(deaths, 2 * (3 + 3 + 2 + 3), "add, open, start; stop and delete");
 }
 
+/// `transport` of a StorageNode was the best that the kernel has, whatever the daemon was told to use.
+#[test]
+fn the_capabilities_follow_the_setting() {
+    let host = &Host::new(&["x"]);
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for transport in [Transport::ZeroCopy, Transport::UserCopy, Transport::Fuse] {
+            let config = NodeConfig { transport: TransportChoice::Only(transport), ..host.dirs.config() };
+            let node = Node::start_with(config, host.kernel.clone(), WITHIN).await.unwrap();
+            let Capabilities { transport: chosen, transports, .. } = node.capabilities();
+            assert_eq!(chosen, Ok(transport));
+            for (other, usable) in transports.into_iter().filter(|(other, _)| *other != transport) {
+                let refusal = usable.unwrap_err();
+                assert!(refusal.ends_with(&format!("set it to \"auto\" or \"{other}\"")), "{refusal}");
+            }
+            node.shutdown().await;
+        }
+    });
+}
+
 async fn host_serves_its_own(host: &Host, node: &Node) {
     host.settle(node).await;
     host.check(node).await;
