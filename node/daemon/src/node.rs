@@ -237,6 +237,8 @@ pub(crate) struct AttachRequest {
     pub(crate) durability: Durability,
     /// Probe the bucket before its first use in this process: no operator did.
     pub(crate) probe: bool,
+    /// Refuse it where new devices are not of ublk.
+    pub(crate) ublk_only: bool,
 }
 
 /// Request to change settings of a volume that is served; what it leaves out stays as it is.

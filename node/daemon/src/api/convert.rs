@@ -176,6 +176,7 @@ impl CheckedAttach {
             durability,
             // No operator looked at the bucket.
             probe: true,
+            ublk_only: false,
         }
     }
 }
