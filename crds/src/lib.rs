@@ -26,9 +26,9 @@ mod volume_group_snapshot;
 mod volume_snapshot;
 
 pub use condition::{
-    ASSIGNED, ATTACHED, CONTENT_DROPPED, CONTENT_LOST, ConditionBuilder, ConditionStatus, DATA_LOST, GRANTED,
-    LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, SERVING_CONDITIONS,
-    STORE_REACHABLE, WRITABLE, find_condition, is_true,
+    ASSIGNED, ATTACHED, CONTENT_DROPPED, CONTENT_LOST, ConditionBuilder, ConditionStatus, DATA_LOST,
+    DEVICES_KEPT, GRANTED, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY,
+    RESIZED, SERVING_CONDITIONS, STORE_REACHABLE, WRITABLE, find_condition, is_true,
 };
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};

@@ -45,7 +45,7 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 use device::fuse;
-pub(crate) use device::fuse::{LOOP_DEVICE, probe as probe_fuse};
+pub(crate) use device::fuse::{LOOP_DEVICE, check as check_fuse};
 pub(crate) use device::kept_connections::{KEEPER, KEEPER_FOR_DAEMON, KeeperStart};
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};

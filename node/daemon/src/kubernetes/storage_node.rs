@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    Condition, ConditionBuilder, ConditionStatus, FencedData, MemoryUse, NODE_FIELD_MANAGER, READY,
-    StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
+    Condition, ConditionBuilder, ConditionStatus, DEVICES_KEPT, FencedData, MemoryUse, NODE_FIELD_MANAGER,
+    READY, StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -31,8 +31,6 @@ use crate::volumes::Volumes;
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
-/// Condition: a keeper holds the connections of all devices without ublk.
-const DEVICES_KEPT: &str = "DevicesKept";
 /// Condition: the node's pods will leave.
 const DRAINING: &str = "Draining";
 /// Interval at which the node examines itself; an unchanged report is not written again.

@@ -67,6 +67,14 @@ pub(crate) fn probe() -> Result<(), Unsupported> {
     Err(Unsupported::NoFuse { release, lack })
 }
 
+/// Fails where a daemon of this configuration could add no device, now.
+///
+/// # Errors
+/// Those of [`probe`]; [`Unsupported::NoKeeper`].
+pub(crate) fn check(run_dir: &Path, starts: KeeperStart) -> Result<(), Unsupported> {
+    FuseDevices::new(run_dir, starts).check()
+}
+
 /// True if the module loop reads partitions while it binds a device, by its parameter.
 fn reads_partitions(max_partitions: io::Result<String>) -> bool {
     max_partitions.is_ok_and(|number| number.trim() != "0")
