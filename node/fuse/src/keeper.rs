@@ -121,14 +121,7 @@ impl Keeper {
             Err(error) if is_absent(&error) => {}
             kept => return kept.map(|()| false),
         }
-        let mut program = program();
-        program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let session = || {
-            // SAFETY: it fails only for the leader of a group, which a new process is not.
-            if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-        };
-        // SAFETY: setsid(2) may be called between fork and exec.
-        note_end(unsafe { program.pre_exec(session) }.spawn()?);
+        Self::start(program())?;
         let begun = Instant::now();
         loop {
             match self.keep(tag, file) {
@@ -138,6 +131,21 @@ impl Keeper {
                 kept => return kept.map(|()| true),
             }
         }
+    }
+
+    /// Starts a keeper, which takes the place of the one that serves: `program` becomes [`run_for_daemon`].
+    ///
+    /// # Errors
+    /// Those of the start.
+    pub fn start(mut program: Command) -> io::Result<()> {
+        program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let session = || {
+            // SAFETY: it fails only for the leader of a group, which a new process is not.
+            if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        };
+        // SAFETY: setsid(2) may be called between fork and exec.
+        note_end(unsafe { program.pre_exec(session) }.spawn()?);
+        Ok(())
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
@@ -292,7 +300,7 @@ impl KeeperWatch {
     }
 
     /// True if it is gone, or will be `within`.
-    fn ends(&mut self, within: Duration) -> bool {
+    pub fn ends(&mut self, within: Duration) -> bool {
         let begun = Instant::now();
         loop {
             let left = within.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
