@@ -22,8 +22,8 @@ pub(super) async fn answer(
     // The provisioner asks for each class; its pods are counted with what all file systems need.
     let GetCapacityRequest { volume_capabilities: _, parameters, accessible_topology } = request;
     let memory = match class(parameters)? {
-        Class::Memory(memory) => memory,
-        Class::ObjectStore { needs_ublk } => {
+        AskedClass::Memory(memory) => memory,
+        AskedClass::ObjectStore { needs_ublk } => {
             return Ok(of_object_store(needs_ublk, accessible_topology.as_ref()));
         }
     };
@@ -37,7 +37,7 @@ pub(super) async fn answer(
 
 /// The class of volumes that a request asks about.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Class {
+enum AskedClass {
     /// Of memory volumes.
     Memory(MemoryParameters),
     /// Of an object store, which has no limit.
@@ -48,16 +48,16 @@ enum Class {
 }
 
 /// One that says neither is of an object store, as is a request without a class: any will do.
-fn class(mut parameters: HashMap<String, String>) -> Result<Class, Status> {
+fn class(mut parameters: HashMap<String, String>) -> Result<AskedClass, Status> {
     // Those of the provisioner itself: here it does not take them out.
     parameters.retain(|key, _value| !key.starts_with(SIDECAR_PREFIX));
     if ![BACKEND, TRANSPORT].iter().any(|key| parameters.contains_key(*key)) {
-        return Ok(Class::ObjectStore { needs_ublk: false });
+        return Ok(AskedClass::ObjectStore { needs_ublk: false });
     }
     let parameters = Parameters::read(parameters, Settings::default())?;
     Ok(match parameters.home {
-        DataHome::ObjectStore(_) => Class::ObjectStore { needs_ublk: parameters.needs_ublk() },
-        DataHome::Memory(memory) => Class::Memory(memory),
+        DataHome::ObjectStore(_) => AskedClass::ObjectStore { needs_ublk: parameters.needs_ublk() },
+        DataHome::Memory(memory) => AskedClass::Memory(memory),
     })
 }
 
@@ -89,14 +89,14 @@ mod tests {
             let owned = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
             class(parameters.iter().map(owned).collect()).expect("a class")
         };
-        let plain = Class::ObjectStore { needs_ublk: false };
+        let plain = AskedClass::ObjectStore { needs_ublk: false };
         let fs_type = ("csi.storage.k8s.io/fstype", "ext4");
         assert_eq!(of(&[]), plain);
         assert_eq!(of(&[("objectStore", "main"), fs_type]), plain);
         assert_eq!(of(&[("backend", "object"), ("objectStore", "main"), fs_type]), plain);
-        assert_eq!(of(&[("backend", "memory"), fs_type]), Class::Memory(MemoryParameters::default()));
+        assert_eq!(of(&[("backend", "memory"), fs_type]), AskedClass::Memory(MemoryParameters::default()));
         let for_ublk = of(&[("objectStore", "main"), ("transport", "ublk"), fs_type]);
-        assert_eq!(for_ublk, Class::ObjectStore { needs_ublk: true });
+        assert_eq!(for_ublk, AskedClass::ObjectStore { needs_ublk: true });
         let unlimited = of_object_store(false, Some(&topology::of_node("a", false)));
         assert_eq!(unlimited.maximum_volume_size, Some(signed(MAX_SIZE_BYTES)));
     }

@@ -139,8 +139,8 @@ pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
     Err(Status::invalid_argument(message))
 }
 
-/// Refuses a node that lacks the transport that a volume demands. The label by which the scheduler chose it is
-/// that of an earlier start. Where the node makes no devices now, its daemon decides when it does.
+/// Refuses a node that lacks the transport that a volume demands. The label by which the scheduler chose it
+/// is that of an earlier start. Where the node makes no devices now, its daemon decides when it does.
 ///
 /// # Errors
 /// `FAILED_PRECONDITION`: it does.

@@ -162,8 +162,8 @@ fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> 
     b.terminate()
 }
 
-/// A claim of a class with `transport: ublk` is not made for this node, nor published on it, nor attached where
-/// a person writes its name into the Volume.
+/// A claim of a class with `transport: ublk` is not made for this node, nor published on it, nor attached
+/// where a person writes its name into the Volume.
 fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<()> {
     report::step("a claim for ublk is not placed on a node without");
     let topology = granted("info", on_a.info()?)?.accessible_topology.unwrap_or_default();

@@ -8,7 +8,8 @@
 //! server that waits for its own server cannot be ended, nor can its process, and the next server would wait
 //! for that.
 //! *Invariants*: a device is cleared only while its file has the expected tag. The attributes of a queue are
-//! written only while the device is not bound and this program has it exclusively: no other one can bind it then.
+//! written only while the device is not bound and this program has it exclusively: no other one can bind it
+//! then.
 #![allow(unsafe_code)] // ioctl(2)
 
 use std::fs::{self, File, OpenOptions};
@@ -356,7 +357,7 @@ pub enum LoopCommand {
         /// The name of its file.
         name: String,
     },
-    /// Gives the device of this number the attributes of a new one, unless a program has bound it, or binds it.
+    /// Gives the device of this number the attributes of a new one, unless a program binds it.
     Restore(u32),
 }
 
@@ -527,8 +528,8 @@ fn restore(number: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The device of this number, which no program can bind while it is open; `None` where another one has it so, or
-/// binds it, or it is gone.
+/// The device of this number, which no program can bind while it is open; `None` where another one has it so,
+/// or binds it, or it is gone.
 fn open_exclusively(number: u32, for_writing: bool) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     options.read(true).write(for_writing).custom_flags(libc::O_EXCL);

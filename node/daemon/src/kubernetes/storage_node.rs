@@ -612,7 +612,7 @@ mod tests {
 
     /// It was `NoTransport`, which sends a person to look at the kernel.
     #[test]
-    fn a_node_whose_keeper_is_away_says_that() {
+    fn a_node_without_its_keeper_says_that() {
         let transport = Err(NoTransport::Keeper("start the keeper".to_owned()));
         let capabilities = Capabilities { transport, ..Fake::default().capabilities() };
         let status = first(|conditions| describe(facts(capabilities), conditions));

@@ -455,7 +455,7 @@ fn an_operation_that_came_half_way_is_ended() {
     ]);
 }
 
-/// What only this node has is committed by any transport: the volume could never leave the node.
+/// Data that only this node has is committed by any transport: the volume could never leave the node.
 #[test]
 fn a_volume_for_ublk_is_attached_by_it_where_it_is_wanted() {
     let for_ublk = |f: &mut NodeFacts| f.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);

@@ -6,8 +6,9 @@
 //! Invariants: the keeper has a connection from before its device is bound until after that is cleared, but
 //! while none serves.
 //! On failure: the end of the keeper is noted, and the next one gets all connections. A daemon of Kubernetes
-//! does not start one: its children end with its pod. Another one does, also where a keeper that a person runs
-//! was told to end: each would wait for the other. A connection that the keeper did not close is closed later.
+//! does not start one: its children end with its pod. Another one does, also where a keeper that a person
+//! runs was told to end: each would wait for the other. A connection that the keeper did not close is closed
+//! later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -52,7 +53,7 @@ struct KeptInner {
     keeper: Keeper,
     starts: KeeperStart,
     run_dir: PathBuf,
-    /// What becomes a keeper of a run directory that this daemon starts.
+    /// Program that becomes a keeper of a run directory.
     own_keeper: fn(&Path) -> Command,
     /// Held while the keeper is given a connection, is asked for one or loses one, and while it is replaced:
     /// what it holds follows what this process holds, and one thread at a time starts a keeper.
@@ -170,8 +171,8 @@ impl KeptConnections {
         }
     }
 
-    /// Has the keeper close what it could not be told to. The next start sweeps what is left at the end of this
-    /// process.
+    /// Has the keeper close what it could not be told to. The next start sweeps what is left at the end of
+    /// this process.
     fn close_later(&self) {
         loop {
             thread::sleep(KEEPER_AGAIN_AFTER);
