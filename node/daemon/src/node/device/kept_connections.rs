@@ -247,6 +247,9 @@ impl KeptConnections {
         loop {
             if is_ending {
                 let devices = self.lose(true);
+                if devices == 0 {
+                    break;
+                }
                 tracing::warn!(
                     devices,
                     "the keeper of FUSE connections was told to end, and waits for another one"
@@ -269,7 +272,8 @@ impl KeptConnections {
     fn replace(&self, watch: &mut KeeperWatch) -> io::Result<()> {
         Keeper::start((self.0.own_keeper)(&self.0.run_dir))?;
         if watch.ends(REPLACED_WITHIN) {
-            return Ok(());
+            // One that holds nothing ends after a question: the last device may be gone by now.
+            return self.0.keeper.list().map(drop);
         }
         let waits =
             "a keeper was started to take the place of one that was told to end, and does not have it";
@@ -316,6 +320,7 @@ fn own_keeper(run_dir: &Path) -> Command {
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
     use super::*;
@@ -397,10 +402,14 @@ mod tests {
     #[test]
     fn a_keeper_that_was_told_to_end_is_replaced_by_the_daemon() {
         let run_dir = tempfile::tempdir().unwrap();
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
         let mut kept = connections(&run_dir);
         let inner = Arc::get_mut(&mut kept.0).unwrap();
         inner.starts = KeeperStart::ByDaemon;
-        inner.own_keeper = |run_dir| test("becomes_a_keeper_of_a_daemon", run_dir);
+        inner.own_keeper = |run_dir| {
+            STARTED.fetch_add(1, Ordering::Relaxed);
+            test("becomes_a_keeper_of_a_daemon", run_dir)
+        };
         let mut foreground = KeeperProcess::start(&run_dir);
         kept.keep(1, &connection()).unwrap();
         foreground.tell_to_end();
@@ -411,6 +420,14 @@ mod tests {
         until("the daemon's keeper ends", || {
             Keeper::of(run_dir.path()).watch().is_err_and(|error| is_absent(&error))
         });
+        // The last device is gone: no keeper is needed.
+        let mut foreground = KeeperProcess::start(&run_dir);
+        kept.keep(2, &connection()).unwrap();
+        kept.forget(2);
+        foreground.tell_to_end();
+        until("it ends too", || foreground.0.try_wait().unwrap().is_some_and(|ended| ended.success()));
+        until("it is followed no more", || !kept.0.state.lock().is_watching);
+        assert_eq!(STARTED.load(Ordering::Relaxed), 1);
     }
 
     /// The keeper had the connection until the next start of the daemon: the kernel kept what belongs to it.
