@@ -7,6 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// taken. Of a VolumeGroupSnapshot: all of its VolumeSnapshots are.
 pub const READY: &str = "Ready";
 
+/// Condition of a StorageNode without ublk: a keeper holds the connections of all its devices.
+pub const DEVICES_KEPT: &str = "DevicesKept";
+
 /// Condition of a Volume: it exists in its object store.
 pub const PROVISIONED: &str = "Provisioned";
 /// Condition of a Volume: the request of `spec.nodeName` is granted.

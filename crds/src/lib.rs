@@ -26,9 +26,9 @@ mod volume_group_snapshot;
 mod volume_snapshot;
 
 pub use condition::{
-    ASSIGNED, ATTACHED, CONTENT_DROPPED, CONTENT_LOST, ConditionBuilder, ConditionStatus, DATA_LOST, GRANTED,
-    LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, SERVING_CONDITIONS,
-    STORE_REACHABLE, WRITABLE, find_condition, is_true,
+    ASSIGNED, ATTACHED, CONTENT_DROPPED, CONTENT_LOST, ConditionBuilder, ConditionStatus, DATA_LOST,
+    DEVICES_KEPT, GRANTED, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, NODE_UNKNOWN, PROVISIONED, READY,
+    RESIZED, SERVING_CONDITIONS, STORE_REACHABLE, WRITABLE, find_condition, is_true,
 };
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
@@ -47,8 +47,8 @@ pub use storage_node::{
 pub use volume::{
     ACKNOWLEDGE_LOSS, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability, Empty,
     FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, MEMORY_NODE,
-    MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF, STORAGE_CLASS,
-    SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF, RequiredTransport,
+    STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,

@@ -99,6 +99,13 @@ pub struct StorageNodeStatus {
     pub conditions: Vec<Condition>,
 }
 
+impl StorageNodeStatus {
+    /// True if the devices that the node makes are of ublk; `None` while it makes none.
+    pub fn makes_ublk_devices(&self) -> Option<bool> {
+        self.transport.as_deref().map(|name| name != TransportName::FuseLoop.as_str())
+    }
+}
+
 /// Memory of a node for memory volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

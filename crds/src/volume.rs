@@ -191,6 +191,10 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.memory is immutable: restore the old value, or create another Volume"))]
     pub memory: Option<MemorySpec>,
+    /// Transport that the volume demands: it is attached only on a node whose kernel has that. Absent: any. A change takes
+    /// effect at the next attach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<RequiredTransport>,
     /// Fate of the volume's objects when the Volume is deleted. `Delete`: they are kept for `spec.keepDeleted` of the ObjectStore, then removed. `Retain`: they stay.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
@@ -252,6 +256,11 @@ impl VolumeSpec {
     /// A [`FieldError`] naming `spec.size` or `spec.memory.limit`.
     pub fn most_memory_bytes(&self) -> Result<u64, FieldError> {
         Ok(most_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
+    }
+
+    /// True if only a node that serves by ublk may attach the volume.
+    pub fn needs_ublk(&self) -> bool {
+        self.transport == Some(RequiredTransport::Ublk)
     }
 
     /// The node that should serve the volume; `None` when the field is absent or empty.
@@ -353,6 +362,14 @@ pub enum MemoryCompression {
     Lz4,
     /// It takes less memory, and two to six times the processor time.
     Zstd,
+}
+
+/// Transport that a volume demands of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum RequiredTransport {
+    /// ublk, with or without a copy; not a loop device on a file of FUSE.
+    Ublk,
 }
 
 /// Fate of a volume's objects when the Volume is deleted.

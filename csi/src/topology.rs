@@ -9,9 +9,35 @@ use tonic::Status;
 const KEY: &str = "topology.holdfast.dev/served";
 const VALUE: &str = "true";
 
+/// The segment that a node has beside that one while its devices are of ublk. It is a key of its own, and not
+/// another value of one: the kubelet refuses a driver that reports another value than the label of its Node.
+pub(crate) const UBLK_KEY: &str = "topology.holdfast.dev/ublk";
+
 /// The topology of every node that serves volumes, and of every volume but those for any node.
 pub(crate) fn served() -> Topology {
     Topology { segments: HashMap::from([(KEY.to_owned(), VALUE.to_owned())]) }
+}
+
+/// The topology of a volume that may be on many nodes: those with ublk, if it needs that.
+pub(crate) fn of_volume(needs_ublk: bool) -> Topology {
+    with_ublk(served(), needs_ublk)
+}
+
+/// The topology of a node, of which `has_ublk` says whether its devices are of ublk.
+pub(crate) fn of_node(node: &str, has_ublk: bool) -> Topology {
+    with_ublk(on(node), has_ublk)
+}
+
+fn with_ublk(mut topology: Topology, has_ublk: bool) -> Topology {
+    if has_ublk {
+        topology.segments.insert(UBLK_KEY.to_owned(), VALUE.to_owned());
+    }
+    topology
+}
+
+/// True for nodes whose devices are of ublk.
+pub(crate) fn has_ublk(topology: &Topology) -> bool {
+    topology.segments.get(UBLK_KEY).is_some_and(|value| value == VALUE)
 }
 
 /// The segment that distinguishes nodes: memory volumes are on one node.
@@ -49,14 +75,23 @@ pub(crate) fn first_node(requirement: Option<&TopologyRequirement>) -> Result<St
     })
 }
 
-/// Checks that a volume may be where every volume is.
+/// Checks that a volume may be where every volume is, or every one that needs ublk.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED`: the nodes that the volume must be usable on do not serve volumes.
-pub(crate) fn check(requirement: Option<&TopologyRequirement>) -> Result<(), Status> {
+/// `RESOURCE_EXHAUSTED`: the nodes that the volume must be usable on do not serve volumes, or not by ublk.
+pub(crate) fn check(requirement: Option<&TopologyRequirement>, needs_ublk: bool) -> Result<(), Status> {
     let Some(TopologyRequirement { requisite, preferred: _ }) = requirement else { return Ok(()) };
     let serves = |topology: &Topology| topology.segments.get(KEY).is_some_and(|value| value == VALUE);
-    if requisite.is_empty() || requisite.iter().any(serves) {
+    if requisite.is_empty() || requisite.iter().any(has_ublk) {
+        return Ok(());
+    }
+    if needs_ublk && requisite.iter().any(serves) {
+        return Err(Status::resource_exhausted(format!(
+            "accessibility_requirements: no requisite topology has {UBLK_KEY}={VALUE}. The StorageClass has transport `ublk`, and \
+             no node of them has ublk. Write {UBLK_KEY}={VALUE} into its allowedTopologies, or load ublk_drv on a node"
+        )));
+    }
+    if !needs_ublk && requisite.iter().any(serves) {
         return Ok(());
     }
     Err(Status::resource_exhausted(format!(
@@ -95,10 +130,30 @@ mod tests {
         let other = Topology { segments: HashMap::from([("zone".to_owned(), "a".to_owned())]) };
         let requirement = |requisite| TopologyRequirement { requisite, preferred: Vec::new() };
         for fits in [Vec::new(), vec![served()], vec![other.clone(), served()]] {
-            check(Some(&requirement(fits))).expect("fits");
+            check(Some(&requirement(fits)), false).expect("fits");
         }
-        check(None).expect("fits");
-        let refused = check(Some(&requirement(vec![other]))).expect_err("no node serves");
+        check(None, false).expect("fits");
+        let refused = check(Some(&requirement(vec![other])), false).expect_err("no node serves");
         assert_eq!(refused.code(), Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn a_volume_that_needs_ublk_is_for_nodes_with_it() {
+        let requirement = |requisite| TopologyRequirement { requisite, preferred: Vec::new() };
+        let [with, without] = [true, false].map(|has_ublk| of_node("a", has_ublk));
+        assert!(has_ublk(&with) && !has_ublk(&without) && !has_ublk(&of_volume(false)));
+        let covers = |volume: &Topology| {
+            volume.segments.iter().all(|(key, value)| with.segments.get(key) == Some(value))
+        };
+        assert!(covers(&of_volume(true)) && covers(&of_volume(false)));
+        assert_ne!(of_volume(true), of_volume(false));
+        let allowed = Topology { segments: HashMap::from([(UBLK_KEY.to_owned(), VALUE.to_owned())]) };
+        for fits in [Vec::new(), vec![without.clone(), with.clone()], vec![allowed]] {
+            check(Some(&requirement(fits.clone())), true).expect("fits");
+            check(Some(&requirement(fits)), false).expect("fits");
+        }
+        let refused = check(Some(&requirement(vec![without])), true).expect_err("no node has it");
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains("allowedTopologies, or load ublk_drv"), "{}", refused.message());
     }
 }

@@ -92,7 +92,7 @@ impl TryFrom<CreateSnapshotRequest> for WantedSnapshot {
             parameters,
             accessibility_requirements,
         } = request;
-        topology::check(accessibility_requirements.as_ref())?;
+        topology::check(accessibility_requirements.as_ref(), false)?;
         if source_volume_id.is_empty() {
             return Err(Status::invalid_argument("source_volume_id: is empty; name a volume"));
         }

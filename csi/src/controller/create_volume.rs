@@ -122,8 +122,8 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
             }
         }
         let source = content_source::read(volume_content_source)?;
-        topology::check(accessibility_requirements.as_ref())?;
         let parameters = Parameters::read(parameters, Settings::read(mutable_parameters)?)?;
+        topology::check(accessibility_requirements.as_ref(), parameters.needs_ublk())?;
         let memory_node = match parameters.home {
             DataHome::ObjectStore(_) => None,
             DataHome::Memory(_) => {
@@ -325,7 +325,7 @@ fn described(volume: &Volume, nodes: Nodes) -> Result<CreateVolumeResponse, Stat
             content_source: content_source::described(&volume.spec.source),
             accessible_topology: match (memory::node_of(volume), nodes) {
                 (Some(node), _) => vec![topology::on(node)],
-                (None, Nodes::Served) => vec![topology::served()],
+                (None, Nodes::Served) => vec![topology::of_volume(volume.spec.needs_ublk())],
                 (None, Nodes::Any) => Vec::new(),
             },
         }),

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use holdfast_crds::MAX_SIZE_BYTES;
-use holdfast_proto::csi::v1::{GetCapacityRequest, GetCapacityResponse};
+use holdfast_proto::csi::v1::{GetCapacityRequest, GetCapacityResponse, Topology};
 use tonic::Status;
 
 use super::capacity::signed;
 use super::memory::{MemoryParameters, left_bytes};
-use super::parameters::{BACKEND, DataHome, Parameters, Settings};
+use super::parameters::{BACKEND, DataHome, Parameters, Settings, TRANSPORT};
 use super::volumes::ClusterVolumes;
 use crate::topology;
 
@@ -21,8 +21,11 @@ pub(super) async fn answer(
 ) -> Result<GetCapacityResponse, Status> {
     // The provisioner asks for each class; its pods are counted with what all file systems need.
     let GetCapacityRequest { volume_capabilities: _, parameters, accessible_topology } = request;
-    let Some(memory) = memory_class(parameters)? else {
-        return Ok(capacity(i64::MAX, MAX_SIZE_BYTES));
+    let memory = match class(parameters)? {
+        AskedClass::Memory(memory) => memory,
+        AskedClass::ObjectStore { needs_ublk } => {
+            return Ok(of_object_store(needs_ublk, accessible_topology.as_ref()));
+        }
     };
     let Some(node) = accessible_topology.as_ref().and_then(topology::node) else {
         // No volume is made for more than one node.
@@ -32,18 +35,39 @@ pub(super) async fn answer(
     Ok(capacity(signed(largest), largest))
 }
 
-/// The parameters of a class of memory volumes; none of a class of an object store, which has no limit. Nor
-/// has a request without a class: any will do.
-fn memory_class(mut parameters: HashMap<String, String>) -> Result<Option<MemoryParameters>, Status> {
+/// The class of volumes that a request asks about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum AskedClass {
+    /// Of memory volumes.
+    Memory(MemoryParameters),
+    /// Of an object store, which has no limit.
+    ObjectStore {
+        /// True if only nodes with ublk take its volumes.
+        needs_ublk: bool,
+    },
+}
+
+/// One that says neither is of an object store, as is a request without a class: any will do.
+fn class(mut parameters: HashMap<String, String>) -> Result<AskedClass, Status> {
     // Those of the provisioner itself: here it does not take them out.
     parameters.retain(|key, _value| !key.starts_with(SIDECAR_PREFIX));
-    if !parameters.contains_key(BACKEND) {
-        return Ok(None);
+    if ![BACKEND, TRANSPORT].iter().any(|key| parameters.contains_key(*key)) {
+        return Ok(AskedClass::ObjectStore { needs_ublk: false });
     }
-    Ok(match Parameters::read(parameters, Settings::default())?.home {
-        DataHome::ObjectStore(_) => None,
-        DataHome::Memory(memory) => Some(memory),
+    let parameters = Parameters::read(parameters, Settings::default())?;
+    Ok(match parameters.home {
+        DataHome::ObjectStore(_) => AskedClass::ObjectStore { needs_ublk: parameters.needs_ublk() },
+        DataHome::Memory(memory) => AskedClass::Memory(memory),
     })
+}
+
+/// No limit, but on nodes that lack ublk where the class needs it.
+fn of_object_store(needs_ublk: bool, nodes: Option<&Topology>) -> GetCapacityResponse {
+    if needs_ublk && nodes.is_some_and(|nodes| !topology::has_ublk(nodes)) {
+        capacity(0, 0)
+    } else {
+        capacity(i64::MAX, MAX_SIZE_BYTES)
+    }
 }
 
 fn capacity(available_capacity: i64, largest_bytes: u64) -> GetCapacityResponse {
@@ -61,16 +85,29 @@ mod tests {
     /// With a class of memory volumes in the cluster the scheduler asks for the capacity of every class.
     #[test]
     fn classes_of_an_object_store_have_no_limit() {
-        let memory = |parameters: &[(&str, &str)]| {
+        let of = |parameters: &[(&str, &str)]| {
             let owned = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
-            memory_class(parameters.iter().map(owned).collect()).expect("a class")
+            class(parameters.iter().map(owned).collect()).expect("a class")
         };
+        let plain = AskedClass::ObjectStore { needs_ublk: false };
         let fs_type = ("csi.storage.k8s.io/fstype", "ext4");
-        assert_eq!(memory(&[]), None);
-        assert_eq!(memory(&[("objectStore", "main"), fs_type]), None);
-        assert_eq!(memory(&[("backend", "object"), ("objectStore", "main"), fs_type]), None);
-        assert_eq!(memory(&[("backend", "memory"), fs_type]), Some(MemoryParameters::default()));
-        let unlimited = capacity(i64::MAX, MAX_SIZE_BYTES);
+        assert_eq!(of(&[]), plain);
+        assert_eq!(of(&[("objectStore", "main"), fs_type]), plain);
+        assert_eq!(of(&[("backend", "object"), ("objectStore", "main"), fs_type]), plain);
+        assert_eq!(of(&[("backend", "memory"), fs_type]), AskedClass::Memory(MemoryParameters::default()));
+        let for_ublk = of(&[("objectStore", "main"), ("transport", "ublk"), fs_type]);
+        assert_eq!(for_ublk, AskedClass::ObjectStore { needs_ublk: true });
+        let unlimited = of_object_store(false, Some(&topology::of_node("a", false)));
         assert_eq!(unlimited.maximum_volume_size, Some(signed(MAX_SIZE_BYTES)));
+    }
+
+    /// The scheduler chose a node again and again on which no such volume is made.
+    #[test]
+    fn a_class_for_ublk_has_no_capacity_without_it() {
+        let [with, without] = [true, false].map(|has_ublk| topology::of_node("a", has_ublk));
+        assert_eq!(of_object_store(true, Some(&without)), capacity(0, 0));
+        for nodes in [Some(&with), None] {
+            assert_eq!(of_object_store(true, nodes), capacity(i64::MAX, MAX_SIZE_BYTES));
+        }
     }
 }

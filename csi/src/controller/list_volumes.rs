@@ -61,7 +61,7 @@ fn topologies(volume: &Volume) -> Vec<v1::Topology> {
         return vec![topology::on(node)];
     }
     let is_for_any = volume.annotations().get(NODES).is_some_and(|nodes| nodes == ANY_NODE);
-    if is_for_any { Vec::new() } else { vec![topology::served()] }
+    if is_for_any { Vec::new() } else { vec![topology::of_volume(volume.spec.needs_ublk())] }
 }
 
 #[cfg(test)]
@@ -88,6 +88,9 @@ mod tests {
             |volume: &Volume| entry(volume, &[]).volume.map(|found| found.accessible_topology.len());
         let mut listed = volume(None, None);
         assert_eq!(topologies(&listed), Some(1));
+        listed.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
+        let for_ublk = entry(&listed, &[]).volume.expect("a volume").accessible_topology;
+        assert_eq!(for_ublk, [topology::of_volume(true)]);
         listed.annotations_mut().insert(NODES.to_owned(), ANY_NODE.to_owned());
         assert_eq!(topologies(&listed), Some(0));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Backend, Durability, FailoverPolicy, MemoryCompression, VolumeSpec};
+use holdfast_crds::{Backend, Durability, FailoverPolicy, MemoryCompression, RequiredTransport, VolumeSpec};
 use k8s_openapi::serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tonic::Status;
@@ -14,7 +14,9 @@ use super::memory::MemoryParameters;
 const OBJECT_STORE: &str = "objectStore";
 /// Another one that only a StorageClass may have.
 const NODES: &str = "nodes";
-/// Its value for volumes without a node affinity.
+/// And one more.
+pub(super) const TRANSPORT: &str = "transport";
+/// Value of [`NODES`] for volumes without a node affinity.
 pub(super) const ANY_NODE: &str = "any";
 /// The home of the data. A StorageClass without it is one of object stores.
 pub(super) const BACKEND: &str = "backend";
@@ -39,6 +41,8 @@ pub(super) struct Parameters {
     settings: Settings,
     /// Nodes for which the scheduler may take the PersistentVolume.
     pub(super) nodes: Nodes,
+    /// Transport that the volume demands of its node.
+    transport: Option<RequiredTransport>,
     /// Namespace and name of the PersistentVolumeClaim.
     pub(super) claim: Option<String>,
 }
@@ -83,6 +87,7 @@ impl Settings {
         for (key, why) in [
             (OBJECT_STORE, "is immutable; leave it out, or create another volume in the other ObjectStore"),
             (NODES, "is immutable; leave it out, and write it into a StorageClass"),
+            (TRANSPORT, "is immutable; leave it out, and write it into a StorageClass"),
         ] {
             if given.contains_key(key) {
                 return Err(invalid(FIELD, key, why));
@@ -173,7 +178,8 @@ impl Parameters {
         given.remove(VOLUME_NAME);
         if word(FIELD, BACKEND, "`object` or `memory`", &mut given)? == Some(Backend::Memory) {
             let home = DataHome::Memory(memory(FIELD, given, &mutable)?);
-            return Ok(Self { home, settings: Settings::default(), nodes: Nodes::Served, claim });
+            let (settings, nodes, transport) = (Settings::default(), Nodes::Served, None);
+            return Ok(Self { home, settings, nodes, transport, claim });
         }
         let object_store = given.remove(OBJECT_STORE).filter(|name| !name.is_empty());
         let nodes = match given.remove(NODES).as_deref() {
@@ -185,12 +191,18 @@ impl Parameters {
                 return Err(invalid(FIELD, NODES, &why));
             }
         };
+        let transport = word(FIELD, TRANSPORT, "`ublk`, or leave it out for any transport", &mut given)?;
         let [durability, max_dirty_age, failover_policy] = KEYS;
-        let known = [OBJECT_STORE, NODES, durability, max_dirty_age, failover_policy, BACKEND];
+        let known = [OBJECT_STORE, NODES, TRANSPORT, durability, max_dirty_age, failover_policy, BACKEND];
         let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
         let object_store = object_store
             .ok_or_else(|| invalid(FIELD, OBJECT_STORE, "is missing; write the name of an ObjectStore"))?;
-        Ok(Self { home: DataHome::ObjectStore(object_store), settings, nodes, claim })
+        Ok(Self { home: DataHome::ObjectStore(object_store), settings, nodes, transport, claim })
+    }
+
+    /// True if only nodes with ublk may have the volume.
+    pub(super) fn needs_ublk(&self) -> bool {
+        self.transport == Some(RequiredTransport::Ublk)
     }
 
     /// The spec of a volume of so many bytes with these parameters; fields without one have the kind's
@@ -201,6 +213,9 @@ impl Parameters {
     pub(super) fn spec(&self, size_bytes: u64) -> Result<VolumeSpec, Status> {
         let mut fields = self.settings.fields();
         fields.insert("size".to_owned(), Value::String(quantity(size_bytes)));
+        if let Some(transport) = self.transport {
+            fields.insert(TRANSPORT.to_owned(), serde_json::json!(transport));
+        }
         match &self.home {
             DataHome::ObjectStore(name) => {
                 fields.insert(OBJECT_STORE.to_owned(), Value::String(name.clone()));
@@ -242,6 +257,9 @@ impl Parameters {
         }
         if spec.failover_policy != self.settings.failover_policy.unwrap_or_default() {
             return Some("another failoverPolicy".to_owned());
+        }
+        if spec.transport != self.transport {
+            return Some("another transport".to_owned());
         }
         let wanted = self.settings.max_dirty_age.as_ref().filter(|age| **age != spec.max_dirty_age);
         wanted.map(|age| format!("maxDirtyAge `{}`, not `{age}`", spec.max_dirty_age))
@@ -304,6 +322,7 @@ mod tests {
             ("durability", "object"),
             ("maxDirtyAge", "5s"),
             ("failoverPolicy", "Manual"),
+            ("transport", "ublk"),
             (CLAIM_NAME, "data"),
             (CLAIM_NAMESPACE, "shop"),
             (VOLUME_NAME, "pvc-1"),
@@ -313,6 +332,7 @@ mod tests {
         let spec = parameters.spec(1 << 30).expect("a spec");
         assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), Durability::Object));
         assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
+        assert!(parameters.needs_ublk() && spec.needs_ublk());
         assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_deref()), ("5s", Some("1Gi")));
         assert_eq!(parameters.difference(&spec), None);
         let least = read(&[("objectStore", "main")]).expect("parameters").spec(1 << 30);
@@ -327,11 +347,19 @@ mod tests {
             (vec![("objectStore", "")], "parameters.objectStore: is missing"),
             (
                 vec![store, ("replicas", "3")],
-                "parameters.replicas: is not known; the parameters are objectStore, nodes, durability, maxDirtyAge",
+                "parameters.replicas: is not known; the parameters are objectStore, nodes, transport, durability",
             ),
             (vec![store, ("durability", "none")], "`none` is not known; write `local` or `object`"),
             (vec![store, ("failoverPolicy", "Never")], "`Never` is not known; write `Automatic` or `Manual`"),
             (vec![store, ("nodes", "all")], "parameters.nodes: `all` is not known; write `served` or `any`"),
+            (
+                vec![store, ("transport", "fuse")],
+                "parameters.transport: `fuse` is not known; write `ublk`, or leave it out for any transport",
+            ),
+            (
+                vec![("backend", "memory"), ("transport", "ublk")],
+                "parameters.transport: is not known with backend `memory`",
+            ),
             (vec![store, ("maxDirtyAge", "2h")], "parameters.maxDirtyAge: "),
             (vec![store, ("maxDirtyAge", "soon")], "parameters.maxDirtyAge: "),
         ] {
@@ -396,6 +424,7 @@ mod tests {
         assert_eq!(parameters.difference(&spec), None);
         for (mutable, words) in [
             (("objectStore", "cold"), "mutable_parameters.objectStore: is immutable"),
+            (("transport", "ublk"), "mutable_parameters.transport: is immutable"),
             (("replicas", "3"), "mutable_parameters.replicas: is not known; the parameters are durability,"),
             (("durability", "none"), "mutable_parameters.durability: `none` is not known"),
             (("maxDirtyAge", "2h"), "mutable_parameters.maxDirtyAge: "),

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use holdfast_crds::{
-    ASSIGNED, ATTACHED, CLAIM, Condition, PROVISIONED, TRACEPARENT, Volume, VolumeSnapshot, find_condition,
-    is_true,
+    ASSIGNED, ATTACHED, CLAIM, Condition, PROVISIONED, StorageNode, StorageNodeStatus, TRACEPARENT, Volume,
+    VolumeSnapshot, find_condition, is_true,
 };
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
 use holdfast_service::trace;
@@ -25,6 +25,7 @@ use super::volumes::{ClusterVolumes, missing};
 use crate::capability::{Capability, Users};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
+use crate::topology;
 
 /// Reason of [`ATTACHED`]: the node serves as many volumes as it can.
 const NODE_FULL: &str = "NodeFull";
@@ -75,10 +76,13 @@ pub(super) async fn answer(
     {
         trace::continue_in(&Span::current(), change);
     }
-    if !volumes.has_node(&node_id).await? {
+    let Some(node) = volumes.node(&node_id).await? else {
         return Err(Status::not_found(format!(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
+    };
+    if served.as_ref().and_then(serving_node) != Some(&node_id) {
+        check_transport(&volume, &node)?;
     }
     let mut volume = match served {
         Some(served) => served,
@@ -133,6 +137,23 @@ pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
         }
     };
     Err(Status::invalid_argument(message))
+}
+
+/// Refuses a node that lacks the transport that a volume demands. The label by which the scheduler chose it
+/// is that of an earlier start. Where the node makes no devices now, its daemon decides when it does.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: it does.
+fn check_transport(volume: &Volume, node: &StorageNode) -> Result<(), Status> {
+    let makes_ublk_devices = node.status.as_ref().and_then(StorageNodeStatus::makes_ublk_devices);
+    if !volume.spec.needs_ublk() || makes_ublk_devices != Some(false) {
+        return Ok(());
+    }
+    let (name, key) = (node.name_any(), topology::UBLK_KEY);
+    Err(Status::failed_precondition(format!(
+        "node_id: the volume is for ublk (spec.transport), and node {name} serves by FUSE. Schedule the pod on a node with ublk, or \
+         load ublk_drv on {name}. If the Node has the label {key}, remove it: kubectl label node {name} {key}-"
+    )))
 }
 
 /// Refuses a volume that is being deleted.
@@ -234,6 +255,27 @@ pub(super) mod tests {
         let refused = plan(&made_for, "b").expect_err("another node");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("made for node a"), "{}", refused.message());
+    }
+
+    /// The label of a node may be that of an earlier kernel.
+    #[test]
+    fn a_volume_for_ublk_is_refused_on_a_node_without_it() {
+        let node = |transport: Option<&str>| {
+            let transport = transport.map(str::to_owned);
+            let mut node = StorageNode::new("a", holdfast_crds::StorageNodeSpec {});
+            node.status = Some(StorageNodeStatus { transport, ..StorageNodeStatus::default() });
+            node
+        };
+        let (plain, mut for_ublk) = (volume(None, None), volume(None, None));
+        for_ublk.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
+        for transport in [Some("ublk-zero-copy"), Some("ublk-user-copy"), None] {
+            check_transport(&for_ublk, &node(transport)).expect("it may");
+        }
+        check_transport(&plain, &node(Some("fuse-loop"))).expect("any will do");
+        let refused = check_transport(&for_ublk, &node(Some("fuse-loop"))).expect_err("it has none");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        let fix = "kubectl label node a topology.holdfast.dev/ublk-";
+        assert!(refused.message().ends_with(fix), "{}", refused.message());
     }
 
     #[test]

@@ -66,11 +66,6 @@ impl ClusterVolumes {
         self.promises.lock().await
     }
 
-    /// Returns true if a node of that name serves volumes, or did.
-    pub(super) async fn has_node(&self, name: &str) -> Result<bool, ApiFailure> {
-        Ok(self.nodes.get(name).await?.is_some())
-    }
-
     /// Name of the StorageClass of a PersistentVolumeClaim; none if the claim is gone or names none.
     pub(super) async fn storage_class(
         &self,

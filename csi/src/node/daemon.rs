@@ -104,7 +104,7 @@ impl Daemon {
     /// `UNAVAILABLE`: it does not answer, or the kernel lacks what it needs.
     pub(crate) async fn usable(&self) -> Result<CapabilitiesResponse, Status> {
         let capabilities = self.capabilities().await?;
-        if capabilities.transports.iter().any(|transport| transport.available) {
+        if capabilities.transport.is_some() {
             return Ok(capabilities);
         }
         let refusals = capabilities.transports.iter().filter_map(|transport| transport.refusal.as_deref());

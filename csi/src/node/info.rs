@@ -1,6 +1,7 @@
 //! `NodeGetInfo`.
 
 use holdfast_proto::csi::v1::{NodeGetInfoRequest, NodeGetInfoResponse};
+use holdfast_proto::node::v1::Transport;
 use tonic::{Request, Status};
 
 use super::NodeService;
@@ -11,9 +12,18 @@ pub(super) async fn answer(
     _: Request<NodeGetInfoRequest>,
 ) -> Result<NodeGetInfoResponse, Status> {
     let capabilities = node.0.daemon.usable().await?;
+    let has_ublk = is_ublk(capabilities.transport());
     Ok(NodeGetInfoResponse {
         node_id: node.0.name.clone(),
         max_volumes_per_node: capabilities.max_volumes.into(),
-        accessible_topology: Some(topology::on(&node.0.name)),
+        accessible_topology: Some(topology::of_node(&node.0.name, has_ublk)),
     })
+}
+
+/// True for a transport of which `transport: ublk` of a StorageClass is a promise.
+const fn is_ublk(transport: Transport) -> bool {
+    match transport {
+        Transport::UblkZeroCopy | Transport::UblkUserCopy | Transport::UblkKernelCopy => true,
+        Transport::FuseLoop | Transport::Unspecified => false,
+    }
 }

@@ -134,10 +134,8 @@ impl NewVolume {
 
     /// A memory volume of this name and size, for the node that the scheduler chose.
     pub fn in_memory(name: &str, bytes: i64, node: &str) -> Self {
-        let mut new = Self::new(name, bytes, "").parameter("backend", "memory");
+        let mut new = Self::new(name, bytes, "").parameter("backend", "memory").chosen(&on(node));
         new.request.parameters.remove("objectStore");
-        let chosen = TopologyRequirement { requisite: vec![on(node)], preferred: vec![on(node)] };
-        new.request.accessibility_requirements = Some(chosen);
         new
     }
 
@@ -145,6 +143,15 @@ impl NewVolume {
     #[must_use]
     pub fn parameter(mut self, key: &str, value: &str) -> Self {
         self.request.parameters.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// For a node of this topology, which the scheduler chose.
+    #[must_use]
+    pub fn chosen(mut self, node: &Topology) -> Self {
+        let chosen = vec![node.clone()];
+        self.request.accessibility_requirements =
+            Some(TopologyRequirement { requisite: chosen.clone(), preferred: chosen });
         self
     }
 

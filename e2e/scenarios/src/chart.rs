@@ -140,6 +140,14 @@ fn refusals(world: &World) -> Result<()> {
             "/storageClasses/0/objectStore",
         ),
         (json!({ "storageClasses": [{ "name": "c" }] }), "objectStore"),
+        (
+            json!({ "storageClasses": [{ "name": "c", "objectStore": "s", "transport": "fuse" }] }),
+            "/storageClasses/0/transport",
+        ),
+        (
+            json!({ "storageClasses": [{ "name": "c", "backend": "memory", "transport": "ublk" }] }),
+            "/storageClasses/0/transport",
+        ),
         // The chart's version is not one of a sidecar.
         (json!({ "csi": { "sidecars": { "attacher": { "tag": "" } } } }), "/csi/sidecars/attacher/tag"),
     ] {
@@ -275,7 +283,7 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
         json!({
             "node": { "memoryVolumes": limit, "resources": { "limits": { "memory": "1Gi" } } },
             "storageClasses": [
-                { "name": "stored", "objectStore": "main" },
+                { "name": "stored", "objectStore": "main", "transport": "ublk" },
                 { "name": "scratch", "backend": "memory", "compression": "zstd", "maxMemoryPercent": 50 },
             ],
         })
@@ -312,6 +320,7 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
         ensure!(scratch.lines().any(|found| found == line), "{line} is not in\n{scratch}");
         ensure!(!stored.lines().any(|found| found == line), "{line} is in\n{stored}");
     }
+    ensure!(stored.lines().any(|found| found == "  transport: ublk"), "no transport in\n{stored}");
     // A pod cannot be changed.
     let changed: Vec<String> =
         rendered.iter().filter(|object| !object.contains("kind: Pod\n")).cloned().collect();

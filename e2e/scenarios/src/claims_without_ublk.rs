@@ -1,11 +1,11 @@
 //! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon of Kubernetes serves them
 //! only beside a keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a
-//! node with ublk and back.
+//! node with ublk and back. A claim of a class with `transport: ublk` is refused here, and served there.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, Use, granted};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::{Node, SIGKILL, SIGTERM};
 use holdfast_lab::report;
@@ -20,6 +20,10 @@ use super::story::provision_store;
 
 const BUCKET: &str = "claims-without-ublk";
 const CLAIM: &str = "pvc-data";
+/// A claim of a class with `transport: ublk`.
+const FOR_UBLK: &str = "pvc-fast";
+/// The label of nodes for such claims.
+const UBLK_LABEL: &str = "topology.holdfast.dev/ublk";
 const GIB: i64 = 1 << 30;
 /// Keepers, each in place of the one before.
 const KEEPERS: [&str; 3] = ["keeper-0", "keeper-1", "keeper-2"];
@@ -45,7 +49,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         let found = condition(world, "storagenode/a", "Ready").unwrap_or_default();
         Ok(found.contains("keeper").then_some(found))
     })?;
-    ensure!(missing.starts_with("NoTransport: ") && missing.contains("holdfast-node keeper"), "{missing}");
+    ensure!(missing.starts_with("NoKeeper: ") && missing.contains("holdfast-node keeper"), "{missing}");
 
     report::step("with a keeper it does");
     start_keeper(vm, KEEPERS[0], false)?;
@@ -63,6 +67,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     until("its devices to be kept", LIMIT, || {
         Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
     })?;
+
+    refuses_claims_for_ublk(world, &csi, &on_a)?;
 
     report::step("kill, restart and replace the daemon, and replace its keeper, under load");
     let program = format!(
@@ -117,8 +123,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
     moves(world, &csi, &data, &sums, &on_a)?;
 
-    granted("delete", csi.delete(CLAIM, LIMIT)?)?;
-    expect_removed(&s3, BUCKET, 1)?;
+    for claim in [CLAIM, FOR_UBLK] {
+        granted("delete", csi.delete(claim, LIMIT)?)?;
+    }
+    expect_removed(&s3, BUCKET, 2)?;
     a.vm().exec("! ls -d /sys/block/loop*/loop 2>/dev/null && ! dmesg | grep -i 'I/O error'")?;
     a.terminate()?;
     operator.stop()
@@ -142,7 +150,48 @@ fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> 
         release(node, &moved, "pod")?;
         granted("withdraw", csi.unpublish(CLAIM, name, LIMIT)?)?;
     }
+
+    report::step("a claim for ublk is served on the node with it");
+    let topology = granted("info", on_b.info()?)?.accessible_topology.unwrap_or_default();
+    ensure!(topology.segments.get(UBLK_LABEL).is_some_and(|value| value == "true"), "{topology:?}");
+    let again = NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk").chosen(&topology);
+    granted("create again", csi.create(&again, LIMIT)?)?;
+    publish(csi, FOR_UBLK, "b")?;
+    on_b.vm().exec("ls /dev/ublkb*")?;
+    granted("withdraw", csi.unpublish(FOR_UBLK, "b", LIMIT)?)?;
     b.terminate()
+}
+
+/// A claim of a class with `transport: ublk` is not made for this node, nor published on it, nor attached
+/// where a person writes its name into the Volume.
+fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<()> {
+    report::step("a claim for ublk is not placed on a node without");
+    let topology = granted("info", on_a.info()?)?.accessible_topology.unwrap_or_default();
+    ensure!(!topology.segments.contains_key(UBLK_LABEL), "{topology:?}");
+    let new = || NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk");
+    let chosen = csi.create(&new().chosen(&topology), LIMIT)?;
+    refused("create for node a", chosen, "ResourceExhausted", "load ublk_drv")?;
+    let made = granted("create for any node", csi.create(&new(), LIMIT)?)?;
+    let affinity = made.accessible_topology.iter().all(|one| one.segments.contains_key(UBLK_LABEL));
+    ensure!(affinity && !made.accessible_topology.is_empty(), "{made:?}");
+    refused("publish", csi.publish(FOR_UBLK, "a", LIMIT)?, "FailedPrecondition", "serves by FUSE")?;
+    let volume = format!("volume/{FOR_UBLK}");
+    let want = |node: &str| {
+        let patch = format!("{{\"spec\": {{\"nodeName\": \"{node}\"}}}}");
+        world.kubectl(["patch", &volume, "--type=merge", "--patch", &patch]).map(drop)
+    };
+    want("a")?;
+    let why = until("the refusal", LIMIT, || {
+        let found = condition(world, &volume, "Attached").unwrap_or_default();
+        Ok(found.starts_with("UblkNeeded: ").then_some(found))
+    })?;
+    ensure!(why.contains("or remove spec.transport"), "{why}");
+    on_a.vm().exec("test $(ls -d /sys/block/loop*/loop | wc -l) = 1")?;
+    want("")?;
+    until("the claim to be cleared", LIMIT, || {
+        let node = world.kubectl(["get", &volume, "--output=jsonpath={.status.node}"])?;
+        Ok(node.is_empty().then_some(()))
+    })
 }
 
 /// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,

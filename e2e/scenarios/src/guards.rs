@@ -25,9 +25,12 @@ const OTHERS_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"
 /// A condition of the daemon: without it no memory volume is attached again.
 const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
                             \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
+/// The value with which nodes without ublk have a keeper.
+const KEEPER: &str = "--set=node.withoutUblk.enabled=true";
 /// Objects that are not deleted while volumes are served.
-const KEPT: [[&str; 2]; 7] = [
+const KEPT: [[&str; 2]; 8] = [
     ["daemonset", "holdfast-node"],
+    ["daemonset", "holdfast-keeper"],
     ["deployment", "holdfast-operator"],
     ["serviceaccount", "holdfast-node"],
     ["clusterrole", "holdfast-node"],
@@ -50,7 +53,30 @@ pub(super) fn run(world: &World) -> Result<()> {
     snapshots(world)?;
     identity(world)?;
     claimed(world)?;
+    keeper(world)?;
     in_use(world)
+}
+
+/// The keeper holds what devices need, and may nothing else: it has no token, and its account has no role.
+fn keeper(world: &World) -> Result<()> {
+    report::step("the keeper of nodes without ublk has no rights");
+    helm(
+        world,
+        NAMESPACE,
+        &["upgrade", "holdfast", "--reset-values", "--set=secretNamespaces={other}", KEEPER],
+    )?;
+    let pod = "jsonpath={.spec.template.spec.serviceAccountName}/{.spec.template.spec.automountServiceAccountToken}/\
+               {.spec.template.spec.hostPID}{.spec.template.spec.hostNetwork}/{.spec.template.spec.volumes[*].name}";
+    let pod =
+        world.kubectl(["--namespace", NAMESPACE, "get", "daemonset", "holdfast-keeper", "--output", pod])?;
+    ensure!(pod == "/false//run", "account/token/namespaces of the host/volumes: {pod}");
+    let account = format!("--as=system:serviceaccount:{NAMESPACE}:default");
+    let words = ["auth", "can-i", "--list", "--namespace", NAMESPACE, &account];
+    let rights = world.kubectl(words)?;
+    for part in ["holdfast.dev", "secrets", "pods", "nodes", "leases", "events", "*.*"] {
+        ensure!(!rights.contains(part), "the account of the keeper may use {part}: {rights}");
+    }
+    Ok(())
 }
 
 /// The kinds of another version are applied as the notes of the chart say.
@@ -197,7 +223,7 @@ fn in_use(world: &World) -> Result<()> {
         ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
     }
     report::step("an upgrade removes what is not needed to serve them");
-    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values"])?;
+    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER])?;
     let role =
         ["--namespace", "other", "get", "role", "--output=name", "holdfast-secrets", "--ignore-not-found"];
     let role = world.kubectl(role)?;
@@ -205,10 +231,10 @@ fn in_use(world: &World) -> Result<()> {
     report::step("an upgrade does not take the daemon from its volumes");
     for other in ["node.nodeSelector.disk=fast", "node.stateDir=/mnt/nvme", "node.runDir=/run/other"] {
         let refused =
-            said(helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", "--set", other]));
+            said(helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set", other]));
         ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
     }
-    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", "--set=node.logFilter=debug"])?;
+    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set=node.logFilter=debug"])?;
     report::step("an uninstall is refused as a whole");
     let release = world.dir().join("release.yaml");
     fs::write(&release, helm(world, NAMESPACE, &["get", "manifest", "holdfast"])?)

@@ -137,7 +137,18 @@ fn begin_together(node: &Node) -> Result<()> {
              holdfast-node detach {volume}; ! dmesg | grep -i 'I/O error'"
         ))?;
     }
-    Ok(())
+    restores_only_what_is_free(vm)
+}
+
+/// A program that is about to bind a free device has it exclusively: its queue is left alone until then.
+fn restores_only_what_is_free(vm: &Vm) -> Result<()> {
+    let held = "use Fcntl; sysopen(F, shift, O_RDONLY | O_EXCL) or die $!; system(@ARGV) == 0 or die";
+    vm.exec(&format!(
+        "free=$(losetup --find); name=${{free#/dev/}}; limit=/sys/block/$name/queue/max_sectors_kb; echo 512 >$limit; \
+         restore=\"holdfast-node loop-device restore ${{name#loop}}\"; \
+         perl -e '{held}' $free $restore; test $(cat $limit) = 512; $restore; test $(cat $limit) != 512"
+    ))
+    .map(drop)
 }
 
 /// Requests go past the page cache of the file, in blocks of 4096 bytes.

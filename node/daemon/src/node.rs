@@ -45,7 +45,7 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 use device::fuse;
-pub(crate) use device::fuse::{LOOP_DEVICE, probe as probe_fuse};
+pub(crate) use device::fuse::{LOOP_DEVICE, check as check_fuse};
 pub(crate) use device::kept_connections::{KEEPER, KEEPER_FOR_DAEMON, KeeperStart};
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};
@@ -151,11 +151,13 @@ pub(crate) enum TransportChoice {
 impl TransportChoice {
     /// True where a device may be one of FUSE. Else nothing of FUSE is looked for: that has the kernel load
     /// its modules.
-    pub(crate) const fn may_be_fuse(self) -> bool {
-        match self {
-            Self::Auto | Self::Only(Transport::Fuse) => true,
-            Self::Only(Transport::ZeroCopy | Transport::UserCopy | Transport::KernelCopy) => false,
-        }
+    pub(crate) fn may_be_fuse(self) -> bool {
+        self.may_be(Transport::Fuse)
+    }
+
+    /// True where a device of an object store may have this transport.
+    pub(crate) fn may_be(self, transport: Transport) -> bool {
+        self == Self::Auto || self == Self::Only(transport)
     }
 
     /// The transport that devices get from a driver with these features, and without it from FUSE where the
@@ -235,6 +237,8 @@ pub(crate) struct AttachRequest {
     pub(crate) durability: Durability,
     /// Probe the bucket before its first use in this process: no operator did.
     pub(crate) probe: bool,
+    /// Refuse it where new devices are not of ublk.
+    pub(crate) ublk_only: bool,
 }
 
 /// Request to change settings of a volume that is served; what it leaves out stays as it is.
@@ -268,10 +272,31 @@ pub(crate) struct Capabilities {
     pub(crate) kernel_release: String,
     /// Each transport, with the reason where it cannot be used.
     pub(crate) transports: Vec<(Transport, Result<(), String>)>,
+    /// That of new devices.
+    pub(crate) transport: Result<Transport, NoTransport>,
     /// The disk under the state directory, where the file system shows it.
     pub(crate) state_disk: Option<StateDisk>,
     /// Volumes that the ring threads can serve at a time.
     pub(crate) max_volumes: u32,
+}
+
+/// Reason for which a node makes no device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NoTransport {
+    /// Only the keeper is missing; with the fix.
+    Keeper(String),
+    /// None of the node's transports can be used, or is asked for: each says why.
+    Refused,
+}
+
+impl From<Unsupported> for NoTransport {
+    fn from(error: Unsupported) -> Self {
+        if matches!(error, Unsupported::NoKeeper { .. }) {
+            Self::Keeper(chain(&error))
+        } else {
+            Self::Refused
+        }
+    }
 }
 
 /// The running data plane. Clones share it.
@@ -485,11 +510,13 @@ impl Node {
     /// Capabilities of the node.
     pub(crate) fn capabilities(&self) -> Capabilities {
         let choice = self.0.config.transport;
-        let check = |transport| match (transport, &self.0.features) {
-            (Transport::Fuse, _) if !choice.may_be_fuse() => {
-                Err("data.transport asks for another; set it to \"auto\" or \"fuse\"".to_owned())
-            }
-            (Transport::Fuse, _) => self.0.devices.kernel().check_fuse().map_err(|error| error.to_string()),
+        let kernel = self.0.devices.kernel();
+        let check = |transport: Transport| match (transport, &self.0.features) {
+            _ if !choice.may_be(transport) => Err(format!(
+                "data.transport asks for another; set it to \"auto\" or \"{}\"",
+                transport.name()
+            )),
+            (Transport::Fuse, _) => kernel.check_fuse().map_err(|error| error.to_string()),
             (Transport::ZeroCopy | Transport::UserCopy | Transport::KernelCopy, Ok(features)) => {
                 features.check(transport).map_err(|error| error.to_string())
             }
@@ -503,6 +530,7 @@ impl Node {
         Capabilities {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
             transports: transports.map(|transport| (transport, check(transport))).collect(),
+            transport: kernel.transport(choice).map_err(NoTransport::from),
             state_disk: self.0.state_disk.clone(),
             max_volumes: self.0.rings.max_volumes(QUEUES, QUEUE_DEPTH),
         }

@@ -91,7 +91,7 @@ pub(crate) async fn run(config: &Config, say: &mut dyn FnMut(Check)) {
     say(kernel::check_pid_namespace(release.as_ref().ok(), is_in_host_pid_namespace()));
     let ring = io_uring::RingFacts::observe();
     say(io_uring::check(&ring));
-    let driver = driver::DriverFacts::observe(release.ok(), ring.made.is_ok(), node.transport);
+    let driver = driver::DriverFacts::observe(release.ok(), ring.made.is_ok(), node);
     driver::check(&driver, node.transport).into_iter().for_each(&mut *say);
     say(memory::check(&memory::MemoryFacts::observe(node)));
     say(memory::check_io_flusher(become_io_flusher()));

@@ -18,7 +18,10 @@
 //! | `W` watches the keeper: the end of the connection says that it has ended or was replaced | the status `e`, at once or later, once it was told to end |
 //! | `H` hands the place over to the asking keeper | the number of files (4 bytes), with the lock; a byte, with the socket; each tag (8 bytes), with its file |
 //!
-//! A question or version that the keeper does not know has a status of its own. A place is handed over in
+//! A question or version that the keeper does not know has a status of its own. A keeper answers each version
+//! from 1 to its own as that version says, and one that asks takes the keeper's own where that is lower. So
+//! these ten bytes, and what is above for version 1, never change: with it a keeper hands over to one of any
+//! other release. A place is handed over in
 //! this order; no question is answered meanwhile, and none is lost: the socket is the same one.
 //!
 //! ```text
@@ -56,8 +59,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::message::{
-    ABSENT, DONE, DROP, ENDING, KEEP, LIST, OTHER_VERSION, TAKE, UNKNOWN, VERSION, WATCH, receive, request,
-    send,
+    ABSENT, DONE, DROP, ENDING, KEEP, LIST, OTHER_VERSION, SpokenVersions, TAKE, UNKNOWN, WATCH, receive,
+    request, send,
 };
 pub use self::run::{run, run_for_daemon};
 
@@ -79,13 +82,14 @@ type KeeperAnswer = (u8, Option<OwnedFd>, UnixStream);
 #[derive(Debug)]
 pub struct Keeper {
     socket: PathBuf,
+    versions: SpokenVersions,
 }
 
 impl Keeper {
     /// The keeper of a run directory.
     #[must_use]
     pub fn of(run_dir: &Path) -> Self {
-        Self { socket: run_dir.join(KEEPER_SOCKET) }
+        Self { socket: run_dir.join(KEEPER_SOCKET), versions: SpokenVersions::default() }
     }
 
     /// Its socket.
@@ -117,14 +121,7 @@ impl Keeper {
             Err(error) if is_absent(&error) => {}
             kept => return kept.map(|()| false),
         }
-        let mut program = program();
-        program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let session = || {
-            // SAFETY: it fails only for the leader of a group, which a new process is not.
-            if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-        };
-        // SAFETY: setsid(2) may be called between fork and exec.
-        note_end(unsafe { program.pre_exec(session) }.spawn()?);
+        Self::start(program())?;
         let begun = Instant::now();
         loop {
             match self.keep(tag, file) {
@@ -134,6 +131,21 @@ impl Keeper {
                 kept => return kept.map(|()| true),
             }
         }
+    }
+
+    /// Starts a keeper, which takes the place of the one that serves: `program` becomes [`run_for_daemon`].
+    ///
+    /// # Errors
+    /// Those of the start.
+    pub fn start(mut program: Command) -> io::Result<()> {
+        program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let session = || {
+            // SAFETY: it fails only for the leader of a group, which a new process is not.
+            if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        };
+        // SAFETY: setsid(2) may be called between fork and exec.
+        note_end(unsafe { program.pre_exec(session) }.spawn()?);
+        Ok(())
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
@@ -158,25 +170,33 @@ impl Keeper {
         }
     }
 
+    /// Asks in the newest version that both sides speak.
     fn ask_once(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
-        let mut stream = self.connect()?;
-        send(&stream, &request(operation, tag), file)?;
-        let mut status = [0];
-        let (len, file) = receive(&stream, &mut status)?;
-        match (len, status[0]) {
-            (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
-            (_, UNKNOWN) => Err(io::Error::other(
-                "the keeper of FUSE connections does not know this question; replace it by one of this version",
-            )),
-            (_, OTHER_VERSION) => {
-                stream.read_exact(&mut status)?;
-                Err(io::Error::other(format!(
-                    "the keeper of FUSE connections speaks version {} of its protocol, and not {VERSION}; \
-                     replace it by one of this version",
-                    status[0]
-                )))
+        let mut version = self.versions.newest;
+        loop {
+            let mut stream = self.connect()?;
+            send(&stream, &request(version, operation, tag), file)?;
+            let mut status = [0];
+            let (len, file) = receive(&stream, &mut status)?;
+            match (len, status[0]) {
+                (0, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                (_, UNKNOWN) => {
+                    return Err(io::Error::other(
+                        "the keeper of FUSE connections does not know this question; replace it by one of this version",
+                    ));
+                }
+                (_, OTHER_VERSION) => {
+                    stream.read_exact(&mut status)?;
+                    let [keepers] = status;
+                    version = SpokenVersions::fall_back(version, keepers).ok_or_else(|| {
+                        io::Error::other(format!(
+                            "the keeper of FUSE connections speaks version {keepers} of its protocol, and not {version}; \
+                             replace it by one of this version"
+                        ))
+                    })?;
+                }
+                (_, status) => return Ok((status, file, stream)),
             }
-            (_, status) => Ok((status, file, stream)),
         }
     }
 
@@ -280,7 +300,7 @@ impl KeeperWatch {
     }
 
     /// True if it is gone, or will be `within`.
-    fn ends(&mut self, within: Duration) -> bool {
+    pub fn ends(&mut self, within: Duration) -> bool {
         let begun = Instant::now();
         loop {
             let left = within.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));

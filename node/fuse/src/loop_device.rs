@@ -7,7 +7,9 @@
 //! close of the device, which writes back) is done by a process of its own ([`LoopCommand`]): a thread of the
 //! server that waits for its own server cannot be ended, nor can its process, and the next server would wait
 //! for that.
-//! *Invariants*: a device is cleared only while its file has the expected tag.
+//! *Invariants*: a device is cleared only while its file has the expected tag. The attributes of a queue are
+//! written only while the device is not bound and this program has it exclusively: no other one can bind it
+//! then.
 #![allow(unsafe_code)] // ioctl(2)
 
 use std::fs::{self, File, OpenOptions};
@@ -212,8 +214,7 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// True once the kernel has released the file of this tag; looks for at most `within`. Its queue is then
-    /// as it was before it was bound.
+    /// True once the kernel has released the file of this tag; looks for at most `within`.
     ///
     /// # Errors
     /// The kernel's.
@@ -231,14 +232,17 @@ impl LoopDevice {
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        Self::restore_queue(self.number);
         Ok(true)
     }
 
-    /// Gives a device that no program has bound the attributes with which the kernel makes one, where they
-    /// are still ours.
-    pub fn restore_queue(number: u32) {
-        untune(Path::new(BLOCK_DEVICES), number);
+    /// Gives a device that no program has bound, or binds, the attributes with which the kernel makes one,
+    /// where they are still ours. `program` becomes [`LoopCommand::run`].
+    ///
+    /// # Errors
+    /// The kernel's, or that of the program.
+    pub fn restore_queue(number: u32, mut program: Command) -> io::Result<()> {
+        program.args([RESTORE, &number.to_string()]);
+        wait(start(without_input(program))?, WITHIN)
     }
 
     fn binding_in(self, devices: &Path) -> io::Result<LoopBinding> {
@@ -323,6 +327,7 @@ const CLEAR: &str = "clear";
 const CLEAR_UNUSED: &str = "clear-unused";
 const KEEP: &str = "keep";
 const GROW: &str = "grow";
+const RESTORE: &str = "restore";
 
 /// Commands about a loop device that a process of its own runs, by its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -352,6 +357,8 @@ pub enum LoopCommand {
         /// The name of its file.
         name: String,
     },
+    /// Gives the device of this number the attributes of a new one, unless a program binds it.
+    Restore(u32),
 }
 
 impl LoopCommand {
@@ -371,6 +378,7 @@ impl LoopCommand {
             [grow, number, name] if grow == GROW => {
                 Some(Self::Grow { number: number.parse().ok()?, name: name.clone() })
             }
+            [restore, number] if restore == RESTORE => Some(Self::Restore(number.parse().ok()?)),
             _ => None,
         }
     }
@@ -391,6 +399,7 @@ impl LoopCommand {
             }
             Self::Keep { number, name } => keep(number, &name).map(|()| String::new()),
             Self::Grow { number, name } => grow(number, &name).map(|()| String::new()),
+            Self::Restore(number) => restore(number).map(|()| String::new()),
         }
     }
 }
@@ -401,12 +410,15 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     for _ in 0..TRIES {
         let number = request(&control, kernel::CTL_GET_FREE, 0)?;
         let number = u32::try_from(number).map_err(io::Error::other)?;
+        let Some(device) = open_exclusively(number, true)? else {
+            std::thread::sleep(LOOK_EVERY);
+            continue;
+        };
         if is_bound(number) {
             // Another program was first, whose device is left alone.
             continue;
         }
         tune(number)?;
-        let device = OpenOptions::new().read(true).write(true).open(format!("/dev/loop{number}"))?;
         let mut config = kernel::LoopConfig {
             fd: file.as_raw_fd().cast_unsigned(),
             block_size: BLOCK_BYTES,
@@ -422,7 +434,6 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             // Another program was first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
             Err(error) => {
-                drop(device);
                 untune(Path::new(BLOCK_DEVICES), number);
                 return Err(error);
             }
@@ -507,6 +518,28 @@ fn clear(number: u32, name: &str, unless_used: bool) -> io::Result<()> {
     let exclusive = if unless_used { libc::O_EXCL } else { 0 };
     let Some(device) = open_bound(number, name, exclusive)? else { return Ok(()) };
     unless_unbound(request(&device, kernel::CLR_FD, 0))
+}
+
+fn restore(number: u32) -> io::Result<()> {
+    // Not for writing: udev looks at each device that was open for that.
+    if let Some(_held) = open_exclusively(number, false)? {
+        untune(Path::new(BLOCK_DEVICES), number);
+    }
+    Ok(())
+}
+
+/// The device of this number, which no program can bind while it is open; `None` where another one has it so,
+/// or binds it, or it is gone.
+fn open_exclusively(number: u32, for_writing: bool) -> io::Result<Option<File>> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(for_writing).custom_flags(libc::O_EXCL);
+    match options.open(format!("/dev/loop{number}")) {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENOENT | libc::ENXIO)) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn keep(number: u32, name: &str) -> io::Result<()> {
@@ -657,6 +690,7 @@ mod tests {
         assert_eq!(of(&[KEEP, "3", "x"]), Some(keep));
         let grow = LoopCommand::Grow { number: 3, name: "x".to_owned() };
         assert_eq!(of(&[GROW, "3", "x"]), Some(grow));
+        assert_eq!(of(&[RESTORE, "3"]), Some(LoopCommand::Restore(3)));
         assert_eq!((of(&[CLEAR, "x", "x"]), of(&[])), (None, None));
     }
 }

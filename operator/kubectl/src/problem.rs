@@ -1,6 +1,6 @@
 //! Problems: the conditions that are not as they should be.
 
-use holdfast_crds::{Condition, READY, Volume};
+use holdfast_crds::{Condition, DEVICES_KEPT, READY, Volume};
 use kube::ResourceExt;
 
 use crate::cluster::{Seen, claim_of};
@@ -18,11 +18,16 @@ pub(crate) fn all(seen: &Seen) -> Vec<Problem<'_>> {
     let mut found = Vec::new();
     for store in &seen.stores {
         let conditions = store.status.iter().flat_map(|status| &status.conditions);
-        add(&mut found, &format!("ObjectStore {}", store.name_any()), conditions.filter(|it| is_unready(it)));
+        add(
+            &mut found,
+            &format!("ObjectStore {}", store.name_any()),
+            conditions.filter(|it| is_false(it, READY)),
+        );
     }
     for node in &seen.nodes {
         let conditions = node.status.iter().flat_map(|status| &status.conditions);
-        add(&mut found, &format!("StorageNode {}", node.name_any()), conditions.filter(|it| is_unready(it)));
+        let wrong = conditions.filter(|it| is_false(it, READY) || is_false(it, DEVICES_KEPT));
+        add(&mut found, &format!("StorageNode {}", node.name_any()), wrong);
     }
     for volume in &seen.volumes {
         add(&mut found, &title(volume), wrong(volume));
@@ -34,8 +39,8 @@ fn add<'a>(found: &mut Vec<Problem<'a>>, of: &str, conditions: impl Iterator<Ite
     found.extend(conditions.map(|condition| Problem { of: of.to_owned(), condition }));
 }
 
-fn is_unready(condition: &Condition) -> bool {
-    condition.type_ == READY && condition.status != "True"
+fn is_false(condition: &Condition, type_: &str) -> bool {
+    condition.type_ == type_ && condition.status != "True"
 }
 
 /// The conditions of `volume` that are not as they should be.

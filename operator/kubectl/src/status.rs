@@ -66,6 +66,7 @@ mod tests {
             "StorageNodes  1 Ready, 1 not Ready\n",
             "Not uploaded  64MiB",
             "StorageNode b: Ready is Unknown since 2026-11-26T00:00:00Z (Silent)\n  its daemon is silent",
+            "StorageNode a: DevicesKept is False since 2026-11-26T00:00:00Z (NotKept)\n  no keeper has them",
             "Volume pvc-1 (claim shop/data): Writable is False since 2026-11-26T00:00:00Z (CacheFull)",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");

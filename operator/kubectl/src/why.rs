@@ -138,7 +138,7 @@ pub(crate) mod tests {
                "lastTransitionTime": "2026-11-26T00:00:00Z"})
     }
 
-    /// A volume that a silent node serves, another that none is to serve, and a node that is well.
+    /// A volume that a silent node serves, another that none is to serve, and a node without a keeper.
     pub(crate) fn seen() -> Seen {
         let object = |kind: &str, name: &str, spec: Value, status: Value| {
             json!({"apiVersion": "storage.holdfast.dev/v1alpha1", "kind": kind, "spec": spec,
@@ -163,9 +163,13 @@ pub(crate) mod tests {
             json!({"phase": "Ready", "conditions": [condition("Attached", "False", "Detached", "")]}),
         );
         let silent = condition("Ready", "Unknown", "Silent", "its daemon is silent");
-        let node =
-            |name, ready: Value| object("StorageNode", name, json!({}), json!({"conditions": [ready]}));
-        let nodes = [node("a", condition("Ready", "True", "Ready", "")), node("b", silent)];
+        let node = |name, conditions: Value| {
+            object("StorageNode", name, json!({}), json!({"conditions": conditions}))
+        };
+        let unkept = condition("DevicesKept", "False", "NotKept", "no keeper has them");
+        let old = condition("KernelTeardownFixed", "False", "OldKernel", "an old kernel");
+        let well = json!([condition("Ready", "True", "Ready", ""), unkept, old]);
+        let nodes = [node("a", well), node("b", json!([silent]))];
         Seen {
             volumes: [served, idle].map(|it| serde_json::from_value(it).unwrap()).into(),
             nodes: nodes.map(|it| serde_json::from_value(it).unwrap()).into(),

@@ -233,6 +233,32 @@ fn a_volume_for_any_node_has_no_topology() {
     }
 }
 
+#[test]
+fn a_volume_for_ublk_is_made_for_nodes_with_it() {
+    let parameters = [("objectStore", "main"), ("transport", "ublk")];
+    let parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let on = |topologies: Vec<v1::Topology>| {
+        let requirement = v1::TopologyRequirement { requisite: topologies, preferred: Vec::new() };
+        let parameters = HashMap::from(parameters.clone());
+        let accessibility_requirements = Some(requirement);
+        WantedVolume::try_from(CreateVolumeRequest {
+            parameters,
+            accessibility_requirements,
+            ..request("pvc-1", 1 << 30)
+        })
+    };
+    let first = on(vec![topology::of_node("a", true)]).expect("a request");
+    let volume = first.volume(None).expect("a volume");
+    assert!(volume.spec.needs_ublk());
+    first.accept(&volume).expect("it is the one");
+    let answer = described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume");
+    assert_eq!(answer.accessible_topology, [topology::of_volume(true)]);
+    let refused = on(vec![topology::of_node("a", false)]).expect_err("no node has ublk");
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    let refused = wanted("pvc-1", 1 << 30).accept(&volume).expect_err("of another class");
+    assert!(refused.message().contains("exists with another transport"), "{}", refused.message());
+}
+
 /// A request for a memory volume that half of its size suffices for, on node `a`.
 fn in_memory(name: &str, required_bytes: i64) -> CreateVolumeRequest {
     let parameters = [("backend", "memory"), ("maxMemoryPercent", "50")];

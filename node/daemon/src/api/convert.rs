@@ -176,6 +176,7 @@ impl CheckedAttach {
             durability,
             // No operator looked at the bucket.
             probe: true,
+            ublk_only: false,
         }
     }
 }
@@ -362,7 +363,8 @@ fn store_requests(counts: RequestCounts) -> wire::StoreRequests {
 
 impl From<Capabilities> for wire::CapabilitiesResponse {
     fn from(capabilities: Capabilities) -> Self {
-        let Capabilities { kernel_release, transports, state_disk, max_volumes } = capabilities;
+        let Capabilities { kernel_release, transports, transport: chosen, state_disk, max_volumes } =
+            capabilities;
         let transports = transports.into_iter().map(|(by, usable)| wire::TransportCapability {
             transport: transport(by),
             available: usable.is_ok(),
@@ -377,6 +379,7 @@ impl From<Capabilities> for wire::CapabilitiesResponse {
                 physical_block_bytes,
             }),
             max_volumes,
+            transport: chosen.ok().map(transport),
         }
     }
 }

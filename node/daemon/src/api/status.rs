@@ -26,7 +26,7 @@ pub(super) fn unfinished(why: Unfinished) -> Status {
 /// Kinds with different exit codes have different codes, so that the CLI can distinguish them.
 pub(crate) fn code(kind: FailureKind) -> Code {
     match kind {
-        FailureKind::Invalid => Code::InvalidArgument,
+        FailureKind::Invalid | FailureKind::OtherTransport => Code::InvalidArgument,
         FailureKind::NotFound => Code::NotFound,
         FailureKind::Busy => Code::FailedPrecondition,
         FailureKind::Full => Code::ResourceExhausted,

@@ -19,7 +19,7 @@ use crate::node::FailureKind;
 pub(crate) fn code(kind: FailureKind) -> u8 {
     match kind {
         FailureKind::Local => 1,
-        FailureKind::Invalid => 2,
+        FailureKind::Invalid | FailureKind::OtherTransport => 2,
         FailureKind::NotFound => 3,
         FailureKind::Busy | FailureKind::Full => 4,
         FailureKind::Fenced | FailureKind::HeldElsewhere | FailureKind::LocalStateMissing => 5,

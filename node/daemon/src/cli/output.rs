@@ -239,7 +239,7 @@ impl Render for StatsResponse {
 
 impl Render for CapabilitiesResponse {
     fn text(&self) -> String {
-        let Self { kernel_release, daemon_version, transports, state_disk, max_volumes } = self;
+        let Self { kernel_release, daemon_version, transports, state_disk, max_volumes, transport: _ } = self;
         let rows = transports.iter().map(|capability| {
             [
                 transport_name(capability.transport()).to_owned(),
@@ -248,14 +248,16 @@ impl Render for CapabilitiesResponse {
             ]
         });
         format!(
-            "kernel {kernel_release}, daemon {daemon_version}, at most {max_volumes} volumes\nstate disk: {}\n{}",
+            "kernel {kernel_release}, daemon {daemon_version}, at most {max_volumes} volumes\ntransport of new devices: \
+             {}\nstate disk: {}\n{}",
+            self.transport.map_or("none", |_| transport_name(self.transport())),
             state_disk.as_ref().map_or_else(|| "not known".to_owned(), state_disk_text),
             table(["TRANSPORT", "AVAILABLE", "REFUSAL"], rows)
         )
     }
 
     fn json(&self) -> Value {
-        let Self { kernel_release, daemon_version, transports, state_disk, max_volumes } = self;
+        let Self { kernel_release, daemon_version, transports, state_disk, max_volumes, transport } = self;
         let transports = transports.iter().map(|capability| {
             let TransportCapability { transport: _, available, refusal } = capability;
             json!({
@@ -268,6 +270,7 @@ impl Render for CapabilitiesResponse {
             "kernel_release": kernel_release,
             "daemon_version": daemon_version,
             "transports": transports.collect::<Vec<_>>(),
+            "transport": transport.map(|_| transport_name(self.transport())),
             "state_disk": state_disk.as_ref().map(|StateDisk { device, physical_block_bytes }| json!({
                 "device": device,
                 "physical_block_bytes": physical_block_bytes,

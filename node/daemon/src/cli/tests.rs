@@ -230,11 +230,13 @@ async fn a_refused_transport_and_a_tearing_disk_are_explained() {
     assert!(text.starts_with("kernel 6.14.0, daemon "), "{text}");
     assert!(text.contains("ublk-zero-copy  no         the ublk driver"), "{text}");
     assert!(text.contains("ublk-user-copy  yes"), "{text}");
+    assert!(text.contains("transport of new devices: ublk-user-copy\n"), "{text}");
     let disk = "state disk: sda, physical blocks of 512 bytes: a power cut may tear sectors";
     assert!(text.contains(disk), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&world.ask("capabilities --json").await.unwrap()).unwrap();
     assert_eq!(json["state_disk"]["physical_block_bytes"], 512);
+    assert_eq!(json["transport"], "ublk-user-copy");
 }
 
 #[tokio::test]

@@ -60,6 +60,8 @@ pub(crate) enum NodeStep {
         grow: bool,
         /// The epoch whose writer the user force-detached.
         replaces: Option<u64>,
+        /// True if it is refused where new devices are not of ublk.
+        ublk_only: bool,
     },
     /// Begin to attach a memory volume, all zeros.
     AttachMemory {
@@ -299,7 +301,9 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         }
         let claim = NodeStep::Claim(Box::new(claimed));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
-        return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces }], SOON);
+        // What is on this node only is committed by any transport.
+        let ublk_only = wanted && facts.spec.needs_ublk();
+        return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces, ublk_only }], SOON);
     }
     if facts.claimed() {
         return NodePlan { steps: vec![NodeStep::Report(Box::new(cleared(facts, now)))], again: None };

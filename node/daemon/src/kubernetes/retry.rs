@@ -54,6 +54,7 @@ impl From<Failure> for OperationFailure {
             FailureKind::Fenced => ("Fenced", Retry::Rarely),
             FailureKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),
             FailureKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),
+            FailureKind::OtherTransport => ("UblkNeeded", Retry::Rarely),
             FailureKind::Corrupt => ("DataDamaged", Retry::Rarely),
             FailureKind::Unavailable => ("Unavailable", Retry::Later),
             FailureKind::Local => ("NodeFailed", Retry::Later),

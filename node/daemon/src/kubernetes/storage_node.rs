@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    Condition, ConditionBuilder, ConditionStatus, FencedData, MemoryUse, NODE_FIELD_MANAGER, READY,
-    StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
+    Condition, ConditionBuilder, ConditionStatus, DEVICES_KEPT, FencedData, MemoryUse, NODE_FIELD_MANAGER,
+    READY, StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -22,15 +22,15 @@ use tokio::time::timeout;
 
 use super::draining::{Draining, Sign};
 use super::transport::transport_name;
-use crate::node::{Capabilities, NodeVolumeStatus, StateDisk, VolumeState, fenced, run_blocking};
+use crate::node::{
+    Capabilities, NoTransport, NodeVolumeStatus, StateDisk, VolumeState, fenced, run_blocking,
+};
 use crate::volumes::Volumes;
 
 /// Condition: the disk under the state directory promises whole sectors after a power cut.
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
-/// Condition: a keeper holds the connections of all devices without ublk.
-const DEVICES_KEPT: &str = "DevicesKept";
 /// Condition: the node's pods will leave.
 const DRAINING: &str = "Draining";
 /// Interval at which the node examines itself; an unchanged report is not written again.
@@ -243,7 +243,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
         fenced: (fenced, unlisted),
         draining,
     } = facts;
-    let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
+    let Capabilities { kernel_release, transports, transport, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
         .map(|(transport, usable)| TransportSupport {
@@ -255,14 +255,17 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
     let mut refusals: Vec<&str> =
         transports.iter().filter_map(|support| support.refusal.as_deref()).collect();
     refusals.dedup();
-    // They are in the order in which the daemon takes them.
-    let chosen = transports.iter().find(|support| support.available).map(|support| support.name);
-    let ready = if chosen.is_some() {
-        conditions.build(READY, ConditionStatus::True, "Serving", "the daemon serves volumes")
-    } else {
-        let message = format!("no transport can be used: {}", refusals.join("; "));
-        conditions.build(READY, ConditionStatus::False, "NoTransport", message)
+    let ready = match &transport {
+        Ok(_) => conditions.build(READY, ConditionStatus::True, "Serving", "the daemon serves volumes"),
+        Err(NoTransport::Keeper(message)) => {
+            conditions.build(READY, ConditionStatus::False, "NoKeeper", message.as_str())
+        }
+        Err(NoTransport::Refused) => {
+            let message = format!("no transport can be used: {}", refusals.join("; "));
+            conditions.build(READY, ConditionStatus::False, "NoTransport", message)
+        }
     };
+    let chosen = transport.ok().map(transport_name);
     let attached = volumes.iter().filter(|volume| volume.state == VolumeState::Attached).count();
     let mut described = vec![
         ready,
@@ -468,9 +471,7 @@ mod tests {
     #[test]
     fn a_node_without_ublk_says_whether_its_devices_are_kept() {
         let status = |usable: Transport, unkept_devices| {
-            let of = |transport| (transport, if transport == usable { Ok(()) } else { Err("no".to_owned()) });
-            let transports = Transport::ALL.map(of).into();
-            let capabilities = Capabilities { transports, ..Fake::default().capabilities() };
+            let capabilities = Capabilities { transport: Ok(usable), ..Fake::default().capabilities() };
             let facts = StorageNodeFacts { unkept_devices, ..facts(capabilities) };
             let status = first(|conditions| describe(facts, conditions));
             let kept = find_condition(&status.conditions, DEVICES_KEPT).cloned();
@@ -599,6 +600,7 @@ mod tests {
         let capabilities = Capabilities {
             kernel_release: "5.15.0".to_owned(),
             transports: Transport::ALL.map(|transport| (transport, Err("load ublk_drv".to_owned()))).into(),
+            transport: Err(NoTransport::Refused),
             state_disk: None,
             max_volumes: 256,
         };
@@ -606,5 +608,16 @@ mod tests {
         assert_eq!(status.conditions[0].status, "False");
         assert_eq!(status.conditions[0].reason, "NoTransport");
         assert!(status.conditions[0].message.contains("load ublk_drv"));
+    }
+
+    /// It was `NoTransport`, which sends a person to look at the kernel.
+    #[test]
+    fn a_node_without_its_keeper_says_that() {
+        let transport = Err(NoTransport::Keeper("start the keeper".to_owned()));
+        let capabilities = Capabilities { transport, ..Fake::default().capabilities() };
+        let status = first(|conditions| describe(facts(capabilities), conditions));
+        let ready = &status.conditions[0];
+        assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "NoKeeper"));
+        assert_eq!((ready.message.as_str(), status.transport), ("start the keeper", None));
     }
 }

@@ -206,8 +206,8 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 let present = self.volume.status.as_ref().map(daemons_part).unwrap_or_default();
                 if present == *status { Ok(()) } else { self.write(&status).await }
             }
-            NodeStep::Attach { grow, replaces } => {
-                self.attach(grow, replaces);
+            NodeStep::Attach { grow, replaces, ublk_only } => {
+                self.attach(grow, replaces, ublk_only);
                 Ok(())
             }
             NodeStep::AttachMemory { epoch } => {
@@ -262,7 +262,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
         Ok(())
     }
 
-    fn attach(&self, grow: bool, replaces: Option<u64>) {
+    fn attach(&self, grow: bool, replaces: Option<u64>, ublk_only: bool) {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, spec) = (self.id.clone(), self.volume.spec.clone());
         let attach = async move {
@@ -290,6 +290,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     durability: flush_class(spec.durability),
                     // The operator probes every ObjectStore, and its status was read.
                     probe: false,
+                    ublk_only,
                 })
                 .await?;
             let device = attached.device_path.display();

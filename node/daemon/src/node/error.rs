@@ -35,6 +35,8 @@ pub(crate) enum FailureKind {
     HeldElsewhere,
     /// The log says that this node has the volume attached, and the data of that attach is not here.
     LocalStateMissing,
+    /// The volume demands a transport that new devices of this node do not get.
+    OtherTransport,
     /// Stored data is damaged.
     Corrupt,
     /// A part outside (the object store, the kernel's ublk driver) is not there: try again later.
@@ -196,6 +198,12 @@ pub(crate) enum NodeError {
     /// The kernel has no ublk that copies the data of requests.
     #[error("memory volumes need ublk, also where other volumes are served without it")]
     MemoryNeedsUblk(#[source] Unsupported),
+    /// The volume is for nodes with ublk, and this one has none.
+    #[error(
+        "spec.transport: volume {0} is for ublk, and this node serves by FUSE. Nothing was attached. Use a node with ublk, load \
+         ublk_drv on this one, or remove spec.transport"
+    )]
+    UblkNeeded(VolumeId),
     /// The volume's state forbids it.
     #[error(transparent)]
     Refused(#[from] AttachRefused),
@@ -544,6 +552,7 @@ impl NodeError {
             Self::Log(failure) if failure.is_transient() => FailureKind::Unavailable,
             Self::Log(_) => FailureKind::Invalid,
             Self::Unsupported(_) | Self::MemoryNeedsUblk(_) => FailureKind::Unavailable,
+            Self::UblkNeeded(_) => FailureKind::OtherTransport,
             Self::File { .. }
             | Self::RecoveryFailed { .. }
             | Self::PreserveFailed { .. }

@@ -224,6 +224,7 @@ fn request() -> AttachRequest {
         max_dirty_age: None,
         durability: Durability::Local,
         probe: false,
+        ublk_only: false,
     }
 }
 

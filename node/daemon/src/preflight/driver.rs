@@ -7,7 +7,7 @@ use holdfast_service::chain;
 use holdfast_ublk::{CONTROL_PATH, Features, KernelRelease, Transport, Unsupported};
 
 use super::Check;
-use crate::node::{TransportChoice, probe_fuse};
+use crate::node::{NodeConfig, TransportChoice, check_fuse};
 
 const MODULE: &str = "ublk_drv";
 const TRANSPORT: &str = "transport";
@@ -60,9 +60,10 @@ impl Module {
 }
 
 impl DriverFacts {
-    pub(super) fn observe(release: Option<KernelRelease>, has_ring: bool, choice: TransportChoice) -> Self {
+    pub(super) fn observe(release: Option<KernelRelease>, has_ring: bool, config: &NodeConfig) -> Self {
+        let NodeConfig { transport, run_dir, keeper, .. } = config;
         let module = Module::find(&ROOTS.map(Path::new), release.as_ref());
-        let fuse = choice.may_be_fuse().then(probe_fuse);
+        let fuse = transport.may_be_fuse().then(|| check_fuse(run_dir, *keeper));
         Self { probed: Features::probe(), fuse, module, has_ring }
     }
 }
@@ -73,6 +74,9 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
     if let (TransportChoice::Only(Transport::Fuse), Some(fuse)) = (choice, &facts.fuse) {
         return vec![match fuse {
             Ok(()) => Check::pass(TRANSPORT, "fuse, as data.transport asks for"),
+            Err(without @ Unsupported::NoKeeper { .. }) => {
+                Check::warn(TRANSPORT, chain(without), fix(without, facts.module))
+            }
             Err(refusal) => {
                 let found = format!("data.transport asks for fuse: {}", chain(refusal));
                 Check::fail(TRANSPORT, found, "set data.transport = \"auto\"")
@@ -100,11 +104,20 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
                 | Unsupported::NoKeeper { .. }
                 | Unsupported::UnknownTransport { .. } => chain(unsupported),
             };
-            let fix = fix(unsupported, facts.module);
-            let has_fuse = matches!(facts.fuse, Some(Ok(())));
-            if choice == TransportChoice::Auto && has_fuse && unsupported.is_without_ublk() {
-                let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
-                return vec![Check::warn(NAME, found, fix), Check::warn(TRANSPORT, slower, fix)];
+            let driver = facts.module;
+            let fix = fix(unsupported, driver);
+            let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
+            let transport = match &facts.fuse {
+                Some(Ok(())) => Check::warn(TRANSPORT, slower, fix),
+                // It begins beside the daemon.
+                Some(Err(without @ Unsupported::NoKeeper { .. })) => {
+                    let found = format!("{slower}. Now there is none: {}", chain(without));
+                    Check::warn(TRANSPORT, found, self::fix(without, driver))
+                }
+                Some(Err(_)) | None => return vec![Check::fail(NAME, found, fix)],
+            };
+            if choice == TransportChoice::Auto && unsupported.is_without_ublk() {
+                return vec![Check::warn(NAME, found, fix), transport];
             }
             vec![Check::fail(NAME, found, fix)]
         }
@@ -130,7 +143,9 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
         Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
         Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
         Unsupported::NoFuse { .. } => "boot Linux 6.9 or newer, and load the modules fuse and loop",
-        Unsupported::NoKeeper { .. } => "run `holdfast-node keeper`, as a pod of its own",
+        Unsupported::NoKeeper { .. } => {
+            "set node.withoutUblk.enabled of the chart, or run `holdfast-node keeper` beside the daemon"
+        }
         Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy, user-copy or fuse",
     }
 }

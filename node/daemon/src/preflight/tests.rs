@@ -156,6 +156,12 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     let only = TransportChoice::Only(Transport::Fuse);
     holds(&driver::check(&facts(Ok(())), only)[0], "PASS", &["as data.transport asks"]);
     let release = KernelRelease::new("6.1.0");
+    let without = || Err(Unsupported::NoKeeper { socket: "/run/keeper.sock".into(), found: "none serves" });
+    for (choice, at) in [(TransportChoice::Auto, 1), (only, 0)] {
+        let checks = driver::check(&facts(without()), choice);
+        assert_eq!(checks.len(), at + 1);
+        holds(&checks[at], "WARN", &["/run/keeper.sock, and none serves", "node.withoutUblk.enabled"]);
+    }
     let refused = Unsupported::NoFuse { release, lack: "boot Linux 6.9 or newer" };
     holds(&driver::check(&facts(Err(refused)), only)[0], "FAIL", &["6.1.0", "6.9", "auto"]);
     let forbidden = Err(Unsupported::NoAccess(errno(libc::EACCES)));
@@ -164,7 +170,7 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     assert_eq!(checks.len(), 1, "the driver may be there: {checks:?}");
     holds(&checks[0], "FAIL", &["Permission denied"]);
     let ublk = TransportChoice::Only(Transport::UserCopy);
-    let observed = DriverFacts::observe(None, true, ublk);
+    let observed = DriverFacts::observe(None, true, &NodeConfig { transport: ublk, ..node() });
     assert!(observed.fuse.is_none(), "nothing of FUSE is opened");
     holds(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
 }

@@ -472,6 +472,7 @@ impl Volumes for Fake {
                 (Transport::ZeroCopy, Err("the ublk driver of kernel 6.14.0 lacks AUTO_BUF_REG".to_owned())),
                 (Transport::UserCopy, Ok(())),
             ],
+            transport: Ok(Transport::UserCopy),
             state_disk: Some(StateDisk { device: "sda".to_owned(), physical_block_bytes: 512 }),
             max_volumes: 256,
         }

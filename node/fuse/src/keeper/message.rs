@@ -6,9 +6,34 @@ use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// Version of the protocol.
+/// Newest version of the protocol.
 pub(super) const VERSION: u8 = 1;
+/// Bytes of a request. It is the same in all versions.
 pub(super) const REQUEST_BYTES: usize = 10;
+
+/// The versions that a process speaks: from 1 on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SpokenVersions {
+    pub(super) newest: u8,
+}
+
+impl Default for SpokenVersions {
+    fn default() -> Self {
+        Self { newest: VERSION }
+    }
+}
+
+impl SpokenVersions {
+    /// True for a version that is spoken.
+    pub(super) fn include(self, version: u8) -> bool {
+        (1..=self.newest).contains(&version)
+    }
+
+    /// The one before `version` in which a keeper can be asked that knows none after `keepers`.
+    pub(super) fn fall_back(version: u8, keepers: u8) -> Option<u8> {
+        (1..version).contains(&keepers).then_some(keepers)
+    }
+}
 
 pub(super) const KEEP: u8 = b'K';
 pub(super) const TAKE: u8 = b'T';
@@ -26,12 +51,12 @@ pub(super) const ABSENT: u8 = b'n';
 pub(super) const FAILED: u8 = b'f';
 /// It does not know the question.
 pub(super) const UNKNOWN: u8 = b'u';
-/// It does not know the version of the question. Its own follows.
+/// It does not know the version of the question. The newest that it speaks follows.
 pub(super) const OTHER_VERSION: u8 = b'v';
 
-/// A request of this version.
-pub(super) fn request(operation: u8, tag: u64) -> [u8; REQUEST_BYTES] {
-    let mut request = [VERSION; REQUEST_BYTES];
+/// A request of a version.
+pub(super) fn request(version: u8, operation: u8, tag: u64) -> [u8; REQUEST_BYTES] {
+    let mut request = [version; REQUEST_BYTES];
     request[1] = operation;
     request[2..].copy_from_slice(&tag.to_ne_bytes());
     request

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::AGAIN_AFTER;
 use super::message::{
-    ABSENT, DONE, DROP, ENDING, FAILED, HAND_OVER, KEEP, LIST, OTHER_VERSION, REQUEST_BYTES, TAKE, UNKNOWN,
-    VERSION, WATCH, receive, send,
+    ABSENT, DONE, DROP, ENDING, FAILED, HAND_OVER, KEEP, LIST, OTHER_VERSION, REQUEST_BYTES, SpokenVersions,
+    TAKE, UNKNOWN, WATCH, receive, send,
 };
 
 /// The longest time in which a successor takes everything: no question is answered meanwhile.
@@ -40,6 +40,8 @@ pub(super) struct KeptFiles {
     place: Option<(KeeperPlace, UnixStream)>,
     connections: usize,
     watchers: Vec<Arc<UnixStream>>,
+    /// Versions in which it answers.
+    pub(super) versions: SpokenVersions,
     is_ending: bool,
     /// It ends when it holds nothing.
     ends_unused: bool,
@@ -166,8 +168,9 @@ fn answer(connection: &Arc<UnixStream>, kept: &KeeperFiles, is_counted: &mut boo
         if len == 0 {
             return Ok(());
         }
-        if request[0] != VERSION {
-            return stream.write_all(&[OTHER_VERSION, VERSION]);
+        let versions = kept.lock().versions;
+        if !versions.include(request[0]) {
+            return stream.write_all(&[OTHER_VERSION, versions.newest]);
         }
         stream.read_exact(&mut request[len..])?;
         let [_, operation, tag @ ..] = request;

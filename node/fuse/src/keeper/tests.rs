@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::thread::JoinHandle;
 
-use super::message::{FAILED, HAND_OVER, REQUEST_BYTES};
+use super::message::{FAILED, HAND_OVER, REQUEST_BYTES, VERSION};
 use super::place::{bind, take_place, try_lock};
 use super::serve::{KeeperFiles, KeeperPlace, serve};
 use super::*;
@@ -28,7 +28,13 @@ struct KeeperThread {
 
 /// One in the foreground.
 fn begun(dir: &Path) -> KeeperThread {
-    let (keeper, kept) = (Keeper::of(dir), KeeperFiles::default());
+    begun_with(dir, SpokenVersions::default())
+}
+
+/// One that speaks these versions.
+fn begun_with(dir: &Path, versions: SpokenVersions) -> KeeperThread {
+    let (keeper, kept) = (Keeper { versions, ..Keeper::of(dir) }, KeeperFiles::default());
+    kept.lock().versions = versions;
     let shared = kept.clone();
     KeeperThread { kept, thread: thread::spawn(move || run::keep(&keeper, &shared)) }
 }
@@ -298,6 +304,31 @@ fn an_unknown_question_or_version_is_refused_by_name() {
     });
     let refused = of_other.list().unwrap_err().to_string();
     assert!(refused.contains("speaks version 9"), "{refused}");
+}
+
+/// A release with the next version of the protocol had no way to take the place of this one, nor this one
+/// the way back.
+#[test]
+fn keepers_and_daemons_of_two_versions_understand_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let next = SpokenVersions { newest: VERSION + 1 };
+    let (now, then) = (Keeper::of(dir.path()), Keeper { versions: next, ..Keeper::of(dir.path()) });
+    let asks = |keeper: &Keeper, has: &[u64]| {
+        keeper.keep(9, file().as_fd()).unwrap();
+        assert!(keeper.take(9).unwrap().is_some());
+        keeper.drop(9).unwrap();
+        assert!(!keeper.watch().unwrap().is_ending());
+        assert_eq!(keeper.list().unwrap(), has);
+    };
+    let (_, first) = started(dir.path(), &[1, 2]);
+    asks(&then, &[1, 2]);
+    let second = begun_with(dir.path(), next);
+    until("the newer one has all", || second.has(&[1, 2]) && first.has(&[]));
+    asks(&now, &[1, 2]);
+    asks(&then, &[1, 2]);
+    let third = begun(dir.path());
+    until("the older one has all", || third.has(&[1, 2]) && second.has(&[]));
+    asks(&then, &[1, 2]);
 }
 
 /// An answer that was cut off had counted as "nothing is kept": mounted devices were cleared.

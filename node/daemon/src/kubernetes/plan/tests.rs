@@ -79,8 +79,9 @@ fn acts(plan: &NodePlan) -> Vec<&'static str> {
             NodeStep::Report(status) if status.node.is_none() => "clear",
             NodeStep::Report(_) => "report",
             NodeStep::Attach { replaces: Some(_), .. } => "replace",
-            NodeStep::Attach { grow: true, replaces: None } => "attach",
-            NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
+            NodeStep::Attach { replaces: None, ublk_only: true, .. } => "attach by ublk",
+            NodeStep::Attach { grow: true, replaces: None, ublk_only: false } => "attach",
+            NodeStep::Attach { grow: false, replaces: None, ublk_only: false } => "attach as it is",
             NodeStep::AttachMemory { .. } => "attach",
             NodeStep::Configure { .. } => "configure",
             NodeStep::Grow { .. } => "grow",
@@ -454,6 +455,23 @@ fn an_operation_that_came_half_way_is_ended() {
     ]);
 }
 
+/// Data that only this node has is committed by any transport: the volume could never leave the node.
+#[test]
+fn a_volume_for_ublk_is_attached_by_it_where_it_is_wanted() {
+    let for_ublk = |f: &mut NodeFacts| f.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
+    check([
+        ("wanted", absent(for_ublk), &["claim", "attach by ublk"]),
+        (
+            "left behind",
+            absent(|f| {
+                left_behind(f);
+                for_ublk(f);
+            }),
+            &["claim", "attach as it is"],
+        ),
+    ]);
+}
+
 #[test]
 fn a_claim_left_behind_is_ended() {
     check([
@@ -608,6 +626,7 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
         (FailureKind::Fenced, "Fenced"),
         (FailureKind::HeldElsewhere, "HeldElsewhere"),
         (FailureKind::LocalStateMissing, "LocalStateMissing"),
+        (FailureKind::OtherTransport, "UblkNeeded"),
         (FailureKind::Corrupt, "DataDamaged"),
         (FailureKind::Unavailable, "Unavailable"),
         (FailureKind::Local, "NodeFailed"),

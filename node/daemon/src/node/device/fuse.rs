@@ -67,6 +67,14 @@ pub(crate) fn probe() -> Result<(), Unsupported> {
     Err(Unsupported::NoFuse { release, lack })
 }
 
+/// Fails where a daemon of this configuration could add no device, now.
+///
+/// # Errors
+/// Those of [`probe`]; [`Unsupported::NoKeeper`].
+pub(crate) fn check(run_dir: &Path, starts: KeeperStart) -> Result<(), Unsupported> {
+    FuseDevices::new(run_dir, starts).check()
+}
+
 /// True if the module loop reads partitions while it binds a device, by its parameter.
 fn reads_partitions(max_partitions: io::Result<String>) -> bool {
     max_partitions.is_ok_and(|number| number.trim() != "0")
@@ -232,9 +240,23 @@ impl FuseDevices {
 
     /// Gives a loop device that no program has bound since the attributes that the kernel gives to a new one.
     pub(in crate::node) fn restore_queue(id: u32) {
-        if let Some(number) = id.checked_sub(LOOP_IDS) {
-            LoopDevice::restore_queue(number);
+        let restored = id.checked_sub(LOOP_IDS).map(|number| {
+            let program = own_program(LOOP_DEVICE);
+            LoopDevice::restore_queue(number, program)
+        });
+        if let Some(Err(error)) = restored {
+            // The next attach that takes the number sets them, too.
+            tracing::warn!(%error, device = id, "a loop device that is free keeps the attributes of its queue");
         }
+    }
+
+    /// True once a device is cleared, and as the kernel makes one; looks for at most `within`.
+    fn is_cleared(device: Device, bound: LoopDevice, within: Duration) -> Result<bool, ControlError> {
+        let is_cleared = bound.await_cleared(within).map_err(file(bound.path(), "looked at"))?;
+        if is_cleared {
+            Self::restore_queue(device.id());
+        }
+        Ok(is_cleared)
     }
 
     /// Waits until the last server's ring has gone, and takes the connection.
@@ -287,13 +309,12 @@ impl FuseDevices {
 
     /// The kernel was told to clear the device, which it does once the last program has closed it.
     fn await_cleared_or_keep(&self, device: Device, bound: LoopDevice) -> Result<(), ControlError> {
-        let looked = || file(bound.path(), "looked at");
-        if bound.await_cleared(UNUSED_WITHIN).map_err(looked())? {
+        if Self::is_cleared(device, bound, UNUSED_WITHIN)? {
             return Ok(());
         }
         bound.keep_bound(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "kept"))?;
         // It may have been closed before that.
-        if bound.await_cleared(Duration::ZERO).map_err(looked())? {
+        if Self::is_cleared(device, bound, Duration::ZERO)? {
             return Ok(());
         }
         Err(ControlError::InUse { id: device.id(), holders: Holders::of(&bound.path()) })
@@ -310,7 +331,7 @@ impl FuseDevices {
         };
         // It was never served, or a program opened it while it was cleared.
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))?;
-        if bound.await_cleared(CLEARED_WITHIN).map_err(file(bound.path(), "looked at"))? {
+        if Self::is_cleared(device, bound, CLEARED_WITHIN)? {
             return Ok(());
         }
         let waited_ms = u64::try_from(CLEARED_WITHIN.as_millis()).unwrap_or(u64::MAX);

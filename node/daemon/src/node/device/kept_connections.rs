@@ -6,7 +6,9 @@
 //! Invariants: the keeper has a connection from before its device is bound until after that is cleared, but
 //! while none serves.
 //! On failure: the end of the keeper is noted, and the next one gets all connections. A daemon of Kubernetes
-//! does not start one: its children end with its pod.
+//! does not start one: its children end with its pod. Another one does, also where a keeper that a person
+//! runs was told to end: each would wait for the other. A connection that the keeper did not close is closed
+//! later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use holdfast_fuse::{FuseConnection, Keeper, KeeperEvent, is_absent};
+use holdfast_fuse::{FuseConnection, Keeper, KeeperEvent, KeeperWatch, is_absent};
 use holdfast_service::chain;
 use holdfast_ublk::Unsupported;
 use parking_lot::Mutex;
@@ -31,6 +33,8 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 const KEEPER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Time between two looks for the keeper that another process starts.
 const KEEPER_LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The longest wait for a keeper that was started to take the place of another one.
+const REPLACED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Processes that run the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,8 @@ struct KeptInner {
     keeper: Keeper,
     starts: KeeperStart,
     run_dir: PathBuf,
+    /// Program that becomes a keeper of a run directory.
+    own_keeper: fn(&Path) -> Command,
     /// Held while the keeper is given a connection, is asked for one or loses one, and while it is replaced:
     /// what it holds follows what this process holds, and one thread at a time starts a keeper.
     keeping: Mutex<()>,
@@ -60,6 +66,8 @@ struct KeptState {
     connections: BTreeMap<u64, FuseConnection>,
     /// The connections of these that a keeper has which was not told to end.
     kept: BTreeSet<u64>,
+    /// Connections that are none of this process any more, and that the keeper could not be told to close.
+    unclosed: BTreeSet<u64>,
     /// The keeper was told to end.
     is_ending: bool,
     is_watching: bool,
@@ -72,6 +80,7 @@ impl KeptConnections {
             keeper: Keeper::of(run_dir),
             starts,
             run_dir: run_dir.to_owned(),
+            own_keeper,
             keeping: Mutex::default(),
             state: Mutex::default(),
         }))
@@ -126,13 +135,9 @@ impl KeptConnections {
 
     /// Gives the keeper a connection. Returns whether it was started for that.
     fn give(&self, tag: u64, connection: &FuseConnection) -> io::Result<bool> {
-        let KeptInner { keeper, starts, run_dir, .. } = &*self.0;
+        let KeptInner { keeper, starts, run_dir, own_keeper, .. } = &*self.0;
         match starts {
-            KeeperStart::ByDaemon => keeper.keep_or_start(tag, connection.file(), || {
-                let mut program = Command::new(OWN_PROGRAM);
-                program.arg(KEEPER).arg("--run-dir").arg(run_dir).arg(format!("--{KEEPER_FOR_DAEMON}"));
-                program
-            }),
+            KeeperStart::ByDaemon => keeper.keep_or_start(tag, connection.file(), || own_keeper(run_dir)),
             KeeperStart::Outside => keeper.keep(tag, connection.file()).map(|()| false),
         }
     }
@@ -155,9 +160,31 @@ impl KeptConnections {
         state.connections.remove(&tag);
         state.kept.remove(&tag);
         drop(state);
-        if let Err(error) = self.0.keeper.drop(tag) {
-            // The next start sweeps it.
-            tracing::warn!(%error, "the keeper did not close a connection of FUSE");
+        let Err(error) = self.0.keeper.drop(tag) else { return };
+        tracing::warn!(%error, "the keeper did not close a connection of FUSE; it is tried again");
+        let mut state = self.0.state.lock();
+        let is_first = state.unclosed.is_empty();
+        state.unclosed.insert(tag);
+        if is_first {
+            let connections = self.clone();
+            thread::spawn(move || connections.close_later());
+        }
+    }
+
+    /// Has the keeper close what it could not be told to. The next start sweeps what is left at the end of
+    /// this process.
+    fn close_later(&self) {
+        loop {
+            thread::sleep(KEEPER_AGAIN_AFTER);
+            let _alone = self.0.keeping.lock();
+            let mut unclosed = self.0.state.lock().unclosed.clone();
+            // One that is used again has a later end.
+            unclosed.retain(|tag| self.get(*tag).is_none() && self.0.keeper.drop(*tag).is_err());
+            let mut state = self.0.state.lock();
+            state.unclosed = unclosed;
+            if state.unclosed.is_empty() {
+                return;
+            }
         }
     }
 
@@ -220,10 +247,17 @@ impl KeptConnections {
         loop {
             if is_ending {
                 let devices = self.lose(true);
+                if devices == 0 {
+                    break;
+                }
                 tracing::warn!(
                     devices,
                     "the keeper of FUSE connections was told to end, and waits for another one"
                 );
+                if self.0.starts == KeeperStart::ByDaemon {
+                    self.replace(&mut watch)?;
+                    break;
+                }
             }
             match watch.await_event() {
                 KeeperEvent::Ending => is_ending = true,
@@ -232,6 +266,18 @@ impl KeptConnections {
         }
         self.lose(false);
         Ok(())
+    }
+
+    /// Has a keeper of this daemon take the place of one that was told to end.
+    fn replace(&self, watch: &mut KeeperWatch) -> io::Result<()> {
+        Keeper::start((self.0.own_keeper)(&self.0.run_dir))?;
+        if watch.ends(REPLACED_WITHIN) {
+            // One that holds nothing ends after a question: the last device may be gone by now.
+            return self.0.keeper.list().map(drop);
+        }
+        let waits =
+            "a keeper was started to take the place of one that was told to end, and does not have it";
+        Err(io::Error::new(io::ErrorKind::TimedOut, waits))
     }
 
     /// Counts no connection as kept. Returns their number.
@@ -264,8 +310,17 @@ impl KeptConnections {
     }
 }
 
+fn own_keeper(run_dir: &Path) -> Command {
+    let mut program = Command::new(OWN_PROGRAM);
+    program.arg(KEEPER).arg("--run-dir").arg(run_dir).arg(format!("--{KEEPER_FOR_DAEMON}"));
+    program
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
     use super::*;
@@ -301,12 +356,21 @@ mod tests {
 
         fn begin(run_dir: &tempfile::TempDir) -> Self {
             // The threads of the tests' program would end it on SIGTERM.
-            let mut itself = Command::new("env");
-            itself.arg("--block-signal=TERM").arg(std::env::current_exe().unwrap());
-            itself.args(["--exact", "node::device::kept_connections::tests::becomes_a_keeper", "--ignored"]);
-            itself.env("KEEPER_OF", run_dir.path());
-            Self(itself.stdout(std::process::Stdio::null()).spawn().unwrap())
+            Self(test("becomes_a_keeper", run_dir.path()).spawn().unwrap())
         }
+
+        fn tell_to_end(&self) {
+            assert!(Command::new("kill").arg(self.0.id().to_string()).status().unwrap().success());
+        }
+    }
+
+    /// A test of these in a process of its own, about a run directory.
+    fn test(name: &str, run_dir: &Path) -> Command {
+        let mut itself = Command::new("env");
+        itself.arg("--block-signal=TERM").arg(std::env::current_exe().unwrap());
+        itself.args(["--exact", &format!("node::device::kept_connections::tests::{name}"), "--ignored"]);
+        itself.env("KEEPER_OF", run_dir).stdout(std::process::Stdio::null());
+        itself
     }
 
     impl Drop for KeeperProcess {
@@ -322,6 +386,76 @@ mod tests {
         if let Ok(run_dir) = std::env::var("KEEPER_OF") {
             holdfast_fuse::keeper::run(Path::new(&run_dir)).unwrap();
         }
+    }
+
+    #[test]
+    #[ignore = "is a keeper that a daemon of another test has started"]
+    fn becomes_a_keeper_of_a_daemon() {
+        if let Ok(run_dir) = std::env::var("KEEPER_OF") {
+            holdfast_fuse::keeper::run_for_daemon(Path::new(&run_dir)).unwrap();
+        }
+    }
+
+    /// A daemon without Kubernetes and a keeper in the foreground that were told to end at the same time: the
+    /// daemon waited for a keeper that would stay, and the keeper for the daemon's devices, until they were
+    /// killed.
+    #[test]
+    fn a_keeper_that_was_told_to_end_is_replaced_by_the_daemon() {
+        let run_dir = tempfile::tempdir().unwrap();
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let mut kept = connections(&run_dir);
+        let inner = Arc::get_mut(&mut kept.0).unwrap();
+        inner.starts = KeeperStart::ByDaemon;
+        inner.own_keeper = |run_dir| {
+            STARTED.fetch_add(1, Ordering::Relaxed);
+            test("becomes_a_keeper_of_a_daemon", run_dir)
+        };
+        let mut foreground = KeeperProcess::start(&run_dir);
+        kept.keep(1, &connection()).unwrap();
+        foreground.tell_to_end();
+        until("it ends", || foreground.0.try_wait().unwrap().is_some_and(|ended| ended.success()));
+        until("the daemon may end too", || kept.unkept() == 0);
+        assert_eq!(Keeper::of(run_dir.path()).list().unwrap(), [1]);
+        kept.forget(1);
+        until("the daemon's keeper ends", || {
+            Keeper::of(run_dir.path()).watch().is_err_and(|error| is_absent(&error))
+        });
+        // The last device is gone: no keeper is needed.
+        let mut foreground = KeeperProcess::start(&run_dir);
+        kept.keep(2, &connection()).unwrap();
+        kept.forget(2);
+        foreground.tell_to_end();
+        until("it ends too", || foreground.0.try_wait().unwrap().is_some_and(|ended| ended.success()));
+        until("it is followed no more", || !kept.0.state.lock().is_watching);
+        assert_eq!(STARTED.load(Ordering::Relaxed), 1);
+    }
+
+    /// The keeper had the connection until the next start of the daemon: the kernel kept what belongs to it.
+    #[test]
+    fn a_connection_that_was_not_closed_is_closed_later() {
+        let run_dir = tempfile::tempdir().unwrap();
+        let kept = connections(&run_dir);
+        let listener = UnixListener::bind(Keeper::of(run_dir.path()).socket()).unwrap();
+        let asked = thread::spawn(move || {
+            let (mut tags, mut fails) = (BTreeSet::new(), 2);
+            while tags.len() < 2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0; 10];
+                stream.read_exact(&mut request).unwrap();
+                let [_, b'D', tag @ ..] = request else { panic!("{request:?}") };
+                let done = fails == 0;
+                stream.write_all(if done { b"y" } else { b"f" }).unwrap();
+                if done {
+                    tags.insert(u64::from_ne_bytes(tag));
+                }
+                fails -= u32::from(!done);
+            }
+            tags
+        });
+        kept.forget(7);
+        kept.forget(8);
+        assert_eq!(asked.join().unwrap(), BTreeSet::from([7, 8]));
+        until("nothing is left", || kept.0.state.lock().unclosed.is_empty());
     }
 
     /// Without a keeper an attach fails before it changes anything, and says why.
@@ -341,8 +475,7 @@ mod tests {
         keeper_of(&kept).unwrap();
         kept.keep(1, &connection()).unwrap();
         assert_eq!(kept.unkept(), 0);
-        let ends = Command::new("kill").arg(keeper.0.id().to_string()).status().unwrap();
-        assert!(ends.success());
+        keeper.tell_to_end();
         until("it is not counted as keeping", || kept.unkept() == 1);
         assert!(keeper_of(&kept).unwrap_err().contains("about to end"));
     }

@@ -107,6 +107,9 @@ impl Node {
     ) -> Result<Attached, NodeError> {
         let mut timer = self.0.attach_times.begin();
         let transport = self.0.devices.transport().await?;
+        if request.ublk_only && transport == Transport::Fuse {
+            return Err(NodeError::UblkNeeded(request.volume));
+        }
         let objects = if request.probe {
             self.0.stores.probed(&request.store_name, &request.store).await?
         } else {

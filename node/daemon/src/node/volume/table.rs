@@ -258,6 +258,7 @@ mod tests {
             max_dirty_age: None,
             durability: Durability::Local,
             probe: false,
+            ublk_only: false,
         }
     }
 
