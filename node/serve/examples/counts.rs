@@ -440,7 +440,7 @@ fn mixed() -> Vec<u8> {
 
 fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
     let slabs = (SECTORS * 4096).div_ceil(SLAB_BYTES as u64) as u32 + 64;
-    let head = TableHead { pages: SECTORS, slabs, codec, nonce: 1 };
+    let head = TableHead { pages: SECTORS, slabs, codec, nonce: 1, spill_pages: 0 };
     let table = in_memory(HEAD_BYTES as u64 + SECTORS * 8);
     // SAFETY: files of this program alone, in memory.
     let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;

@@ -202,7 +202,7 @@ fn serve<K: Copy>(
         Operation::Read => {
             tally.reads += 1;
             tally.read_bytes += request.len_bytes();
-            volume.read(codecs, first, queue.buffer_of_read(request)).map_err(ServeFailure::Page)
+            volume.read(codecs, first, queue.buffer_of_read(request)).map(drop).map_err(ServeFailure::Page)
         }
         Operation::Write => {
             tally.writes += 1;

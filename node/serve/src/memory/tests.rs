@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::label::Label;
 
-const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1 };
+const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
 
 /// The files in this directory, made where they are not there.
 fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {

@@ -98,7 +98,7 @@ impl Node {
         })
         .await?;
         let nonce = u64::from_le_bytes(random());
-        let head = TableHead { pages, slabs, codec, nonce };
+        let head = TableHead { pages, slabs, codec, nonce, spill_pages: 0 };
         let local = MemoryLocal::new(&self.0.dirs.run, volume);
         let tag = self.0.installation.tag(volume, nonce).0;
         let record = MemoryRecord::new(tag, pages, nonce, (request.epoch, request.owner.clone()));
