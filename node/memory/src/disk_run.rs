@@ -13,6 +13,8 @@ use crate::PAGE_BYTES;
 /// An operation of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskOperation {
+    /// Read pages into the request.
+    Read,
     /// Write pages that are in memory, or nowhere, until it has ended.
     Write,
     /// Write over pages that are in the side file.
@@ -30,16 +32,37 @@ pub struct DiskRun {
     pub first: u64,
     /// Pages of the run.
     pub pages: u32,
-    /// Pages of a hole that count as the file's until it is made.
+    /// Pages of it that count as the file's until it has ended, and that no word names.
     pub(crate) held: u32,
 }
 
 impl DiskRun {
-    /// Its bytes in the side file.
+    /// A run of so many pages from `first` on.
     #[must_use]
-    pub const fn bytes(&self) -> Range<u64> {
-        let begin = self.first * PAGE_BYTES as u64;
-        begin..begin + self.pages as u64 * PAGE_BYTES as u64
+    pub const fn of(operation: DiskOperation, first: u64, pages: u32) -> Self {
+        let held = match operation {
+            DiskOperation::Read | DiskOperation::Rewrite => 0,
+            DiskOperation::Write | DiskOperation::Hole => pages,
+        };
+        Self { operation, first, pages, held }
+    }
+
+    /// Its pages.
+    #[must_use]
+    pub const fn range(&self) -> Range<u64> {
+        self.first..self.first + self.pages as u64
+    }
+
+    /// Its first byte in the side file.
+    #[must_use]
+    pub const fn offset_bytes(&self) -> u64 {
+        self.first * PAGE_BYTES as u64
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        self.pages as u64 * PAGE_BYTES as u64
     }
 }
 
@@ -47,10 +70,9 @@ impl DiskRun {
 pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page: u64) {
     match runs.last_mut() {
         Some(last) if last.operation == operation && last.first + u64::from(last.pages) == page => {
-            last.pages += 1;
-            last.held += 1;
+            *last = DiskRun::of(operation, last.first, last.pages + 1);
         }
-        Some(_) | None => runs.push(DiskRun { operation, first: page, pages: 1, held: 1 }),
+        Some(_) | None => runs.push(DiskRun::of(operation, page, 1)),
     }
 }
 

@@ -35,6 +35,8 @@ const LENGTH_BYTES: usize = 2;
 /// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need
 /// not be decompressed.
 const MOST_COMPRESSED: usize = PAGE_BYTES / 4 * 3;
+/// Most pages of a run of a read.
+const MOST_READ: u64 = 1 << 20;
 
 /// Reason why a request to a page fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -291,8 +293,8 @@ impl<M: PageMemory> MemoryVolume<M> {
         let &DiskRun { operation, first, pages, held } = run;
         let end = first + u64::from(done.min(pages));
         match operation {
-            // What was there before is the disk's to keep.
-            DiskOperation::Rewrite => {}
+            // No word changes.
+            DiskOperation::Read | DiskOperation::Rewrite => {}
             DiskOperation::Hole => self.transit_pages -= u64::from(held),
             DiskOperation::Write => {
                 for page in first..end {
@@ -315,15 +317,17 @@ impl<M: PageMemory> MemoryVolume<M> {
         self.refused_pages += pages as u64;
     }
 
-    /// Those of `pages` pages from `first` on that are in the side file, in runs without a gap.
-    pub fn spilled_runs(&self, first: u64, pages: u64) -> impl Iterator<Item = std::ops::Range<u64>> + '_ {
+    /// Reads of those of `pages` pages from `first` on that are in the side file.
+    pub fn spilled_runs(&self, first: u64, pages: u64) -> impl Iterator<Item = DiskRun> + '_ {
         let end = first + pages;
         let is_spilled = |page: u64| self.memory.word(page) == Word::Spilled.bits();
         let mut next = first;
         std::iter::from_fn(move || {
             let begin = (next..end).find(|page| is_spilled(*page))?;
-            next = (begin..end).find(|page| !is_spilled(*page)).unwrap_or(end);
-            Some(begin..next)
+            let most = end.min(begin + MOST_READ);
+            next = (begin..most).find(|page| !is_spilled(*page)).unwrap_or(most);
+            let pages = u32::try_from(next - begin).expect("it is MOST_READ at most");
+            Some(DiskRun::of(DiskOperation::Read, begin, pages))
         })
     }
 

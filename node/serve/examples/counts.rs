@@ -181,7 +181,7 @@ impl Served {
                 let (done, mut added) = oneshot::channel();
                 let volume = Box::new(memory_volume(codec)?);
                 send(&mut thread, Message::AddMemory { volume, done })?;
-                (added.try_recv().expect("it was added in that turn"), Some(pages))
+                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, Some(pages))
             }
         };
         let info = DeviceInfo {
@@ -446,6 +446,7 @@ fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
     let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;
     Ok(NewMemoryVolume {
         volume: MemoryVolume::open(files, &head).map_err(io::Error::other)?,
+        side_file: None,
         label: Arc::new(Label::new("counts".parse().expect("a name"), Epoch(1))),
         published: Arc::default(),
         place: Box::new(()),

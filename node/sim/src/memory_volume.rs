@@ -121,11 +121,9 @@ struct DiskInFlight {
     /// The number of the request in [`SideRequests`].
     number: u16,
     id: u64,
-    /// None: it reads.
-    run: Option<DiskRun>,
-    pages: Range<usize>,
+    run: DiskRun,
     /// Pages that are done.
-    done: usize,
+    done: u32,
 }
 
 /// Reason why a request failed.
@@ -174,7 +172,7 @@ struct MemoryRun {
     open: BTreeMap<u64, OpenRequest>,
     disk: Vec<PageBytes>,
     /// Pages that the filesystem of the side file has.
-    disk_pages: usize,
+    disk_pages: u64,
     in_flight: Vec<DiskInFlight>,
 }
 
@@ -191,7 +189,7 @@ impl MemoryRun {
             candidates: (0..PAGES).map(|_| first()).collect(),
             open: BTreeMap::new(),
             disk: (0..PAGES).map(|_| Box::new(HOLE)).collect(),
-            disk_pages: 4 + rng.below(PAGES),
+            disk_pages: 4 + rng.below(PAGES) as u64,
             in_flight: Vec::new(),
             rng,
         }
@@ -220,9 +218,9 @@ impl MemoryRun {
     /// Some pages of the operations in flight are done, the others are not.
     fn die(&mut self) {
         for operation in std::mem::take(&mut self.in_flight) {
-            for at in operation.pages.clone() {
+            for at in operation.run.range() {
                 if self.rng.once_in(2) {
-                    self.land(&operation, at);
+                    self.land(&operation, at as usize);
                 }
             }
         }
@@ -232,8 +230,8 @@ impl MemoryRun {
     fn recover(&mut self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
         let volume = self.open(memory);
         let mut named = [false; PAGES];
-        for run in volume.spilled_runs(0, PAGES as u64) {
-            run.for_each(|page| named[page as usize] = true);
+        for page in volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()) {
+            named[page as usize] = true;
         }
         for (page, _) in self.disk.iter_mut().zip(named).filter(|(_, is_named)| !is_named) {
             **page = HOLE;
@@ -332,48 +330,43 @@ impl MemoryRun {
         let open = self.open.get_mut(&id).expect("it was not answered");
         let MemoryRequest { first, pages, kind } = &mut open.request;
         let count = pages.len();
-        let (result, reads) = match kind {
+        let mut runs = Vec::new();
+        let result = match kind {
             RequestKind::Read => {
                 let mut data = vec![1; count * PAGE_BYTES];
                 let read = volume.read(&mut self.codecs, *first as u64, &mut data);
                 let found = data.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page));
                 *pages = found.collect();
-                let reads: Vec<_> = match read {
-                    Ok(1..) => volume.spilled_runs(*first as u64, count as u64).collect(),
-                    Ok(0) | Err(_) => Vec::new(),
-                };
-                (read.map(drop), reads)
+                if let Ok(1..) = read {
+                    runs.extend(volume.spilled_runs(*first as u64, count as u64));
+                }
+                read.map(drop)
             }
             RequestKind::Write => {
                 let data: Vec<u8> = pages.iter().flat_map(|page| **page).collect();
-                (volume.write(&mut self.codecs, *first as u64, &data), Vec::new())
+                volume.write(&mut self.codecs, *first as u64, &data)
             }
-            RequestKind::Discard => (volume.discard(*first as u64, count as u64), Vec::new()),
+            RequestKind::Discard => volume.discard(*first as u64, count as u64),
         };
         let result = result.map_err(Refusal::Page);
-        let runs: Vec<DiskRun> = volume.disk_runs().drain(..).collect();
-        let operations = u32::try_from(runs.len() + reads.len()).expect("few");
-        if operations == 0 {
+        runs.append(volume.disk_runs());
+        if runs.is_empty() {
             return self.answer(id, result);
         }
-        let number = side.begin(request, operations, result);
-        let reads = reads.into_iter().map(|read| (None, read));
-        let runs = runs.into_iter().map(|run| (Some(run), run.first..run.first + u64::from(run.pages)));
-        for (run, pages) in reads.chain(runs) {
-            let pages = pages.start as usize..pages.end as usize;
-            self.in_flight.push(DiskInFlight { number, id, run, pages, done: 0 });
-        }
+        let number = side.begin(request, u32::try_from(runs.len()).expect("few"), result);
+        let runs = runs.into_iter().map(|run| DiskInFlight { number, id, run, done: 0 });
+        self.in_flight.extend(runs);
     }
 
     /// The disk does a page of one of its operations, or ends one.
     fn advance(&mut self, volume: &mut MemoryVolume<MortalMemory>, side: &mut SideRequests<u64, Refusal>) {
         let chosen = self.rng.below(self.in_flight.len());
         let mut operation = self.in_flight.swap_remove(chosen);
-        let at = operation.pages.start + operation.done;
-        let is_write = operation.run.is_some_and(|run| run.operation != DiskOperation::Hole);
+        let at = (operation.run.first + u64::from(operation.done)) as usize;
+        let is_write = matches!(operation.run.operation, DiskOperation::Write | DiskOperation::Rewrite);
         let mut outcome = Ok(());
-        if at < operation.pages.end {
-            let is_full = *self.disk[at] == HOLE && self.held() >= self.disk_pages as u64;
+        if operation.done < operation.run.pages {
+            let is_full = *self.disk[at] == HOLE && self.held() >= self.disk_pages;
             if is_write && is_full {
                 volume.refuse(1);
                 outcome = Err(Refusal::Page(PageError::NoSpace));
@@ -385,17 +378,11 @@ impl MemoryRun {
                 return self.in_flight.push(operation);
             }
         }
-        let DiskInFlight { number, id, run, done, .. } = operation;
-        if let Some(run) = run {
-            volume.disk_ended(&run, u32::try_from(done).expect("few"));
-        }
-        let more: Vec<DiskRun> = volume.disk_runs().drain(..).collect();
+        let DiskInFlight { number, id, run, done } = operation;
+        volume.disk_ended(&run, done);
+        let more = volume.disk_runs();
         let ended = side.end(number, outcome, u32::try_from(more.len()).expect("few"));
-        for run in more {
-            let first = run.first as usize;
-            let pages = first..first + run.pages as usize;
-            self.in_flight.push(DiskInFlight { number, id, run: Some(run), pages, done: 0 });
-        }
+        self.in_flight.extend(more.drain(..).map(|run| DiskInFlight { number, id, run, done: 0 }));
         if let Some(SideEnd { request, result }) = ended {
             self.answer(request, result);
         }
@@ -408,10 +395,10 @@ impl MemoryRun {
     fn land(&mut self, operation: &DiskInFlight, at: usize) {
         let MemoryRequest { first, pages, .. } =
             &mut self.open.get_mut(&operation.id).expect("it was not answered").request;
-        match operation.run {
-            None => pages[at - *first].clone_from(&self.disk[at]),
-            Some(DiskRun { operation: DiskOperation::Hole, .. }) => *self.disk[at] = HOLE,
-            Some(_) => self.disk[at].clone_from(&pages[at - *first]),
+        match operation.run.operation {
+            DiskOperation::Read => pages[at - *first].clone_from(&self.disk[at]),
+            DiskOperation::Hole => *self.disk[at] = HOLE,
+            DiskOperation::Write | DiskOperation::Rewrite => self.disk[at].clone_from(&pages[at - *first]),
         }
         let (held, limit) = (self.held(), self.head.spill_pages);
         Invariant::MemoryPageIsWhole.check(held <= limit, || format!("{held} of {limit} pages on disk"));
@@ -451,7 +438,7 @@ impl MemoryRun {
         Invariant::MemoryPageIsWhole.check(read.is_ok(), || format!("{read:?}"));
         let mut pages: Vec<PageBytes> =
             data.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page)).collect();
-        for at in volume.spilled_runs(0, PAGES as u64).flatten() {
+        for at in volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()) {
             pages[at as usize].clone_from(&self.disk[at as usize]);
         }
         for (at, (page, candidates)) in pages.into_iter().zip(&mut self.candidates).enumerate() {
