@@ -249,7 +249,7 @@ const VOLUME_METRICS: [VolumeMetric; 40] = [
     gauge(
         "holdfast_volume_memory_content",
         Some(Unit::Bytes),
-        "Bytes of the pages of a memory volume that are not zeros; divided by the memory used, its compression ratio",
+        "Bytes of the pages of a memory volume that are not zeros; without the spilled ones, divided by the memory used, its compression ratio",
         |v| v.memory.map(|memory| (memory.content_pages() * SECTOR_BYTES) as f64),
     ),
     gauge(

@@ -45,12 +45,17 @@ impl Node {
     /// volume has stays as it is, with its device paused.
     ///
     /// # Errors
-    /// The run directory cannot be listed; a side file of a volume that is gone cannot be removed.
+    /// The run directory cannot be listed.
     pub(in crate::node) fn recover_memory(
         &self,
     ) -> Result<(BTreeSet<u64>, Vec<oneshot::Receiver<()>>), NodeError> {
         let (mut tags, mut tries) = (BTreeSet::new(), Vec::new());
-        remove_left_side_files(&self.0.dirs)?;
+        if let Err(error) = remove_left_side_files(&self.0.dirs) {
+            tracing::error!(
+                error = chain(&error),
+                "side files of memory volumes that are gone were not removed"
+            );
+        }
         for volume in attached_memory(&self.0.dirs.run)? {
             let local = MemoryLocal::new(&self.0.dirs, &volume);
             tags.extend(local.record().ok().flatten().map(|record| record.tag));
