@@ -154,7 +154,7 @@ fn spilled(node: &Node) -> Result<()> {
     };
     vm.exec("sleep 1")?;
     let spilled = spilled_mib()?;
-    ensure!(spilled >= 48.0 && spilled <= 52.0, "{spilled} MiB are spilled");
+    ensure!((48.0..=52.0).contains(&spilled), "{spilled} MiB are spilled");
     let load = Load::start(vm, &device, LOAD_SECONDS)?;
     for end in [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill] {
         match end {

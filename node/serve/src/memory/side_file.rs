@@ -3,7 +3,7 @@
 //! Owns: the file's place on the ring, and the order of requests ([`SideRequests`]). Does not own: which pages
 //! are in the file, which the words say. Runs on: the ring thread, which never waits for the disk: a request
 //! is answered once the last of its runs has ended. The data is read to and written from the memory of the
-//! request itself. Bounds: a request has at most a run for each of its pages, and as many holes.
+//! request itself, which has kernel copy: devices of releases with user copy have no side file. Bounds: a request has at most a run for each of its pages, and as many holes.
 
 use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SideEnd, SideRequests};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult};
@@ -76,9 +76,9 @@ impl SideFile {
         };
         let queue = &queues[usize::from(*queue)];
         match run.operation {
-            DiskOperation::Read => queue.read_part(ring, request, &part(), operation),
+            DiskOperation::Read => queue.read_into_buffer(ring, request, &part(), operation),
             DiskOperation::Write | DiskOperation::Rewrite => {
-                queue.write_part(ring, request, &part(), operation);
+                queue.write_from_buffer(ring, request, &part(), operation);
             }
             DiskOperation::Hole => {
                 let range = FileRange { offset_bytes: run.offset_bytes(), len_bytes: run.len_bytes() };
