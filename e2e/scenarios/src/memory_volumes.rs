@@ -1,5 +1,5 @@
 //! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
-//! as it was, in memory or in the side file; a full one fails writes and loses nothing; a detach leaves nothing.
+//! as it was, in memory or in the spill file; a full one fails writes and loses nothing; a detach leaves nothing.
 
 use std::time::Duration;
 
@@ -130,7 +130,7 @@ fn full(node: &Node) -> Result<()> {
     node.cli(&["detach", "full"]).map(drop)
 }
 
-/// Pages beyond the limit go to the side file: they are right over kills and a handoff, a discard gives their
+/// Pages beyond the limit go to the spill file: they are right over kills and a handoff, a discard gives their
 /// space back, and a full disk fails writes and loses nothing.
 fn spilled(node: &Node) -> Result<()> {
     let asked = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
@@ -163,7 +163,7 @@ fn spilled(node: &Node) -> Result<()> {
             DaemonEnd::Handoff => node.hand_over()?,
         }
         load.wait_progress()?;
-        report::step(format_args!("{end:?} is over with pages in the side file"));
+        report::step(format_args!("{end:?} is over with pages in the spill file"));
     }
     load.stop()?;
     let refused = node.metric("holdfast_volume_memory_refused_pages_total", "spill")?;
@@ -173,11 +173,11 @@ fn spilled(node: &Node) -> Result<()> {
     node.restart()?;
     vm.exec(&compare)?;
     let before = blocks_mib()?;
-    ensure!((44..=57).contains(&before), "the side file has {before} MiB");
+    ensure!((44..=57).contains(&before), "the spill file has {before} MiB");
     vm.exec(&format!("blkdiscard {device}"))?;
     let after = blocks_mib()?;
-    ensure!(after <= 1, "the side file keeps {after} MiB of {before} that were discarded");
-    // The disk of the side file is full: what was stored stays, and there is room for it again later.
+    ensure!(after <= 1, "the spill file keeps {after} MiB of {before} that were discarded");
+    // The disk of the spill file is full: what was stored stays, and there is room for it again later.
     vm.exec(&format!("{}; {FILL}", copy(0, 20)))?;
     let found = vm.exec(&format!("if {} 2>&1; then echo written; fi", copy(20, 44)))?;
     ensure!(found.contains("No space left on device"), "{found}");

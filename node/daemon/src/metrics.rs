@@ -273,7 +273,7 @@ const VOLUME_METRICS: [VolumeMetric; 40] = [
     counter(
         "holdfast_volume_memory_refused_pages",
         None,
-        "Pages of writes to a memory volume that failed for want of memory, and of room for its side file",
+        "Pages of writes to a memory volume that failed for want of memory, and of room for its spill file",
         |v| v.memory.map(|memory| memory.refused_pages as f64),
     ),
 ];

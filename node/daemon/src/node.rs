@@ -214,13 +214,13 @@ pub(crate) struct NodeConfig {
     pub(crate) max_dirty_age: Duration,
     /// The most memory that all memory volumes may take together, in bytes; 0: none is attached.
     pub(crate) memory_volumes_bytes: u64,
-    /// The most of the state disk that the side files of all memory volumes may take together, in bytes; 0:
+    /// The most of the state disk that the spill files of all memory volumes may take together, in bytes; 0:
     /// none has one.
     pub(crate) memory_spill_bytes: u64,
 }
 
 impl NodeConfig {
-    /// Bytes of the state disk that are set apart from the cache: the slab, and side files of memory volumes.
+    /// Bytes of the state disk that are set apart from the cache: the slab, and spill files of memory volumes.
     const fn bytes_apart_from_cache(&self) -> u64 {
         self.slab_bytes.saturating_add(self.memory_spill_bytes)
     }

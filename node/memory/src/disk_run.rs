@@ -1,4 +1,4 @@
-//! The side file of a volume: a page of the device at its own offset, and what a request has the disk do.
+//! The spill file of a volume: a page of the device at its own offset, and what a request has the disk do.
 //!
 //! A page that finds no slot is written there, by the caller; once the disk has it, one store of its word says
 //! so, and then its slot is free. The file has no table: page N lies at `N * 4096`, and whether it does the
@@ -17,7 +17,7 @@ pub enum DiskOperation {
     Read,
     /// Write pages that are in memory, or nowhere, until it has ended.
     Write,
-    /// Write over pages that are in the side file.
+    /// Write over pages that are in the spill file.
     Rewrite,
     /// Make a hole where pages were. Where it fails the disk keeps them, and nothing is lost.
     Hole,
@@ -53,7 +53,7 @@ impl DiskRun {
         self.first..self.first + self.pages as u64
     }
 
-    /// Its first byte in the side file.
+    /// Its first byte in the spill file.
     #[must_use]
     pub const fn offset_bytes(&self) -> u64 {
         self.first * PAGE_BYTES as u64

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0      4  magic "HFMV"
-//! 4      4  version: 1, or 2 of a volume with a side file
+//! 4      4  version: 1, or 2 of a volume with a spill file
 //! 8      8  pages
 //! 16    16  the first 128 bits of BLAKE3 over the volume id
 //! 32     4  slabs: the limit of the volume
@@ -10,12 +10,12 @@
 //! 37     3  zeros
 //! 40     8  nonce of the attach
 //! 48    16  version 1: the first 128 bits of BLAKE3 over bytes 0 to 47
-//! 48     8  version 2: pages that the side file may have
+//! 48     8  version 2: pages that the spill file may have
 //! 56    16  version 2: the first 128 bits of BLAKE3 over bytes 0 to 55
 //!           up to 4096: zeros
 //! 4096      the table: a little-endian word for each page (`word.rs`)
 //! ```
-//! A release that knows version 1 alone would take a page in the side file for damage, so it has to refuse the
+//! A release that knows version 1 alone would take a page in the spill file for damage, so it has to refuse the
 //! table. It is written once, before the record that makes the volume one of the node.
 
 use holdfast_types::VolumeId;
@@ -26,11 +26,11 @@ use crate::PageCodec;
 pub const HEAD_BYTES: usize = 4096;
 
 const MAGIC: [u8; 4] = *b"HFMV";
-/// Version of a table without a side file.
+/// Version of a table without a spill file.
 const VERSION: u32 = 1;
 /// Version of one with it.
 const SPILL_VERSION: u32 = 2;
-/// Offset of the checksum, or in version 2 of the pages of the side file.
+/// Offset of the checksum, or in version 2 of the pages of the spill file.
 const SUM_AT: usize = 48;
 /// Offset of the checksum in version 2.
 const SPILL_SUM_AT: usize = 56;
@@ -46,7 +46,7 @@ pub struct TableHead {
     pub codec: PageCodec,
     /// A number of its own for each attach.
     pub nonce: u64,
-    /// Pages that its side file may have; 0: it has none.
+    /// Pages that its spill file may have; 0: it has none.
     pub spill_pages: u64,
 }
 
@@ -151,9 +151,9 @@ mod tests {
         }
     }
 
-    /// An older release would take spilled pages for damage, and one without a side file needs no newer one.
+    /// An older release would take spilled pages for damage, and one without a spill file needs no newer one.
     #[test]
-    fn only_a_table_with_a_side_file_has_the_newer_version() {
+    fn only_a_table_with_a_spill_file_has_the_newer_version() {
         let volume: VolumeId = "scratch".parse().unwrap();
         let version = |spill_pages| TableHead { spill_pages, ..HEAD }.encode(&volume)[4..8].to_vec();
         assert_eq!([version(0), version(1)], [vec![1, 0, 0, 0], vec![2, 0, 0, 0]]);

@@ -2,7 +2,7 @@
 //!
 //! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), and the order
 //! of stores by which a page is replaced ([`volume`]), the order of requests while the disk works for some of them
-//! ([`SideRequests`]). Byte layouts are drawn at the head of [`head`] and
+//! ([`SpillRequests`]). Byte layouts are drawn at the head of [`head`] and
 //! [`word`], and in `docs/formats/memory-volume.md`.
 //! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
 //! Runs on: the ring thread that owns the volume, alone.
@@ -16,7 +16,7 @@ pub mod head;
 mod memory;
 pub mod pool;
 mod same_filled;
-mod side_requests;
+mod spill_requests;
 pub mod volume;
 pub mod word;
 
@@ -24,7 +24,7 @@ pub use codec::{Codecs, PageCodec};
 pub use disk_run::{DiskOperation, DiskRun};
 pub use head::{HEAD_BYTES, HeadError, TableHead};
 pub use memory::{HeapMemory, NoRoom, PageMemory};
-pub use side_requests::{SideEnd, SideRequest, SideRequests};
+pub use spill_requests::{SpillEnd, SpillRequest, SpillRequests};
 pub use volume::{MemoryFigures, MemoryVolume, PageError, RecoverError};
 
 /// Bytes of a page: the unit of the table, and the logical block of the device.

@@ -11,7 +11,7 @@
 //! named until then. The kernel issues a request again that was not answered, and the same write again
 //! changes nothing but slots.
 //!
-//! A page that finds no slot goes to the side file, where the volume has one (`disk_run.rs`): the caller makes
+//! A page that finds no slot goes to the spill file, where the volume has one (`disk_run.rs`): the caller makes
 //! the [runs](MemoryVolume::disk_runs) that a request leaves. In place of 1 and 2 the disk has the page then.
 //!
 //! Owns: this order, what is stored in which form, the volume's figures.
@@ -42,7 +42,7 @@ const MOST_READ: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
     /// The limits of the volume are reached, or the system has no memory.
-    #[error("the volume has no memory for another page, and no room in its side file")]
+    #[error("the volume has no memory for another page, and no room in its spill file")]
     NoSpace,
     /// Its word or its content is none that the volume stored: another program changed its memory, or a bug.
     #[error("page {0} is damaged")]
@@ -70,10 +70,10 @@ pub enum RecoverError {
         #[source]
         source: SlotTaken,
     },
-    /// Pages are in a side file, and there is none, or it has fewer.
-    #[error("{spilled} pages are in its side file, which may have {limit}")]
+    /// Pages are in a spill file, and there is none, or it has fewer.
+    #[error("{spilled} pages are in its spill file, which may have {limit}")]
     Spilled {
-        /// Pages in the side file.
+        /// Pages in the spill file.
         spilled: u64,
         /// Pages that it may have.
         limit: u64,
@@ -98,9 +98,9 @@ pub struct MemoryFigures {
     /// Pages that were not written for want of memory: of a write, the one that found none and those after
     /// it.
     pub refused_pages: u64,
-    /// Pages in the side file.
+    /// Pages in the spill file.
     pub spilled_pages: u64,
-    /// The most of them; 0 without a side file.
+    /// The most of them; 0 without a spill file.
     pub spill_limit_pages: u64,
 }
 
@@ -126,7 +126,7 @@ pub struct MemoryVolume<M> {
     plain_pages: u64,
     refused_pages: u64,
     spilled_pages: u64,
-    /// Pages that the side file is to have once their runs have ended, and those whose holes are being made.
+    /// Pages that the spill file is to have once their runs have ended, and those whose holes are being made.
     transit_pages: u64,
     spill_limit_pages: u64,
     /// Work of the requests that the disk has not got yet.
@@ -234,7 +234,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         Ok(())
     }
 
-    /// Reads pages from `first` on, and returns how many of them are [in the side
+    /// Reads pages from `first` on, and returns how many of them are [in the spill
     /// file](Self::spilled_runs): those the caller reads.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl<M: PageMemory> MemoryVolume<M> {
 
     /// What the disk has to do for the requests since this was last emptied. The caller takes all of it, gives
     /// each run to the disk, and its end to [`disk_ended`](Self::disk_ended). Meanwhile no other request to the
-    /// pages of the request is given to this volume ([`SideRequests`](crate::SideRequests)).
+    /// pages of the request is given to this volume ([`SpillRequests`](crate::SpillRequests)).
     #[inline]
     pub const fn disk_runs(&mut self) -> &mut Vec<DiskRun> {
         &mut self.disk_runs
@@ -317,7 +317,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         self.refused_pages += pages as u64;
     }
 
-    /// Reads of those of `pages` pages from `first` on that are in the side file.
+    /// Reads of those of `pages` pages from `first` on that are in the spill file.
     pub fn spilled_runs(&self, first: u64, pages: u64) -> impl Iterator<Item = DiskRun> + '_ {
         let end = first + pages;
         let is_spilled = |page: u64| self.memory.word(page) == Word::Spilled.bits();
@@ -331,7 +331,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         })
     }
 
-    /// Has a page that found no slot written to the side file.
+    /// Has a page that found no slot written to the spill file.
     #[cold]
     fn spill(&mut self, page: u64) -> Result<(), PageError> {
         let old = self.word(page)?;
@@ -472,7 +472,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         *pages = pages.wrapping_add_signed(change);
     }
 
-    /// True if the page is in the side file, `None` if it is damaged.
+    /// True if the page is in the spill file, `None` if it is damaged.
     fn read_page(&self, codecs: &mut Codecs, page: u64, content: &mut [u8]) -> Option<bool> {
         match self.word(page).ok()? {
             Word::Zeros => content.fill(0),

@@ -14,7 +14,7 @@
 //!      3  slot: u16 length, and so many bytes of an lz4 block
 //!      4  slot: u16 length, and so many bytes of a zstd frame without content size
 //!      5  slot: the page as it is
-//!      6  the page is in the side file, at its own offset; bits 8-63 are 0
+//!      6  the page is in the spill file, at its own offset; bits 8-63 are 0
 //! ```
 //! The size class is the length of a slot in units of 64 bytes, 1 to 64, of kind 5 always 64. It says which
 //! slots the slab has, and may be greater than the content needs.
@@ -30,7 +30,7 @@ pub enum Word {
     Filled(u32),
     /// In a slot.
     Stored(Form, PageSlot),
-    /// In the side file.
+    /// In the spill file.
     Spilled,
 }
 

@@ -446,7 +446,7 @@ fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
     let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;
     Ok(NewMemoryVolume {
         volume: MemoryVolume::open(files, &head).map_err(io::Error::other)?,
-        side_file: None,
+        spill_file: None,
         label: Arc::new(Label::new("counts".parse().expect("a name"), Epoch(1))),
         published: Arc::default(),
         place: Box::new(()),

@@ -2,15 +2,16 @@
 //!
 //! Owns: the memory volumes of a thread, their requests and the queues of their devices. Does not own: where
 //! a page lies ([`holdfast_memory`]). Runs on: the ring thread. A request is answered in the turn in which it
-//! came, so none waits, unless pages of it are in the side file or go there ([`side_file`]). No system call moves its data, but of a device with user copy of an older release;
+//! came, so none waits, unless pages of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, but of a device with user copy of an older release;
 //! one takes the memory of a slab, once for 16 pages or more. No allocation for a request. Invariants: the
 //! key of a memory volume is no other volume's.
 
 mod files;
 pub(crate) mod new_volume;
 mod published;
+mod serve_failure;
 mod served;
-mod side_file;
+mod spill_queue;
 
 use std::os::fd::AsFd;
 
@@ -53,11 +54,11 @@ impl MemoryVolumes {
     /// Takes a volume onto the thread.
     ///
     /// # Errors
-    /// [`RingError`]: its side file found no place on the ring.
+    /// [`RingError`]: its spill file found no place on the ring.
     pub(crate) fn add(&mut self, ring: &mut Ring, mut new: NewMemoryVolume) -> Result<VolumeKey, RingError> {
         self.codecs.prepare(new.volume.codec()).expect("contexts of a codec take little memory");
-        let side_file = new.side_file.take().map(|file| ring.register_file(file.as_fd())).transpose()?;
-        Ok(with_mark(self.volumes.insert(|key| ServedMemory::new(new, with_mark(key), side_file))))
+        let spill_file = new.spill_file.take().map(|file| ring.register_file(file.as_fd())).transpose()?;
+        Ok(with_mark(self.volumes.insert(|key| ServedMemory::new(new, with_mark(key), spill_file))))
     }
 
     /// Serves the queues of a volume's device from now on.
@@ -96,7 +97,7 @@ impl MemoryVolumes {
                 .is_some_and(|served| served.on_command(ring, codecs, (queue, tag), outcome, now))
     }
 
-    /// A run on a side file ended. False if its volume is gone.
+    /// A run on a spill file ended. False if its volume is gone.
     #[cold]
     pub(crate) fn on_spilled(
         &mut self,

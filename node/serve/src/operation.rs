@@ -51,7 +51,7 @@ pub enum InFlight {
         /// Its purpose.
         operation: FileOperation,
     },
-    /// A run on the side file of a memory volume.
+    /// A run on the spill file of a memory volume.
     Spill {
         /// The volume.
         volume: VolumeKey,

@@ -1,7 +1,7 @@
 //! A memory volume whose process ends between any two stores, against a plain array.
 //!
 //! The memory counts the stores of a life and ends it before one of them, or in the middle of one of many
-//! bytes. The disk has a side file, in which each page of an operation is written, read or made a hole at a
+//! bytes. The disk has a spill file, in which each page of an operation is written, read or made a hole at a
 //! moment of its own; it may be full, or fail. Several requests are in flight, also for the same pages. The
 //! next life finds of each operation in flight some pages done, opens what is left, reads all pages, and gets
 //! the requests again that were not answered, as the kernel issues them again.
@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 
 use holdfast_memory::{
     Codecs, DiskOperation, DiskRun, HeapMemory, MemoryFigures, MemoryVolume, NoRoom, PAGE_BYTES, PageCodec,
-    PageError, PageMemory, SideEnd, SideRequest, SideRequests, TableHead,
+    PageError, PageMemory, SpillEnd, SpillRequest, SpillRequests, TableHead,
 };
 
 use crate::Rng;
@@ -26,7 +26,7 @@ const PAGES: usize = 24;
 const STORES: usize = 60;
 /// Most requests at a time.
 const REQUESTS: usize = 4;
-/// A page of the side file that is a hole. No request writes such a page.
+/// A page of the spill file that is a hole. No request writes such a page.
 const HOLE: [u8; PAGE_BYTES] = [0xdd; PAGE_BYTES];
 
 type PageBytes = Box<[u8; PAGE_BYTES]>;
@@ -86,11 +86,11 @@ struct MemoryRequest {
     first: usize,
     /// Pages to write; for a discard zeros, for a read what was read.
     pages: Vec<PageBytes>,
-    kind: RequestKind,
+    kind: MemoryRequestKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RequestKind {
+enum MemoryRequestKind {
     Read,
     Write,
     Discard,
@@ -98,7 +98,7 @@ enum RequestKind {
 
 /// A request that was not answered.
 #[derive(Debug)]
-struct OpenRequest {
+struct UnansweredRequest {
     request: MemoryRequest,
     began: u64,
     /// By page: what a read may find that the page had when it came.
@@ -118,7 +118,7 @@ struct Candidate {
 /// An operation of the disk for a request.
 #[derive(Debug)]
 struct DiskInFlight {
-    /// The number of the request in [`SideRequests`].
+    /// The number of the request in [`SpillRequests`].
     number: u16,
     id: u64,
     run: DiskRun,
@@ -169,9 +169,9 @@ struct MemoryRun {
     now: u64,
     /// By page.
     candidates: Vec<Vec<Candidate>>,
-    open: BTreeMap<u64, OpenRequest>,
+    open: BTreeMap<u64, UnansweredRequest>,
     disk: Vec<PageBytes>,
-    /// Pages that the filesystem of the side file has.
+    /// Pages that the filesystem of the spill file has.
     disk_pages: u64,
     in_flight: Vec<DiskInFlight>,
 }
@@ -226,7 +226,7 @@ impl MemoryRun {
         }
     }
 
-    /// The volume in what a predecessor left, and holes where no word names a page of the side file.
+    /// The volume in what a predecessor left, and holes where no word names a page of the spill file.
     fn recover(&mut self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
         let volume = self.open(memory);
         let mut named = [false; PAGES];
@@ -248,7 +248,7 @@ impl MemoryRun {
 
     /// Serves requests, those that were not answered first, until the process ends.
     fn live(&mut self, volume: &mut MemoryVolume<MortalMemory>, left: &mut u64) {
-        let mut side = SideRequests::default();
+        let mut side = SpillRequests::default();
         for id in self.open.keys().copied().collect::<Vec<_>>() {
             self.admit(volume, &mut side, id);
         }
@@ -284,7 +284,7 @@ impl MemoryRun {
         Invariant::MemoryPageIsWhole.check(is_all, || format!("{held} pages on disk: {counted:?}"));
     }
 
-    /// Pages of the side file that are no holes.
+    /// Pages of the spill file that are no holes.
     fn held(&self) -> u64 {
         self.disk.iter().filter(|page| ***page != HOLE).count() as u64
     }
@@ -297,24 +297,24 @@ impl MemoryRun {
         let pages = request.first..request.first + request.pages.len();
         let seen = self.candidates[pages.clone()].iter();
         let seen = seen.map(|page| page.iter().map(|candidate| candidate.page.clone()).collect()).collect();
-        if request.kind != RequestKind::Read {
+        if request.kind != MemoryRequestKind::Read {
             for (candidates, page) in self.candidates[pages].iter_mut().zip(&request.pages) {
                 candidates.push(Candidate { page: page.clone(), by: Some(id), ended: None });
             }
         }
-        self.open.insert(id, OpenRequest { request, began: self.now, seen });
+        self.open.insert(id, UnansweredRequest { request, began: self.now, seen });
         id
     }
 
     fn admit(
         &mut self,
         volume: &mut MemoryVolume<MortalMemory>,
-        side: &mut SideRequests<u64, Refusal>,
+        side: &mut SpillRequests<u64, Refusal>,
         id: u64,
     ) {
         let MemoryRequest { first, pages, kind } = &self.open[&id].request;
         let (first, pages) = (*first as u64, pages.len() as u64);
-        let request = SideRequest { request: id, first, pages, is_read: *kind == RequestKind::Read };
+        let request = SpillRequest { request: id, first, pages, is_read: *kind == MemoryRequestKind::Read };
         if let Some(request) = side.admit(request) {
             self.serve(volume, side, request);
         }
@@ -323,8 +323,8 @@ impl MemoryRun {
     fn serve(
         &mut self,
         volume: &mut MemoryVolume<MortalMemory>,
-        side: &mut SideRequests<u64, Refusal>,
-        request: SideRequest<u64>,
+        side: &mut SpillRequests<u64, Refusal>,
+        request: SpillRequest<u64>,
     ) {
         let id = request.request;
         let open = self.open.get_mut(&id).expect("it was not answered");
@@ -332,7 +332,7 @@ impl MemoryRun {
         let count = pages.len();
         let mut runs = Vec::new();
         let result = match kind {
-            RequestKind::Read => {
+            MemoryRequestKind::Read => {
                 let mut data = vec![1; count * PAGE_BYTES];
                 let read = volume.read(&mut self.codecs, *first as u64, &mut data);
                 let found = data.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page));
@@ -342,11 +342,11 @@ impl MemoryRun {
                 }
                 read.map(drop)
             }
-            RequestKind::Write => {
+            MemoryRequestKind::Write => {
                 let data: Vec<u8> = pages.iter().flat_map(|page| **page).collect();
                 volume.write(&mut self.codecs, *first as u64, &data)
             }
-            RequestKind::Discard => volume.discard(*first as u64, count as u64),
+            MemoryRequestKind::Discard => volume.discard(*first as u64, count as u64),
         };
         let result = result.map_err(Refusal::Page);
         runs.append(volume.disk_runs());
@@ -359,7 +359,7 @@ impl MemoryRun {
     }
 
     /// The disk does a page of one of its operations, or ends one.
-    fn advance(&mut self, volume: &mut MemoryVolume<MortalMemory>, side: &mut SideRequests<u64, Refusal>) {
+    fn advance(&mut self, volume: &mut MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
         let chosen = self.rng.below(self.in_flight.len());
         let mut operation = self.in_flight.swap_remove(chosen);
         let at = (operation.run.first + u64::from(operation.done)) as usize;
@@ -383,7 +383,7 @@ impl MemoryRun {
         let more = volume.disk_runs();
         let ended = side.end(number, outcome, u32::try_from(more.len()).expect("few"));
         self.in_flight.extend(more.drain(..).map(|run| DiskInFlight { number, id, run, done: 0 }));
-        if let Some(SideEnd { request, result }) = ended {
+        if let Some(SpillEnd { request, result }) = ended {
             self.answer(request, result);
         }
         while let Some(request) = side.next_ready() {
@@ -407,15 +407,15 @@ impl MemoryRun {
     /// A request is answered.
     fn answer(&mut self, id: u64, result: Result<(), Refusal>) {
         self.now += 1;
-        let OpenRequest { request, began, seen } = self.open.remove(&id).expect("it was not answered");
+        let UnansweredRequest { request, began, seen } = self.open.remove(&id).expect("it was not answered");
         let MemoryRequest { first, pages, kind } = request;
         let may_fail =
-            kind == RequestKind::Write && !matches!(result, Err(Refusal::Page(PageError::Damaged(_))));
+            kind == MemoryRequestKind::Write && !matches!(result, Err(Refusal::Page(PageError::Damaged(_))));
         let is_right = result.is_ok() || may_fail;
         Invariant::MemoryPageIsWhole.check(is_right, || format!("{kind:?} of page {first}: {result:?}"));
         let candidates = self.candidates[first..].iter_mut();
         for (at, ((candidates, page), seen)) in candidates.zip(pages).zip(seen).enumerate() {
-            if kind == RequestKind::Read {
+            if kind == MemoryRequestKind::Read {
                 let is_whole = seen.contains(&page) || candidates.iter().any(|other| other.page == page);
                 Invariant::MemoryPageIsWhole
                     .check(is_whole, || format!("a read of page {} found neither old nor new", first + at));
@@ -454,12 +454,12 @@ impl MemoryRun {
         let first = self.rng.below(PAGES);
         let count = 1 + self.rng.below(4.min(PAGES - first));
         let kind = match self.rng.below(8) {
-            0 => RequestKind::Discard,
-            1 | 2 => RequestKind::Read,
-            _ => RequestKind::Write,
+            0 => MemoryRequestKind::Discard,
+            1 | 2 => MemoryRequestKind::Read,
+            _ => MemoryRequestKind::Write,
         };
         let zeros = || Box::new([0; PAGE_BYTES]);
-        let pages = (0..count).map(|_| if kind == RequestKind::Write { self.page() } else { zeros() });
+        let pages = (0..count).map(|_| if kind == MemoryRequestKind::Write { self.page() } else { zeros() });
         MemoryRequest { first, pages: pages.collect(), kind }
     }
 

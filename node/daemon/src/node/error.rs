@@ -114,7 +114,7 @@ pub(crate) enum NodeError {
         /// The limit.
         limit: ByteSize,
     },
-    /// The node's limit of side files leaves no room for that of a memory volume.
+    /// The node's limit of spill files leaves no room for that of a memory volume.
     #[error(
         "memory.spill_bytes: {volume} may take {most} of node.state_dir, and {left} of data.memory_spill ({limit}) is left on \
          this node. The volume was not attached. Give less, detach other memory volumes, or raise data.memory_spill"
@@ -122,9 +122,9 @@ pub(crate) enum NodeError {
     MemorySpill {
         /// The volume.
         volume: VolumeId,
-        /// The most that its side file may take.
+        /// The most that its spill file may take.
         most: String,
-        /// What side files of other volumes may not take.
+        /// What spill files of other volumes may not take.
         left: String,
         /// The limit.
         limit: ByteSize,
@@ -498,9 +498,9 @@ pub(crate) enum LocalDamage {
     /// The words of a memory volume's table.
     #[error(transparent)]
     MemoryTable(#[from] RecoverError),
-    /// The side file of a memory volume.
+    /// The spill file of a memory volume.
     #[error("{pages} pages that the volume has there are missing: restore the file, or restart the host")]
-    SideFile {
+    SpillFile {
         /// Pages of the volume that are missing.
         pages: u64,
     },

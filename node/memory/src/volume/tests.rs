@@ -256,10 +256,10 @@ fn end_runs(volume: &mut MemoryVolume<HeapMemory>, done: u32) {
     runs.iter().for_each(|run| volume.disk_ended(run, done));
 }
 
-/// Pages that find no slot go to the side file, up to its limit; they come back once they are written where
+/// Pages that find no slot go to the spill file, up to its limit; they come back once they are written where
 /// there is a slot, and leave a hole.
 #[test]
-fn a_page_without_a_slot_goes_to_the_side_file() {
+fn a_page_without_a_slot_goes_to_the_spill_file() {
     let head = TableHead { spill_pages: 6, ..head(PageCodec::Lz4, 1) };
     let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
     let mut codecs = codecs();
@@ -306,7 +306,7 @@ fn a_page_without_a_slot_goes_to_the_side_file() {
     assert_eq!(volume.figures(), MemoryFigures { refused_pages: 0, ..before });
 }
 
-/// A table that names a side file which the volume does not have was served, and the pages were damaged.
+/// A table that names a spill file which the volume does not have was served, and the pages were damaged.
 #[test]
 fn spilled_pages_beyond_the_limit_are_damage() {
     let mut memory = HeapMemory::new(PAGES, 1, 1);

@@ -13,8 +13,8 @@ use crate::label::Label;
 pub struct NewMemoryVolume {
     /// The volume, opened.
     pub volume: MemoryVolume<MemoryFiles>,
-    /// Its side file, where it has one: as long as the device, for direct I/O.
-    pub side_file: Option<File>,
+    /// Its spill file, where it has one: as long as the device, for direct I/O.
+    pub spill_file: Option<File>,
     /// The name in its log lines.
     pub label: Arc<Label>,
     /// Receives its figures.

@@ -4,15 +4,16 @@
 use std::sync::Arc;
 
 use holdfast_background::{LineLimit, Rest};
-use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SideEnd, SideRequest};
-use holdfast_ring::{Errno, FileSlot, IoResult, RingError};
+use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
+use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
 
 use super::files::MemoryFiles;
 use super::new_volume::NewMemoryVolume;
 use super::published::PublishedMemory;
-use super::side_file::{QueuedRequest, RunEnd, SideFile};
+use super::serve_failure::ServeFailure;
+use super::spill_queue::{QueuedRequest, RunEnd, SpillQueue};
 use crate::label::Label;
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
@@ -23,7 +24,7 @@ pub(super) struct ServedMemory {
     volume: MemoryVolume<MemoryFiles>,
     queues: Vec<Queue<VolumeKey>>,
     /// Apart, so that a volume without one has nothing of it.
-    side: Option<Box<SideFile>>,
+    spill: Option<Box<SpillQueue>>,
     /// Of the request that is being begun; empty between two.
     runs: Vec<DiskRun>,
     /// They are with the kernel.
@@ -40,12 +41,12 @@ pub(super) struct ServedMemory {
 }
 
 impl ServedMemory {
-    pub(super) fn new(new: NewMemoryVolume, key: VolumeKey, side_file: Option<FileSlot>) -> Self {
-        let NewMemoryVolume { volume, side_file: _registered, label, published, place } = new;
+    pub(super) fn new(new: NewMemoryVolume, key: VolumeKey, spill_file: Option<FileSlot>) -> Self {
+        let NewMemoryVolume { volume, spill_file: _registered, label, published, place } = new;
         let served = Self {
             volume,
             queues: Vec::new(),
-            side: side_file.map(|file| Box::new(SideFile::new(file, key))),
+            spill: spill_file.map(|file| Box::new(SpillQueue::new(file, key))),
             runs: Vec::new(),
             is_open: false,
             closing: None,
@@ -80,10 +81,10 @@ impl ServedMemory {
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volume, queues, side, tally, .. } = self;
+        let Self { volume, queues, spill, tally, .. } = self;
         let Some(queue) = queues.get_mut(usize::from(queue_id)) else { return false };
         match queue.on_completion(ring, tag, outcome) {
-            QueueEvent::Request(request) if side.is_some() => {
+            QueueEvent::Request(request) if spill.is_some() => {
                 self.admit(ring, codecs, QueuedRequest { queue: queue_id, request }, now);
             }
             QueueEvent::Request(request) => {
@@ -109,13 +110,13 @@ impl ServedMemory {
         true
     }
 
-    /// Serves a request of a volume with a side file, once none before it excludes it.
+    /// Serves a request of a volume with a spill file, once none before it excludes it.
     fn admit(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
         let request = &queued.request;
         let (first, pages) = (request.start_sector(), u64::from(request.sectors()));
         let is_read = request.operation() == Operation::Read;
-        let request = SideRequest { request: queued, first, pages, is_read };
-        if let Some(request) = self.side.as_mut().and_then(|side| side.requests.admit(request)) {
+        let request = SpillRequest { request: queued, first, pages, is_read };
+        if let Some(request) = self.spill.as_mut().and_then(|spill| spill.requests.admit(request)) {
             self.begin(ring, codecs, request, now);
         }
     }
@@ -125,10 +126,10 @@ impl ServedMemory {
         &mut self,
         ring: &mut Ring,
         codecs: &mut Codecs,
-        request: SideRequest<QueuedRequest>,
+        request: SpillRequest<QueuedRequest>,
         now: Millis,
     ) {
-        let Self { volume, queues, side: Some(side), tally, runs, .. } = self else { return };
+        let Self { volume, queues, spill: Some(spill), tally, runs, .. } = self else { return };
         let (first, pages) = (request.first, request.pages);
         let queue = &mut queues[usize::from(request.request.queue)];
         let served = serve(volume, codecs, queue, &request.request.request, tally);
@@ -139,15 +140,15 @@ impl ServedMemory {
         let result = served.map(drop);
         let count = u32::try_from(runs.len()).expect("a request has few runs");
         if count == 0 {
-            return self.answer(ring, SideEnd { request: request.request, result }, now);
+            return self.answer(ring, SpillEnd { request: request.request, result }, now);
         }
-        let number = side.requests.begin(request, count, result);
+        let number = spill.requests.begin(request, count, result);
         for run in runs.drain(..) {
-            side.start(ring, queues, number, run);
+            spill.start(ring, queues, number, run);
         }
     }
 
-    /// A run on the side file ended.
+    /// A run on the spill file ended.
     pub(super) fn on_spilled(
         &mut self,
         ring: &mut Ring,
@@ -156,25 +157,25 @@ impl ServedMemory {
         outcome: IoResult,
         now: Millis,
     ) {
-        let Self { volume, queues, side: Some(side), .. } = self else { return };
-        let RunEnd { ended, failed } = side.end(ring, queues, volume, run, outcome);
+        let Self { volume, queues, spill: Some(spill), .. } = self else { return };
+        let RunEnd { ended, failed } = spill.end(ring, queues, volume, run, outcome);
         if let Some((run, errno)) = failed
             && let Some(held_back) = self.disk.one(now)
         {
             let _volume = self.label.span().entered();
             let (operation, at_bytes, len_bytes) = (run.operation, run.offset_bytes(), run.len_bytes());
-            tracing::error!(?operation, at_bytes, len_bytes, %errno, held_back, "the disk failed in the side file");
+            tracing::error!(?operation, at_bytes, len_bytes, %errno, held_back, "the disk failed in the spill file");
         }
         let Some(ended) = ended else { return };
         self.answer(ring, ended, now);
-        while let Some(request) = self.side.as_mut().and_then(|side| side.requests.next_ready()) {
+        while let Some(request) = self.spill.as_mut().and_then(|spill| spill.requests.next_ready()) {
             self.begin(ring, codecs, request, now);
         }
         self.finish_closing(ring);
     }
 
-    fn answer(&mut self, ring: &mut Ring, ended: SideEnd<QueuedRequest, ServeFailure>, now: Millis) {
-        let SideEnd { request: QueuedRequest { queue, request }, result } = ended;
+    fn answer(&mut self, ring: &mut Ring, ended: SpillEnd<QueuedRequest, ServeFailure>, now: Millis) {
+        let SpillEnd { request: QueuedRequest { queue, request }, result } = ended;
         self.tally.errors += u64::from(result.is_err());
         let (first, sectors) = (request.start_sector(), request.sectors());
         self.queues[usize::from(queue)].complete(ring, request, result.map_err(ServeFailure::errno));
@@ -185,21 +186,21 @@ impl ServedMemory {
 
     /// True if no disk works for a request.
     pub(super) fn is_still(&self) -> bool {
-        self.side.as_ref().is_none_or(|side| side.requests.is_idle())
+        self.spill.as_ref().is_none_or(|spill| spill.requests.is_idle())
     }
 
     /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
     pub(super) fn leave(&mut self) {
-        let Self { queues, side: Some(side), .. } = self else { return };
-        let (running, waiting) = side.requests.leave();
+        let Self { queues, spill: Some(spill), .. } = self else { return };
+        let (running, waiting) = spill.requests.leave();
         // The disk may still have their memory: their queue keeps it.
         running.for_each(|QueuedRequest { request, .. }| request.leave_to_successor());
         waiting.for_each(|QueuedRequest { queue, request }| queues[usize::from(queue)].leave(request));
     }
 
-    /// Takes the volume's side file off the ring.
+    /// Takes the volume's spill file off the ring.
     pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
-        self.side.map_or(Ok(()), |side| ring.unregister_file(side.file()))
+        self.spill.map_or(Ok(()), |spill| ring.unregister_file(spill.file()))
     }
 
     fn log(&mut self, failure: ServeFailure, sector: u64, sectors: u32, now: Millis) {
@@ -214,7 +215,7 @@ impl ServedMemory {
                     spilled_bytes = figures.spilled_pages * PAGE_BYTES as u64,
                     spill_limit_bytes = figures.spill_limit_pages * PAGE_BYTES as u64,
                     held_back,
-                    "a memory volume is at its limits, or node.run_dir or the disk of its side file is full: writes \
+                    "a memory volume is at its limits, or node.run_dir or the disk of its spill file is full: writes \
                      fail; delete files and trim, or attach it with a higher limit"
                 );
             }
@@ -259,7 +260,7 @@ impl ServedMemory {
             ("the kernel refused a queue command", &self.queue_refused),
             ("a write found no memory", &self.full),
             ("a page was damaged or not copied", &self.damaged),
-            ("the disk failed in the side file", &self.disk),
+            ("the disk failed in the spill file", &self.disk),
         ] {
             if let Some(times) = limit.rest(Rest::Due(now)) {
                 let _volume = self.label.span().entered();
@@ -284,25 +285,8 @@ impl ServedMemory {
     }
 }
 
-/// Reason why a request failed.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum ServeFailure {
-    Page(PageError),
-    Copy,
-    Disk,
-}
-
-impl ServeFailure {
-    const fn errno(self) -> Errno {
-        match self {
-            Self::Page(PageError::NoSpace) => Errno::new(libc::ENOSPC),
-            Self::Page(PageError::Damaged(_)) | Self::Copy | Self::Disk => Errno::EIO,
-        }
-    }
-}
-
 /// Does what a request asks for, as far as it needs no disk, and returns how many pages of a read are in the
-/// side file. A FLUSH has nothing to do: no content outlives the host.
+/// spill file. A FLUSH has nothing to do: no content outlives the host.
 fn serve<K: Copy>(
     volume: &mut MemoryVolume<MemoryFiles>,
     codecs: &mut Codecs,

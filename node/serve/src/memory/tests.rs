@@ -62,7 +62,7 @@ fn the_key_of_a_memory_volume_is_no_other() {
     let mut ring = Ring::new(&options).unwrap();
     let new = NewMemoryVolume {
         volume: open(dir.path()).0,
-        side_file: None,
+        spill_file: None,
         label: Arc::new(Label::new("scratch".parse().unwrap(), Epoch(1))),
         published: Arc::default(),
         place: Box::new(()),

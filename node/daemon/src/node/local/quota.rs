@@ -19,7 +19,7 @@ use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
-use crate::node::memory::side_file_bytes;
+use crate::node::memory::spill_file_bytes;
 use crate::node::run_blocking::blocking;
 use crate::node::store::block_cache::slab_path;
 use crate::node::volume::present::Present;
@@ -128,7 +128,7 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     })
 }
 
-/// Room that the filesystem of the state directory has for the cache, once the slab and the side files of memory
+/// Room that the filesystem of the state directory has for the cache, once the slab and the spill files of memory
 /// volumes are filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheRoom {
@@ -154,7 +154,7 @@ impl CacheRoom {
         }
         let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
         let free_bytes = disk.free_bytes;
-        let filled_bytes = allocated_bytes(&slab_path(state_dir))? + side_file_bytes(state_dir)?;
+        let filled_bytes = allocated_bytes(&slab_path(state_dir))? + spill_file_bytes(state_dir)?;
         let unfilled_bytes = apart_bytes.saturating_sub(filled_bytes);
         let disk = Disk { free_bytes: free_bytes.saturating_sub(unfilled_bytes), ..disk };
         Ok(Self { free_bytes, quota_bytes: disk.quota(*cache_bytes, apart_bytes, held_bytes) })

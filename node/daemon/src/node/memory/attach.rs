@@ -172,8 +172,8 @@ impl Node {
         record: MemoryRecord,
         opened: OpenedMemory,
     ) -> Result<Arc<PresentMemory>, NodeError> {
-        let OpenedMemory { volume: opened, side_file } = opened;
-        let files = u32::from(QUEUES) + u32::from(side_file.is_some());
+        let OpenedMemory { volume: opened, spill_file } = opened;
+        let files = u32::from(QUEUES) + u32::from(spill_file.is_some());
         let (ring, place) = self.0.rings.reserve(RingNeed { files, buffers: 0 })?;
         let figures = opened.figures();
         let slabs = figures.limit_bytes / SLAB_BYTES as u64;
@@ -184,7 +184,7 @@ impl Node {
         let published = Arc::<PublishedMemory>::default();
         let new = NewMemoryVolume {
             volume: opened,
-            side_file,
+            spill_file,
             label: Arc::new(Label::new(volume.clone(), Epoch(0))),
             published: Arc::clone(&published),
             place: Box::new(place),

@@ -4,10 +4,10 @@
 //! <run>/memory.d/<id>/table     head and words (`docs/formats/memory-volume.md`)
 //! <run>/memory.d/<id>/slabs     contents
 //! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
-//! <state>/memory.d/<id>/side-<nonce>  pages that found no memory, where the volume may spill
+//! <state>/memory.d/<id>/spill-<nonce>  pages that found no memory, where the volume may spill
 //! ```
 //! The first three are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the
-//! host; then the next daemon removes the side file. The nonce is that of the attach, so that the file of an
+//! host; then the next daemon removes the spill file. The nonce is that of the attach, so that the file of an
 //! earlier one is never read. Only root reads them: directories have mode 0700, files 0600.
 #![allow(unsafe_code)] // mmap of files of our own
 
@@ -23,8 +23,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
-use super::side_file::SideFile;
-use super::table::MostBytes;
+use super::spill_file::SpillFile;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::record_file::spare;
@@ -58,19 +57,28 @@ impl MemoryRecord {
     }
 }
 
+/// The most bytes that the files of a memory volume may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MostBytes {
+    /// In the run directory.
+    pub(super) memory: u64,
+    /// In the state directory.
+    pub(super) spill: u64,
+}
+
 /// Paths of one memory volume's files.
 #[derive(Debug, Clone)]
 pub(in crate::node) struct MemoryLocal {
     volume: VolumeId,
     dir: PathBuf,
     /// In the state directory.
-    side_dir: PathBuf,
+    spill_dir: PathBuf,
 }
 
-/// A memory volume and its side file, if it has one.
+/// A memory volume and its spill file, if it has one.
 pub(in crate::node) struct OpenedMemory {
     pub(in crate::node) volume: MemoryVolume<MemoryFiles>,
-    pub(in crate::node) side_file: Option<File>,
+    pub(in crate::node) spill_file: Option<File>,
 }
 
 /// Directory of the files of memory volumes in a run directory.
@@ -78,17 +86,17 @@ fn memory_dir(run_dir: &Path) -> PathBuf {
     run_dir.join("memory.d")
 }
 
-/// Directory of the side files of memory volumes in a state directory.
-fn side_files_dir(state_dir: &Path) -> PathBuf {
+/// Directory of the spill files of memory volumes in a state directory.
+fn spill_files_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("memory.d")
 }
 
-/// Bytes that the side files of all volumes take of the disk.
+/// Bytes that the spill files of all volumes take of the disk.
 ///
 /// # Errors
 /// They cannot be listed or measured.
-pub(in crate::node) fn side_file_bytes(state_dir: &Path) -> Result<u64, NodeError> {
-    let dir = side_files_dir(state_dir);
+pub(in crate::node) fn spill_file_bytes(state_dir: &Path) -> Result<u64, NodeError> {
+    let dir = spill_files_dir(state_dir);
     if !dir.is_dir() {
         return Ok(0);
     }
@@ -102,20 +110,20 @@ pub(in crate::node) fn side_file_bytes(state_dir: &Path) -> Result<u64, NodeErro
     Ok(bytes)
 }
 
-/// Removes the side files of volumes that have no other files: the host restarted, or an attach or a detach
+/// Removes the spill files of volumes that have no other files: the host restarted, or an attach or a detach
 /// did not end.
 ///
 /// # Errors
 /// They cannot be listed or removed.
-pub(super) fn remove_left_side_files(dirs: &LocalDirs) -> Result<(), NodeError> {
-    let side_files = side_files_dir(&dirs.state);
-    if !side_files.is_dir() {
+pub(super) fn remove_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> {
+    let spill_files = spill_files_dir(&dirs.state);
+    if !spill_files.is_dir() {
         return Ok(());
     }
-    for volume in volumes_under(&side_files)? {
+    for volume in volumes_under(&spill_files)? {
         let local = MemoryLocal::new(dirs, &volume);
         if !local.dir.try_exists().map_err(file(&local.dir, "looked for"))? {
-            local.remove_side_files()?;
+            local.remove_spill_files()?;
         }
     }
     Ok(())
@@ -146,7 +154,7 @@ impl MemoryLocal {
         Self {
             volume: volume.clone(),
             dir: memory_dir(&dirs.run).join(volume.as_str()),
-            side_dir: side_files_dir(&dirs.state).join(volume.as_str()),
+            spill_dir: spill_files_dir(&dirs.state).join(volume.as_str()),
         }
     }
 
@@ -162,8 +170,8 @@ impl MemoryLocal {
         self.dir.join("attached")
     }
 
-    fn side_file(&self, nonce: u64) -> SideFile {
-        SideFile { path: self.side_dir.join(format!("side-{nonce:016x}")) }
+    fn spill_file(&self, nonce: u64) -> SpillFile {
+        SpillFile { path: self.spill_dir.join(format!("spill-{nonce:016x}")) }
     }
 
     /// Makes the files of a new volume. Its table is allocated: 8 bytes a page.
@@ -192,11 +200,11 @@ impl MemoryLocal {
         io::Write::write_all(&mut &table, &head.encode(&self.volume))
             .map_err(file(&table_path, "written"))?;
         let volume = self.map(&table, slabs, head)?;
-        let side_file = match head.spill_pages {
+        let spill_file = match head.spill_pages {
             0 => None,
-            1.. => Some(self.side_file(head.nonce).create(head.pages)?),
+            1.. => Some(self.spill_file(head.nonce).create(head.pages)?),
         };
-        Ok(OpenedMemory { volume, side_file })
+        Ok(OpenedMemory { volume, spill_file })
     }
 
     /// Opens the files that a predecessor left, which writes no more.
@@ -232,11 +240,11 @@ impl MemoryLocal {
             }
         }
         let volume = self.map(&table, slabs, &head)?;
-        let side_file = match head.spill_pages {
+        let spill_file = match head.spill_pages {
             0 => None,
-            1.. => Some(self.side_file(head.nonce).open(&volume, head.pages)?),
+            1.. => Some(self.spill_file(head.nonce).open(&volume, head.pages)?),
         };
-        Ok(OpenedMemory { volume, side_file })
+        Ok(OpenedMemory { volume, spill_file })
     }
 
     fn map(
@@ -297,14 +305,14 @@ impl MemoryLocal {
         for path in [record.clone(), spare(&record), self.table_path(), self.slabs_path()] {
             gone(fs::remove_file(&path), &path)?;
         }
-        self.remove_side_files()?;
+        self.remove_spill_files()?;
         gone(fs::remove_dir(&self.dir), &self.dir)
     }
 
-    fn remove_side_files(&self) -> Result<(), NodeError> {
-        match fs::remove_dir_all(&self.side_dir) {
+    fn remove_spill_files(&self) -> Result<(), NodeError> {
+        match fs::remove_dir_all(&self.spill_dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(file(&self.side_dir, "removed")(error))
+                Err(file(&self.spill_dir, "removed")(error))
             }
             Ok(()) | Err(_) => Ok(()),
         }

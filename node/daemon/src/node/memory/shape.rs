@@ -66,7 +66,7 @@ pub(super) struct MemoryShape {
     /// Its limit.
     pub(super) slabs: u32,
     pub(super) codec: PageCodec,
-    /// Pages that its side file may have; 0: it has none.
+    /// Pages that its spill file may have; 0: it has none.
     pub(super) spill_pages: u64,
 }
 

@@ -7,6 +7,7 @@ use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
+use super::local::MostBytes;
 use super::present::PresentMemory;
 use super::shape::{BUFFER_BYTES, MemoryShape};
 use crate::node::volume::status::{NodeVolumeStatus, VolumeState};
@@ -36,15 +37,6 @@ struct TableEntry {
     present: Option<Arc<PresentMemory>>,
     /// The most that its files may take, in memory and on the disk, before it is on a ring thread.
     most: MostBytes,
-}
-
-/// The most bytes that the files of a memory volume may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MostBytes {
-    /// In the run directory.
-    pub(super) memory: u64,
-    /// In the state directory.
-    pub(super) spill: u64,
 }
 
 impl From<&MemoryShape> for MostBytes {

@@ -353,18 +353,18 @@ fn a_memory_volume_keeps_the_epoch_of_its_attach() {
     });
 }
 
-/// A volume with memory for 16 pages that do not compress, and a side file for `pages` more.
+/// A volume with memory for 16 pages that do not compress, and a spill file for `pages` more.
 fn spilling(pages: u64) -> MemoryAttach {
     MemoryAttach { limit_bytes: Some(64 << 10), spill_bytes: Some(pages * SECTOR_BYTES), ..scratch() }
 }
 
-fn side_files(dirs: &Dirs) -> PathBuf {
+fn spill_files(dirs: &Dirs) -> PathBuf {
     dirs.state.path().join("memory.d/scratch")
 }
 
-/// The one side file of the volume.
-fn side_file(dirs: &Dirs) -> PathBuf {
-    let mut found = fs::read_dir(side_files(dirs)).unwrap();
+/// The one spill file of the volume.
+fn spill_file(dirs: &Dirs) -> PathBuf {
+    let mut found = fs::read_dir(spill_files(dirs)).unwrap();
     let path = found.next().unwrap().unwrap().path();
     assert!(found.next().is_none(), "an attach has one");
     path
@@ -380,29 +380,29 @@ fn noise(pages: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(pages * PAGE_BYTES).collect()
 }
 
-/// Writes 20 pages as the device's requests would have: four of them go to the side file, and a fifth would
+/// Writes 20 pages as the device's requests would have: four of them go to the spill file, and a fifth would
 /// have when the daemon was killed.
 fn spill(dirs: &Dirs) {
     let data = noise(21);
     let record = volume_files(dirs).record().unwrap().unwrap();
     let mut volume = volume_files(dirs).open(&record).unwrap().volume;
     volume.write(&mut Codecs::default(), 0, &data[..20 * PAGE_BYTES]).unwrap();
-    let side_file = File::options().write(true).open(side_file(dirs)).unwrap();
-    side_file.write_all_at(&data[16 * PAGE_BYTES..], 16 * SECTOR_BYTES).unwrap();
-    side_file.sync_all().unwrap();
+    let spill_file = File::options().write(true).open(spill_file(dirs)).unwrap();
+    spill_file.write_all_at(&data[16 * PAGE_BYTES..], 16 * SECTOR_BYTES).unwrap();
+    spill_file.sync_all().unwrap();
     let runs: Vec<_> = volume.disk_runs().drain(..).collect();
     assert!(matches!(runs[..], [run] if run.range() == (16..20)));
     runs.iter().for_each(|run| volume.disk_ended(run, run.pages));
 }
 
-/// The next daemon serves what is in the side file, takes back what the table does not name, and a detach
+/// The next daemon serves what is in the spill file, takes back what the table does not name, and a detach
 /// leaves no file.
 #[test]
 fn a_killed_daemon_loses_no_spilled_page() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
     spill(&dirs);
-    let blocks = || fs::metadata(side_file(&dirs)).unwrap().blocks() / 8;
+    let blocks = || fs::metadata(spill_file(&dirs)).unwrap().blocks() / 8;
     assert_eq!(blocks(), 5);
     daemon(&dirs, &kernel, async |node| {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
@@ -410,7 +410,7 @@ fn a_killed_daemon_loses_no_spilled_page() {
         assert_eq!((memory.spilled_pages, memory.spill_limit_pages, memory.plain_pages), (4, 8, 16));
         assert_eq!(blocks(), 4, "what no word names is a hole");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&side_files(&dirs)), mode(&side_file(&dirs))), (0o700, 0o600));
+        assert_eq!((mode(&spill_files(&dirs)), mode(&spill_file(&dirs))), (0o700, 0o600));
         assert_eq!(node.attach_memory(spilling(8)).await.unwrap(), status.attached.unwrap());
         let message = node.attach_memory(spilling(9)).await.unwrap_err().to_string();
         assert!(
@@ -418,18 +418,18 @@ fn a_killed_daemon_loses_no_spilled_page() {
             "{message}"
         );
         node.detach_memory(&status.volume).await.unwrap();
-        assert!(!side_files(&dirs).exists() && !files(&dirs).exists());
+        assert!(!spill_files(&dirs).exists() && !files(&dirs).exists());
     });
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// A side file that lost pages, or all of them, read as zeros.
+/// A spill file that lost pages, or all of them, read as zeros.
 #[test]
-fn a_lost_side_file_keeps_its_device_paused() {
+fn a_lost_spill_file_keeps_its_device_paused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
     spill(&dirs);
-    let (path, kept) = (side_file(&dirs), dirs.state.path().join("kept"));
+    let (path, kept) = (spill_file(&dirs), dirs.state.path().join("kept"));
     let paused = async |node: &Node, words: &str| {
         let status = wait(node, |status| status.message.as_ref().is_some_and(|it| it.contains(words))).await;
         assert_eq!(status.state, VolumeState::Quiesced);
@@ -438,7 +438,7 @@ fn a_lost_side_file_keeps_its_device_paused() {
     daemon(&dirs, &kernel, async |node| {
         paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
         // That of another attach has another name.
-        fs::copy(&kept, path.with_file_name("side-0000000000000001")).unwrap();
+        fs::copy(&kept, path.with_file_name("spill-0000000000000001")).unwrap();
         File::create_new(&path).unwrap().set_len((SECTORS + 1) * SECTOR_BYTES).unwrap();
         paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
         File::options().write(true).open(&path).unwrap().set_len(SECTOR_BYTES).unwrap();
@@ -449,22 +449,22 @@ fn a_lost_side_file_keeps_its_device_paused() {
     });
 }
 
-/// Side files of a host that restarted took the disk until somebody found them.
+/// Spill files of a host that restarted took the disk until somebody found them.
 #[test]
-fn side_files_without_a_volume_are_removed() {
+fn spill_files_without_a_volume_are_removed() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
     kernel.take_away(*kernel.devices().keys().next().unwrap());
     fs::remove_dir_all(files(&dirs)).unwrap();
-    assert!(side_file(&dirs).exists());
+    assert!(spill_file(&dirs).exists());
     daemon(&dirs, &kernel, async |node| {
-        assert!(node.list().is_empty() && !side_files(&dirs).exists());
+        assert!(node.list().is_empty() && !spill_files(&dirs).exists());
     });
 }
 
-/// All side files together took the disk, of which the cache of other volumes was to have its share.
+/// All spill files together took the disk, of which the cache of other volumes was to have its share.
 #[test]
-fn side_files_stay_within_the_limit_of_the_node() {
+fn spill_files_stay_within_the_limit_of_the_node() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let other = |pages| MemoryAttach { volume: "other".parse().unwrap(), ..spilling(pages) };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();

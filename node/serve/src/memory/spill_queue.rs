@@ -1,16 +1,16 @@
-//! The side file of a memory volume on a ring: the runs that the kernel has, and the requests they are for.
+//! The spill file of a memory volume on a ring: the runs that the kernel has, and the requests they are for.
 //!
-//! Owns: the file's place on the ring, and the order of requests ([`SideRequests`]). Does not own: which pages
+//! Owns: the file's place on the ring, and the order of requests ([`SpillRequests`]). Does not own: which pages
 //! are in the file, which the words say. Runs on: the ring thread, which never waits for the disk: a request
 //! is answered once the last of its runs has ended. The data is read to and written from the memory of the
-//! request itself, which has kernel copy: devices of releases with user copy have no side file. Bounds: a request has at most a run for each of its pages, and as many holes.
+//! request itself, which has kernel copy: devices of releases with user copy have no spill file. Bounds: a request has at most a run for each of its pages, and as many holes.
 
-use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SideEnd, SideRequests};
+use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequests};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult};
 use holdfast_ublk::{DeviceRequest, Queue, RequestPart};
 
 use super::files::MemoryFiles;
-use super::served::ServeFailure;
+use super::serve_failure::ServeFailure;
 use crate::operation::{InFlight, Ring, VolumeKey};
 
 /// A request of a queue.
@@ -30,25 +30,25 @@ struct RunInFlight {
 /// The end of a run.
 pub(super) struct RunEnd {
     /// The request, if this was its last run.
-    pub(super) ended: Option<SideEnd<QueuedRequest, ServeFailure>>,
+    pub(super) ended: Option<SpillEnd<QueuedRequest, ServeFailure>>,
     /// The error of the disk, if it had one other than that it is full.
     pub(super) failed: Option<(DiskRun, Errno)>,
 }
 
-/// The side file of a volume.
-pub(super) struct SideFile {
+/// The spill file of a volume.
+pub(super) struct SpillQueue {
     file: FileSlot,
     /// The volume's, for the ring.
     key: VolumeKey,
-    pub(super) requests: SideRequests<QueuedRequest, ServeFailure>,
+    pub(super) requests: SpillRequests<QueuedRequest, ServeFailure>,
     runs: Vec<Option<RunInFlight>>,
     /// Numbers that no run has.
     free: Vec<u32>,
 }
 
-impl SideFile {
+impl SpillQueue {
     pub(super) fn new(file: FileSlot, key: VolumeKey) -> Self {
-        Self { file, key, requests: SideRequests::default(), runs: Vec::new(), free: Vec::new() }
+        Self { file, key, requests: SpillRequests::default(), runs: Vec::new(), free: Vec::new() }
     }
 
     pub(super) const fn file(&self) -> FileSlot {

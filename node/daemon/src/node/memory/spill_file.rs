@@ -1,4 +1,4 @@
-//! The side file of a memory volume: made, and found again after a daemon was killed.
+//! The spill file of a memory volume: made, and found again after a daemon was killed.
 //!
 //! Page N of the device lies at `N * 4096`, and the table says which pages are there. One more page, which is
 //! always a hole, lies behind the last.
@@ -20,12 +20,12 @@ use rustix::io::Errno;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::file::{open_direct, open_mode};
 
-/// The side file of a volume.
-pub(super) struct SideFile {
+/// The spill file of a volume.
+pub(super) struct SpillFile {
     pub(super) path: PathBuf,
 }
 
-impl SideFile {
+impl SpillFile {
     /// Makes the file of a volume of so many pages.
     ///
     /// # Errors
@@ -45,24 +45,24 @@ impl SideFile {
     pub(super) fn open(&self, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> Result<File, NodeError> {
         let damaged = |source| NodeError::Damaged { path: self.path.clone(), source };
         let opened = open_mode(&self.path, OpenOptions::new().read(true).write(true));
-        let side_file = match opened {
+        let spill_file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return match volume.figures().spilled_pages {
                     0 => self.create(pages),
-                    pages => Err(damaged(LocalDamage::SideFile { pages })),
+                    pages => Err(damaged(LocalDamage::SpillFile { pages })),
                 };
             }
             opened => opened.map_err(file(&self.path, "opened"))?,
         };
-        let found = side_file.metadata().map_err(file(&self.path, "read"))?.len();
+        let found = spill_file.metadata().map_err(file(&self.path, "read"))?.len();
         if found != file_bytes(pages) {
             let [found, expected] =
                 [found, file_bytes(pages)].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
             return Err(damaged(LocalDamage::Length { found, expected }));
         }
-        match settle(&side_file, volume, pages).map_err(file(&self.path, "read"))? {
-            0 => Ok(side_file),
-            pages => Err(damaged(LocalDamage::SideFile { pages })),
+        match settle(&spill_file, volume, pages).map_err(file(&self.path, "read"))? {
+            0 => Ok(spill_file),
+            pages => Err(damaged(LocalDamage::SpillFile { pages })),
         }
     }
 }
@@ -74,10 +74,10 @@ const fn file_bytes(pages: u64) -> u64 {
 
 /// Waits for what a process that was killed still writes, and makes holes of what the table does not name.
 /// Returns how many pages that it names are holes; then nothing was made one.
-fn settle(side_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> io::Result<u64> {
+fn settle(spill_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> io::Result<u64> {
     // A filesystem makes a hole once no direct write to the file is in flight.
-    punch(side_file, pages..pages + 1)?;
-    let data = data_runs(side_file, pages)?;
+    punch(spill_file, pages..pages + 1)?;
+    let data = data_runs(spill_file, pages)?;
     let is_named = |run: &Range<u64>| volume.spilled_runs(run.start, run.end - run.start);
     let there: u64 = data.iter().flat_map(is_named).map(|run| u64::from(run.pages)).sum();
     let named = volume.figures().spilled_pages;
@@ -87,27 +87,27 @@ fn settle(side_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64) 
     for run in &data {
         let mut from = run.start;
         for named in is_named(run) {
-            punch(side_file, from..named.first)?;
+            punch(spill_file, from..named.first)?;
             from = named.range().end;
         }
-        punch(side_file, from..run.end)?;
+        punch(spill_file, from..run.end)?;
     }
     Ok(0)
 }
 
 /// Pages with data, of so many from the beginning on.
-fn data_runs(side_file: &File, pages: u64) -> io::Result<Vec<Range<u64>>> {
+fn data_runs(spill_file: &File, pages: u64) -> io::Result<Vec<Range<u64>>> {
     let end_bytes = pages * SECTOR_BYTES;
     let mut runs = Vec::new();
     let mut at = 0;
     while at < end_bytes {
-        let data = match seek(side_file, SeekFrom::Data(at)) {
+        let data = match seek(spill_file, SeekFrom::Data(at)) {
             Ok(data) => data,
             // No data behind it.
             Err(Errno::NXIO) => break,
             Err(errno) => return Err(errno.into()),
         };
-        let hole = seek(side_file, SeekFrom::Hole(data))?;
+        let hole = seek(spill_file, SeekFrom::Hole(data))?;
         at = hole.next_multiple_of(SECTOR_BYTES);
         let run = data / SECTOR_BYTES..at.min(end_bytes) / SECTOR_BYTES;
         if !run.is_empty() {
@@ -117,11 +117,11 @@ fn data_runs(side_file: &File, pages: u64) -> io::Result<Vec<Range<u64>>> {
     Ok(runs)
 }
 
-fn punch(side_file: &File, pages: Range<u64>) -> io::Result<()> {
+fn punch(spill_file: &File, pages: Range<u64>) -> io::Result<()> {
     if pages.is_empty() {
         return Ok(());
     }
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let len_bytes = (pages.end - pages.start) * SECTOR_BYTES;
-    Ok(fallocate(side_file, hole, pages.start * SECTOR_BYTES, len_bytes)?)
+    Ok(fallocate(spill_file, hole, pages.start * SECTOR_BYTES, len_bytes)?)
 }

@@ -15,7 +15,7 @@ use holdfast_format::safeguard::{Safeguard, safeguard};
 
 /// A request and its pages.
 #[derive(Debug)]
-pub struct SideRequest<R> {
+pub struct SpillRequest<R> {
     /// The request.
     pub request: R,
     /// Its first page.
@@ -26,9 +26,9 @@ pub struct SideRequest<R> {
     pub is_read: bool,
 }
 
-impl<R> SideRequest<R> {
+impl<R> SpillRequest<R> {
     /// True if both may not be served at the same time.
-    const fn excludes<S>(&self, other: &SideRequest<S>) -> bool {
+    const fn excludes<S>(&self, other: &SpillRequest<S>) -> bool {
         let overlap = self.first < other.first + other.pages && other.first < self.first + self.pages;
         overlap && !(self.is_read && other.is_read)
     }
@@ -36,7 +36,7 @@ impl<R> SideRequest<R> {
 
 /// A request whose last operation ended.
 #[derive(Debug)]
-pub struct SideEnd<R, E> {
+pub struct SpillEnd<R, E> {
     /// The request.
     pub request: R,
     /// Its result: the first failure, if there was one.
@@ -45,29 +45,29 @@ pub struct SideEnd<R, E> {
 
 #[derive(Debug)]
 struct RunningRequest<R, E> {
-    request: SideRequest<R>,
+    request: SpillRequest<R>,
     operations: u32,
     result: Result<(), E>,
 }
 
 /// The requests of a volume that the disk works for, and those that wait for them.
 #[derive(Debug)]
-pub struct SideRequests<R, E> {
+pub struct SpillRequests<R, E> {
     running: Vec<Option<RunningRequest<R, E>>>,
     number: usize,
-    waiting: VecDeque<SideRequest<R>>,
+    waiting: VecDeque<SpillRequest<R>>,
 }
 
-impl<R, E> Default for SideRequests<R, E> {
+impl<R, E> Default for SpillRequests<R, E> {
     fn default() -> Self {
         Self { running: Vec::new(), number: 0, waiting: VecDeque::new() }
     }
 }
 
-impl<R, E> SideRequests<R, E> {
+impl<R, E> SpillRequests<R, E> {
     /// Hands a request back that may be served now, and keeps one that has to wait.
     #[inline]
-    pub fn admit(&mut self, request: SideRequest<R>) -> Option<SideRequest<R>> {
+    pub fn admit(&mut self, request: SpillRequest<R>) -> Option<SpillRequest<R>> {
         if self.number == 0 || !self.excludes(&request, self.waiting.len()) {
             return Some(request);
         }
@@ -80,7 +80,7 @@ impl<R, E> SideRequests<R, E> {
     ///
     /// # Panics
     /// If it has no operation.
-    pub fn begin(&mut self, request: SideRequest<R>, operations: u32, result: Result<(), E>) -> u16 {
+    pub fn begin(&mut self, request: SpillRequest<R>, operations: u32, result: Result<(), E>) -> u16 {
         assert!(operations > 0, "it is answered at once");
         let running = Some(RunningRequest { request, operations, result });
         self.number += 1;
@@ -108,7 +108,7 @@ impl<R, E> SideRequests<R, E> {
     ///
     /// # Panics
     /// As for [`request`](Self::request).
-    pub fn end(&mut self, number: u16, outcome: Result<(), E>, more: u32) -> Option<SideEnd<R, E>> {
+    pub fn end(&mut self, number: u16, outcome: Result<(), E>, more: u32) -> Option<SpillEnd<R, E>> {
         let place = &mut self.running[usize::from(number)];
         let running = place.as_mut().expect("an operation of it has not ended");
         if running.result.is_ok() {
@@ -120,11 +120,11 @@ impl<R, E> SideRequests<R, E> {
         }
         self.number -= 1;
         let RunningRequest { request, result, .. } = place.take()?;
-        Some(SideEnd { request: request.request, result })
+        Some(SpillEnd { request: request.request, result })
     }
 
     /// The next request that waited and may be served now.
-    pub fn next_ready(&mut self) -> Option<SideRequest<R>> {
+    pub fn next_ready(&mut self) -> Option<SpillRequest<R>> {
         let ready = (0..self.waiting.len()).find(|at| !self.excludes(&self.waiting[*at], *at))?;
         self.waiting.remove(ready)
     }
@@ -144,7 +144,7 @@ impl<R, E> SideRequests<R, E> {
 
     /// True if the disk works for a request that excludes this one, or one of the first `before` that wait
     /// does.
-    fn excludes(&self, request: &SideRequest<R>, before: usize) -> bool {
+    fn excludes(&self, request: &SpillRequest<R>, before: usize) -> bool {
         safeguard(Safeguard::WaitForDisk)
             && (self.running.iter().flatten().any(|running| running.request.excludes(request))
                 || self.waiting.iter().take(before).any(|waiting| waiting.excludes(request)))
@@ -155,15 +155,15 @@ impl<R, E> SideRequests<R, E> {
 mod tests {
     use super::*;
 
-    fn request(request: char, pages: std::ops::Range<u64>, is_read: bool) -> SideRequest<char> {
-        SideRequest { request, first: pages.start, pages: pages.end - pages.start, is_read }
+    fn request(request: char, pages: std::ops::Range<u64>, is_read: bool) -> SpillRequest<char> {
+        SpillRequest { request, first: pages.start, pages: pages.end - pages.start, is_read }
     }
 
     /// Requests to other pages and reads of the same ones go on; one behind a waiting one does not pass it.
     #[test]
     fn requests_to_the_same_pages_are_served_in_order() {
-        let mut requests = SideRequests::<char, ()>::default();
-        let is_admitted = |requests: &mut SideRequests<char, ()>, one| requests.admit(one).is_some();
+        let mut requests = SpillRequests::<char, ()>::default();
+        let is_admitted = |requests: &mut SpillRequests<char, ()>, one| requests.admit(one).is_some();
         let read = requests.admit(request('a', 0..8, true)).unwrap();
         let number = requests.begin(read, 2, Ok(()));
         assert!(is_admitted(&mut requests, request('b', 4..12, true)), "reads share");
