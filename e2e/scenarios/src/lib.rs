@@ -318,8 +318,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "memory-volumes",
-        about: "memory volumes live through kills, a restart and a handoff under load with every page right; a full one fails writes and loses nothing; a detach leaves nothing",
-        expected: Duration::from_secs(90),
+        about: "memory volumes live through kills, a restart and a handoff under load with every page right, in memory or spilled; a full one fails writes and loses nothing; a detach leaves nothing",
+        expected: Duration::from_secs(120),
         alone: false,
         run: memory_volumes::run,
     },

@@ -1,5 +1,5 @@
 //! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
-//! as it was; a full one fails writes and loses nothing; a detach leaves nothing.
+//! as it was, in memory or in the spill file; a full one fails writes and loses nothing; a detach leaves nothing.
 
 use std::time::Duration;
 
@@ -14,7 +14,12 @@ use super::load::Load;
 
 const BUCKET: &str = "memory";
 /// More than its volumes may take together.
-const MEMORY: &str = "memory_volumes = \"1Gi\"";
+const MEMORY: &str = "memory_volumes = \"1Gi\"\nmemory_spill = \"64Mi\"";
+/// Fills the state disk to its last block.
+const FILL: &str = "fallocate -l $(($(stat -f -c '%f * %S' /state))) /state/filler || true; \
+                    dd if=/dev/zero of=/state/filler.rest bs=4k status=none || true; sync";
+const EMPTY: &str = "rm /state/filler*";
+const SOURCE: &str = "/dev/shm/source";
 /// Ends of the daemon, in this order.
 const ENDS: [DaemonEnd; 5] =
     [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill, DaemonEnd::Restart, DaemonEnd::Kill];
@@ -43,6 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
     ends(&node)?;
     full(&node)?;
+    spilled(&node)?;
     refusals(&node)?;
     ensure!(node.cli(&["list", "--json"])?.contains("\"volumes\": []"), "all are detached");
     Ok(())
@@ -122,6 +128,69 @@ fn full(node: &Node) -> Result<()> {
     vm.exec(&format!("blkdiscard -o 8M -l 56M {device}; {}", write(20, 4)))?;
     ensure!(sum()? == before, "what was stored changed when other pages were discarded");
     node.cli(&["detach", "full"]).map(drop)
+}
+
+/// Pages beyond the limit go to the spill file: they are right over kills and a handoff, a discard gives their
+/// space back, and a full disk fails writes and loses nothing.
+fn spilled(node: &Node) -> Result<()> {
+    let asked = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
+    let device = attach(node, &[&["spill"][..], &asked, &["56Mi"]].concat())?;
+    let vm = node.vm();
+    // All of the device is written, four times what the memory takes.
+    let copy = |skip: u32, mib: u32| {
+        format!(
+            "dd if={SOURCE} of={device} bs=1M skip={skip} seek={skip} count={mib} oflag=direct conv=notrunc status=none"
+        )
+    };
+    let compare = format!("echo 3 > /proc/sys/vm/drop_caches; cmp {SOURCE} {device}");
+    vm.exec(&format!("head -c 64M /dev/urandom > {SOURCE}; {}; {compare}", copy(0, 64)))?;
+    let spilled_mib = || {
+        let bytes = node.metric("holdfast_volume_memory_spilled_bytes", "spill")?.unwrap_or_default();
+        anyhow::Ok(bytes / f64::from(1 << 20))
+    };
+    let blocks_mib = || {
+        let found = vm.exec("du -m /var/lib/holdfast/memory.d/spill | cut -f 1")?;
+        found.trim().parse::<u32>().context("du prints a number")
+    };
+    vm.exec("sleep 1")?;
+    let spilled = spilled_mib()?;
+    ensure!((48.0..=52.0).contains(&spilled), "{spilled} MiB are spilled");
+    let load = Load::start(vm, &device, LOAD_SECONDS)?;
+    for end in [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill] {
+        match end {
+            DaemonEnd::Kill => node.kill().and_then(|()| node.restart())?,
+            DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,
+            DaemonEnd::Handoff => node.hand_over()?,
+        }
+        load.wait_progress()?;
+        report::step(format_args!("{end:?} is over with pages in the spill file"));
+    }
+    load.stop()?;
+    let refused = node.metric("holdfast_volume_memory_refused_pages_total", "spill")?;
+    ensure!(refused == Some(0.0), "{refused:?} pages were refused below the limit");
+    vm.exec(&format!("{}; {compare}", copy(0, 64)))?;
+    node.kill()?;
+    node.restart()?;
+    vm.exec(&compare)?;
+    let before = blocks_mib()?;
+    ensure!((44..=57).contains(&before), "the spill file has {before} MiB");
+    vm.exec(&format!("blkdiscard {device}"))?;
+    let after = blocks_mib()?;
+    ensure!(after <= 1, "the spill file keeps {after} MiB of {before} that were discarded");
+    // The disk of the spill file is full: what was stored stays, and there is room for it again later.
+    vm.exec(&format!("{}; {FILL}", copy(0, 20)))?;
+    let found = vm.exec(&format!("if {} 2>&1; then echo written; fi", copy(20, 44)))?;
+    ensure!(found.contains("No space left on device"), "{found}");
+    let first = format!("echo 3 > /proc/sys/vm/drop_caches; cmp -n 20971520 {SOURCE} {device}");
+    vm.exec(&first)?;
+    node.kill()?;
+    node.restart()?;
+    vm.exec(&format!("{first}; {EMPTY}; {}; {compare}; rm {SOURCE}", copy(20, 44)))?;
+    let more = [&["more"][..], &asked, &["9Mi"]].concat();
+    let refused = node.cli(&[&["attach"][..], &more].concat()).err().context("56 of 64 MiB are taken")?;
+    ensure!(format!("{refused:#}").contains("8Mi of data.memory_spill (64Mi) is left"), "{refused:#}");
+    node.cli(&["detach", "spill"])?;
+    vm.exec("! ls -d /var/lib/holdfast/memory.d/* >&2").map(drop)
 }
 
 /// Requests that make no sense for a memory volume name the field and the fix.

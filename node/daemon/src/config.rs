@@ -127,6 +127,7 @@ struct DataSection {
     upload_memory: ByteSize,
     max_dirty_age: TimeSpan,
     memory_volumes: ByteSize,
+    memory_spill: ByteSize,
 }
 
 impl Default for DataSection {
@@ -141,6 +142,7 @@ impl Default for DataSection {
             upload_memory: ByteSize(256 << 20),
             max_dirty_age: TimeSpan(Duration::from_secs(30)),
             memory_volumes: ByteSize(0),
+            memory_spill: ByteSize(0),
         }
     }
 }
@@ -249,6 +251,7 @@ fn node_config(
         upload_memory,
         max_dirty_age,
         memory_volumes,
+        memory_spill,
     } = *data;
     Ok(NodeConfig {
         state_dir,
@@ -269,6 +272,7 @@ fn node_config(
         upload_memory_bytes: upload_memory.0,
         max_dirty_age: max_dirty_age.0,
         memory_volumes_bytes: memory_volumes.0,
+        memory_spill_bytes: memory_spill.0,
     })
 }
 

@@ -77,7 +77,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 39] = [
+const VOLUME_METRICS: [VolumeMetric; 41] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -255,7 +255,7 @@ const VOLUME_METRICS: [VolumeMetric; 39] = [
     gauge(
         "holdfast_volume_memory_content",
         Some(Unit::Bytes),
-        "Bytes of the pages of a memory volume that are not zeros; divided by the memory used, its compression ratio",
+        "Bytes of the pages of a memory volume that are not zeros; without the spilled ones, divided by the memory used, its compression ratio",
         |v| v.memory.map(|memory| (memory.content_pages() * SECTOR_BYTES) as f64),
     ),
     gauge(
@@ -264,10 +264,22 @@ const VOLUME_METRICS: [VolumeMetric; 39] = [
         "Pages of a memory volume that are one pattern, zeros apart",
         |v| v.memory.map(|memory| memory.same_filled_pages as f64),
     ),
+    gauge(
+        "holdfast_volume_memory_spilled",
+        Some(Unit::Bytes),
+        "Bytes of pages of a memory volume that found no memory and are on the state disk",
+        |v| v.memory.map(|memory| (memory.spilled_pages * SECTOR_BYTES) as f64),
+    ),
+    gauge(
+        "holdfast_volume_memory_spill_limit",
+        Some(Unit::Bytes),
+        "The most bytes of the state disk that such pages of a memory volume may take",
+        |v| v.memory.map(|memory| (memory.spill_limit_pages * SECTOR_BYTES) as f64),
+    ),
     counter(
         "holdfast_volume_memory_refused_pages",
         None,
-        "Pages of writes to a memory volume that failed for want of memory",
+        "Pages of writes to a memory volume that failed for want of memory, and of room for its spill file",
         |v| v.memory.map(|memory| memory.refused_pages as f64),
     ),
 ];
@@ -276,7 +288,7 @@ const VOLUME_METRICS: [VolumeMetric; 39] = [
 /// seconds.
 const REQUEST_TIMES: &str = "holdfast_volume_request";
 
-/// Shows the times of requests of each attached volume; a memory volume answers each at once.
+/// Shows the times of requests of each attached volume; no memory volume is timed.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
     let help = "Time from the daemon's receipt of a request to its completion: of one request of 64, of the first of each 250 ms, and of each flush and forced write";
     let kind = MetricType::Histogram;

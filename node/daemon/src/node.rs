@@ -216,6 +216,16 @@ pub(crate) struct NodeConfig {
     pub(crate) max_dirty_age: Duration,
     /// The most memory that all memory volumes may take together, in bytes; 0: none is attached.
     pub(crate) memory_volumes_bytes: u64,
+    /// The most of the state disk that the spill files of all memory volumes may take together, in bytes; 0:
+    /// none has one.
+    pub(crate) memory_spill_bytes: u64,
+}
+
+impl NodeConfig {
+    /// Bytes of the state disk that are set apart from the cache: the slab, and spill files of memory volumes.
+    const fn bytes_apart_from_cache(&self) -> u64 {
+        self.slab_bytes.saturating_add(self.memory_spill_bytes)
+    }
 }
 
 /// Request to attach a volume.
@@ -438,10 +448,11 @@ impl Node {
 
     fn keep_quota(&self) {
         let Inner { config, volumes, dirs, tasks, .. } = &*self.0;
-        let NodeConfig { cache_bytes, slab_bytes, .. } = *config;
+        let cache_bytes = config.cache_bytes;
+        let apart_bytes = config.bytes_apart_from_cache();
         let (volumes, dirs, trash) = (volumes.clone(), dirs.clone(), Arc::<Notify>::default());
         tasks.spawn(empty_trash(dirs.state.clone(), Arc::clone(&trash)));
-        tasks.spawn(CacheQuota { volumes, dirs, cache_bytes, slab_bytes, trash }.keep());
+        tasks.spawn(CacheQuota { volumes, dirs, cache_bytes, apart_bytes, trash }.keep());
     }
 
     /// Creates a volume in a store: one PUT, what its content needs, and the probe of a bucket that this

@@ -210,11 +210,17 @@ pub enum Safeguard {
     FreeSlotAfterWord,
     /// A slot of a memory volume that is used is not given out again.
     TakeSlotOnce,
+    /// The disk has a page of a memory volume before its word says so.
+    SpillBeforeWord,
+    /// The slot of a page that is being written to the disk stays the page's until its word says that.
+    KeepSlotWhileSpilling,
+    /// A request to a memory volume waits while the disk works for another one to the same pages.
+    WaitForDisk,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 99] = [
+    pub const ALL: [Self; 102] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -314,6 +320,9 @@ impl Safeguard {
         Self::StoreSlotFirst,
         Self::FreeSlotAfterWord,
         Self::TakeSlotOnce,
+        Self::SpillBeforeWord,
+        Self::KeepSlotWhileSpilling,
+        Self::WaitForDisk,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
@@ -414,7 +423,12 @@ impl Safeguard {
             | Self::AddOnlyOwn => 30,
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,
             Self::HoldUntilRelease | Self::CutIsStill | Self::ExactCut => 32,
-            Self::StoreSlotFirst | Self::FreeSlotAfterWord | Self::TakeSlotOnce => 33,
+            Self::StoreSlotFirst
+            | Self::FreeSlotAfterWord
+            | Self::TakeSlotOnce
+            | Self::SpillBeforeWord
+            | Self::KeepSlotWhileSpilling
+            | Self::WaitForDisk => 33,
         }
     }
 }

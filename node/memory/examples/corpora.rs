@@ -36,7 +36,13 @@ fn main() {
 fn measure(name: &str, corpus: &[u8], codec: PageCodec) {
     let pages = corpus.len() / PAGE_BYTES;
     let slabs = pages * PAGE_BYTES / SLAB_BYTES + 65;
-    let head = TableHead { pages: pages as u64, slabs: u32::try_from(slabs).unwrap(), codec, nonce: 1 };
+    let head = TableHead {
+        pages: pages as u64,
+        slabs: u32::try_from(slabs).unwrap(),
+        codec,
+        nonce: 1,
+        spill_pages: 0,
+    };
     let mut codecs = Codecs::default();
     codecs.prepare(codec).unwrap();
     let mut volume = MemoryVolume::open(HeapMemory::new(pages, slabs, slabs), &head).unwrap();

@@ -1,7 +1,8 @@
 //! Memory volumes: pages of 4 KiB, compressed in memory that outlives the process.
 //!
 //! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), and the order
-//! of stores by which a page is replaced ([`volume`]). Byte layouts are drawn at the head of [`head`] and
+//! of stores by which a page is replaced ([`volume`]), the order of requests while the disk works for some of them
+//! ([`SpillRequests`]). Byte layouts are drawn at the head of [`head`] and
 //! [`word`], and in `docs/formats/memory-volume.md`.
 //! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
 //! Runs on: the ring thread that owns the volume, alone.
@@ -10,16 +11,20 @@
 //! On failure: a write without room fails and changes nothing of its page.
 
 pub mod codec;
+mod disk_run;
 pub mod head;
 mod memory;
 pub mod pool;
 mod same_filled;
+mod spill_requests;
 pub mod volume;
 pub mod word;
 
 pub use codec::{Codecs, PageCodec};
+pub use disk_run::{DiskOperation, DiskRun};
 pub use head::{HEAD_BYTES, HeadError, TableHead};
 pub use memory::{HeapMemory, NoRoom, PageMemory};
+pub use spill_requests::{SpillEnd, SpillRequest, SpillRequests};
 pub use volume::{MemoryFigures, MemoryVolume, PageError, RecoverError};
 
 /// Bytes of a page: the unit of the table, and the logical block of the device.

@@ -11,14 +11,18 @@
 //! named until then. The kernel issues a request again that was not answered, and the same write again
 //! changes nothing but slots.
 //!
+//! A page that finds no slot goes to the spill file, where the volume has one (`disk_run.rs`): the caller makes
+//! the [runs](MemoryVolume::disk_runs) that a request leaves. In place of 1 and 2 the disk has the page then.
+//!
 //! Owns: this order, what is stored in which form, the volume's figures.
 //! Runs on: the ring thread that owns the volume, alone. No allocation for a request.
-//! On failure: a page without a slot keeps its content. A word that the volume cannot have stored is damage:
+//! On failure: a page without a slot and without room on the disk keeps its content. A word that the volume cannot have stored is damage:
 //! requests to its page fail, and it is neither followed nor replaced.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
 use crate::codec::{Codecs, PageCodec};
+use crate::disk_run::{DiskOperation, DiskRun, join_holes, push_page};
 use crate::head::TableHead;
 use crate::memory::PageMemory;
 use crate::pool::{CLASS_BYTES, PAGE_CLASS, PageSlot, Pool, SLAB_BYTES, SlotTaken, class_of};
@@ -31,12 +35,14 @@ const LENGTH_BYTES: usize = 2;
 /// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need
 /// not be decompressed.
 const MOST_COMPRESSED: usize = PAGE_BYTES / 4 * 3;
+/// Most pages of a run of a read.
+const MOST_READ: u64 = 1 << 20;
 
 /// Reason why a request to a page fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// The limit of the volume is reached, or the system has no memory.
-    #[error("the volume has no memory for another page")]
+    /// The limits of the volume are reached, or the system has no memory.
+    #[error("the volume has no memory for another page, and no room in its spill file")]
     NoSpace,
     /// Its word or its content is none that the volume stored: another program changed its memory, or a bug.
     #[error("page {0} is damaged")]
@@ -64,6 +70,14 @@ pub enum RecoverError {
         #[source]
         source: SlotTaken,
     },
+    /// Pages are in a spill file, and there is none, or it has fewer.
+    #[error("{spilled} pages are in its spill file, which may have {limit}")]
+    Spilled {
+        /// Pages in the spill file.
+        spilled: u64,
+        /// Pages that it may have.
+        limit: u64,
+    },
 }
 
 /// MemoryFigures of a volume.
@@ -84,13 +98,17 @@ pub struct MemoryFigures {
     /// Pages that were not written for want of memory: of a write, the one that found none and those after
     /// it.
     pub refused_pages: u64,
+    /// Pages in the spill file.
+    pub spilled_pages: u64,
+    /// The most of them; 0 without a spill file.
+    pub spill_limit_pages: u64,
 }
 
 impl MemoryFigures {
     /// Pages that are not zeros.
     #[must_use]
     pub const fn content_pages(&self) -> u64 {
-        self.same_filled_pages + self.compressed_pages + self.plain_pages
+        self.same_filled_pages + self.compressed_pages + self.plain_pages + self.spilled_pages
     }
 }
 
@@ -107,6 +125,12 @@ pub struct MemoryVolume<M> {
     compressed_pages: u64,
     plain_pages: u64,
     refused_pages: u64,
+    spilled_pages: u64,
+    /// Pages that the spill file is to have once their runs have ended, and those whose holes are being made.
+    transit_pages: u64,
+    spill_limit_pages: u64,
+    /// Work of the requests that the disk has not got yet.
+    disk_runs: Vec<DiskRun>,
 }
 
 impl<M: PageMemory> MemoryVolume<M> {
@@ -126,6 +150,10 @@ impl<M: PageMemory> MemoryVolume<M> {
             compressed_pages: 0,
             plain_pages: 0,
             refused_pages: 0,
+            spilled_pages: 0,
+            transit_pages: 0,
+            spill_limit_pages: head.spill_pages,
+            disk_runs: Vec::new(),
         };
         for page in 0..head.pages {
             let word = volume.memory.word(page);
@@ -134,6 +162,10 @@ impl<M: PageMemory> MemoryVolume<M> {
                 volume.pool.take_again(slot).map_err(|source| RecoverError::Slot { page, source })?;
             }
             volume.count(word, 1);
+        }
+        let (spilled, limit) = (volume.spilled_pages, volume.spill_limit_pages);
+        if spilled > limit {
+            return Err(RecoverError::Spilled { spilled, limit });
         }
         let mut begin = 0;
         for slab in 0..=head.slabs {
@@ -164,6 +196,8 @@ impl<M: PageMemory> MemoryVolume<M> {
             slab_bytes: self.pool.slabs_in_use() as u64 * SLAB_BYTES as u64,
             limit_bytes: self.pool.slabs() as u64 * SLAB_BYTES as u64,
             refused_pages: self.refused_pages,
+            spilled_pages: self.spilled_pages,
+            spill_limit_pages: self.spill_limit_pages,
         }
     }
 
@@ -177,7 +211,8 @@ impl<M: PageMemory> MemoryVolume<M> {
     ///
     /// # Errors
     /// [`PageError::NoSpace`] and [`PageError::Damaged`]: pages before the one without a slot, or the damaged
-    /// one, are written, it and those after it are as they were.
+    /// one, are written, it and those after it are as they were. Also then the [runs](Self::disk_runs) of those
+    /// before it have to be made.
     ///
     /// # Panics
     /// If `data` is not whole pages of the volume.
@@ -186,7 +221,11 @@ impl<M: PageMemory> MemoryVolume<M> {
         assert!(rest.is_empty(), "a request has whole pages");
         self.check(first, pages.len() as u64);
         for (written, (page, content)) in (first..).zip(pages).enumerate() {
-            self.write_page(codecs, page, content).inspect_err(|error| {
+            let stored = match self.write_page(codecs, page, content) {
+                Err(PageError::NoSpace) => self.spill(page),
+                other => other,
+            };
+            stored.inspect_err(|error| {
                 if *error == PageError::NoSpace {
                     self.refused_pages += (pages.len() - written) as u64;
                 }
@@ -195,40 +234,131 @@ impl<M: PageMemory> MemoryVolume<M> {
         Ok(())
     }
 
-    /// Reads pages from `first` on.
+    /// Reads pages from `first` on, and returns how many of them are [in the spill
+    /// file](Self::spilled_runs): those the caller reads.
     ///
     /// # Errors
     /// [`PageError::Damaged`].
     ///
     /// # Panics
     /// If `data` is not whole pages of the volume.
-    pub fn read(&self, codecs: &mut Codecs, first: u64, data: &mut [u8]) -> Result<(), PageError> {
+    pub fn read(&self, codecs: &mut Codecs, first: u64, data: &mut [u8]) -> Result<u32, PageError> {
         let (pages, rest) = data.as_chunks_mut::<PAGE_BYTES>();
         assert!(rest.is_empty(), "a request has whole pages");
         self.check(first, pages.len() as u64);
+        let mut spilled = 0;
         for (page, content) in (first..).zip(pages) {
-            self.read_page(codecs, page, content).ok_or(PageError::Damaged(page))?;
+            let is_spilled = self.read_page(codecs, page, content).ok_or(PageError::Damaged(page))?;
+            spilled += u32::from(is_spilled);
         }
-        Ok(())
+        Ok(spilled)
     }
 
     /// Makes `pages` pages from `first` on read as zeros, and frees what they took.
     ///
     /// # Errors
-    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are as they were.
+    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are as they were. Also then
+    /// the [runs](Self::disk_runs) of those before it have to be made.
     ///
     /// # Panics
     /// If they are not pages of the volume.
     pub fn discard(&mut self, first: u64, pages: u64) -> Result<(), PageError> {
         self.check(first, pages);
-        for page in first..first + pages {
-            let old = self.word(page)?;
-            if old != Word::Zeros {
-                self.publish(page, Word::Zeros);
-                self.release(old);
+        let mut discard = || {
+            for page in first..first + pages {
+                let old = self.word(page)?;
+                if old != Word::Zeros {
+                    self.publish(page, Word::Zeros);
+                    self.release(page, old);
+                }
+            }
+            Ok(())
+        };
+        let discarded = discard();
+        // Pages between two holes are zeros by now.
+        join_holes(&mut self.disk_runs);
+        discarded
+    }
+
+    /// What the disk has to do for the requests since this was last emptied. The caller takes all of it, gives
+    /// each run to the disk, and its end to [`disk_ended`](Self::disk_ended). Meanwhile no other request to the
+    /// pages of the request is given to this volume ([`SpillRequests`](crate::SpillRequests)).
+    #[inline]
+    pub const fn disk_runs(&mut self) -> &mut Vec<DiskRun> {
+        &mut self.disk_runs
+    }
+
+    /// A run ended, whose first `done` pages the disk has written. May leave more runs.
+    pub fn disk_ended(&mut self, run: &DiskRun, done: u32) {
+        let &DiskRun { operation, first, pages, held } = run;
+        let end = first + u64::from(done.min(pages));
+        match operation {
+            // No word changes.
+            DiskOperation::Read | DiskOperation::Rewrite => {}
+            DiskOperation::Hole => self.transit_pages -= u64::from(held),
+            DiskOperation::Write => {
+                for page in first..end {
+                    // Its slot is the page's until now. A word that was damaged meanwhile stays so.
+                    if let Ok(old) = self.word(page) {
+                        self.publish_spilled(page, old);
+                    }
+                }
+                self.transit_pages -= end - first;
+                // The disk may have taken part of the others.
+                for page in end..first + u64::from(pages) {
+                    push_page(&mut self.disk_runs, DiskOperation::Hole, page);
+                }
             }
         }
+    }
+
+    /// Counts pages that the disk had no room for.
+    pub const fn refuse(&mut self, pages: u32) {
+        self.refused_pages += pages as u64;
+    }
+
+    /// Reads of those of `pages` pages from `first` on that are in the spill file.
+    pub fn spilled_runs(&self, first: u64, pages: u64) -> impl Iterator<Item = DiskRun> + '_ {
+        let end = first + pages;
+        let is_spilled = |page: u64| self.memory.word(page) == Word::Spilled.bits();
+        let mut next = first;
+        std::iter::from_fn(move || {
+            let begin = (next..end).find(|page| is_spilled(*page))?;
+            let most = end.min(begin + MOST_READ);
+            next = (begin..most).find(|page| !is_spilled(*page)).unwrap_or(most);
+            let pages = u32::try_from(next - begin).expect("it is MOST_READ at most");
+            Some(DiskRun::of(DiskOperation::Read, begin, pages))
+        })
+    }
+
+    /// Has a page that found no slot written to the spill file.
+    #[cold]
+    fn spill(&mut self, page: u64) -> Result<(), PageError> {
+        let old = self.word(page)?;
+        if old == Word::Spilled {
+            push_page(&mut self.disk_runs, DiskOperation::Rewrite, page);
+            return Ok(());
+        }
+        if self.spilled_pages + self.transit_pages >= self.spill_limit_pages {
+            return Err(PageError::NoSpace);
+        }
+        self.transit_pages += 1;
+        push_page(&mut self.disk_runs, DiskOperation::Write, page);
+        if !safeguard(Safeguard::SpillBeforeWord) {
+            self.publish_spilled(page, old);
+        } else if !safeguard(Safeguard::KeepSlotWhileSpilling)
+            && let Some(slot) = old.slot()
+        {
+            self.pool.free(slot);
+        }
         Ok(())
+    }
+
+    fn publish_spilled(&mut self, page: u64, old: Word) {
+        if old != Word::Spilled {
+            self.publish(page, Word::Spilled);
+            self.release(page, old);
+        }
     }
 
     fn check(&self, first: u64, pages: u64) {
@@ -247,7 +377,7 @@ impl<M: PageMemory> MemoryVolume<M> {
     fn write_page(&mut self, codecs: &mut Codecs, page: u64, content: &[u8]) -> Result<(), PageError> {
         let old = self.word(page)?;
         if !safeguard(Safeguard::FreeSlotAfterWord) {
-            self.release(old);
+            self.release(page, old);
         }
         let new = match pattern_of(content) {
             Some(0) => {
@@ -271,7 +401,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         };
         debug_assert_eq!(self.memory.word(page), new.bits(), "the page was published");
         if safeguard(Safeguard::FreeSlotAfterWord) {
-            self.release(old);
+            self.release(page, old);
         }
         Ok(())
     }
@@ -315,8 +445,12 @@ impl<M: PageMemory> MemoryVolume<M> {
     }
 
     /// Frees what a page took before.
-    fn release(&mut self, old: Word) {
+    fn release(&mut self, page: u64, old: Word) {
         self.count(old, -1);
+        if old == Word::Spilled {
+            self.transit_pages += 1;
+            push_page(&mut self.disk_runs, DiskOperation::Hole, page);
+        }
         if let Some(slot) = old.slot()
             && let Some(slab) = self.pool.free(slot)
         {
@@ -333,12 +467,13 @@ impl<M: PageMemory> MemoryVolume<M> {
             Word::Filled(_) | Word::Stored(Form::Pattern, _) => &mut self.same_filled_pages,
             Word::Stored(Form::Lz4 | Form::Zstd, _) => &mut self.compressed_pages,
             Word::Stored(Form::Plain, _) => &mut self.plain_pages,
+            Word::Spilled => &mut self.spilled_pages,
         };
         *pages = pages.wrapping_add_signed(change);
     }
 
-    /// `None` if the page is damaged.
-    fn read_page(&self, codecs: &mut Codecs, page: u64, content: &mut [u8]) -> Option<()> {
+    /// True if the page is in the spill file, `None` if it is damaged.
+    fn read_page(&self, codecs: &mut Codecs, page: u64, content: &mut [u8]) -> Option<bool> {
         match self.word(page).ok()? {
             Word::Zeros => content.fill(0),
             Word::Filled(half) => fill(content, u64::from(half) | u64::from(half) << 32),
@@ -351,8 +486,9 @@ impl<M: PageMemory> MemoryVolume<M> {
             }
             Word::Stored(Form::Lz4, slot) => self.decompress(codecs, PageCodec::Lz4, slot, content)?,
             Word::Stored(Form::Zstd, slot) => self.decompress(codecs, PageCodec::Zstd, slot, content)?,
+            Word::Spilled => return Some(true),
         }
-        Some(())
+        Some(false)
     }
 
     fn decompress(

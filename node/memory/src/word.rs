@@ -14,6 +14,7 @@
 //!      3  slot: u16 length, and so many bytes of an lz4 block
 //!      4  slot: u16 length, and so many bytes of a zstd frame without content size
 //!      5  slot: the page as it is
+//!      6  the page is in the spill file, at its own offset; bits 8-63 are 0
 //! ```
 //! The size class is the length of a slot in units of 64 bytes, 1 to 64, of kind 5 always 64. It says which
 //! slots the slab has, and may be greater than the content needs.
@@ -29,6 +30,8 @@ pub enum Word {
     Filled(u32),
     /// In a slot.
     Stored(Form, PageSlot),
+    /// In the spill file.
+    Spilled,
 }
 
 /// Form of the content in a slot.
@@ -50,6 +53,7 @@ pub enum Form {
 pub struct InvalidWord(pub u64);
 
 const FILLED: u64 = 1;
+const SPILLED: u64 = 6;
 
 impl Form {
     const fn kind(self) -> u64 {
@@ -70,6 +74,7 @@ impl Word {
             Self::Zeros => 0,
             Self::Filled(pattern) => FILLED | (pattern as u64) << 32,
             Self::Stored(form, slot) => form.kind() | (slot.class() as u64) << 8 | slot.unit() << 16,
+            Self::Spilled => SPILLED,
         }
     }
 
@@ -85,6 +90,7 @@ impl Word {
             3 => Form::Lz4,
             4 => Form::Zstd,
             5 => Form::Plain,
+            SPILLED if bits == SPILLED => return Ok(Self::Spilled),
             _ => return Err(InvalidWord(bits)),
         };
         let class = (bits >> 8) as u8;
@@ -98,7 +104,7 @@ impl Word {
     #[must_use]
     pub const fn slot(self) -> Option<PageSlot> {
         match self {
-            Self::Zeros | Self::Filled(_) => None,
+            Self::Zeros | Self::Filled(_) | Self::Spilled => None,
             Self::Stored(_, slot) => Some(slot),
         }
     }
@@ -114,7 +120,8 @@ mod tests {
         let forms = [Form::Pattern, Form::Lz4, Form::Zstd];
         let stored = forms.iter().flat_map(|form| slots.map(|slot| Word::Stored(*form, slot)));
         let plain = Word::Stored(Form::Plain, slots[1]);
-        for word in stored.chain([plain, Word::Zeros, Word::Filled(u32::MAX), Word::Filled(1)]) {
+        let others = [plain, Word::Zeros, Word::Filled(u32::MAX), Word::Filled(1), Word::Spilled];
+        for word in stored.chain(others) {
             assert_eq!(Word::of(word.bits()), Ok(word));
         }
         assert_eq!(plain.bits(), (4096 * 7 + 64) << 16 | 64 << 8 | 5);
@@ -122,10 +129,12 @@ mod tests {
 
     #[test]
     fn bits_without_a_meaning_are_no_word() {
-        // A kind that does not exist, zeros with a slot, no class, a class that is too large, a slot that
+        // A kind that does not exist, a spilled page with a slot, zeros with one, no class, a class that is too large, a slot that
         // reaches into the next slab, one that is no multiple of its class, a page in a slot that is shorter.
         let plain = 63 << 8 | 5;
-        for bits in [6, 0x100, 3, 65 << 8 | 3, 63 << 8 | 3 | 4095 << 16, 2 << 8 | 3 | 1 << 16, 0x101, plain] {
+        for bits in
+            [7, 0x106, 0x100, 3, 65 << 8 | 3, 63 << 8 | 3 | 4095 << 16, 2 << 8 | 3 | 1 << 16, 0x101, plain]
+        {
             assert_eq!(Word::of(bits), Err(InvalidWord(bits)), "{bits:#x}");
         }
     }

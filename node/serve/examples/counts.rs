@@ -207,7 +207,7 @@ impl Served {
                 let (done, mut added) = oneshot::channel();
                 let volume = Box::new(memory_volume(codec)?);
                 send(&mut thread, Message::AddMemory { volume, done })?;
-                (added.try_recv().expect("it was added in that turn"), Some(pages))
+                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, Some(pages))
             }
         };
         let info = DeviceInfo {
@@ -543,12 +543,13 @@ fn mixed() -> Vec<u8> {
 
 fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
     let slabs = (SECTORS * 4096).div_ceil(SLAB_BYTES as u64) as u32 + 64;
-    let head = TableHead { pages: SECTORS, slabs, codec, nonce: 1 };
+    let head = TableHead { pages: SECTORS, slabs, codec, nonce: 1, spill_pages: 0 };
     let table = in_memory(HEAD_BYTES as u64 + SECTORS * 8);
     // SAFETY: files of this program alone, in memory.
     let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;
     Ok(NewMemoryVolume {
         volume: MemoryVolume::open(files, &head).map_err(io::Error::other)?,
+        spill_file: None,
         label: Arc::new(Label::new("counts".parse().expect("a name"), Epoch(1))),
         published: Arc::default(),
         place: Box::new(()),

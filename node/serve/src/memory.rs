@@ -2,17 +2,21 @@
 //!
 //! Owns: the memory volumes of a thread, their requests and the queues of their devices. Does not own: where
 //! a page lies ([`holdfast_memory`]). Runs on: the ring thread. A request is answered in the turn in which it
-//! came, so none waits. No system call moves its data, but of a device with user copy of an older release;
+//! came, so none waits, unless pages of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, but of a device with user copy of an older release;
 //! one takes the memory of a slab, once for 16 pages or more. No allocation for a request. Invariants: the
 //! key of a memory volume is no other volume's.
 
 mod files;
 pub(crate) mod new_volume;
 mod published;
+mod serve_failure;
 mod served;
+mod spill_queue;
+
+use std::os::fd::AsFd;
 
 use holdfast_memory::Codecs;
-use holdfast_ring::IoResult;
+use holdfast_ring::{IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::Device;
 
@@ -48,11 +52,13 @@ impl Default for MemoryVolumes {
 
 impl MemoryVolumes {
     /// Takes a volume onto the thread.
-    pub(crate) fn add(&mut self, new: NewMemoryVolume) -> VolumeKey {
+    ///
+    /// # Errors
+    /// [`RingError`]: its spill file found no place on the ring.
+    pub(crate) fn add(&mut self, ring: &mut Ring, mut new: NewMemoryVolume) -> Result<VolumeKey, RingError> {
         self.codecs.prepare(new.volume.codec()).expect("contexts of a codec take little memory");
-        let served = ServedMemory::new(new);
-        let VolumeKey { index, serial } = self.volumes.insert(|_key| served);
-        VolumeKey { index: index | MEMORY, serial }
+        let spill_file = new.spill_file.take().map(|file| ring.register_file(file.as_fd())).transpose()?;
+        Ok(with_mark(self.volumes.insert(|key| ServedMemory::new(new, with_mark(key), spill_file))))
     }
 
     /// Serves the queues of a volume's device from now on.
@@ -91,6 +97,34 @@ impl MemoryVolumes {
                 .is_some_and(|served| served.on_command(ring, codecs, (queue, tag), outcome, now))
     }
 
+    /// A run on a spill file ended. False if its volume is gone.
+    #[cold]
+    pub(crate) fn on_spilled(
+        &mut self,
+        ring: &mut Ring,
+        key: VolumeKey,
+        run: u32,
+        outcome: IoResult,
+        now: Millis,
+    ) -> bool {
+        let Self { volumes, codecs } = self;
+        let Some(served) = volumes.get_mut(without_mark(key)) else { return false };
+        served.on_spilled(ring, codecs, run, outcome, now);
+        true
+    }
+
+    /// True if no disk works for a request.
+    pub(crate) fn is_still(&self) -> bool {
+        self.volumes.iter().all(ServedMemory::is_still)
+    }
+
+    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
+    pub(crate) fn leave(&mut self) {
+        for served in self.volumes.iter_mut() {
+            served.leave();
+        }
+    }
+
     /// Releases a stopped device, once all its tags are back.
     pub(crate) fn close(&mut self, ring: &mut Ring, key: VolumeKey, done: Reply) {
         match self.find(key) {
@@ -100,12 +134,12 @@ impl MemoryVolumes {
     }
 
     /// Releases a volume whose queues are closed.
-    pub(crate) fn remove(&mut self, key: VolumeKey) -> Result<(), RingRefusal> {
+    pub(crate) fn remove(&mut self, ring: &mut Ring, key: VolumeKey) -> Result<(), RingRefusal> {
         if self.find(key).ok_or(RingRefusal::Gone)?.is_open() {
             return Err(RingRefusal::Armed);
         }
-        self.volumes.remove_if(without_mark(key), |_served| true);
-        Ok(())
+        let removed = self.volumes.remove_if(without_mark(key), |_served| true);
+        removed.map_or(Ok(()), |served| served.release(ring)).map_err(RingRefusal::from)
     }
 
     /// Shows the figures of all.
@@ -130,6 +164,11 @@ impl MemoryVolumes {
     fn find(&mut self, key: VolumeKey) -> Option<&mut ServedMemory> {
         self.volumes.get_mut(without_mark(key))
     }
+}
+
+/// The key of a volume in the table of memory volumes.
+const fn with_mark(key: VolumeKey) -> VolumeKey {
+    VolumeKey { index: key.index | MEMORY, serial: key.serial }
 }
 
 /// The key in the table of memory volumes.

@@ -82,7 +82,7 @@ pub enum Message {
         /// The volume.
         volume: Box<NewMemoryVolume>,
         /// Receives the answer.
-        done: oneshot::Sender<VolumeKey>,
+        done: oneshot::Sender<Result<VolumeKey, RingError>>,
     },
     /// Serves the queues of a volume's device from now on.
     Open {

@@ -51,6 +51,13 @@ pub enum InFlight {
         /// Its purpose.
         operation: FileOperation,
     },
+    /// A run on the spill file of a memory volume.
+    Spill {
+        /// The volume.
+        volume: VolumeKey,
+        /// Its number there.
+        run: u32,
+    },
 }
 
 impl From<QueueCommand<VolumeKey>> for InFlight {
@@ -88,7 +95,7 @@ impl RingOperation for InFlight {
                 let number = u16::try_from(request.0).ok()?;
                 Some(MOVE | (volume.to_bits() << 16) | u64::from(number))
             }
-            Self::Fuse(_) | Self::File { .. } => None,
+            Self::Fuse(_) | Self::File { .. } | Self::Spill { .. } => None,
         }
     }
 

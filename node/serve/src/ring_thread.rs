@@ -156,7 +156,7 @@ impl RingThread {
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         match self.ring.end_word(completion) {
             Some((InFlight::Command(command), outcome)) => self.on_command(command, outcome, now),
-            Some((InFlight::Fuse(_), _)) => unreachable!("it is no word"),
+            Some((InFlight::Fuse(_) | InFlight::Spill { .. }, _)) => unreachable!("it is no word"),
             Some((InFlight::File { volume, operation }, outcome)) => {
                 let FileOperation::MoveWhole { request } = operation else { unreachable!("it is no word") };
                 match self.volumes.get_mut(volume) {
@@ -177,6 +177,10 @@ impl RingThread {
                 let served = self.volumes.get_mut(command.owner);
                 let in_time =
                     served.is_some_and(|served| served.on_fuse(&mut self.ring, command, outcome, now));
+                self.late += u64::from(!in_time);
+            }
+            InFlight::Spill { volume, run } => {
+                let in_time = self.memory.on_spilled(&mut self.ring, volume, run, outcome, now);
                 self.late += u64::from(!in_time);
             }
             InFlight::File { volume, operation } => {
@@ -224,7 +228,7 @@ impl RingThread {
     }
 
     fn is_still(&self) -> bool {
-        self.volumes.iter().all(ServedVolume::is_still)
+        self.volumes.iter().all(ServedVolume::is_still) && self.memory.is_still()
     }
 
     fn leave(&mut self) -> Result<OwnedFd, RingError> {
@@ -232,6 +236,7 @@ impl RingThread {
         for served in self.volumes.iter_mut() {
             served.leave();
         }
+        self.memory.leave();
         Ok(self.ring_file.take().expect("a thread leaves once"))
     }
 
@@ -242,14 +247,18 @@ impl RingThread {
     fn on_message(&mut self, message: Message, now: Millis) {
         match message {
             Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
-            Message::AddMemory { volume, done } => drop(done.send(self.memory.add(*volume))),
+            Message::AddMemory { volume, done } => {
+                drop(done.send(self.memory.add(&mut self.ring, *volume)));
+            }
             Message::Open { key, device, queues, done } => {
                 drop(done.send(self.open(key, device, queues)));
             }
             Message::Close { key, done } if is_memory(key) => {
                 self.memory.close(&mut self.ring, key, done);
             }
-            Message::Remove { key, done } if is_memory(key) => drop(done.send(self.memory.remove(key))),
+            Message::Remove { key, done } if is_memory(key) => {
+                drop(done.send(self.memory.remove(&mut self.ring, key)));
+            }
             Message::Close { key, done } => match self.find(key) {
                 Some((ring, served)) => served.close(ring, done),
                 None => drop(done.send(Err(RingRefusal::Gone))),

@@ -1,15 +1,18 @@
 //! A memory volume whose process ends between any two stores, against a plain array.
 //!
 //! The memory counts the stores of a life and ends it before one of them, or in the middle of one of many
-//! bytes. The next life opens what is left, reads all pages, and gets the request again that was not
-//! answered, as the kernel issues it again.
+//! bytes. The disk has a spill file, in which each page of an operation is written, read or made a hole at a
+//! moment of its own; it may be full, or fail. Several requests are in flight, also for the same pages. The
+//! next life finds of each operation in flight some pages done, opens what is left, reads all pages, and gets
+//! the requests again that were not answered, as the kernel issues them again.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 
 use holdfast_memory::{
-    Codecs, HeapMemory, MemoryFigures, MemoryVolume, NoRoom, PAGE_BYTES, PageCodec, PageError, PageMemory,
-    TableHead,
+    Codecs, DiskOperation, DiskRun, HeapMemory, MemoryFigures, MemoryVolume, NoRoom, PAGE_BYTES, PageCodec,
+    PageError, PageMemory, SpillEnd, SpillRequest, SpillRequests, TableHead,
 };
 
 use crate::Rng;
@@ -19,10 +22,12 @@ use crate::memory::Killed;
 use crate::violation::{self, Violation};
 
 const PAGES: usize = 24;
-const SLABS: u32 = 4;
-const HEAD: TableHead = TableHead { pages: PAGES as u64, slabs: SLABS, codec: PageCodec::Lz4, nonce: 1 };
 /// Most stores of a life.
 const STORES: usize = 60;
+/// Most requests at a time.
+const REQUESTS: usize = 4;
+/// A page of the spill file that is a hole. No request writes such a page.
+const HOLE: [u8; PAGE_BYTES] = [0xdd; PAGE_BYTES];
 
 type PageBytes = Box<[u8; PAGE_BYTES]>;
 
@@ -79,9 +84,53 @@ impl PageMemory for MortalMemory {
 #[derive(Debug, Clone)]
 struct MemoryRequest {
     first: usize,
-    /// Pages to write; for a discard zeros.
+    /// Pages to write; for a discard zeros, for a read what was read.
     pages: Vec<PageBytes>,
-    is_discard: bool,
+    kind: MemoryRequestKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MemoryRequestKind {
+    Read,
+    Write,
+    Discard,
+}
+
+/// A request that was not answered.
+#[derive(Debug)]
+struct UnansweredRequest {
+    request: MemoryRequest,
+    began: u64,
+    /// By page: what a read may find that the page had when it came.
+    seen: Vec<Vec<PageBytes>>,
+}
+
+/// A content that a page may have.
+#[derive(Debug, Clone)]
+struct Candidate {
+    page: PageBytes,
+    /// The request that writes it; none of the first content.
+    by: Option<u64>,
+    /// Time at which that was answered.
+    ended: Option<u64>,
+}
+
+/// An operation of the disk for a request.
+#[derive(Debug)]
+struct DiskInFlight {
+    /// The number of the request in [`SpillRequests`].
+    number: u16,
+    id: u64,
+    run: DiskRun,
+    /// Pages that are done.
+    done: u32,
+}
+
+/// Reason why a request failed.
+#[derive(Debug)]
+enum Refusal {
+    Page(PageError),
+    Disk,
 }
 
 /// A run with a memory volume, from one seed.
@@ -116,100 +165,302 @@ impl MemoryCase {
 struct MemoryRun {
     rng: Rng,
     codecs: Codecs,
-    expected: Vec<PageBytes>,
+    head: TableHead,
+    now: u64,
+    /// By page.
+    candidates: Vec<Vec<Candidate>>,
+    open: BTreeMap<u64, UnansweredRequest>,
+    disk: Vec<PageBytes>,
+    /// Pages that the filesystem of the spill file has.
+    disk_pages: u64,
+    in_flight: Vec<DiskInFlight>,
 }
 
 impl MemoryRun {
     fn new(seed: u64) -> Self {
-        let zeros = || Box::new([0; PAGE_BYTES]);
-        let expected = (0..PAGES).map(|_| zeros()).collect();
-        Self { rng: Rng::new(seed), codecs: Codecs::default(), expected }
+        let mut rng = Rng::new(seed);
+        let first = || vec![Candidate { page: Box::new([0; PAGE_BYTES]), by: None, ended: Some(0) }];
+        let slabs = 1 + rng.below(3) as u32;
+        let spill_pages = *rng.pick(&[0, 6, PAGES as u64]);
+        Self {
+            codecs: Codecs::default(),
+            head: TableHead { pages: PAGES as u64, slabs, codec: PageCodec::Lz4, nonce: 1, spill_pages },
+            now: 0,
+            candidates: (0..PAGES).map(|_| first()).collect(),
+            open: BTreeMap::new(),
+            disk: (0..PAGES).map(|_| Box::new(HOLE)).collect(),
+            disk_pages: 4 + rng.below(PAGES) as u64,
+            in_flight: Vec::new(),
+            rng,
+        }
     }
 
     fn play(&mut self, operations: u64) {
-        let mut memory = HeapMemory::new(PAGES, SLABS as usize, SLABS as usize);
-        let mut again = None;
+        let slabs = self.head.slabs as usize;
+        let mut memory = HeapMemory::new(PAGES, slabs, slabs);
         let mut left = operations;
         while left > 0 {
             let (stores, last_bytes) = (self.rng.below(STORES), self.rng.below(PAGE_BYTES));
-            let mut volume = Self::open(MortalMemory { memory, left: stores, last_bytes });
-            self.look(&volume, again.as_ref());
-            while left > 0 && self.serve(&mut volume, &mut again) {
-                left -= 1;
+            let mut volume = self.recover(MortalMemory { memory, left: stores, last_bytes });
+            self.look(&volume);
+            let ended = catch_unwind(AssertUnwindSafe(|| self.live(&mut volume, &mut left)));
+            if let Err(other) = ended
+                && !other.is::<Killed>()
+            {
+                resume_unwind(other);
             }
             left = left.saturating_sub(1);
+            self.die();
             memory = volume.memory().memory.clone();
-            if again.is_none() {
-                // It ended between two requests: what it counted is what a successor finds.
-                let found = Self::open(volume.memory().clone()).figures();
-                let counted = MemoryFigures { refused_pages: 0, ..volume.figures() };
-                Invariant::MemoryPageIsWhole
-                    .check(found == counted, || format!("{counted:?} became {found:?}"));
-            }
         }
     }
 
-    /// Serves a request. Returns false if the process ended in it; then it comes again.
-    fn serve(&mut self, volume: &mut MemoryVolume<MortalMemory>, again: &mut Option<MemoryRequest>) -> bool {
-        let request = again.take().unwrap_or_else(|| self.request());
-        let ended = catch_unwind(AssertUnwindSafe(|| self.send(volume, &request)));
-        match ended {
-            Ok(Ok(())) => {
-                for (at, page) in (request.first..).zip(request.pages) {
-                    self.expected[at] = page;
+    /// Some pages of the operations in flight are done, the others are not.
+    fn die(&mut self) {
+        for operation in std::mem::take(&mut self.in_flight) {
+            for at in operation.run.range() {
+                if self.rng.once_in(2) {
+                    self.land(&operation, at as usize);
                 }
-                self.look(volume, None);
             }
-            // Pages before the one that found no slot are written.
-            Ok(Err(_no_space)) => self.look(volume, Some(&request)),
-            Err(killed) if killed.is::<Killed>() => {
-                *again = Some(request);
-                return false;
-            }
-            Err(other) => resume_unwind(other),
         }
-        true
     }
 
-    fn open(memory: MortalMemory) -> MemoryVolume<MortalMemory> {
-        match MemoryVolume::open(memory, &HEAD) {
+    /// The volume in what a predecessor left, and holes where no word names a page of the spill file.
+    fn recover(&mut self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
+        let volume = self.open(memory);
+        let mut named = [false; PAGES];
+        for page in volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()) {
+            named[page as usize] = true;
+        }
+        for (page, _) in self.disk.iter_mut().zip(named).filter(|(_, is_named)| !is_named) {
+            **page = HOLE;
+        }
+        volume
+    }
+
+    fn open(&self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
+        match MemoryVolume::open(memory, &self.head) {
             Ok(volume) => volume,
             Err(error) => Invariant::MemoryPageIsWhole.broken(&error.to_string()),
         }
     }
 
-    fn send(
-        &mut self,
-        volume: &mut MemoryVolume<MortalMemory>,
-        request: &MemoryRequest,
-    ) -> Result<(), PageError> {
-        let MemoryRequest { first, pages, is_discard } = request;
-        if *is_discard {
-            return volume.discard(*first as u64, pages.len() as u64);
+    /// Serves requests, those that were not answered first, until the process ends.
+    fn live(&mut self, volume: &mut MemoryVolume<MortalMemory>, left: &mut u64) {
+        let mut side = SpillRequests::default();
+        for id in self.open.keys().copied().collect::<Vec<_>>() {
+            self.admit(volume, &mut side, id);
         }
-        let data: Vec<u8> = pages.iter().flat_map(|page| **page).collect();
-        volume.write(&mut self.codecs, *first as u64, &data)
+        while *left > 0 {
+            *left -= 1;
+            let is_new = self.open.len() < REQUESTS && self.rng.once_in(2);
+            if is_new || self.in_flight.is_empty() {
+                let id = self.begin();
+                self.admit(volume, &mut side, id);
+            } else {
+                self.advance(volume, &mut side);
+            }
+            if self.open.is_empty() {
+                self.look(volume);
+                self.at_rest(volume);
+            }
+        }
+        while !self.in_flight.is_empty() {
+            self.advance(volume, &mut side);
+        }
+        let is_at_rest = self.open.is_empty() && side.is_idle();
+        Invariant::MemoryPageIsWhole.check(is_at_rest, || format!("{:?} never end", self.open.keys()));
     }
 
-    /// Reads all pages: each is as expected, or as this request makes it; then that is expected.
-    fn look(&mut self, volume: &MemoryVolume<MortalMemory>, maybe: Option<&MemoryRequest>) {
-        for (at, expected) in self.expected.iter_mut().enumerate() {
-            let mut page = Box::new([1; PAGE_BYTES]);
-            let read = volume.read(&mut self.codecs, at as u64, &mut page[..]);
-            Invariant::MemoryPageIsWhole.check(read.is_ok(), || format!("page {at} cannot be read"));
-            let new = maybe.and_then(|request| request.pages.get(at.checked_sub(request.first)?));
-            let is_whole = page == *expected || Some(&page) == new;
+    /// Nothing is in flight: what the volume counted is what a successor finds, and the disk has no page but
+    /// those.
+    fn at_rest(&self, volume: &MemoryVolume<MortalMemory>) {
+        let found = self.open(volume.memory().clone()).figures();
+        let counted = MemoryFigures { refused_pages: 0, ..volume.figures() };
+        Invariant::MemoryPageIsWhole.check(found == counted, || format!("{counted:?} became {found:?}"));
+        let held = self.held();
+        let is_all = held == counted.spilled_pages;
+        Invariant::MemoryPageIsWhole.check(is_all, || format!("{held} pages on disk: {counted:?}"));
+    }
+
+    /// Pages of the spill file that are no holes.
+    fn held(&self) -> u64 {
+        self.disk.iter().filter(|page| ***page != HOLE).count() as u64
+    }
+
+    /// A new request.
+    fn begin(&mut self) -> u64 {
+        self.now += 1;
+        let id = self.now;
+        let request = self.request();
+        let pages = request.first..request.first + request.pages.len();
+        let seen = self.candidates[pages.clone()].iter();
+        let seen = seen.map(|page| page.iter().map(|candidate| candidate.page.clone()).collect()).collect();
+        if request.kind != MemoryRequestKind::Read {
+            for (candidates, page) in self.candidates[pages].iter_mut().zip(&request.pages) {
+                candidates.push(Candidate { page: page.clone(), by: Some(id), ended: None });
+            }
+        }
+        self.open.insert(id, UnansweredRequest { request, began: self.now, seen });
+        id
+    }
+
+    fn admit(
+        &mut self,
+        volume: &mut MemoryVolume<MortalMemory>,
+        side: &mut SpillRequests<u64, Refusal>,
+        id: u64,
+    ) {
+        let MemoryRequest { first, pages, kind } = &self.open[&id].request;
+        let (first, pages) = (*first as u64, pages.len() as u64);
+        let request = SpillRequest { request: id, first, pages, is_read: *kind == MemoryRequestKind::Read };
+        if let Some(request) = side.admit(request) {
+            self.serve(volume, side, request);
+        }
+    }
+
+    fn serve(
+        &mut self,
+        volume: &mut MemoryVolume<MortalMemory>,
+        side: &mut SpillRequests<u64, Refusal>,
+        request: SpillRequest<u64>,
+    ) {
+        let id = request.request;
+        let open = self.open.get_mut(&id).expect("it was not answered");
+        let MemoryRequest { first, pages, kind } = &mut open.request;
+        let count = pages.len();
+        let mut runs = Vec::new();
+        let result = match kind {
+            MemoryRequestKind::Read => {
+                let mut data = vec![1; count * PAGE_BYTES];
+                let read = volume.read(&mut self.codecs, *first as u64, &mut data);
+                let found = data.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page));
+                *pages = found.collect();
+                if let Ok(1..) = read {
+                    runs.extend(volume.spilled_runs(*first as u64, count as u64));
+                }
+                read.map(drop)
+            }
+            MemoryRequestKind::Write => {
+                let data: Vec<u8> = pages.iter().flat_map(|page| **page).collect();
+                volume.write(&mut self.codecs, *first as u64, &data)
+            }
+            MemoryRequestKind::Discard => volume.discard(*first as u64, count as u64),
+        };
+        let result = result.map_err(Refusal::Page);
+        runs.append(volume.disk_runs());
+        if runs.is_empty() {
+            return self.answer(id, result);
+        }
+        let number = side.begin(request, u32::try_from(runs.len()).expect("few"), result);
+        let runs = runs.into_iter().map(|run| DiskInFlight { number, id, run, done: 0 });
+        self.in_flight.extend(runs);
+    }
+
+    /// The disk does a page of one of its operations, or ends one.
+    fn advance(&mut self, volume: &mut MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
+        let chosen = self.rng.below(self.in_flight.len());
+        let mut operation = self.in_flight.swap_remove(chosen);
+        let at = (operation.run.first + u64::from(operation.done)) as usize;
+        let is_write = matches!(operation.run.operation, DiskOperation::Write | DiskOperation::Rewrite);
+        let mut outcome = Ok(());
+        if operation.done < operation.run.pages {
+            let is_full = *self.disk[at] == HOLE && self.held() >= self.disk_pages;
+            if is_write && is_full {
+                volume.refuse(1);
+                outcome = Err(Refusal::Page(PageError::NoSpace));
+            } else if is_write && self.rng.once_in(40) {
+                outcome = Err(Refusal::Disk);
+            } else {
+                self.land(&operation, at);
+                operation.done += 1;
+                return self.in_flight.push(operation);
+            }
+        }
+        let DiskInFlight { number, id, run, done } = operation;
+        volume.disk_ended(&run, done);
+        let more = volume.disk_runs();
+        let ended = side.end(number, outcome, u32::try_from(more.len()).expect("few"));
+        self.in_flight.extend(more.drain(..).map(|run| DiskInFlight { number, id, run, done: 0 }));
+        if let Some(SpillEnd { request, result }) = ended {
+            self.answer(request, result);
+        }
+        while let Some(request) = side.next_ready() {
+            self.serve(volume, side, request);
+        }
+    }
+
+    /// The disk does a page of an operation.
+    fn land(&mut self, operation: &DiskInFlight, at: usize) {
+        let MemoryRequest { first, pages, .. } =
+            &mut self.open.get_mut(&operation.id).expect("it was not answered").request;
+        match operation.run.operation {
+            DiskOperation::Read => pages[at - *first].clone_from(&self.disk[at]),
+            DiskOperation::Hole => *self.disk[at] = HOLE,
+            DiskOperation::Write | DiskOperation::Rewrite => self.disk[at].clone_from(&pages[at - *first]),
+        }
+        let (held, limit) = (self.held(), self.head.spill_pages);
+        Invariant::MemoryPageIsWhole.check(held <= limit, || format!("{held} of {limit} pages on disk"));
+    }
+
+    /// A request is answered.
+    fn answer(&mut self, id: u64, result: Result<(), Refusal>) {
+        self.now += 1;
+        let UnansweredRequest { request, began, seen } = self.open.remove(&id).expect("it was not answered");
+        let MemoryRequest { first, pages, kind } = request;
+        let may_fail =
+            kind == MemoryRequestKind::Write && !matches!(result, Err(Refusal::Page(PageError::Damaged(_))));
+        let is_right = result.is_ok() || may_fail;
+        Invariant::MemoryPageIsWhole.check(is_right, || format!("{kind:?} of page {first}: {result:?}"));
+        let candidates = self.candidates[first..].iter_mut();
+        for (at, ((candidates, page), seen)) in candidates.zip(pages).zip(seen).enumerate() {
+            if kind == MemoryRequestKind::Read {
+                let is_whole = seen.contains(&page) || candidates.iter().any(|other| other.page == page);
+                Invariant::MemoryPageIsWhole
+                    .check(is_whole, || format!("a read of page {} found neither old nor new", first + at));
+                continue;
+            }
+            // What was answered before this one came is replaced.
+            if result.is_ok() {
+                candidates.retain(|other| other.ended.is_none_or(|ended| ended >= began));
+            }
+            let own = candidates.iter_mut().find(|other| other.by == Some(id));
+            own.expect("it stays until a later one replaces it").ended = Some(self.now);
+        }
+    }
+
+    /// Reads all pages while nothing is in flight: each has a content that it may have. Where no request is
+    /// open that writes it, that is its content.
+    fn look(&mut self, volume: &MemoryVolume<MortalMemory>) {
+        let mut data = vec![1; PAGES * PAGE_BYTES];
+        let read = volume.read(&mut self.codecs, 0, &mut data);
+        Invariant::MemoryPageIsWhole.check(read.is_ok(), || format!("{read:?}"));
+        let mut pages: Vec<PageBytes> =
+            data.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page)).collect();
+        for at in volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()) {
+            pages[at as usize].clone_from(&self.disk[at as usize]);
+        }
+        for (at, (page, candidates)) in pages.into_iter().zip(&mut self.candidates).enumerate() {
+            let is_whole = candidates.iter().any(|other| other.page == page);
             Invariant::MemoryPageIsWhole.check(is_whole, || format!("page {at} is neither old nor new"));
-            *expected = page;
+            if candidates.iter().all(|other| other.ended.is_some()) {
+                candidates.retain(|other| other.page == page);
+            }
         }
     }
 
     fn request(&mut self) -> MemoryRequest {
         let first = self.rng.below(PAGES);
         let count = 1 + self.rng.below(4.min(PAGES - first));
-        let is_discard = self.rng.once_in(6);
-        let pages = (0..count).map(|_| if is_discard { Box::new([0; PAGE_BYTES]) } else { self.page() });
-        MemoryRequest { first, pages: pages.collect(), is_discard }
+        let kind = match self.rng.below(8) {
+            0 => MemoryRequestKind::Discard,
+            1 | 2 => MemoryRequestKind::Read,
+            _ => MemoryRequestKind::Write,
+        };
+        let zeros = || Box::new([0; PAGE_BYTES]);
+        let pages = (0..count).map(|_| if kind == MemoryRequestKind::Write { self.page() } else { zeros() });
+        MemoryRequest { first, pages: pages.collect(), kind }
     }
 
     /// Zeros, a pattern, or noise of some length.

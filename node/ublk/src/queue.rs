@@ -233,22 +233,28 @@ impl<K: Copy> Queue<K> {
         let Some(copies) = self.copies_of(request) else {
             return match &self.registered {
                 Some(buffers) => ring.read_fixed(&self.transfer(buffers, request, part), operation),
-                None => self.read_into(ring, request, part, operation),
+                None => self.read_into_buffer(ring, request, part, operation),
             };
         };
         Self::read_to(copies.address(Self::buffer_part(request, part)), ring, part, operation);
     }
 
-    /// The same, with kernel copy.
+    /// The same, with kernel copy alone. For an owner that does this seldom: it is not inlined there, so that
+    /// [`read_part`](Self::read_part) keeps its one caller, into which the compiler inlines it.
+    ///
+    /// # Panics
+    /// As for `read_part`; with another transport.
     #[cold]
     #[inline(never)]
-    fn read_into<T: RingOperation>(
+    pub fn read_into_buffer<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
         request: &DeviceRequest,
         part: &RequestPart,
         operation: T,
     ) {
+        assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        Self::check(request, part);
         Self::read_to(self.kernel_copied_at(Self::buffer_part(request, part)), ring, part, operation);
     }
 
@@ -280,7 +286,7 @@ impl<K: Copy> Queue<K> {
         let Some(copies) = self.copies_of(request) else {
             return match &self.registered {
                 Some(buffers) => ring.write_fixed(&self.transfer(buffers, request, part), operation),
-                None => self.write_out_of(ring, request, part, operation),
+                None => self.write_from_buffer(ring, request, part, operation),
             };
         };
         let buffer = Self::buffer_part(request, part);
@@ -295,16 +301,22 @@ impl<K: Copy> Queue<K> {
         unsafe { ring.push(entry, operation) };
     }
 
-    /// The same, with kernel copy: the data is there already.
+    /// The same, with kernel copy alone: the data is there already. As
+    /// [`read_into_buffer`](Self::read_into_buffer) for an owner that does this seldom.
+    ///
+    /// # Panics
+    /// As for `write_part`; with another transport.
     #[cold]
     #[inline(never)]
-    fn write_out_of<T: RingOperation>(
+    pub fn write_from_buffer<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
         request: &DeviceRequest,
         part: &RequestPart,
         operation: T,
     ) {
+        assert_eq!(request.operation(), Operation::Write, "only a write gives data");
+        Self::check(request, part);
         let entry = Self::write_of(self.kernel_copied_at(Self::buffer_part(request, part)), part);
         // SAFETY: as for `read_to`.
         unsafe { ring.push(entry, operation) };

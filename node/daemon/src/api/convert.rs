@@ -46,6 +46,9 @@ pub(crate) enum InvalidField {
     /// `memory.limit_bytes` is no limit.
     #[error("memory.limit_bytes: is 0; give at least one MiB, or leave it out")]
     NoLimit,
+    /// `memory.spill_bytes` is no limit.
+    #[error("memory.spill_bytes: is 0; give at least one MiB, or leave it out: nothing spills then")]
+    NoSpill,
     /// `memory.compression` is no codec.
     #[error("memory.compression: {0} is not known; use COMPRESSION_LZ4 or COMPRESSION_ZSTD")]
     Compression(i32),
@@ -137,9 +140,12 @@ pub(crate) fn memory_attach(
     if let Some((field, _)) = fields.into_iter().find(|(_, is_given)| *is_given) {
         return Err(InvalidField::NotOfMemory(field));
     }
-    let &wire::MemoryVolume { size_bytes, limit_bytes, compression } = memory;
+    let &wire::MemoryVolume { size_bytes, limit_bytes, compression, spill_bytes } = memory;
     if limit_bytes == Some(0) {
         return Err(InvalidField::NoLimit);
+    }
+    if spill_bytes == Some(0) {
+        return Err(InvalidField::NoSpill);
     }
     let codec = match wire::Compression::try_from(compression) {
         Ok(wire::Compression::Unspecified | wire::Compression::Lz4) => PageCodec::Lz4,
@@ -150,6 +156,7 @@ pub(crate) fn memory_attach(
         volume: volume_id.try_into()?,
         bytes: size(size_bytes)?,
         limit_bytes,
+        spill_bytes,
         codec,
         epoch: 0,
         owner: None,
@@ -158,8 +165,18 @@ pub(crate) fn memory_attach(
 
 fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
     let MemoryFigures { same_filled_pages, slab_bytes, limit_bytes, refused_pages, .. } = figures;
+    let [spilled_bytes, spill_limit_bytes] =
+        [figures.spilled_pages, figures.spill_limit_pages].map(|pages| pages * PAGE_BYTES as u64);
     let content_bytes = figures.content_pages() * PAGE_BYTES as u64;
-    wire::MemoryUse { used_bytes: slab_bytes, limit_bytes, content_bytes, same_filled_pages, refused_pages }
+    wire::MemoryUse {
+        used_bytes: slab_bytes,
+        limit_bytes,
+        content_bytes,
+        same_filled_pages,
+        refused_pages,
+        spilled_bytes,
+        spill_limit_bytes,
+    }
 }
 
 impl CheckedAttach {

@@ -31,6 +31,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 store,
                 memory,
                 memory_limit,
+                memory_spill,
                 compression,
                 size,
                 take_over,
@@ -41,6 +42,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             let memory = memory.map(|size| MemoryVolume {
                 size_bytes: size.0,
                 limit_bytes: memory_limit.map(|limit| limit.0),
+                spill_bytes: memory_spill.map(|limit| limit.0),
                 compression: compression.map_or(wire::Compression::Unspecified, codec).into(),
             });
             // The default of the command line is one of stores.

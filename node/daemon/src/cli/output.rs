@@ -181,13 +181,23 @@ fn time_span(span: prost_types::Duration) -> String {
 }
 
 fn memory_json(memory: &MemoryUse) -> Value {
-    let MemoryUse { used_bytes, limit_bytes, content_bytes, same_filled_pages, refused_pages } = memory;
+    let MemoryUse {
+        used_bytes,
+        limit_bytes,
+        content_bytes,
+        same_filled_pages,
+        refused_pages,
+        spilled_bytes,
+        spill_limit_bytes,
+    } = memory;
     json!({
         "used_bytes": used_bytes,
         "limit_bytes": limit_bytes,
         "content_bytes": content_bytes,
         "same_filled_pages": same_filled_pages,
         "refused_pages": refused_pages,
+        "spilled_bytes": spilled_bytes,
+        "spill_limit_bytes": spill_limit_bytes,
     })
 }
 

@@ -22,7 +22,7 @@ pub(super) enum SettingType {
 }
 
 /// Environment variables and the settings they override.
-pub(super) const OVERRIDES: [(&str, &str, SettingType); 15] = [
+pub(super) const OVERRIDES: [(&str, &str, SettingType); 16] = [
     ("HOLDFAST_KUBERNETES", "kubernetes", SettingType::Switch),
     ("HOLDFAST_NODE_NAME", "node.name", SettingType::Text),
     ("HOLDFAST_STATE_DIR", "node.state_dir", SettingType::Text),
@@ -35,6 +35,7 @@ pub(super) const OVERRIDES: [(&str, &str, SettingType); 15] = [
     ("HOLDFAST_MAX_DIRTY", "data.max_dirty", SettingType::Text),
     ("HOLDFAST_UPLOAD_MEMORY", "data.upload_memory", SettingType::Text),
     ("HOLDFAST_MEMORY_VOLUMES", "data.memory_volumes", SettingType::Text),
+    ("HOLDFAST_MEMORY_SPILL", "data.memory_spill", SettingType::Text),
     ("HOLDFAST_MAX_DIRTY_AGE", "data.max_dirty_age", SettingType::Text),
     ("HOLDFAST_API_SOCKET", "api.socket", SettingType::Text),
     ("HOLDFAST_METRICS_LISTEN", "metrics.listen", SettingType::Text),

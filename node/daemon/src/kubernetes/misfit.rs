@@ -68,6 +68,7 @@ pub(super) fn memory_attach(
         volume,
         bytes: spec.size_bytes()?,
         limit_bytes: spec.memory_limit_bytes()?,
+        spill_bytes: None,
         codec: match spec.memory.as_ref().map(|memory| memory.compression).unwrap_or_default() {
             MemoryCompression::Lz4 => PageCodec::Lz4,
             MemoryCompression::Zstd => PageCodec::Zstd,

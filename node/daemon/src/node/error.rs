@@ -116,6 +116,21 @@ pub(crate) enum NodeError {
         /// The limit.
         limit: ByteSize,
     },
+    /// The node's limit of spill files leaves no room for that of a memory volume.
+    #[error(
+        "memory.spill_bytes: {volume} may take {most} of node.state_dir, and {left} of data.memory_spill ({limit}) is left on \
+         this node. The volume was not attached. Give less, detach other memory volumes, or raise data.memory_spill"
+    )]
+    MemorySpill {
+        /// The volume.
+        volume: VolumeId,
+        /// The most that its spill file may take.
+        most: String,
+        /// What spill files of other volumes may not take.
+        left: String,
+        /// The limit.
+        limit: ByteSize,
+    },
     /// The run directory has no room for a memory volume.
     #[error(
         "memory.limit_bytes: {volume} may take {most} with its table, and {} has room for {left} of memory volumes. The volume \
@@ -491,6 +506,12 @@ pub(crate) enum LocalDamage {
     /// The words of a memory volume's table.
     #[error(transparent)]
     MemoryTable(#[from] RecoverError),
+    /// The spill file of a memory volume.
+    #[error("{pages} pages that the volume has there are missing: restore the file, or restart the host")]
+    SpillFile {
+        /// Pages of the volume that are missing.
+        pages: u64,
+    },
     /// A memory volume's table.
     #[error("it does not belong to the attach that is recorded with it")]
     OtherAttach,
@@ -513,7 +534,7 @@ impl NodeError {
             | Self::Unreadable { .. }
             | Self::Sweeping { .. }
             | Self::Contended(_) => FailureKind::Busy,
-            Self::RingsFull(_) | Self::MemoryLimit { .. } => FailureKind::Full,
+            Self::RingsFull(_) | Self::MemoryLimit { .. } | Self::MemorySpill { .. } => FailureKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
                 FailureKind::HeldElsewhere
             }

@@ -1,5 +1,5 @@
-//! Memory volumes on this node: attached, recovered, detached. They know no store, no log and no state
-//! directory.
+//! Memory volumes on this node: attached, recovered, detached. They know no store and no log, and of the state
+//! directory their spill files alone.
 //!
 //! Owns: the table of memory volumes, and the order of files, ring thread and device for each of these.
 //! Does not own: pages and slots (`node/memory`), requests (`node/serve/src/memory.rs`).
@@ -15,6 +15,7 @@ mod present;
 mod recover;
 mod room;
 pub(in crate::node) mod shape;
+mod spill_file;
 mod table;
 
 use holdfast_crds::MemoryUse;
@@ -22,6 +23,7 @@ use holdfast_types::VolumeId;
 
 #[cfg(test)]
 pub(in crate::node) use local::MemoryLocal;
+pub(in crate::node) use local::spill_file_bytes;
 use room::room_bytes;
 pub(in crate::node) use table::MemoryTable;
 

@@ -121,12 +121,15 @@ pub(super) fn check_sectors(disk: Option<&StateDisk>) -> Check {
 
 pub(super) fn check_room(room: CacheRoom, node: &NodeConfig) -> Check {
     const NAME: &str = "cache size";
-    const FIX: &str =
-        "give node.state_dir a larger disk, free space, or lower data.slab_size and data.cache_size";
+    const FIX: &str = "give node.state_dir a larger disk, free space, or lower data.slab_size, data.memory_spill and data.cache_size";
     let CacheRoom { free_bytes, quota_bytes } = room;
     let [free, quota, slab] = [free_bytes, quota_bytes, node.slab_bytes].map(about);
     let least = 2 * node.seal_bytes;
-    let found = format!("{free} are free: {slab} for data.slab_size, and {quota} for the cache");
+    let spill = match node.memory_spill_bytes {
+        0 => String::new(),
+        bytes => format!("{} for data.memory_spill, ", about(bytes)),
+    };
+    let found = format!("{free} are free: {slab} for data.slab_size, {spill}and {quota} for the cache");
     match node.cache_bytes {
         _ if quota_bytes < least => {
             let found =

@@ -279,6 +279,7 @@ fn node() -> NodeConfig {
         upload_memory_bytes: 64 << 20,
         max_dirty_age: Duration::from_secs(30),
         memory_volumes_bytes: 0,
+        memory_spill_bytes: 0,
     }
 }
 

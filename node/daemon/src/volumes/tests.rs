@@ -194,6 +194,7 @@ pub(crate) fn in_memory(name: &str, owner: Option<&str>, epoch: u64) -> NodeVolu
         volume: name.parse().unwrap(),
         bytes: 1 << 30,
         limit_bytes: None,
+        spill_bytes: None,
         codec: PageCodec::Lz4,
         epoch,
         owner,

@@ -7,7 +7,7 @@ const PAGES: usize = 40;
 const SLABS: u32 = 64;
 
 fn head(codec: PageCodec, slabs: u32) -> TableHead {
-    TableHead { pages: PAGES as u64, slabs, codec, nonce: 1 }
+    TableHead { pages: PAGES as u64, slabs, codec, nonce: 1, spill_pages: 0 }
 }
 
 fn codecs() -> Codecs {
@@ -217,7 +217,7 @@ fn a_damaged_word_fails_its_page() {
     let slot = |class, unit| PageSlot::at(class, unit).unwrap();
     let bits = |form, slot| Word::Stored(form, slot).bits();
     let damaged = [
-        6,
+        7,
         1 << 8,
         bits(Form::Plain, unused),
         bits(Form::Plain, slot(PAGE_CLASS, u64::from(SLABS) * slab_units)),
@@ -232,7 +232,7 @@ fn a_damaged_word_fails_its_page() {
     for bits in damaged {
         volume.memory.set_word(7, bits);
         let refused = Err(PageError::Damaged(7));
-        assert_eq!(volume.read(&mut codecs, 7, &mut read), refused, "{bits:#x}");
+        assert_eq!(volume.read(&mut codecs, 7, &mut read).map(drop), refused, "{bits:#x}");
         assert_eq!(volume.write(&mut codecs, 7, &page(15, 9)), refused, "{bits:#x}");
         assert_eq!(volume.discard(7, 1), refused, "{bits:#x}");
         assert_eq!(volume.memory.word(7), bits, "it stays for who looks at it");
@@ -245,11 +245,100 @@ fn a_damaged_word_fails_its_page() {
     assert!(read == page(9, 1));
 }
 
+/// The runs that a volume has for its disk.
+fn runs(volume: &mut MemoryVolume<HeapMemory>) -> Vec<(DiskOperation, u64, u32)> {
+    volume.disk_runs().iter().map(|run| (run.operation, run.first, run.pages)).collect()
+}
+
+/// Ends all runs, of which the disk writes so many pages of each.
+fn end_runs(volume: &mut MemoryVolume<HeapMemory>, done: u32) {
+    let runs: Vec<DiskRun> = volume.disk_runs().drain(..).collect();
+    runs.iter().for_each(|run| volume.disk_ended(run, done));
+}
+
+/// Pages that find no slot go to the spill file, up to its limit; they come back once they are written where
+/// there is a slot, and leave a hole.
+#[test]
+fn a_page_without_a_slot_goes_to_the_spill_file() {
+    let head = TableHead { spill_pages: 6, ..head(PageCodec::Lz4, 1) };
+    let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let mut codecs = codecs();
+    let data: Vec<u8> = (0..20).flat_map(|at| page(15, at)).collect();
+    volume.write(&mut codecs, 0, &data).unwrap();
+    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 16, 4)]);
+    assert_eq!(volume.figures().spilled_pages, 0, "the disk has them not yet");
+    end_runs(&mut volume, 4);
+    let mut read = vec![0; 20 * PAGE_BYTES];
+    assert_eq!(volume.read(&mut codecs, 0, &mut read), Ok(4));
+    assert!(read[..16 * PAGE_BYTES] == data[..16 * PAGE_BYTES]);
+    let spilled: Vec<u64> = volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()).collect();
+    assert_eq!(spilled, [16, 17, 18, 19]);
+    // One in memory moves out, one in the file is written over.
+    volume.write(&mut codecs, 15, &[page(15, 50), page(15, 51)].concat()).unwrap();
+    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 15, 1), (DiskOperation::Rewrite, 16, 1)]);
+    end_runs(&mut volume, 1);
+    // Its slot takes the next page, the file has room for one more, and the third finds neither.
+    let more: Vec<u8> = (52..55).flat_map(|seed| page(15, seed)).collect();
+    assert_eq!(volume.write(&mut codecs, 20, &more), Err(PageError::NoSpace));
+    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 21, 1)], "the one before it is written");
+    assert_eq!(volume.figures().refused_pages, 1);
+    // The disk had no room: nothing changed, and what it may have taken is given back.
+    end_runs(&mut volume, 0);
+    assert_eq!(runs(&mut volume), [(DiskOperation::Hole, 21, 1)]);
+    end_runs(&mut volume, 0);
+    assert_eq!((volume.memory.word(21), volume.transit_pages), (0, 0));
+    // A hole counts until it is made.
+    volume.discard(14, 4).unwrap();
+    assert_eq!(runs(&mut volume), [(DiskOperation::Hole, 15, 3)]);
+    let data: Vec<u8> = (60..64).flat_map(|seed| page(15, seed)).collect();
+    assert_eq!(volume.write(&mut codecs, 22, &data), Err(PageError::NoSpace));
+    let (hole, write) = (DiskOperation::Hole, DiskOperation::Write);
+    assert_eq!(runs(&mut volume), [(hole, 15, 3), (write, 23, 1)], "22 has the slot of 14");
+    end_runs(&mut volume, 1);
+    // Both that are left are in memory again.
+    volume.discard(0, 4).unwrap();
+    volume.write(&mut codecs, 18, &[page(15, 54), page(1, 7)].concat()).unwrap();
+    assert_eq!(runs(&mut volume), [(hole, 18, 2)]);
+    end_runs(&mut volume, 0);
+    assert_eq!((volume.transit_pages, volume.figures().spilled_pages), (0, 1));
+    let before = volume.figures();
+    volume = MemoryVolume::open(volume.memory, &head).unwrap();
+    assert_eq!(volume.figures(), MemoryFigures { refused_pages: 0, ..before });
+}
+
+/// A table that names a spill file which the volume does not have was served, and the pages were damaged.
+#[test]
+fn spilled_pages_beyond_the_limit_are_damage() {
+    let mut memory = HeapMemory::new(PAGES, 1, 1);
+    memory.set_word(3, Word::Spilled.bits());
+    let refused = RecoverError::Spilled { spilled: 1, limit: 0 };
+    assert_eq!(MemoryVolume::open(memory, &head(PageCodec::Lz4, 1)).map(drop), Err(refused));
+}
+
+/// A discard of scattered pages made hundreds of holes.
+#[test]
+fn a_discard_makes_one_hole() {
+    let head = TableHead { spill_pages: 40, ..head(PageCodec::Lz4, 1) };
+    let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let mut codecs = codecs();
+    for at in (16..40).chain((0..16).rev()) {
+        volume.write(&mut codecs, at, &page(15, at)).unwrap();
+    }
+    end_runs(&mut volume, 40);
+    (16..40).step_by(2).for_each(|at| volume.write(&mut codecs, at, &page(1, 3)).unwrap());
+    end_runs(&mut volume, 0);
+    let spilled = volume.figures().spilled_pages;
+    volume.discard(0, 40).unwrap();
+    assert_eq!((volume.disk_runs().len(), volume.transit_pages), (1, spilled));
+    end_runs(&mut volume, 0);
+    assert_eq!((volume.transit_pages, volume.figures().spilled_pages), (0, 0));
+}
+
 /// The memory in addition to the stored bytes, after many overwrites with pages of other lengths.
 #[test]
 fn the_pool_takes_little_more_than_it_stores() {
     const MANY: usize = 40_000;
-    let head = TableHead { pages: MANY as u64, slabs: 2400, codec: PageCodec::Lz4, nonce: 1 };
+    let head = TableHead { pages: MANY as u64, slabs: 2400, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
     let mut volume = MemoryVolume::open(HeapMemory::new(MANY, 2400, 2400), &head).unwrap();
     let mut codecs = codecs();
     let mut bits = 1_u64;

@@ -1,5 +1,6 @@
 //! A memory volume that a ring thread is to serve.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use holdfast_memory::MemoryVolume;
@@ -12,6 +13,8 @@ use crate::label::Label;
 pub struct NewMemoryVolume {
     /// The volume, opened.
     pub volume: MemoryVolume<MemoryFiles>,
+    /// Its spill file, where it has one: as long as the device, for direct I/O.
+    pub spill_file: Option<File>,
     /// The name in its log lines.
     pub label: Arc<Label>,
     /// Receives its figures.

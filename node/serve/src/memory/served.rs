@@ -1,16 +1,19 @@
-//! One memory volume on a ring thread: requests of its device, answered as they come.
+//! One memory volume on a ring thread: requests of its device, answered as they come, unless the disk works
+//! for them.
 
 use std::sync::Arc;
 
 use holdfast_background::{LineLimit, Rest};
-use holdfast_memory::{Codecs, MemoryVolume, PageError};
-use holdfast_ring::{Errno, IoResult};
+use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
+use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
 
 use super::files::MemoryFiles;
 use super::new_volume::NewMemoryVolume;
 use super::published::PublishedMemory;
+use super::serve_failure::ServeFailure;
+use super::spill_queue::{QueuedRequest, RunEnd, SpillQueue};
 use crate::label::Label;
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
@@ -20,6 +23,10 @@ use crate::published_status::ServedCounts;
 pub(super) struct ServedMemory {
     volume: MemoryVolume<MemoryFiles>,
     queues: Vec<Queue<VolumeKey>>,
+    /// Apart, so that a volume without one has nothing of it.
+    spill: Option<Box<SpillQueue>>,
+    /// Of the request that is being begun; empty between two.
+    runs: Vec<DiskRun>,
     /// They are with the kernel.
     is_open: bool,
     closing: Option<Reply>,
@@ -28,16 +35,19 @@ pub(super) struct ServedMemory {
     queue_refused: LineLimit,
     full: LineLimit,
     damaged: LineLimit,
+    disk: LineLimit,
     published: Arc<PublishedMemory>,
     _place: Box<dyn Send>,
 }
 
 impl ServedMemory {
-    pub(super) fn new(new: NewMemoryVolume) -> Self {
-        let NewMemoryVolume { volume, label, published, place } = new;
+    pub(super) fn new(new: NewMemoryVolume, key: VolumeKey, spill_file: Option<FileSlot>) -> Self {
+        let NewMemoryVolume { volume, spill_file: _registered, label, published, place } = new;
         let served = Self {
             volume,
             queues: Vec::new(),
+            spill: spill_file.map(|file| Box::new(SpillQueue::new(file, key))),
+            runs: Vec::new(),
             is_open: false,
             closing: None,
             tally: ServedCounts::default(),
@@ -45,6 +55,7 @@ impl ServedMemory {
             queue_refused: LineLimit::default(),
             full: LineLimit::default(),
             damaged: LineLimit::default(),
+            disk: LineLimit::default(),
             published,
             _place: place,
         };
@@ -70,11 +81,14 @@ impl ServedMemory {
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volume, queues, tally, .. } = self;
+        let Self { volume, queues, spill, tally, .. } = self;
         let Some(queue) = queues.get_mut(usize::from(queue_id)) else { return false };
         match queue.on_completion(ring, tag, outcome) {
+            QueueEvent::Request(request) if spill.is_some() => {
+                self.admit(ring, codecs, QueuedRequest { queue: queue_id, request }, now);
+            }
             QueueEvent::Request(request) => {
-                let served = serve(volume, codecs, queue, &request, tally);
+                let served = serve(volume, codecs, queue, &request, tally).map(drop);
                 tally.errors += u64::from(served.is_err());
                 let (first, sectors) = (request.start_sector(), request.sectors());
                 queue.complete(ring, request, served.map_err(ServeFailure::errno));
@@ -96,6 +110,99 @@ impl ServedMemory {
         true
     }
 
+    /// Serves a request of a volume with a spill file, once none before it excludes it.
+    fn admit(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
+        let request = &queued.request;
+        let (first, pages) = (request.start_sector(), u64::from(request.sectors()));
+        let is_read = request.operation() == Operation::Read;
+        let request = SpillRequest { request: queued, first, pages, is_read };
+        if let Some(request) = self.spill.as_mut().and_then(|spill| spill.requests.admit(request)) {
+            self.begin(ring, codecs, request, now);
+        }
+    }
+
+    /// Answers a request, or gives the disk what it has to do for it.
+    fn begin(
+        &mut self,
+        ring: &mut Ring,
+        codecs: &mut Codecs,
+        request: SpillRequest<QueuedRequest>,
+        now: Millis,
+    ) {
+        let Self { volume, queues, spill: Some(spill), tally, runs, .. } = self else { return };
+        let (first, pages) = (request.first, request.pages);
+        let queue = &mut queues[usize::from(request.request.queue)];
+        let served = serve(volume, codecs, queue, &request.request.request, tally);
+        runs.append(volume.disk_runs());
+        if let Ok(1..) = served {
+            runs.extend(volume.spilled_runs(first, pages));
+        }
+        let result = served.map(drop);
+        let count = u32::try_from(runs.len()).expect("a request has few runs");
+        if count == 0 {
+            return self.answer(ring, SpillEnd { request: request.request, result }, now);
+        }
+        let number = spill.requests.begin(request, count, result);
+        for run in runs.drain(..) {
+            spill.start(ring, queues, number, run);
+        }
+    }
+
+    /// A run on the spill file ended.
+    pub(super) fn on_spilled(
+        &mut self,
+        ring: &mut Ring,
+        codecs: &mut Codecs,
+        run: u32,
+        outcome: IoResult,
+        now: Millis,
+    ) {
+        let Self { volume, queues, spill: Some(spill), .. } = self else { return };
+        let RunEnd { ended, failed } = spill.end(ring, queues, volume, run, outcome);
+        if let Some((run, errno)) = failed
+            && let Some(held_back) = self.disk.one(now)
+        {
+            let _volume = self.label.span().entered();
+            let (operation, at_bytes, len_bytes) = (run.operation, run.offset_bytes(), run.len_bytes());
+            tracing::error!(?operation, at_bytes, len_bytes, %errno, held_back, "the disk failed in the spill file");
+        }
+        let Some(ended) = ended else { return };
+        self.answer(ring, ended, now);
+        while let Some(request) = self.spill.as_mut().and_then(|spill| spill.requests.next_ready()) {
+            self.begin(ring, codecs, request, now);
+        }
+        self.finish_closing(ring);
+    }
+
+    fn answer(&mut self, ring: &mut Ring, ended: SpillEnd<QueuedRequest, ServeFailure>, now: Millis) {
+        let SpillEnd { request: QueuedRequest { queue, request }, result } = ended;
+        self.tally.errors += u64::from(result.is_err());
+        let (first, sectors) = (request.start_sector(), request.sectors());
+        self.queues[usize::from(queue)].complete(ring, request, result.map_err(ServeFailure::errno));
+        if let Err(failure) = result {
+            self.log(failure, first, sectors, now);
+        }
+    }
+
+    /// True if no disk works for a request.
+    pub(super) fn is_still(&self) -> bool {
+        self.spill.as_ref().is_none_or(|spill| spill.requests.is_idle())
+    }
+
+    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
+    pub(super) fn leave(&mut self) {
+        let Self { queues, spill: Some(spill), .. } = self else { return };
+        let (running, waiting) = spill.requests.leave();
+        // The disk may still have their memory: their queue keeps it.
+        running.for_each(|QueuedRequest { request, .. }| request.leave_to_successor());
+        waiting.for_each(|QueuedRequest { queue, request }| queues[usize::from(queue)].leave(request));
+    }
+
+    /// Takes the volume's spill file off the ring.
+    pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+        self.spill.map_or(Ok(()), |spill| ring.unregister_file(spill.file()))
+    }
+
     fn log(&mut self, failure: ServeFailure, sector: u64, sectors: u32, now: Millis) {
         let _volume = self.label.span().entered();
         match failure {
@@ -105,9 +212,11 @@ impl ServedMemory {
                 tracing::error!(
                     slab_bytes = figures.slab_bytes,
                     limit_bytes = figures.limit_bytes,
+                    spilled_bytes = figures.spilled_pages * PAGE_BYTES as u64,
+                    spill_limit_bytes = figures.spill_limit_pages * PAGE_BYTES as u64,
                     held_back,
-                    "a memory volume is at its limit or node.run_dir is full: writes fail; delete files and trim, or \
-                     attach it with a higher limit"
+                    "a memory volume is at its limits, or node.run_dir or the disk of its spill file is full: writes \
+                     fail; delete files and trim, or attach it with a higher limit"
                 );
             }
             ServeFailure::Page(PageError::Damaged(page)) => {
@@ -118,6 +227,8 @@ impl ServedMemory {
                 let Some(held_back) = self.damaged.one(now) else { return };
                 tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
             }
+            // Its line came with the end of the run.
+            ServeFailure::Disk => {}
         }
     }
 
@@ -128,7 +239,7 @@ impl ServedMemory {
     }
 
     fn finish_closing(&mut self, ring: &mut Ring) {
-        if self.queues.iter().any(|queue| queue.tags_with_kernel() > 0) {
+        if self.queues.iter().any(|queue| queue.tags_with_kernel() + queue.requests_with_owner() > 0) {
             return;
         }
         if let Some(done) = self.closing.take() {
@@ -149,6 +260,7 @@ impl ServedMemory {
             ("the kernel refused a queue command", &self.queue_refused),
             ("a write found no memory", &self.full),
             ("a page was damaged or not copied", &self.damaged),
+            ("the disk failed in the spill file", &self.disk),
         ] {
             if let Some(times) = limit.rest(Rest::Due(now)) {
                 let _volume = self.label.span().entered();
@@ -173,30 +285,15 @@ impl ServedMemory {
     }
 }
 
-/// Reason why a request failed.
-#[derive(Debug, Clone, Copy)]
-enum ServeFailure {
-    Page(PageError),
-    Copy,
-}
-
-impl ServeFailure {
-    const fn errno(self) -> Errno {
-        match self {
-            Self::Page(PageError::NoSpace) => Errno::new(libc::ENOSPC),
-            Self::Page(PageError::Damaged(_)) | Self::Copy => Errno::EIO,
-        }
-    }
-}
-
-/// Does what a request asks for. A FLUSH has nothing to do: no content outlives the host.
+/// Does what a request asks for, as far as it needs no disk, and returns how many pages of a read are in the
+/// spill file. A FLUSH has nothing to do: no content outlives the host.
 fn serve<K: Copy>(
     volume: &mut MemoryVolume<MemoryFiles>,
     codecs: &mut Codecs,
     queue: &mut Queue<K>,
     request: &DeviceRequest,
     tally: &mut ServedCounts,
-) -> Result<(), ServeFailure> {
+) -> Result<u32, ServeFailure> {
     let first = request.start_sector();
     match request.operation() {
         Operation::Read => {
@@ -208,15 +305,15 @@ fn serve<K: Copy>(
             tally.writes += 1;
             tally.written_bytes += request.len_bytes();
             let data = queue.data_of_write(request).map_err(|_errno| ServeFailure::Copy)?;
-            volume.write(codecs, first, data).map_err(ServeFailure::Page)
+            volume.write(codecs, first, data).map(|()| 0).map_err(ServeFailure::Page)
         }
         Operation::Flush => {
             tally.flushes += 1;
-            Ok(())
+            Ok(0)
         }
         Operation::Discard | Operation::WriteZeroes => {
             tally.discards += 1;
-            volume.discard(first, u64::from(request.sectors())).map_err(ServeFailure::Page)
+            volume.discard(first, u64::from(request.sectors())).map(|()| 0).map_err(ServeFailure::Page)
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::label::Label;
 
-const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1 };
+const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
 
 /// The files in this directory, made where they are not there.
 fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {
@@ -57,22 +57,24 @@ fn a_successor_finds_the_pages_and_holes_where_none_are() {
 fn the_key_of_a_memory_volume_is_no_other() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut volumes = MemoryVolumes::default();
-    let key = volumes.add(NewMemoryVolume {
-        volume: open(dir.path()).0,
-        label: Arc::new(Label::new("scratch".parse().unwrap(), Epoch(1))),
-        published: Arc::default(),
-        place: Box::new(()),
-    });
-    let other = without_mark(key);
-    assert!(is_memory(key) && !is_memory(other));
     let options =
         holdfast_ring::RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
     let mut ring = Ring::new(&options).unwrap();
+    let new = NewMemoryVolume {
+        volume: open(dir.path()).0,
+        spill_file: None,
+        label: Arc::new(Label::new("scratch".parse().unwrap(), Epoch(1))),
+        published: Arc::default(),
+        place: Box::new(()),
+    };
+    let key = volumes.add(&mut ring, new).unwrap();
+    let other = without_mark(key);
+    assert!(is_memory(key) && !is_memory(other));
     assert!(!volumes.on_command(&mut ring, other, (0, 0), IoResult(0), 0));
     assert!(!volumes.on_command(&mut ring, key, (0, 0), IoResult(0), 0), "it has no queue");
     let (done, mut closed) = oneshot::channel();
     volumes.close(&mut ring, key, done);
     assert!(matches!(closed.try_recv(), Ok(Ok(()))));
-    assert!(volumes.remove(key).is_ok());
-    assert!(matches!(volumes.remove(key), Err(RingRefusal::Gone)));
+    assert!(volumes.remove(&mut ring, key).is_ok());
+    assert!(matches!(volumes.remove(&mut ring, key), Err(RingRefusal::Gone)));
 }

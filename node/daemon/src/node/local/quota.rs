@@ -19,6 +19,7 @@ use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
+use crate::node::memory::spill_file_bytes;
 use crate::node::run_blocking::blocking;
 use crate::node::store::block_cache::slab_path;
 use crate::node::volume::present::Present;
@@ -40,7 +41,8 @@ pub(in crate::node) struct CacheQuota {
     pub(in crate::node) dirs: LocalDirs,
     /// As configured.
     pub(in crate::node) cache_bytes: Option<u64>,
-    pub(in crate::node) slab_bytes: u64,
+    /// Bytes that are set apart from it.
+    pub(in crate::node) apart_bytes: u64,
     /// Notified when caches wait to be deleted.
     pub(in crate::node) trash: Arc<Notify>,
 }
@@ -75,11 +77,11 @@ impl CacheQuota {
         let volumes: Vec<Arc<Present>> =
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
-        let Self { volumes: on_node, dirs, cache_bytes, slab_bytes, trash: _ } = self;
+        let Self { volumes: on_node, dirs, cache_bytes, apart_bytes, trash: _ } = self;
         let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
         let disk = Disk::of(&dirs.state).map_err(file(&dirs.state, "read"))?;
-        let quota = disk.quota(*cache_bytes, *slab_bytes, all_bytes);
+        let quota = disk.quota(*cache_bytes, *apart_bytes, all_bytes);
         // Attached volumes evict nothing as long as others can.
         let has_trash = caches.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(caches.held_bytes()), &held);
@@ -126,7 +128,8 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     })
 }
 
-/// Room that the filesystem of the state directory has for the cache, once the slab is filled.
+/// Room that the filesystem of the state directory has for the cache, once the slab and the spill files of memory
+/// volumes are filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheRoom {
     /// Free bytes of the filesystem.
@@ -141,7 +144,8 @@ impl CacheRoom {
     /// # Errors
     /// A file that cannot be read.
     pub(crate) fn of(config: &NodeConfig) -> Result<Self, NodeError> {
-        let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = config;
+        let NodeConfig { state_dir, run_dir, cache_bytes, .. } = config;
+        let apart_bytes = config.bytes_apart_from_cache();
         let volumes = state_volumes(state_dir);
         let volumes = if volumes.is_dir() { volumes_under(&volumes)? } else { Vec::new() };
         let mut held_bytes = 0;
@@ -150,9 +154,10 @@ impl CacheRoom {
         }
         let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
         let free_bytes = disk.free_bytes;
-        let unfilled_bytes = slab_bytes.saturating_sub(allocated_bytes(&slab_path(state_dir))?);
+        let filled_bytes = allocated_bytes(&slab_path(state_dir))? + spill_file_bytes(state_dir)?;
+        let unfilled_bytes = apart_bytes.saturating_sub(filled_bytes);
         let disk = Disk { free_bytes: free_bytes.saturating_sub(unfilled_bytes), ..disk };
-        Ok(Self { free_bytes, quota_bytes: disk.quota(*cache_bytes, *slab_bytes, held_bytes) })
+        Ok(Self { free_bytes, quota_bytes: disk.quota(*cache_bytes, apart_bytes, held_bytes) })
     }
 }
 
@@ -178,24 +183,24 @@ impl Disk {
     }
 
     /// Bytes that all sides, which hold `held_bytes` now, may hold where nothing is configured: nine tenths
-    /// of what the slab leaves. Of a filesystem that others use it is a quarter, with the slab, and a fifth
+    /// of what `apart_bytes` leave. Of a filesystem that others use it is a quarter, with these, and a fifth
     /// stays free, but always a 16th: the kubelet deletes images when 85 % are used and evicts pods at 90 %
     /// (its defaults of `imageGCHighThresholdPercent` and `evictionHard`).
-    fn share(&self, slab_bytes: u64, held_bytes: u64) -> u64 {
+    fn share(&self, apart_bytes: u64, held_bytes: u64) -> u64 {
         let capacity = self.capacity_bytes;
         if self.is_shared {
             let beyond_reserve = (held_bytes + self.free_bytes).saturating_sub(capacity / 5);
-            (capacity / 4).saturating_sub(slab_bytes).min(beyond_reserve).max(capacity / 16)
+            (capacity / 4).saturating_sub(apart_bytes).min(beyond_reserve).max(capacity / 16)
         } else {
-            (capacity.saturating_sub(slab_bytes)).max(capacity / 2) / 10 * 9
+            (capacity.saturating_sub(apart_bytes)).max(capacity / 2) / 10 * 9
         }
     }
 
     /// Bytes that all sides together may hold: the configured limit, or their share. Never so many that the
     /// rest of the daemon's files do not find their place.
-    fn quota(&self, configured: Option<u64>, slab_bytes: u64, held_bytes: u64) -> u64 {
+    fn quota(&self, configured: Option<u64>, apart_bytes: u64, held_bytes: u64) -> u64 {
         let reserve = self.capacity_bytes / 64;
-        let most = configured.unwrap_or_else(|| self.share(slab_bytes, held_bytes));
+        let most = configured.unwrap_or_else(|| self.share(apart_bytes, held_bytes));
         most.min(held_bytes + self.free_bytes.saturating_sub(reserve))
     }
 }

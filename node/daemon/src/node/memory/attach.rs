@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use holdfast_crds::ByteSize;
+use holdfast_memory::TableHead;
 use holdfast_memory::pool::SLAB_BYTES;
-use holdfast_memory::{MemoryVolume, TableHead};
-use holdfast_serve::{Label, MemoryFiles, Message, NewMemoryVolume, PublishedMemory};
+use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{DeviceSpec, Transport};
 
 use super::detach::delete_device;
-use super::local::{MemoryLocal, MemoryRecord};
+use super::local::{MemoryLocal, MemoryRecord, OpenedMemory};
 use super::present::PresentMemory;
 use super::room::check_room;
 use super::shape::{DEPTH, MAX_IO_BYTES, MAX_ZERO_BYTES, MemoryAttach, MemoryIdentity, MemoryShape};
@@ -30,7 +30,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; [`NodeError::MemoryLimit`];
-    /// [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then.
+    /// [`NodeError::MemorySpill`]; [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then.
     /// [`NodeError::MemoryDiffers`] for one that is attached with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
@@ -77,6 +77,21 @@ impl Node {
         })
     }
 
+    /// Fails if a volume may take more of the state disk than the node's limit leaves; as above.
+    fn check_memory_spill(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
+        let limit_bytes = self.0.config.memory_spill_bytes;
+        let left_bytes = limit_bytes.saturating_sub(self.0.memory.spill_bytes(volume));
+        if shape.spill_bytes() <= left_bytes {
+            return Ok(());
+        }
+        Err(NodeError::MemorySpill {
+            volume: volume.clone(),
+            most: ByteSize(shape.spill_bytes()).rounded(),
+            left: ByteSize(left_bytes).rounded(),
+            limit: ByteSize(limit_bytes),
+        })
+    }
+
     async fn try_attach_memory(
         &self,
         request: MemoryAttach,
@@ -84,8 +99,9 @@ impl Node {
     ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
         let volume = &request.volume;
-        let MemoryShape { pages, slabs, codec } = shape;
+        let MemoryShape { pages, slabs, codec, spill_pages } = shape;
         self.check_memory_limit(volume, &shape)?;
+        self.check_memory_spill(volume, &shape)?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
         blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;
@@ -98,8 +114,8 @@ impl Node {
         })
         .await?;
         let nonce = u64::from_le_bytes(random());
-        let head = TableHead { pages, slabs, codec, nonce };
-        let local = MemoryLocal::new(&self.0.dirs.run, volume);
+        let head = TableHead { pages, slabs, codec, nonce, spill_pages };
+        let local = MemoryLocal::new(&self.0.dirs, volume);
         let tag = self.0.installation.tag(volume, nonce).0;
         let record = MemoryRecord::new(tag, pages, nonce, (request.epoch, request.owner.clone()));
         let opened = blocking({
@@ -154,21 +170,27 @@ impl Node {
         volume: &VolumeId,
         local: MemoryLocal,
         record: MemoryRecord,
-        opened: MemoryVolume<MemoryFiles>,
+        opened: OpenedMemory,
     ) -> Result<Arc<PresentMemory>, NodeError> {
-        let (ring, place) = self.0.rings.reserve(RingNeed { files: QUEUES.into(), buffers: 0 })?;
-        let slabs = opened.figures().limit_bytes / SLAB_BYTES as u64;
+        let OpenedMemory { volume: opened, spill_file } = opened;
+        let files = u32::from(QUEUES) + u32::from(spill_file.is_some());
+        let (ring, place) = self.0.rings.reserve(RingNeed { files, buffers: 0 })?;
+        let figures = opened.figures();
+        let slabs = figures.limit_bytes / SLAB_BYTES as u64;
         let slabs = u32::try_from(slabs).expect("its head says how many");
-        let shape = MemoryShape { pages: record.sectors, slabs, codec: opened.codec() };
+        let spill_pages = figures.spill_limit_pages;
+        let shape = MemoryShape { pages: record.sectors, slabs, codec: opened.codec(), spill_pages };
         let identity = MemoryIdentity { shape, owner: record.owner };
         let published = Arc::<PublishedMemory>::default();
         let new = NewMemoryVolume {
             volume: opened,
+            spill_file,
             label: Arc::new(Label::new(volume.clone(), Epoch(0))),
             published: Arc::clone(&published),
             place: Box::new(place),
         };
-        let key = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
+        let added = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
+        let key = added.map_err(|error| NodeError::Queue(error.into()))?;
         let (volume_id, epoch) = (volume.clone(), record.epoch);
         let present = PresentMemory { volume: volume_id, local, identity, epoch, ring, key, published };
         let present = Arc::new(present);
@@ -182,7 +204,7 @@ impl Node {
             if let Some(present) = self.0.memory.present(volume) {
                 present.leave_ring().await?;
             }
-            let local = MemoryLocal::new(&self.0.dirs.run, volume);
+            let local = MemoryLocal::new(&self.0.dirs, volume);
             blocking(move || local.remove()).await
         };
         if let Err(error) = left.await {

@@ -4,14 +4,16 @@
 //! <run>/memory.d/<id>/table     head and words (`docs/formats/memory-volume.md`)
 //! <run>/memory.d/<id>/slabs     contents
 //! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
+//! <state>/memory.d/<id>/spill-<nonce>  pages that found no memory, where the volume may spill
 //! ```
-//! All are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the
-//! host. Only root reads them: directories have mode 0700, files 0600.
+//! The first three are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the
+//! host; then the next daemon removes the spill file. The nonce is that of the attach, so that the file of an
+//! earlier one is never read. Only root reads them: directories have mode 0700, files 0600.
 #![allow(unsafe_code)] // mmap of files of our own
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use holdfast_memory::pool::{PAGE_CLASS, SLAB_BYTES};
@@ -21,10 +23,12 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
+use super::spill_file::SpillFile;
 use crate::node::error::{LocalDamage, NodeError, file};
+use crate::node::local::file::allocated_bytes;
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
-use crate::node::local::volume_files::volumes_under;
+use crate::node::local::volume_files::{LocalDirs, volumes_under};
 
 /// Version of [`MemoryRecord`].
 const VERSION: u32 = 1;
@@ -53,16 +57,76 @@ impl MemoryRecord {
     }
 }
 
+/// The most bytes that the files of a memory volume may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MostBytes {
+    /// In the run directory.
+    pub(super) memory: u64,
+    /// In the state directory.
+    pub(super) spill: u64,
+}
+
 /// Paths of one memory volume's files.
 #[derive(Debug, Clone)]
 pub(in crate::node) struct MemoryLocal {
     volume: VolumeId,
     dir: PathBuf,
+    /// In the state directory.
+    spill_dir: PathBuf,
+}
+
+/// A memory volume and its spill file, if it has one.
+pub(in crate::node) struct OpenedMemory {
+    pub(in crate::node) volume: MemoryVolume<MemoryFiles>,
+    pub(in crate::node) spill_file: Option<File>,
 }
 
 /// Directory of the files of memory volumes in a run directory.
 fn memory_dir(run_dir: &Path) -> PathBuf {
     run_dir.join("memory.d")
+}
+
+/// Directory of the spill files of memory volumes in a state directory.
+fn spill_files_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("memory.d")
+}
+
+/// Bytes that the spill files of all volumes take of the disk.
+///
+/// # Errors
+/// They cannot be listed or measured.
+pub(in crate::node) fn spill_file_bytes(state_dir: &Path) -> Result<u64, NodeError> {
+    let dir = spill_files_dir(state_dir);
+    if !dir.is_dir() {
+        return Ok(0);
+    }
+    let mut bytes = 0;
+    for volume in volumes_under(&dir)? {
+        let dir = dir.join(volume.as_str());
+        for entry in fs::read_dir(&dir).map_err(file(&dir, "listed"))? {
+            bytes += allocated_bytes(&entry.map_err(file(&dir, "listed"))?.path())?;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Removes the spill files of volumes that have no other files: the host restarted, or an attach or a detach
+/// did not end.
+///
+/// # Errors
+/// They cannot be listed or removed.
+pub(super) fn remove_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> {
+    let spill_files = spill_files_dir(&dirs.state);
+    if !spill_files.is_dir() {
+        return Ok(());
+    }
+    for volume in volumes_under(&spill_files)? {
+        let local = MemoryLocal::new(dirs, &volume);
+        if !local.dir.try_exists().map_err(file(&local.dir, "looked for"))? {
+            local.remove_spill_files()?;
+        }
+    }
+    Ok(())
 }
 
 /// The memory volumes with files in a run directory.
@@ -86,8 +150,12 @@ pub(super) fn slabs_of(pages: u64, limit_bytes: Option<u64>) -> Option<u32> {
 }
 
 impl MemoryLocal {
-    pub(in crate::node) fn new(run_dir: &Path, volume: &VolumeId) -> Self {
-        Self { volume: volume.clone(), dir: memory_dir(run_dir).join(volume.as_str()) }
+    pub(in crate::node) fn new(dirs: &LocalDirs, volume: &VolumeId) -> Self {
+        Self {
+            volume: volume.clone(),
+            dir: memory_dir(&dirs.run).join(volume.as_str()),
+            spill_dir: spill_files_dir(&dirs.state).join(volume.as_str()),
+        }
     }
 
     fn table_path(&self) -> PathBuf {
@@ -102,11 +170,15 @@ impl MemoryLocal {
         self.dir.join("attached")
     }
 
+    fn spill_file(&self, nonce: u64) -> SpillFile {
+        SpillFile { path: self.spill_dir.join(format!("spill-{nonce:016x}")) }
+    }
+
     /// Makes the files of a new volume. Its table is allocated: 8 bytes a page.
     ///
     /// # Errors
     /// No room.
-    pub(super) fn create(&self, head: &TableHead) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+    pub(super) fn create(&self, head: &TableHead) -> Result<OpenedMemory, NodeError> {
         // What an attach that never ended left is worth nothing.
         self.remove()?;
         // The content is the owner's alone, as it is on the device.
@@ -127,17 +199,19 @@ impl MemoryLocal {
         slabs.set_len(slab_bytes).map_err(file(&slabs_path, "resized"))?;
         io::Write::write_all(&mut &table, &head.encode(&self.volume))
             .map_err(file(&table_path, "written"))?;
-        self.map(&table, slabs, head)
+        let volume = self.map(&table, slabs, head)?;
+        let spill_file = match head.spill_pages {
+            0 => None,
+            1.. => Some(self.spill_file(head.nonce).create(head.pages)?),
+        };
+        Ok(OpenedMemory { volume, spill_file })
     }
 
-    /// Opens the files that a predecessor left.
+    /// Opens the files that a predecessor left, which writes no more.
     ///
     /// # Errors
     /// [`NodeError::Damaged`]; they cannot be opened.
-    pub(in crate::node) fn open(
-        &self,
-        record: &MemoryRecord,
-    ) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
+    pub(in crate::node) fn open(&self, record: &MemoryRecord) -> Result<OpenedMemory, NodeError> {
         let (table_path, slabs_path) = (self.table_path(), self.slabs_path());
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"));
@@ -165,7 +239,12 @@ impl MemoryLocal {
                 });
             }
         }
-        self.map(&table, slabs, &head)
+        let volume = self.map(&table, slabs, &head)?;
+        let spill_file = match head.spill_pages {
+            0 => None,
+            1.. => Some(self.spill_file(head.nonce).open(&volume, head.pages)?),
+        };
+        Ok(OpenedMemory { volume, spill_file })
     }
 
     fn map(
@@ -189,9 +268,15 @@ impl MemoryLocal {
     }
 
     /// The most bytes that the files of a predecessor may take; 0 where they cannot be looked at.
-    pub(super) fn file_bytes(&self) -> u64 {
+    pub(super) fn most_bytes(&self) -> MostBytes {
         let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
-        bytes(self.table_path()).saturating_add(bytes(self.slabs_path()))
+        let mut head = [0; HEAD_BYTES];
+        let read = File::open(self.table_path()).and_then(|table| table.read_exact_at(&mut head, 0));
+        let head = read.ok().and_then(|()| TableHead::decode(&head, &self.volume).ok());
+        MostBytes {
+            memory: bytes(self.table_path()).saturating_add(bytes(self.slabs_path())),
+            spill: head.map_or(0, |head| head.spill_pages * SECTOR_BYTES),
+        }
     }
 
     /// The record; none of an attach that never got so far.
@@ -220,6 +305,16 @@ impl MemoryLocal {
         for path in [record.clone(), spare(&record), self.table_path(), self.slabs_path()] {
             gone(fs::remove_file(&path), &path)?;
         }
+        self.remove_spill_files()?;
         gone(fs::remove_dir(&self.dir), &self.dir)
+    }
+
+    fn remove_spill_files(&self) -> Result<(), NodeError> {
+        match fs::remove_dir_all(&self.spill_dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(file(&self.spill_dir, "removed")(error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 }

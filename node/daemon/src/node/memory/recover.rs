@@ -11,7 +11,7 @@ use holdfast_ublk::{Device, DeviceState, Expected};
 use tokio::sync::oneshot;
 
 use super::detach::delete_device;
-use super::local::{MemoryLocal, MemoryRecord, attached_memory};
+use super::local::{MemoryLocal, MemoryRecord, attached_memory, remove_left_spill_files};
 use super::present::PresentMemory;
 use super::table::MemoryState;
 use crate::node::exit_on_panic::ExitOnPanic;
@@ -50,15 +50,21 @@ impl Node {
         &self,
     ) -> Result<(BTreeSet<u64>, Vec<oneshot::Receiver<()>>), NodeError> {
         let (mut tags, mut tries) = (BTreeSet::new(), Vec::new());
+        if let Err(error) = remove_left_spill_files(&self.0.dirs) {
+            tracing::error!(
+                error = chain(&error),
+                "spill files of memory volumes that are gone were not removed"
+            );
+        }
         for volume in attached_memory(&self.0.dirs.run)? {
-            let local = MemoryLocal::new(&self.0.dirs.run, &volume);
+            let local = MemoryLocal::new(&self.0.dirs, &volume);
             tags.extend(local.record().ok().flatten().map(|record| record.tag));
             if self.0.volumes.contains(&volume) {
                 let error = NodeError::MemoryLeft(volume);
                 tracing::error!(error = chain(&error), "a memory volume was not recovered");
                 continue;
             }
-            self.0.memory.recover(volume.clone(), local.file_bytes());
+            self.0.memory.recover(volume.clone(), local.most_bytes());
             let (ends, ended) = oneshot::channel();
             self.0.tasks.spawn(self.clone().recover_one_memory(volume, local, ends));
             tries.push(ended);
@@ -72,7 +78,7 @@ impl Node {
     /// [`NodeError::MemoryLeft`]; its record cannot be read.
     pub(in crate::node) async fn refuse_left_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let (kernel, volume) = (Arc::clone(self.0.devices.kernel()), volume.clone());
-        let local = MemoryLocal::new(&self.0.dirs.run, &volume);
+        let local = MemoryLocal::new(&self.0.dirs, &volume);
         blocking(move || {
             let Some(record) = local.record()? else { return Ok(()) };
             match tagged(&*kernel, &Expected { tag: record.tag, sectors: record.sectors })? {

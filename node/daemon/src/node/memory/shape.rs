@@ -1,4 +1,4 @@
-//! Size, limit, codec and owner of a memory volume, as an attach asks for them and its files have them.
+//! Size, limits, codec and owner of a memory volume, as an attach asks for them and its files have them.
 
 use holdfast_crds::ByteSize;
 use holdfast_memory::pool::SLAB_BYTES;
@@ -26,6 +26,8 @@ pub(crate) struct MemoryAttach {
     pub(crate) bytes: u64,
     /// Bytes of memory that its content may take; absent: as much as any content needs.
     pub(crate) limit_bytes: Option<u64>,
+    /// Bytes of the state disk that pages without memory may take; absent: none.
+    pub(crate) spill_bytes: Option<u64>,
     /// Codec of its pages.
     pub(crate) codec: PageCodec,
     /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
@@ -51,7 +53,7 @@ impl MemoryIdentity {
         Ok(Self { shape: MemoryShape::of(request)?, owner: request.owner.clone() })
     }
 
-    /// The first of size, limit and codec that differs: its name in a request, and its two values.
+    /// The first of size, limits and codec that differs: its name in a request, and its two values.
     pub(crate) fn difference(&self, asked: &Self) -> Option<(&'static str, String, String)> {
         self.shape.difference(&asked.shape)
     }
@@ -64,6 +66,8 @@ pub(super) struct MemoryShape {
     /// Its limit.
     pub(super) slabs: u32,
     pub(super) codec: PageCodec,
+    /// Pages that its spill file may have; 0: it has none.
+    pub(super) spill_pages: u64,
 }
 
 impl MemoryShape {
@@ -72,10 +76,11 @@ impl MemoryShape {
     /// # Errors
     /// [`NodeError::Size`].
     pub(super) fn of(request: &MemoryAttach) -> Result<Self, NodeError> {
-        let &MemoryAttach { volume: _, bytes, limit_bytes, codec, epoch: _, owner: _ } = request;
+        let &MemoryAttach { volume: _, bytes, limit_bytes, spill_bytes, codec, epoch: _, owner: _ } = request;
         let pages = sectors_of(bytes)?;
         let slabs = slabs_of(pages, limit_bytes).ok_or(NodeError::Size(bytes))?;
-        Ok(Self { pages, slabs, codec })
+        let spill_pages = spill_bytes.map_or(0, |bytes| bytes.div_ceil(SECTOR_BYTES).min(pages));
+        Ok(Self { pages, slabs, codec, spill_pages })
     }
 
     /// The most memory that it may take, in bytes: its files, and the buffers of its device.
@@ -86,6 +91,11 @@ impl MemoryShape {
     /// The most bytes that its files may take: the table, and slabs up to the limit.
     pub(super) const fn file_bytes(&self) -> u64 {
         self.table_bytes() + self.slabs as u64 * SLAB_BYTES as u64
+    }
+
+    /// The most bytes of the state disk that it may take.
+    pub(super) const fn spill_bytes(&self) -> u64 {
+        self.spill_pages * SECTOR_BYTES
     }
 
     /// Bytes of its table.
@@ -116,6 +126,7 @@ impl MemoryShape {
             [
                 ("size_bytes", ByteSize(shape.pages * SECTOR_BYTES).to_string()),
                 ("limit_bytes", ByteSize(limit_bytes).to_string()),
+                ("spill_bytes", ByteSize(shape.spill_bytes()).to_string()),
                 ("compression", codec.to_owned()),
             ]
         });
@@ -141,8 +152,15 @@ mod tests {
             ((1 << 30) + 4096, Some(8 << 30)),
         ] {
             let volume = "v".parse().unwrap();
-            let request =
-                MemoryAttach { volume, bytes, limit_bytes, codec: PageCodec::Lz4, epoch: 0, owner: None };
+            let request = MemoryAttach {
+                volume,
+                bytes,
+                limit_bytes,
+                spill_bytes: None,
+                codec: PageCodec::Lz4,
+                epoch: 0,
+                owner: None,
+            };
             let taken = MemoryShape::of(&request).unwrap().most_bytes();
             assert_eq!(taken, most_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
         }

@@ -7,6 +7,7 @@ use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
+use super::local::MostBytes;
 use super::present::PresentMemory;
 use super::shape::{BUFFER_BYTES, MemoryShape};
 use crate::node::volume::status::{NodeVolumeStatus, VolumeState};
@@ -34,20 +35,29 @@ struct TableEntry {
     state: MemoryState,
     /// Once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
-    /// The most that its files may take, before it is on a ring thread.
-    file_bytes: u64,
+    /// The most that its files may take, in memory and on the disk, before it is on a ring thread.
+    most: MostBytes,
+}
+
+impl From<&MemoryShape> for MostBytes {
+    fn from(shape: &MemoryShape) -> Self {
+        Self { memory: shape.file_bytes(), spill: shape.spill_bytes() }
+    }
 }
 
 impl TableEntry {
+    fn most(&self) -> MostBytes {
+        self.present.as_ref().map_or(self.most, |present| MostBytes::from(&present.identity.shape))
+    }
+
     /// The most memory that it may take, in bytes.
     fn most_bytes(&self) -> u64 {
-        let files = self.present.as_ref().map(|present| present.identity.shape.file_bytes());
-        files.unwrap_or(self.file_bytes) + BUFFER_BYTES
+        self.most().memory + BUFFER_BYTES
     }
 
     /// Bytes that its files may still take.
     fn unused_bytes(&self) -> u64 {
-        self.present.as_ref().map_or(self.file_bytes, |present| {
+        self.present.as_ref().map_or(self.most.memory, |present| {
             let (figures, _) = present.published.shown();
             figures.limit_bytes.saturating_sub(figures.slab_bytes)
         })
@@ -83,8 +93,7 @@ impl MemoryTable {
     ) -> Result<Option<Attached>, NodeError> {
         let mut entries = self.0.lock();
         let Some(TableEntry { state, present, .. }) = entries.get(volume) else {
-            let file_bytes = shape.file_bytes();
-            let entry = TableEntry { state: MemoryState::Attaching, present: None, file_bytes };
+            let entry = TableEntry { state: MemoryState::Attaching, present: None, most: shape.into() };
             entries.insert(volume.clone(), entry);
             return Ok(None);
         };
@@ -98,9 +107,9 @@ impl MemoryTable {
     }
 
     /// Reserves a volume for its recovery, whose files may take so many bytes.
-    pub(super) fn recover(&self, volume: VolumeId, file_bytes: u64) {
+    pub(super) fn recover(&self, volume: VolumeId, most: MostBytes) {
         let state = MemoryState::Recovering { error: None };
-        self.0.lock().insert(volume, TableEntry { state, present: None, file_bytes });
+        self.0.lock().insert(volume, TableEntry { state, present: None, most });
     }
 
     /// The most bytes that the volumes but this one may take in all.
@@ -108,6 +117,13 @@ impl MemoryTable {
         let entries = self.0.lock();
         let others = entries.iter().filter(|(volume, _)| *volume != apart);
         others.map(|(_, entry)| entry.most_bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// The most bytes of the state disk that the volumes but this one may take in all.
+    pub(super) fn spill_bytes(&self, apart: &VolumeId) -> u64 {
+        let entries = self.0.lock();
+        let others = entries.iter().filter(|(volume, _)| *volume != apart);
+        others.map(|(_, entry)| entry.most().spill).fold(0, u64::saturating_add)
     }
 
     /// The most bytes that all volumes may take, and those that they take now.

@@ -1,5 +1,7 @@
 //! Memory volumes: what a daemon takes over from one that was killed, and what it refuses.
 
+use std::os::unix::fs::MetadataExt;
+
 use holdfast_crds::most_memory_bytes;
 use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
@@ -16,6 +18,7 @@ fn scratch() -> MemoryAttach {
         volume,
         bytes: SECTORS * SECTOR_BYTES,
         limit_bytes: None,
+        spill_bytes: None,
         codec: PageCodec::Lz4,
         epoch: 0,
         owner: None,
@@ -39,7 +42,8 @@ fn files(dirs: &Dirs) -> PathBuf {
 }
 
 fn volume_files(dirs: &Dirs) -> super::super::memory::MemoryLocal {
-    super::super::memory::MemoryLocal::new(dirs.run.path(), &scratch().volume)
+    let dirs = LocalDirs { state: dirs.state.path().to_owned(), run: dirs.run.path().to_owned() };
+    super::super::memory::MemoryLocal::new(&dirs, &scratch().volume)
 }
 
 /// The daemon is killed, and its content is what the next one serves; a detach drops it.
@@ -54,7 +58,7 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     });
     // As the device's requests would have.
     let record = volume_files(&dirs).record().unwrap().unwrap();
-    volume_files(&dirs).open(&record).unwrap().write(&mut Codecs::default(), 3, &page).unwrap();
+    volume_files(&dirs).open(&record).unwrap().volume.write(&mut Codecs::default(), 3, &page).unwrap();
     daemon(&dirs, &kernel, async |node| {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
         assert_eq!(status.memory.unwrap().same_filled_pages, 1, "its page is there");
@@ -163,6 +167,7 @@ fn what_the_run_directory_has_no_room_for_is_refused() {
             volume,
             bytes,
             limit_bytes: Some(limit_bytes),
+            spill_bytes: None,
             codec: PageCodec::Lz4,
             epoch: 0,
             owner: None,
@@ -345,5 +350,151 @@ fn a_memory_volume_keeps_the_epoch_of_its_attach() {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
         assert_eq!(status.attached.unwrap().epoch, 7);
         assert_eq!(status.holds_data, Some(false), "every page is zeros");
+    });
+}
+
+/// A volume with memory for 16 pages that do not compress, and a spill file for `pages` more.
+fn spilling(pages: u64) -> MemoryAttach {
+    MemoryAttach { limit_bytes: Some(64 << 10), spill_bytes: Some(pages * SECTOR_BYTES), ..scratch() }
+}
+
+fn spill_files(dirs: &Dirs) -> PathBuf {
+    dirs.state.path().join("memory.d/scratch")
+}
+
+/// The one spill file of the volume.
+fn spill_file(dirs: &Dirs) -> PathBuf {
+    let mut found = fs::read_dir(spill_files(dirs)).unwrap();
+    let path = found.next().unwrap().unwrap().path();
+    assert!(found.next().is_none(), "an attach has one");
+    path
+}
+
+/// Pages that do not compress.
+fn noise(pages: usize) -> Vec<u8> {
+    let mut bits = 1_u64;
+    let next = move || {
+        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (bits >> 40) as u8
+    };
+    std::iter::repeat_with(next).take(pages * PAGE_BYTES).collect()
+}
+
+/// Writes 20 pages as the device's requests would have: four of them go to the spill file, and a fifth would
+/// have when the daemon was killed.
+fn spill(dirs: &Dirs) {
+    let data = noise(21);
+    let record = volume_files(dirs).record().unwrap().unwrap();
+    let mut volume = volume_files(dirs).open(&record).unwrap().volume;
+    volume.write(&mut Codecs::default(), 0, &data[..20 * PAGE_BYTES]).unwrap();
+    let spill_file = File::options().write(true).open(spill_file(dirs)).unwrap();
+    spill_file.write_all_at(&data[16 * PAGE_BYTES..], 16 * SECTOR_BYTES).unwrap();
+    spill_file.sync_all().unwrap();
+    let runs: Vec<_> = volume.disk_runs().drain(..).collect();
+    assert!(matches!(runs[..], [run] if run.range() == (16..20)));
+    runs.iter().for_each(|run| volume.disk_ended(run, run.pages));
+}
+
+/// The next daemon serves what is in the spill file, takes back what the table does not name, and a detach
+/// leaves no file.
+#[test]
+fn a_killed_daemon_loses_no_spilled_page() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
+    spill(&dirs);
+    let blocks = || fs::metadata(spill_file(&dirs)).unwrap().blocks() / 8;
+    assert_eq!(blocks(), 5);
+    daemon(&dirs, &kernel, async |node| {
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        let memory = status.memory.unwrap();
+        assert_eq!((memory.spilled_pages, memory.spill_limit_pages, memory.plain_pages), (4, 8, 16));
+        assert_eq!(blocks(), 4, "what no word names is a hole");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&spill_files(&dirs)), mode(&spill_file(&dirs))), (0o700, 0o600));
+        assert_eq!(node.attach_memory(spilling(8)).await.unwrap(), status.attached.unwrap());
+        let message = node.attach_memory(spilling(9)).await.unwrap_err().to_string();
+        assert!(
+            message.starts_with("memory.spill_bytes: scratch is attached on this node with 32Ki"),
+            "{message}"
+        );
+        node.detach_memory(&status.volume).await.unwrap();
+        assert!(!spill_files(&dirs).exists() && !files(&dirs).exists());
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
+/// A spill file that lost pages, or all of them, read as zeros.
+#[test]
+fn a_lost_spill_file_keeps_its_device_paused() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
+    spill(&dirs);
+    let (path, kept) = (spill_file(&dirs), dirs.state.path().join("kept"));
+    let paused = async |node: &Node, words: &str| {
+        let status = wait(node, |status| status.message.as_ref().is_some_and(|it| it.contains(words))).await;
+        assert_eq!(status.state, VolumeState::Quiesced);
+    };
+    fs::rename(&path, &kept).unwrap();
+    daemon(&dirs, &kernel, async |node| {
+        paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
+        // That of another attach has another name.
+        fs::copy(&kept, path.with_file_name("spill-0000000000000001")).unwrap();
+        File::create_new(&path).unwrap().set_len((SECTORS + 1) * SECTOR_BYTES).unwrap();
+        paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
+        File::options().write(true).open(&path).unwrap().set_len(SECTOR_BYTES).unwrap();
+        paused(&node, "is damaged: it has 4096 bytes").await;
+        fs::rename(&kept, &path).unwrap();
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        assert_eq!(status.memory.unwrap().spilled_pages, 4);
+    });
+}
+
+/// Spill files of a host that restarted took the disk until somebody found them.
+#[test]
+fn spill_files_without_a_volume_are_removed() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
+    kernel.take_away(*kernel.devices().keys().next().unwrap());
+    fs::remove_dir_all(files(&dirs)).unwrap();
+    assert!(spill_file(&dirs).exists());
+    daemon(&dirs, &kernel, async |node| {
+        assert!(node.list().is_empty() && !spill_files(&dirs).exists());
+    });
+}
+
+/// All spill files together took the disk, of which the cache of other volumes was to have its share.
+#[test]
+fn spill_files_stay_within_the_limit_of_the_node() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let other = |pages| MemoryAttach { volume: "other".parse().unwrap(), ..spilling(pages) };
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let start = || async {
+        let config = NodeConfig { memory_spill_bytes: 12 * SECTOR_BYTES, ..dirs.config() };
+        Node::start_with(config, kernel.clone(), WITHIN).await.unwrap()
+    };
+    let refused = async |node: &Node| {
+        let error = node.attach_memory(other(5)).await.unwrap_err();
+        assert_eq!(error.kind(), FailureKind::Full);
+        let message = error.to_string();
+        assert!(
+            message.starts_with("memory.spill_bytes: other may take 20Ki of node.state_dir"),
+            "{message}"
+        );
+        assert!(message.contains("16Ki of data.memory_spill (48Ki) is left"), "{message}");
+    };
+    runtime.block_on(async {
+        let node = start().await;
+        node.attach_memory(spilling(8)).await.unwrap();
+        refused(&node).await;
+        let (owner, _all_ended) = node.leave(Duration::ZERO).await;
+        drop(owner.map(HeldOwner::into_owner));
+        kernel.bury();
+        // One that is recovered counts, before its files are open.
+        let node = start().await;
+        refused(&node).await;
+        wait(&node, |status| status.state == VolumeState::Attached).await;
+        node.attach_memory(other(4)).await.unwrap();
+        let (owner, _all_ended) = node.leave(Duration::ZERO).await;
+        drop(owner.map(HeldOwner::into_owner));
     });
 }

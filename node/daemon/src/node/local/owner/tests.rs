@@ -37,6 +37,7 @@ fn config(state: &TempDir, run: &TempDir) -> NodeConfig {
         upload_memory_bytes: 256 << 20,
         max_dirty_age: Duration::from_secs(30),
         memory_volumes_bytes: 0,
+        memory_spill_bytes: 0,
     }
 }
 

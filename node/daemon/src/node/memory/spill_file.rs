@@ -1,0 +1,127 @@
+//! The spill file of a memory volume: made, and found again after a daemon was killed.
+//!
+//! Page N of the device lies at `N * 4096`, and the table says which pages are there. One more page, which is
+//! always a hole, lies behind the last.
+//!
+//! Invariants: a page that the table names is data of the file, and what it does not name is a hole.
+//! On failure: the volume is not opened, and its device stays paused.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use holdfast_memory::{MemoryVolume, PageMemory};
+use holdfast_types::SECTOR_BYTES;
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
+
+use crate::node::error::{LocalDamage, NodeError, file};
+use crate::node::local::file::{open_direct, open_mode};
+
+/// The spill file of a volume.
+pub(super) struct SpillFile {
+    pub(super) path: PathBuf,
+}
+
+impl SpillFile {
+    /// Makes the file of a volume of so many pages.
+    ///
+    /// # Errors
+    /// The filesystem refuses it.
+    pub(super) fn create(&self, pages: u64) -> Result<File, NodeError> {
+        let dir = self.path.parent().expect("it lies in the volume's directory");
+        // The content is the owner's alone, as it is on the device.
+        let mut directories = DirBuilder::new();
+        directories.recursive(true).mode(0o700).create(dir).map_err(file(dir, "created"))?;
+        open_direct(&self.path, file_bytes(pages))
+    }
+
+    /// Opens the file that a predecessor left, and makes holes of what the table does not name.
+    ///
+    /// # Errors
+    /// [`NodeError::Damaged`]: pages that the table names are not there. It cannot be opened.
+    pub(super) fn open(&self, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> Result<File, NodeError> {
+        let damaged = |source| NodeError::Damaged { path: self.path.clone(), source };
+        let opened = open_mode(&self.path, OpenOptions::new().read(true).write(true));
+        let spill_file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match volume.figures().spilled_pages {
+                    0 => self.create(pages),
+                    pages => Err(damaged(LocalDamage::SpillFile { pages })),
+                };
+            }
+            opened => opened.map_err(file(&self.path, "opened"))?,
+        };
+        let found = spill_file.metadata().map_err(file(&self.path, "read"))?.len();
+        if found != file_bytes(pages) {
+            let [found, expected] =
+                [found, file_bytes(pages)].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+            return Err(damaged(LocalDamage::Length { found, expected }));
+        }
+        match settle(&spill_file, volume, pages).map_err(file(&self.path, "read"))? {
+            0 => Ok(spill_file),
+            pages => Err(damaged(LocalDamage::SpillFile { pages })),
+        }
+    }
+}
+
+/// Bytes of the file of a volume of so many pages.
+const fn file_bytes(pages: u64) -> u64 {
+    (pages + 1) * SECTOR_BYTES
+}
+
+/// Waits for what a process that was killed still writes, and makes holes of what the table does not name.
+/// Returns how many pages that it names are holes; then nothing was made one.
+fn settle(spill_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> io::Result<u64> {
+    // A filesystem makes a hole once no direct write to the file is in flight.
+    punch(spill_file, pages..pages + 1)?;
+    let data = data_runs(spill_file, pages)?;
+    let is_named = |run: &Range<u64>| volume.spilled_runs(run.start, run.end - run.start);
+    let there: u64 = data.iter().flat_map(is_named).map(|run| u64::from(run.pages)).sum();
+    let named = volume.figures().spilled_pages;
+    if there < named {
+        return Ok(named - there);
+    }
+    for run in &data {
+        let mut from = run.start;
+        for named in is_named(run) {
+            punch(spill_file, from..named.first)?;
+            from = named.range().end;
+        }
+        punch(spill_file, from..run.end)?;
+    }
+    Ok(0)
+}
+
+/// Pages with data, of so many from the beginning on.
+fn data_runs(spill_file: &File, pages: u64) -> io::Result<Vec<Range<u64>>> {
+    let end_bytes = pages * SECTOR_BYTES;
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while at < end_bytes {
+        let data = match seek(spill_file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            // No data behind it.
+            Err(Errno::NXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let hole = seek(spill_file, SeekFrom::Hole(data))?;
+        at = hole.next_multiple_of(SECTOR_BYTES);
+        let run = data / SECTOR_BYTES..at.min(end_bytes) / SECTOR_BYTES;
+        if !run.is_empty() {
+            runs.push(run);
+        }
+    }
+    Ok(runs)
+}
+
+fn punch(spill_file: &File, pages: Range<u64>) -> io::Result<()> {
+    if pages.is_empty() {
+        return Ok(());
+    }
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let len_bytes = (pages.end - pages.start) * SECTOR_BYTES;
+    Ok(fallocate(spill_file, hole, pages.start * SECTOR_BYTES, len_bytes)?)
+}

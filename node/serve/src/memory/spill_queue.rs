@@ -1,0 +1,167 @@
+//! The spill file of a memory volume on a ring: the runs that the kernel has, and the requests they are for.
+//!
+//! Owns: the file's place on the ring, and the order of requests ([`SpillRequests`]). Does not own: which pages
+//! are in the file, which the words say. Runs on: the ring thread, which never waits for the disk: a request
+//! is answered once the last of its runs has ended. The data is read to and written from the memory of the
+//! request itself, which has kernel copy: devices of releases with user copy have no spill file. Bounds: a request has at most a run for each of its pages, and as many holes.
+
+use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequests};
+use holdfast_ring::{Errno, FileRange, FileSlot, IoResult};
+use holdfast_ublk::{DeviceRequest, Queue, RequestPart};
+
+use super::files::MemoryFiles;
+use super::serve_failure::ServeFailure;
+use crate::operation::{InFlight, Ring, VolumeKey};
+
+/// A request of a queue.
+#[derive(Debug)]
+pub(super) struct QueuedRequest {
+    pub(super) queue: u16,
+    pub(super) request: DeviceRequest,
+}
+
+/// A run that the kernel has, and the number of its request.
+#[derive(Debug, Clone, Copy)]
+struct RunInFlight {
+    request: u16,
+    run: DiskRun,
+}
+
+/// The end of a run.
+pub(super) struct RunEnd {
+    /// The request, if this was its last run.
+    pub(super) ended: Option<SpillEnd<QueuedRequest, ServeFailure>>,
+    /// The error of the disk, if it had one other than that it is full.
+    pub(super) failed: Option<(DiskRun, Errno)>,
+}
+
+/// The spill file of a volume.
+pub(super) struct SpillQueue {
+    file: FileSlot,
+    /// The volume's, for the ring.
+    key: VolumeKey,
+    pub(super) requests: SpillRequests<QueuedRequest, ServeFailure>,
+    runs: Vec<Option<RunInFlight>>,
+    /// Numbers that no run has.
+    free: Vec<u32>,
+}
+
+impl SpillQueue {
+    pub(super) fn new(file: FileSlot, key: VolumeKey) -> Self {
+        Self { file, key, requests: SpillRequests::default(), runs: Vec::new(), free: Vec::new() }
+    }
+
+    pub(super) const fn file(&self) -> FileSlot {
+        self.file
+    }
+
+    /// Gives a run of a request to the kernel.
+    pub(super) fn start(&mut self, ring: &mut Ring, queues: &[Queue<VolumeKey>], number: u16, run: DiskRun) {
+        let in_flight = Some(RunInFlight { request: number, run });
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.runs.push(None);
+            u32::try_from(self.runs.len() - 1).expect("requests have few runs")
+        });
+        self.runs[place as usize] = in_flight;
+        let operation = InFlight::Spill { volume: self.key, run: place };
+        let QueuedRequest { queue, request } = self.requests.request(number);
+        let part = || {
+            let at_bytes = (run.first - request.start_sector()) * PAGE_BYTES as u64;
+            RequestPart {
+                request_offset_bytes: u32::try_from(at_bytes).expect("the run is of the request"),
+                len_bytes: u32::try_from(run.len_bytes()).expect("the run is of the request"),
+                file: self.file,
+                file_offset_bytes: run.offset_bytes(),
+            }
+        };
+        let queue = &queues[usize::from(*queue)];
+        match run.operation {
+            DiskOperation::Read => queue.read_into_buffer(ring, request, &part(), operation),
+            DiskOperation::Write | DiskOperation::Rewrite => {
+                queue.write_from_buffer(ring, request, &part(), operation);
+            }
+            DiskOperation::Hole => {
+                let range = FileRange { offset_bytes: run.offset_bytes(), len_bytes: run.len_bytes() };
+                ring.punch_hole(self.file, range, operation);
+            }
+        }
+    }
+
+    /// A run ended. Begins the runs that this leaves.
+    pub(super) fn end(
+        &mut self,
+        ring: &mut Ring,
+        queues: &[Queue<VolumeKey>],
+        volume: &mut MemoryVolume<MemoryFiles>,
+        place: u32,
+        outcome: IoResult,
+    ) -> RunEnd {
+        let RunInFlight { request: number, run } =
+            self.runs[place as usize].take().expect("the ring ends an operation once");
+        self.free.push(place);
+        let (done, result) = ended(&run, outcome);
+        let mut failed = None;
+        let result = match result {
+            Ok(()) => Ok(()),
+            Err(errno) if errno.number() == libc::ENOSPC => {
+                volume.refuse(run.pages - done);
+                Err(ServeFailure::Page(PageError::NoSpace))
+            }
+            Err(errno) => {
+                failed = Some((run, errno));
+                // What was there stays, and no word names it.
+                if run.operation == DiskOperation::Hole { Ok(()) } else { Err(ServeFailure::Disk) }
+            }
+        };
+        volume.disk_ended(&run, done);
+        let more = volume.disk_runs().len();
+        let more = u32::try_from(more).expect("a request has few runs");
+        while let Some(run) = volume.disk_runs().pop() {
+            self.start(ring, queues, number, run);
+        }
+        RunEnd { ended: self.requests.end(number, result, more), failed }
+    }
+}
+
+/// Pages that the disk has done of a run, and how it ended. A write that ended early found no room for the
+/// rest.
+fn ended(run: &DiskRun, outcome: IoResult) -> (u32, Result<(), Errno>) {
+    let page = PAGE_BYTES as u32;
+    match (run.operation, outcome.result()) {
+        (_, Err(errno)) if errno.number() == libc::EDQUOT => (0, Err(Errno::new(libc::ENOSPC))),
+        (_, Err(errno)) => (0, Err(errno)),
+        (DiskOperation::Hole, Ok(_)) => (run.pages, Ok(())),
+        (_, Ok(bytes)) if bytes / page >= run.pages => (run.pages, Ok(())),
+        (DiskOperation::Read, Ok(_)) => (0, Err(Errno::EIO)),
+        (DiskOperation::Write | DiskOperation::Rewrite, Ok(bytes)) => {
+            (bytes / page, Err(Errno::new(libc::ENOSPC)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A write that ran out of space in the middle keeps the pages that the disk has, and of a failed hole
+    /// nothing is lost.
+    #[test]
+    fn a_run_ends_with_the_pages_that_are_done() {
+        use DiskOperation::{Hole, Read, Rewrite, Write};
+        let full = Err(Errno::new(libc::ENOSPC));
+        for (operation, outcome, expected) in [
+            (Write, 16384, (4, Ok(()))),
+            (Write, 8192 + 512, (2, full)),
+            (Rewrite, 0, (0, full)),
+            (Write, -libc::EDQUOT, (0, full)),
+            (Write, -libc::EIO, (0, Err(Errno::EIO))),
+            (Read, 16384, (4, Ok(()))),
+            (Read, 4096, (0, Err(Errno::EIO))),
+            (Hole, 0, (4, Ok(()))),
+            (Hole, -libc::EOPNOTSUPP, (0, Err(Errno::new(libc::EOPNOTSUPP)))),
+        ] {
+            let run = DiskRun::of(operation, 7, 4);
+            assert_eq!(ended(&run, IoResult(outcome)), expected, "{operation:?} {outcome}");
+        }
+    }
+}
