@@ -49,7 +49,7 @@ fn a_block_is_known_until_a_commit_may_have_changed_it() {
     let [near, far] = [0, 5 * BLOCKS_OF_CHUNK];
     let slots = [slot(&table, 1), slot(&table, 2)];
     let first = run(1, &[near, far]);
-    let (mut known, list) = (KnownBlocks::default(), runs(&[first.clone()]));
+    let (mut known, list) = (KnownBlocks::default(), runs(std::slice::from_ref(&first)));
     for (block, slot) in [near, far].into_iter().zip(&slots) {
         known.found(Block(block), &found(slot, Mask::FULL), &list);
     }
@@ -71,7 +71,7 @@ fn a_block_is_known_until_a_commit_may_have_changed_it() {
 fn a_block_that_was_found_by_an_older_list_is_not_known() {
     let table = SlotTable::new(64, 8, 1);
     let first = run(1, &[0, 1]);
-    let (mut known, older) = (KnownBlocks::default(), runs(&[first.clone()]));
+    let (mut known, older) = (KnownBlocks::default(), runs(std::slice::from_ref(&first)));
     known.found(Block(1), &found(&slot(&table, 1), Mask::FULL), &older);
     let newer = runs(&[run(2, &[0]), first]);
     assert!(!is_known(&mut known, 0, &newer));
