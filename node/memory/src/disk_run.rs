@@ -67,7 +67,7 @@ impl DiskRun {
     }
 }
 
-/// Adds a page to the last run, if that has the same operation and ends there, else as a run of its own.
+/// Adds a page to the newest run, if that has the same operation and ends there, else as a run of its own.
 pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page: u64) {
     match runs.last_mut() {
         Some(last) if last.operation == operation && last.first + u64::from(last.pages) == page => {
