@@ -1,5 +1,6 @@
 //! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
-//! as it was, in memory or in the spill file; a full one fails writes and loses nothing; a detach leaves nothing.
+//! as it was, in memory or in the spill file; a full one fails writes and loses nothing; a detach leaves
+//! nothing.
 
 use std::time::Duration;
 
@@ -130,8 +131,8 @@ fn full(node: &Node) -> Result<()> {
     node.cli(&["detach", "full"]).map(drop)
 }
 
-/// Pages beyond the limit go to the spill file: they are right over kills and a handoff, a discard gives their
-/// space back, and a full disk fails writes and loses nothing.
+/// Pages beyond the limit go to the spill file: they are right over kills and a handoff, a discard gives
+/// their space back, and a full disk fails writes and loses nothing.
 fn spilled(node: &Node) -> Result<()> {
     let asked = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
     let device = attach(node, &[&["spill"][..], &asked, &["56Mi"]].concat())?;

@@ -222,7 +222,8 @@ pub(crate) struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Bytes of the state disk that are set apart from the cache: the slab, and spill files of memory volumes.
+    /// Bytes of the state disk that are set apart from the cache: the slab, and spill files of memory
+    /// volumes.
     const fn bytes_apart_from_cache(&self) -> u64 {
         self.slab_bytes.saturating_add(self.memory_spill_bytes)
     }

@@ -1,8 +1,9 @@
 //! The spill file of a volume: a page of the device at its own offset, and what a request has the disk do.
 //!
-//! A page that finds no slot is written there, by the caller; once the disk has it, one store of its word says
-//! so, and then its slot is free. The file has no table: page N lies at `N * 4096`, and whether it does the
-//! word says. A page whose word says something else is a hole, or garbage of a process that ended in between.
+//! A page that finds no slot is written there, by the caller; once the disk has it, one store of its word
+//! says so, and then its slot is free. The file has no table: page N lies at `N * 4096`, and whether it does
+//! the word says. A page whose word says something else is a hole, or garbage of a process that ended in
+//! between.
 //!
 //! Owns: nothing; these are values between a volume and the caller that drives its disk.
 
@@ -66,7 +67,7 @@ impl DiskRun {
     }
 }
 
-/// Adds a page to the last run, if it goes on with the same operation, else as a run of its own.
+/// Adds a page to the newest run, if that has the same operation and ends there, else as a run of its own.
 pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page: u64) {
     match runs.last_mut() {
         Some(last) if last.operation == operation && last.first + u64::from(last.pages) == page => {

@@ -15,8 +15,8 @@
 //!           up to 4096: zeros
 //! 4096      the table: a little-endian word for each page (`word.rs`)
 //! ```
-//! A release that knows version 1 alone would take a page in the spill file for damage, so it has to refuse the
-//! table. It is written once, before the record that makes the volume one of the node.
+//! A release that knows version 1 alone would take a page in the spill file for damage, so it has to refuse
+//! the table. It is written once, before the record that makes the volume one of the node.
 
 use holdfast_types::VolumeId;
 

@@ -1,9 +1,9 @@
 //! Memory volumes: pages of 4 KiB, compressed in memory that outlives the process.
 //!
 //! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), and the order
-//! of stores by which a page is replaced ([`volume`]), the order of requests while the disk works for some of them
-//! ([`SpillRequests`]). Byte layouts are drawn at the head of [`head`] and
-//! [`word`], and in `docs/formats/memory-volume.md`.
+//! of stores by which a page is replaced ([`volume`]), the order of requests while the disk works for some of
+//! them ([`SpillRequests`]). Byte layouts are drawn at the head of [`head`] and [`word`], and in
+//! `docs/formats/memory-volume.md`.
 //! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
 //! Runs on: the ring thread that owns the volume, alone.
 //! Invariants: the process may end between any two stores; its successor then finds each page whole, as it

@@ -6,7 +6,8 @@
 //! made under a read or over a later write, and a word is replaced by one request at a time.
 //!
 //! Owns: the requests that the disk works for, and those that wait for them.
-//! Runs on: the ring thread that owns the volume. No allocation for a request once there were as many at once.
+//! Runs on: the ring thread that owns the volume. No allocation for a request once there were as many at
+//! once.
 //! Bounds: both are at most the requests that the device has.
 
 use std::collections::VecDeque;
@@ -159,7 +160,8 @@ mod tests {
         SpillRequest { request, first: pages.start, pages: pages.end - pages.start, is_read }
     }
 
-    /// Requests to other pages and reads of the same ones go on; one behind a waiting one does not pass it.
+    /// Requests to other pages and reads of the same ones are served; one behind a waiting one does not pass
+    /// it.
     #[test]
     fn requests_to_the_same_pages_are_served_in_order() {
         let mut requests = SpillRequests::<char, ()>::default();

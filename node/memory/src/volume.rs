@@ -11,13 +11,14 @@
 //! named until then. The kernel issues a request again that was not answered, and the same write again
 //! changes nothing but slots.
 //!
-//! A page that finds no slot goes to the spill file, where the volume has one (`disk_run.rs`): the caller makes
-//! the [runs](MemoryVolume::disk_runs) that a request leaves. In place of 1 and 2 the disk has the page then.
+//! A page that finds no slot goes to the spill file, where the volume has one (`disk_run.rs`): the caller
+//! makes the [runs](MemoryVolume::disk_runs) that a request leaves. In place of 1 and 2 the disk has the page
+//! then.
 //!
 //! Owns: this order, what is stored in which form, the volume's figures.
 //! Runs on: the ring thread that owns the volume, alone. No allocation for a request.
-//! On failure: a page without a slot and without room on the disk keeps its content. A word that the volume cannot have stored is damage:
-//! requests to its page fail, and it is neither followed nor replaced.
+//! On failure: a page without a slot and without room on the disk keeps its content. A word that the volume
+//! cannot have stored is damage: requests to its page fail, and it is neither followed nor replaced.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
@@ -210,9 +211,9 @@ impl<M: PageMemory> MemoryVolume<M> {
     /// Writes pages from `first` on.
     ///
     /// # Errors
-    /// [`PageError::NoSpace`] and [`PageError::Damaged`]: pages before the one without a slot, or the damaged
-    /// one, are written, it and those after it are as they were. Also then the [runs](Self::disk_runs) of those
-    /// before it have to be made.
+    /// [`PageError::NoSpace`] and [`PageError::Damaged`]: pages before the one without a slot, or
+    /// the damaged one, are written, it and those after it are as they were. Also then the
+    /// [runs](Self::disk_runs) of those before it have to be made.
     ///
     /// # Panics
     /// If `data` is not whole pages of the volume.
@@ -257,8 +258,8 @@ impl<M: PageMemory> MemoryVolume<M> {
     /// Makes `pages` pages from `first` on read as zeros, and frees what they took.
     ///
     /// # Errors
-    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are as they were. Also then
-    /// the [runs](Self::disk_runs) of those before it have to be made.
+    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are as they
+    /// were. Also then the [runs](Self::disk_runs) of those before it have to be made.
     ///
     /// # Panics
     /// If they are not pages of the volume.
@@ -280,8 +281,8 @@ impl<M: PageMemory> MemoryVolume<M> {
         discarded
     }
 
-    /// What the disk has to do for the requests since this was last emptied. The caller takes all of it, gives
-    /// each run to the disk, and its end to [`disk_ended`](Self::disk_ended). Meanwhile no other request to the
+    /// Work of the disk for the requests since this was last emptied. The caller takes all of it, gives each
+    /// run to the disk, and its end to [`disk_ended`](Self::disk_ended). Meanwhile no other request to the
     /// pages of the request is given to this volume ([`SpillRequests`](crate::SpillRequests)).
     #[inline]
     pub const fn disk_runs(&mut self) -> &mut Vec<DiskRun> {

@@ -129,8 +129,9 @@ mod tests {
 
     #[test]
     fn bits_without_a_meaning_are_no_word() {
-        // A kind that does not exist, a spilled page with a slot, zeros with one, no class, a class that is too large, a slot that
-        // reaches into the next slab, one that is no multiple of its class, a page in a slot that is shorter.
+        // A kind that does not exist, a spilled page with a slot, zeros with one, no class, a class that is
+        // too large, a slot that reaches into the next slab, one that is no multiple of its class, a page in
+        // a slot that is shorter.
         let plain = 63 << 8 | 5;
         for bits in
             [7, 0x106, 0x100, 3, 65 << 8 | 3, 63 << 8 | 3 | 4095 << 16, 2 << 8 | 3 | 1 << 16, 0x101, plain]

@@ -2,9 +2,10 @@
 //!
 //! Owns: the memory volumes of a thread, their requests and the queues of their devices. Does not own: where
 //! a page lies ([`holdfast_memory`]). Runs on: the ring thread. A request is answered in the turn in which it
-//! came, so none waits, unless pages of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, but of a device with user copy of an older release;
-//! one takes the memory of a slab, once for 16 pages or more. No allocation for a request. Invariants: the
-//! key of a memory volume is no other volume's.
+//! came, so none waits, unless pages of it are in the spill file or go there ([`spill_queue`]). No system
+//! call moves its data, but of a device with user copy of an older release; one takes the memory of a slab,
+//! once for 16 pages or more. No allocation for a request. Invariants: the key of a memory volume is no other
+//! volume's.
 
 mod files;
 pub(crate) mod new_volume;

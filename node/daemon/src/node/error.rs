@@ -126,7 +126,7 @@ pub(crate) enum NodeError {
         volume: VolumeId,
         /// The most that its spill file may take.
         most: String,
-        /// What spill files of other volumes may not take.
+        /// Bytes that spill files of other volumes may not take.
         left: String,
         /// The limit.
         limit: ByteSize,

@@ -1,5 +1,5 @@
-//! Memory volumes on this node: attached, recovered, detached. They know no store and no log, and of the state
-//! directory their spill files alone.
+//! Memory volumes on this node: attached, recovered, detached. They know no store and no log, and of the
+//! state directory their spill files alone.
 //!
 //! Owns: the table of memory volumes, and the order of files, ring thread and device for each of these.
 //! Does not own: pages and slots (`node/memory`), requests (`node/serve/src/memory.rs`).

@@ -1,9 +1,10 @@
 //! The spill file of a memory volume on a ring: the runs that the kernel has, and the requests they are for.
 //!
-//! Owns: the file's place on the ring, and the order of requests ([`SpillRequests`]). Does not own: which pages
-//! are in the file, which the words say. Runs on: the ring thread, which never waits for the disk: a request
-//! is answered once the last of its runs has ended. The data is read to and written from the memory of the
-//! request itself, which has kernel copy: devices of releases with user copy have no spill file. Bounds: a request has at most a run for each of its pages, and as many holes.
+//! Owns: the file's place on the ring, and the order of requests ([`SpillRequests`]). Does not own: which
+//! pages are in the file, which the words say. Runs on: the ring thread, which never waits for the disk: a
+//! request is answered once the last of its runs has ended. The data is read to and written from the memory
+//! of the request itself, which has kernel copy: devices of releases with user copy have no spill file.
+//! Bounds: a request has at most a run for each of its pages, and as many holes.
 
 use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequests};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult};

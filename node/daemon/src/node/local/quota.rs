@@ -128,8 +128,8 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     })
 }
 
-/// Room that the filesystem of the state directory has for the cache, once the slab and the spill files of memory
-/// volumes are filled.
+/// Room that the filesystem of the state directory has for the cache, once the slab and the spill files of
+/// memory volumes are filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheRoom {
     /// Free bytes of the filesystem.

@@ -29,9 +29,10 @@ impl Node {
     /// with the device it has.
     ///
     /// # Errors
-    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; [`NodeError::MemoryLimit`];
-    /// [`NodeError::MemorySpill`]; [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then.
-    /// [`NodeError::MemoryDiffers`] for one that is attached with another size, limit or codec.
+    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`];
+    /// [`NodeError::MemoryLimit`]; [`NodeError::MemorySpill`]; [`NodeError::MemoryRoom`];
+    /// [`NodeError::MemoryLeft`]. The volume is not attached then. [`NodeError::MemoryDiffers`] for one that
+    /// is attached with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach of a memory volume");

@@ -6,9 +6,9 @@
 //! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
 //! <state>/memory.d/<id>/spill-<nonce>  pages that found no memory, where the volume may spill
 //! ```
-//! The first three are in the tmpfs of the run directory: they outlive the daemon, and are gone after a restart of the
-//! host; then the next daemon removes the spill file. The nonce is that of the attach, so that the file of an
-//! earlier one is never read. Only root reads them: directories have mode 0700, files 0600.
+//! The first three are in the tmpfs of the run directory: they outlive the daemon, and are gone after a
+//! restart of the host; then the next daemon removes the spill file. The nonce is that of the attach, so that
+//! the file of an earlier one is never read. Only root reads them: directories have mode 0700, files 0600.
 #![allow(unsafe_code)] // mmap of files of our own
 
 use std::fs::{self, DirBuilder, File, OpenOptions};

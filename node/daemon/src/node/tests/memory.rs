@@ -449,7 +449,7 @@ fn a_lost_spill_file_keeps_its_device_paused() {
     });
 }
 
-/// Spill files of a host that restarted took the disk until somebody found them.
+/// Spill files of a host that restarted took the disk for as long as the node lived.
 #[test]
 fn spill_files_without_a_volume_are_removed() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
