@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest, CapabilitiesResponse, ListRequest, Volume,
-    VolumeState,
+    AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest, CapabilitiesResponse, ListRequest,
+    Transport, TransportCapability, Volume, VolumeState,
 };
 use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
@@ -104,7 +104,7 @@ impl Daemon {
     /// `UNAVAILABLE`: it does not answer, or the kernel lacks what it needs.
     pub(crate) async fn usable(&self) -> Result<CapabilitiesResponse, Status> {
         let capabilities = self.capabilities().await?;
-        if capabilities.transport.is_some() {
+        if transport_of(&capabilities).is_some() {
             return Ok(capabilities);
         }
         let refusals = capabilities.transports.iter().filter_map(|transport| transport.refusal.as_deref());
@@ -169,6 +169,14 @@ pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Resul
     })
 }
 
+/// The transport of devices that a daemon makes. One that does not name it takes the first that is available.
+pub(super) fn transport_of(capabilities: &CapabilitiesResponse) -> Option<Transport> {
+    let named = capabilities.transport.map(|_| capabilities.transport());
+    named.or_else(|| {
+        capabilities.transports.iter().find(|one| one.available).map(TransportCapability::transport)
+    })
+}
+
 fn away(socket: &Path, status: &Status) -> Status {
     Status::unavailable(format!(
         "the node daemon did not answer on {}: {}. Its devices wait for it; nothing was done",
@@ -187,6 +195,23 @@ mod tests {
     fn volume(state: VolumeState, path: Option<&str>) -> Volume {
         let device = path.map(|path| Device { path: path.to_owned(), ..Device::default() });
         Volume { volume_id: "v".to_owned(), state: state.into(), device, ..Volume::default() }
+    }
+
+    /// Found by reading: beside a daemon of an earlier release the driver never registered.
+    #[test]
+    fn the_transport_of_a_daemon_that_does_not_name_it_is_one_that_is_available() {
+        let capability = |transport: Transport, available| TransportCapability {
+            transport: transport.into(),
+            available,
+            ..TransportCapability::default()
+        };
+        let transports =
+            vec![capability(Transport::UblkZeroCopy, false), capability(Transport::UblkUserCopy, true)];
+        let older = CapabilitiesResponse { transports, ..CapabilitiesResponse::default() };
+        assert_eq!(transport_of(&older), Some(Transport::UblkUserCopy));
+        let named = CapabilitiesResponse { transport: Some(Transport::FuseLoop.into()), ..older };
+        assert_eq!(transport_of(&named), Some(Transport::FuseLoop));
+        assert_eq!(transport_of(&CapabilitiesResponse::default()), None);
     }
 
     /// Any block or character device will do as a device with a number.

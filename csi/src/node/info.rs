@@ -5,6 +5,7 @@ use holdfast_proto::node::v1::Transport;
 use tonic::{Request, Status};
 
 use super::NodeService;
+use super::daemon::transport_of;
 use crate::topology;
 
 pub(super) async fn answer(
@@ -12,7 +13,7 @@ pub(super) async fn answer(
     _: Request<NodeGetInfoRequest>,
 ) -> Result<NodeGetInfoResponse, Status> {
     let capabilities = node.0.daemon.usable().await?;
-    let has_ublk = is_ublk(capabilities.transport());
+    let has_ublk = transport_of(&capabilities).is_some_and(is_ublk);
     Ok(NodeGetInfoResponse {
         node_id: node.0.name.clone(),
         max_volumes_per_node: capabilities.max_volumes.into(),

@@ -25,12 +25,15 @@ use crate::slab_slot::{SlabSlot, WeakSlabSlot};
 /// Places for blocks at first, and at most: 2 GiB of blocks.
 const PLACES: usize = 64;
 const MAX_PLACES: usize = 1 << 14;
+/// Places that a block may have. They stand beside each other.
+const WAYS: usize = 2;
 /// Changes of the list that are remembered. Blocks that were found before them are forgotten.
 const CHANGES: usize = 32;
-/// Slots of blocks that were used, until the slab hears of them.
+/// Blocks whose first use the slab hears of at the next time; of the others it hears when their places are
+/// looked at.
 const MAX_USED: usize = 256;
-/// Places that are looked at for slots that are gone, at a time.
-const SWEPT: usize = 128;
+/// Places that are looked at each time.
+const SWEPT: usize = 64;
 
 /// A block in a slot of the slab.
 #[derive(Debug, Clone)]
@@ -63,18 +66,20 @@ struct ListChange {
 /// Blocks of one volume that are known to be in the slab.
 #[derive(Debug, Default)]
 pub struct KnownBlocks {
-    /// None, or a power of two; a block has one place.
+    /// None, or a power of two.
     places: Vec<Option<KnownBlock>>,
+    /// Number of those that have a block.
+    taken: usize,
     /// The newest list.
     runs: Option<Runs>,
     /// Its number.
     list: u64,
     /// The last lists, the newest one last.
     changes: VecDeque<ListChange>,
-    /// Blocks that were used since the slab heard of any.
-    used: Vec<Block>,
-    /// Place at which the next sweep begins.
-    swept: usize,
+    /// Places of blocks that were used since the slab heard of any.
+    used: Vec<usize>,
+    /// The next place that is looked at.
+    next: usize,
 }
 
 impl KnownBlocks {
@@ -86,21 +91,23 @@ impl KnownBlocks {
             return None;
         }
         self.follow(runs);
-        let place = self.place(block);
-        let known = self.places[place].as_mut().filter(|known| known.block == block)?;
+        let place = self.find_place(block)?;
+        let known = self.places[place].as_mut()?;
         if !wanted.minus(known.sectors).is_empty() && safeguard(KnowHeldSectors) {
             return None;
         }
         let slot =
             if Self::is_changed(known, self.list, &self.changes) { None } else { known.slot.upgrade() };
         let Some(slot) = slot else {
-            self.places[place] = None;
+            self.clear(place);
             return None;
         };
         known.list = self.list;
-        if !known.is_used && self.used.len() < MAX_USED {
+        if !known.is_used {
             known.is_used = true;
-            self.used.push(block);
+            if self.used.len() < MAX_USED {
+                self.used.push(place);
+            }
         }
         Some(slot)
     }
@@ -126,41 +133,36 @@ impl KnownBlocks {
         if !self.runs.as_ref().is_some_and(|newest| newest.is(runs)) {
             return;
         }
-        self.make_room(block);
         let &SlabBlock { ref slot, sectors } = found;
-        let known = KnownBlock { block, sectors, slot: slot.downgrade(), list: self.list, is_used: false };
-        let place = self.place(block);
-        self.places[place] = Some(known);
+        let slot = slot.downgrade();
+        let place = self.place_for(block);
+        let known = KnownBlock { block, sectors, slot, list: self.list, is_used: false };
+        self.taken += usize::from(self.places[place].replace(known).is_none());
     }
 
     /// The slot of a block is of no use.
     pub fn forget(&mut self, block: Block) {
-        if !self.places.is_empty() {
-            let place = self.place(block);
-            self.places[place].take_if(|known| known.block == block);
+        if let Some(place) = self.find_place(block) {
+            self.clear(place);
         }
     }
 
-    /// The slots of blocks that were used since the last time, as far as they are there: some, where they are
-    /// many.
-    pub fn take_used(&mut self) -> Vec<SlabSlot> {
-        let used = mem::take(&mut self.used);
-        let slots = used.iter().filter_map(|block| {
-            let place = self.place(*block);
-            let known = self.places[place].as_mut().filter(|known| known.block == *block)?;
-            known.is_used = false;
-            known.slot.upgrade()
-        });
-        slots.collect()
-    }
-
-    /// Forgets blocks whose slots are gone, in a part of the places, so that no memory is kept for them.
-    pub fn sweep(&mut self) {
-        let end = (self.swept + SWEPT).min(self.places.len());
-        for place in &mut self.places[self.swept..end] {
-            place.take_if(|known| known.slot.is_gone());
+    /// Slots of blocks that were used since they were returned last: those of the first uses, and those of
+    /// some places, which are others each time. Blocks there whose slots are gone are forgotten, so that no
+    /// memory is kept for them.
+    pub fn take_used(&mut self) -> Vec<WeakSlabSlot> {
+        let (mut places, mut slots) = (mem::take(&mut self.used), Vec::new());
+        let end = (self.next + SWEPT).min(self.places.len());
+        places.extend(mem::replace(&mut self.next, if end == self.places.len() { 0 } else { end })..end);
+        for place in places {
+            let Some(known) = &mut self.places[place] else { continue };
+            if known.slot.is_gone() {
+                self.clear(place);
+            } else if mem::take(&mut known.is_used) {
+                slots.push(known.slot.clone());
+            }
         }
-        self.swept = if end == self.places.len() { 0 } else { end };
+        slots
     }
 
     /// Takes in that this is the volume's list now.
@@ -187,30 +189,66 @@ impl KnownBlocks {
         self.runs = Some(runs.clone());
     }
 
-    /// The place of a block: neighbours have different ones. There are places.
+    /// The first place that a block may have. There are places. Blocks at the same distance from each other have
+    /// others, such as neighbours, and those of the groups of ext4. The factor is 2^64 by the golden ratio.
     #[inline]
-    fn place(&self, block: Block) -> usize {
-        block.0 as usize & (self.places.len() - 1)
+    fn first_place(&self, block: Block) -> usize {
+        let mixed = block.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        (mixed as usize * WAYS) & (self.places.len() - 1)
     }
 
-    /// Makes more places if the one of a block has another one, whose slot is there.
-    fn make_room(&mut self, block: Block) {
+    #[inline]
+    fn find_place(&self, block: Block) -> Option<usize> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let first = self.first_place(block);
+        let is_of = |place: &usize| self.places[*place].as_ref().is_some_and(|known| known.block == block);
+        (first..first + WAYS).find(is_of)
+    }
+
+    fn clear(&mut self, place: usize) {
+        self.taken -= usize::from(self.places[place].take().is_some());
+    }
+
+    /// The place in which to put a block: its own, one that is free, or the one of another that was used the
+    /// least. There are more places than before where a quarter of them is taken.
+    fn place_for(&mut self, block: Block) -> usize {
         if self.places.is_empty() {
             self.places.resize_with(PLACES, || None);
         }
-        while self.places.len() < MAX_PLACES
-            && self.places[self.place(block)]
-                .as_ref()
-                .is_some_and(|other| other.block != block && !other.slot.is_gone())
-        {
-            let more = 2 * self.places.len();
-            let known = mem::take(&mut self.places);
-            self.places.resize_with(more, || None);
-            for known in known.into_iter().flatten().filter(|known| !known.slot.is_gone()) {
-                let place = self.place(known.block);
-                self.places[place] = Some(known);
+        if let Some(own) = self.find_place(block) {
+            return own;
+        }
+        loop {
+            let first = self.first_place(block);
+            let is_free =
+                |place: &usize| self.places[*place].as_ref().is_none_or(|known| known.slot.is_gone());
+            if let Some(free) = (first..first + WAYS).find(is_free) {
+                return free;
             }
-            self.swept = 0;
+            if self.places.len() == MAX_PLACES || 4 * self.taken < self.places.len() {
+                let is_unused =
+                    |place: &usize| self.places[*place].as_ref().is_some_and(|known| !known.is_used);
+                return (first..first + WAYS).find(is_unused).unwrap_or(first);
+            }
+            self.grow();
+        }
+    }
+
+    fn grow(&mut self) {
+        let more = 2 * self.places.len();
+        let known = mem::take(&mut self.places);
+        self.places.resize_with(more, || None);
+        // Of what was used and is not named any more the slab hears when its place is looked at.
+        (self.taken, self.next) = (0, 0);
+        self.used.clear();
+        for known in known.into_iter().flatten().filter(|known| !known.slot.is_gone()) {
+            let first = self.first_place(known.block);
+            if let Some(free) = (first..first + WAYS).find(|place| self.places[*place].is_none()) {
+                self.places[free] = Some(known);
+                self.taken += 1;
+            }
         }
     }
 }

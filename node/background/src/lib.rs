@@ -40,7 +40,7 @@ pub use line_limit::{LineLimit, Rest};
 pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge_turns::MergeTurns;
-pub use slab_slot::SlabSlot;
+pub use slab_slot::{SlabSlot, WeakSlabSlot};
 pub use slots::{AheadCounts, NoSlot, OldCounts, Slot, SlotTable, Unkept};
 pub use streams::{ColdPart, MAX_WINDOW, PassedReads, PassedStreams, Streams};
 pub use upload::{BLOCK_ALIGNMENT, SideReader, UnreadableSectors, UploadBatch};

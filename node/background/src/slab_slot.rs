@@ -49,7 +49,7 @@ impl SlabSlot {
 
 /// A slot that had a block, and has it still unless the slab gave the slot to another.
 #[derive(Clone, Debug)]
-pub(crate) struct WeakSlabSlot {
+pub struct WeakSlabSlot {
     slot: WeakSlot,
     is_in_memory: bool,
 }
@@ -57,7 +57,7 @@ pub(crate) struct WeakSlabSlot {
 impl WeakSlabSlot {
     /// The block in its slot, if it is there.
     #[inline]
-    pub(crate) fn upgrade(&self) -> Option<SlabSlot> {
+    pub fn upgrade(&self) -> Option<SlabSlot> {
         Some(SlabSlot { slot: self.slot.upgrade()?, is_in_memory: self.is_in_memory })
     }
 

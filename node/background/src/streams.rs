@@ -67,7 +67,7 @@ pub struct PassedReads {
     pub requests: u32,
 }
 
-/// The last of these, by the places where readers are.
+/// The last of these, by the places where readers are. That of the last read comes last.
 #[derive(Debug, Default)]
 pub struct PassedStreams(Vec<PassedReads>);
 
@@ -76,7 +76,10 @@ impl PassedStreams {
     #[inline]
     pub fn read(&mut self, range: SectorRange, is_first: bool) {
         let requests = u32::from(is_first);
-        if let Some(reads) = self.0.iter_mut().rev().find(|reads| reads.end == range.start.0) {
+        if let Some(at) = self.0.iter().rposition(|reads| reads.end == range.start.0) {
+            // The one that was read last comes last.
+            self.0[at..].rotate_left(1);
+            let reads = self.0.last_mut().expect("it was found");
             reads.end = range.end();
             reads.requests = reads.requests.saturating_add(requests);
             return;
@@ -164,8 +167,11 @@ impl Streams {
     /// most `room`. They begin right after the part at the earliest, and end [`MAX_WINDOW`] after it at the
     /// latest.
     pub fn read(&mut self, part: ColdPart, room: u64) -> Option<Range<u64>> {
-        let is_same_request =
-            self.last.is_some_and(|last| last.request == part.request && last.at_bytes < part.at_bytes);
+        let is_same_request = self.last.is_some_and(|last| {
+            last.request == part.request
+                && last.at_bytes < part.at_bytes
+                && last.request_start() == part.request_start()
+        });
         self.last = Some(part);
         let start = part.request_start();
         // Parts of the request before this one were passed.
@@ -416,6 +422,39 @@ mod tests {
             believed = believed.or(streams.read(part, ROOM).map(|blocks| (number, blocks)));
         }
         assert_eq!(believed, Some((2, 4..8)));
+    }
+
+    /// Found by reading: the reader that was there first was forgotten first, however much it read.
+    #[test]
+    fn random_reads_do_not_push_out_a_passed_reader() {
+        let (mut streams, mut passed) = (Streams::new(MAX_WINDOW), PassedStreams::default());
+        let mut believed = None;
+        for sector in 0..BLOCK_SECTORS * 4 {
+            passed.read(SectorRange::new((1 << 30) + sector * 7919, 1), true);
+            let range = SectorRange::new(sector, 1);
+            if sector % BLOCK_SECTORS > 0 {
+                passed.read(range, true);
+                continue;
+            }
+            passed.take().into_iter().for_each(|reads| streams.passed(reads));
+            let part = ColdPart { request: RequestId(0), at_bytes: 0, range };
+            believed = believed.or(streams.read(part, ROOM).map(|blocks| (sector, blocks)));
+        }
+        assert_eq!(believed, Some((2 * BLOCK_SECTORS, 3..7)));
+    }
+
+    /// Found by reading: the first part of a random request was passed, and its second part counted as one of
+    /// the last request, which had the same tag.
+    #[test]
+    fn a_part_of_another_request_with_the_same_tag_is_no_continuation() {
+        let mut reader = Reader::new();
+        let begun: Vec<u64> =
+            (0..8).filter(|block| reader.read(block * BLOCK_SECTORS, BLOCK_SECTORS).is_some()).collect();
+        assert_eq!(begun.first(), Some(&2));
+        let request = RequestId(reader.requests % 2);
+        let far = SectorRange::new(1000 * BLOCK_SECTORS, BLOCK_SECTORS);
+        let part = ColdPart { request, at_bytes: 64 << 10, range: far };
+        assert_eq!(reader.streams.read(part, ROOM), None);
     }
 
     /// Readers at more places than there are streams, and random ones, take no memory.

@@ -221,7 +221,6 @@ impl ServedVolume {
     pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.handle(ring, Event::Tick, now);
-        self.known.sweep();
         self.send_used();
         self.lines.write(Rest::Due(now));
         self.queues.time_next();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{PassedReads, SlabSlot};
+use holdfast_background::{PassedReads, SlabSlot, WeakSlabSlot};
 use holdfast_engine::event::RequestId;
 use holdfast_format::index::Runs;
 use holdfast_types::SectorRange;
@@ -54,8 +54,8 @@ pub enum BackgroundWork {
 /// Blocks that were read without work.
 #[derive(Debug)]
 pub struct UsedBlocks {
-    /// Their slots.
-    pub slots: Vec<SlabSlot>,
+    /// Their slots, none of which is held.
+    pub slots: Vec<WeakSlabSlot>,
     /// Held until the slab has heard of them: a volume sends no others meanwhile.
     pub in_progress: Arc<()>,
 }

@@ -25,7 +25,7 @@ use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
 use super::misfit::{Misfit, misfit};
 use super::operations::{Doing, OperationOutcome};
-use super::retry::OperationFailure;
+use super::retry::{OperationFailure, UBLK_NEEDED};
 use super::transport::transport_name;
 use crate::node::{self, VolumeState};
 use holdfast_engine::settings::Durability;
@@ -283,8 +283,11 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         && !facts.is_held_elsewhere()
         && !(facts.is_discardable() && facts.status.epoch.is_some());
     if wanted || left_behind {
+        let ublk_only = wanted && facts.spec.needs_ublk();
         if let Some(OperationOutcome::Failed(failure)) = &facts.last
             && !facts.wait.is_zero()
+            // What failed for want of ublk was another attach than one that needs none.
+            && (ublk_only || failure.reason != UBLK_NEEDED)
         {
             let mut plan = report(facts, failure.reason, now);
             plan.again = Some(facts.wait);
@@ -302,7 +305,6 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         let claim = NodeStep::Claim(Box::new(claimed));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
         // What is on this node only is committed by any transport.
-        let ublk_only = wanted && facts.spec.needs_ublk();
         return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces, ublk_only }], SOON);
     }
     if facts.claimed() {

@@ -9,6 +9,8 @@ use crate::node::FailureKind;
 
 /// Reason: the node serves as many volumes as it can. The CSI driver reads it.
 const NODE_FULL: &str = "NodeFull";
+/// Reason: the volume is for ublk, and new devices of the node are not of it.
+pub(crate) const UBLK_NEEDED: &str = "UblkNeeded";
 /// Reason: the log calls the writer of another node attached.
 pub(crate) const HELD_ELSEWHERE: &str = "HeldElsewhere";
 
@@ -54,7 +56,7 @@ impl From<Failure> for OperationFailure {
             FailureKind::Fenced => ("Fenced", Retry::Rarely),
             FailureKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),
             FailureKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),
-            FailureKind::OtherTransport => ("UblkNeeded", Retry::Rarely),
+            FailureKind::OtherTransport => (UBLK_NEEDED, Retry::Rarely),
             FailureKind::Corrupt => ("DataDamaged", Retry::Rarely),
             FailureKind::Unavailable => ("Unavailable", Retry::Later),
             FailureKind::Local => ("NodeFailed", Retry::Later),

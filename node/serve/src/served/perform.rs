@@ -109,8 +109,12 @@ impl ServedVolume {
             return self.copy_cold(ring, read, slot);
         }
         let request = self.queues.request(read.request).1;
-        let is_end = range.end() == request.start_sector() + u64::from(request.sectors());
-        read.remote_after = is_end.then(|| self.volume.remote_after(range.start.block()));
+        let end = request.start_sector() + u64::from(request.sectors());
+        // What follows it in the request comes to no task.
+        let is_last_of_work = SectorRange::new(range.end(), end - range.end())
+            .split_at_multiples(BLOCK_SECTORS)
+            .all(|rest| self.known.find(rest.start.block(), Mask::of(rest), &read.runs).is_some());
+        read.remote_after = is_last_of_work.then(|| self.volume.remote_after(range.start.block()));
         read.passed = self.passed.take();
         self.send(BackgroundWork::Cold(read));
     }

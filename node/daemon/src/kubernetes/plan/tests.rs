@@ -469,6 +469,17 @@ fn a_volume_for_ublk_is_attached_by_it_where_it_is_wanted() {
             }),
             &["claim", "attach as it is"],
         ),
+        // It waited a minute for what was refused before.
+        (
+            "left behind after it was refused",
+            absent(|f| {
+                left_behind(f);
+                for_ublk(f);
+                f.last = failed("UblkNeeded");
+                f.wait = Duration::from_secs(60);
+            }),
+            &["claim", "attach as it is"],
+        ),
     ]);
 }
 
@@ -634,6 +645,7 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
         let message = format!("{kind:?}. Do this");
         let failure = OperationFailure::from(Failure { kind, message: message.clone() });
         let mut facts = granted();
+        facts.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
         (facts.last, facts.wait) = (Some(OperationOutcome::Failed(failure)), Duration::from_secs(3));
         let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
         assert_eq!(

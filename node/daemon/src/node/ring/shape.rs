@@ -75,10 +75,10 @@ mod tests {
             depth: QUEUE_DEPTH,
             max_io_bytes: 1 << 20,
         };
-        assert_eq!(ours.waiting_work(), 128 * 256 + WORK_OF_COMMITS);
+        assert_eq!(ours.waiting_work(), 128 * 256 + WORK_OF_COMMITS + 1);
         assert_eq!(ours.need(), RingNeed { files: VOLUME_FILES + 1, buffers: 128 });
         let small = DeviceShape { transport: Transport::UserCopy, max_io_bytes: 4096, ..ours };
-        assert_eq!((small.need().buffers, small.waiting_work()), (0, 128 + WORK_OF_COMMITS));
+        assert_eq!((small.need().buffers, small.waiting_work()), (0, 128 + WORK_OF_COMMITS + 1));
         assert_eq!(DeviceShape::NONE.need(), RingNeed { files: VOLUME_FILES, buffers: 0 });
     }
 }

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use holdfast_background::SlabSlot;
-use holdfast_background::{AheadCounts, LineLimit, NoSlot, OldCounts, Slot, SlotTable, Unkept};
+use holdfast_background::{
+    AheadCounts, LineLimit, NoSlot, OldCounts, SlabSlot, Slot, SlotTable, Unkept, WeakSlabSlot,
+};
 use holdfast_format::compose::ContentKey;
 use holdfast_format::slab_table::SlabEntry;
 use holdfast_ring::HeapBuffer;
@@ -314,8 +315,8 @@ impl BlockSlab {
     }
 
     /// Takes in that these blocks were read without being asked for here.
-    pub(crate) fn used(&self, slots: &[SlabSlot]) {
-        for slot in slots {
+    pub(crate) fn used(&self, slots: &[WeakSlabSlot]) {
+        for slot in slots.iter().filter_map(WeakSlabSlot::upgrade) {
             if slot.is_in_memory() { &self.memory } else { &self.disk }.table.used(slot.slot());
         }
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use futures::future::join_all;
 use holdfast_background::{
     AheadCounts, ColdError, ColdLines, ColdPart, Fetches, JoinedGets, OldCounts, PassedReads, SlabBlock,
-    StoreKey, Streams, retry_while_unavailable,
+    SlabSlot, StoreKey, Streams, WeakSlabSlot, retry_while_unavailable,
 };
 use holdfast_format::compose::Composition;
 use holdfast_format::index::Runs;
@@ -29,7 +29,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::node::clock::NodeTime;
 use crate::node::store::block_cache::{Among, BlockSlab};
 use crate::node::store::kept_indexes::KeptIndexes;
-use holdfast_background::SlabSlot;
 
 /// Blocks that are fetched ahead at a time, for all volumes: 64 MiB of memory, since each is there as it is
 /// stored and as it is read.
@@ -207,7 +206,7 @@ impl ColdReads {
     }
 
     /// Takes in that these blocks were read without being asked for here.
-    pub(crate) fn used(&self, slots: &[SlabSlot]) {
+    pub(crate) fn used(&self, slots: &[WeakSlabSlot]) {
         self.slab.used(slots);
     }
 
