@@ -25,6 +25,7 @@ mod index;
 mod kubernetes;
 pub mod kublk;
 mod main_job;
+mod memory;
 mod proof;
 mod proof_faults;
 mod proof_turns;
@@ -70,6 +71,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(400),
         profile: Profile::Release,
         run: data_plane::run,
+    },
+    Benchmark {
+        name: "memory",
+        about: "memory volumes against brd, zram and trueno-ublk: requests, compression, overhead",
+        expected: Duration::from_secs(500),
+        profile: Profile::Release,
+        run: memory::run,
     },
     Benchmark {
         name: "index-policy",

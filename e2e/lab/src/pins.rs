@@ -154,6 +154,8 @@ pub const VERSITYGW: &str = "1.8.0";
 /// Version of the second S3 server (4.53), as the module proxy names it; `e2e/lab/go/seaweedfs/go.mod` pins
 /// the same one.
 pub const SEAWEEDFS: &str = "0.0.0-20261109003541-7506e5f91cd6";
+/// Version of trueno-ublk, a compressed ramdisk on ublk that memory volumes are compared with.
+pub const TRUENO_UBLK: &str = "0.3.1";
 /// Version of helm, which renders and checks the chart.
 pub const HELM: &str = "4.3.1";
 /// Version of csi-sanity, the CSI project's own tests.

