@@ -75,7 +75,7 @@ pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "memory",
         about: "memory volumes against brd, zram and trueno-ublk: requests, compression, overhead",
-        expected: Duration::from_secs(500),
+        expected: Duration::from_secs(420),
         profile: Profile::Release,
         run: memory::run,
     },

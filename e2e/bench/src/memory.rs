@@ -10,38 +10,50 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
+use holdfast_lab::vm::Vm;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::world::World;
 
 use super::{Bar, Figure};
 use corpus::{Corpus, make};
-use load::{Load, Order};
-use subject::{Codec, ServedSubject, Subject};
+use device::{DeviceCodec, MemoryDevice, RunningDevice};
+use load::{DeviceLoad, PlaceOrder};
 
 mod corpus;
+mod device;
 mod load;
-mod subject;
 
 const BUCKET: &str = "bench";
 const MEMORY: &str = "memory_volumes = \"1Gi\"";
 const PAGE_BYTES: u64 = 4096;
-/// Pages of the volume whose memory is measured after it was overwritten at random, and the times that as
-/// many were. A smaller one has more of its memory in slabs that are partly used.
-const OVERWRITTEN_CORPORA: u64 = 2;
+/// Corpora of a device whose memory is measured. A slab of each class may be partly used, which weighs more
+/// the smaller a volume is.
+const MEASURED_CORPORA: u64 = 4;
+/// Overwrites at random of each page of it, after which the overhead is measured.
 const OVERWRITES: u64 = 2;
 
 /// A row of the comparison.
 struct MemoryRow {
     name: &'static str,
-    load: Load,
+    load: DeviceLoad,
 }
 
 /// Reads come first: they find the bytes of the corpus, in order.
 fn rows() -> Vec<MemoryRow> {
-    let random =
-        |write, depth| Load { write, order: Order::Random, block_bytes: 4096, depth, requests: 4096 };
-    let in_order =
-        |write, depth| Load { write, order: Order::Sequential, block_bytes: 1 << 20, depth, requests: 16 };
+    let random = |write, depth| DeviceLoad {
+        write,
+        order: PlaceOrder::Random,
+        block_bytes: 4096,
+        depth,
+        requests: 4096,
+    };
+    let in_order = |write, depth| DeviceLoad {
+        write,
+        order: PlaceOrder::Sequential,
+        block_bytes: 1 << 20,
+        depth,
+        requests: 16,
+    };
     vec![
         MemoryRow { name: "randread4k_depth32", load: random(false, 32) },
         MemoryRow { name: "randread4k_depth1", load: random(false, 1) },
@@ -54,7 +66,7 @@ fn rows() -> Vec<MemoryRow> {
     ]
 }
 
-/// The rows of a subject, in requests a second.
+/// The rows of a kind, in requests a second.
 type RowSpeeds = BTreeMap<&'static str, f64>;
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
@@ -78,6 +90,11 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     if let Err(error) = &trueno {
         figures.push(not_run("vs_trueno", error));
     }
+    for corpus in Corpus::ALL {
+        for codec in [DeviceCodec::Lz4, DeviceCodec::Zstd] {
+            figures.push(compression(&node, corpus, codec)?);
+        }
+    }
     figures.push(table_bytes_per_page(&node)?);
     figures.push(overhead(&node)?);
     node.terminate()?;
@@ -85,25 +102,29 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// All subjects with the bytes of a corpus.
+/// All kinds of device with the bytes of a corpus.
 fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    let brd = measure(node, Subject::Brd, corpus, &rows())?.speeds;
-    for codec in [Codec::Lz4, Codec::Zstd] {
-        // With zstd the other corpora are compressed, and not timed.
-        let is_timed = codec == Codec::Lz4 || corpus == Corpus::Mixed;
-        let rows = if is_timed { rows() } else { Vec::new() };
-        let zram = measure(node, Subject::Zram(codec), corpus, &rows)?;
-        let ours = measure(node, Subject::Ours(codec), corpus, &rows)?;
+    let rows = rows();
+    let brd = measure(node, MemoryDevice::Brd, corpus, &rows)?;
+    for codec in [DeviceCodec::Lz4, DeviceCodec::Zstd] {
+        if codec == DeviceCodec::Zstd && corpus != Corpus::Mixed {
+            continue;
+        }
+        let zram = measure(node, MemoryDevice::Zram(codec), corpus, &rows)?;
+        let ours = measure(node, MemoryDevice::Ours(codec), corpus, &rows)?;
         let (name, codec_name) = (corpus.name(), codec.name());
-        figures.push(memory_figure(corpus, codec, zram.memory_bytes, ours.memory_bytes)?);
         for row in &rows {
             let against = |figure: String, theirs: &RowSpeeds, bar| {
                 speed_ratio(figure, (&ours.speeds, theirs), row.name, bar)
             };
             let bar = match (row.name, corpus, codec) {
-                ("randread4k_depth32", Corpus::Mixed, Codec::Lz4) => Some(("memory_read_vs_zram", 0.60)),
-                ("randwrite4k_depth32", Corpus::Mixed, Codec::Lz4) => Some(("memory_write_vs_zram", 0.70)),
+                ("randread4k_depth32", Corpus::Mixed, DeviceCodec::Lz4) => {
+                    Some(("memory_read_vs_zram", 0.60))
+                }
+                ("randwrite4k_depth32", Corpus::Mixed, DeviceCodec::Lz4) => {
+                    Some(("memory_write_vs_zram", 0.70))
+                }
                 _ => None,
             };
             let figure = bar.map_or_else(
@@ -111,17 +132,30 @@ fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>>
                 |(figure, _)| figure.to_owned(),
             );
             figures.push(against(figure, &zram.speeds, bar.map(|(_, least)| least))?);
-            if codec == Codec::Lz4 {
-                figures.push(against(format!("vs_brd_lz4_{name}_{}", row.name), &brd, None)?);
+            if codec == DeviceCodec::Lz4 {
+                figures.push(against(format!("vs_brd_lz4_{name}_{}", row.name), &brd.speeds, None)?);
             }
         }
-        if has_trueno && is_timed {
+        if has_trueno {
             let figure = |row: &str| format!("vs_trueno_{codec_name}_{name}{row}");
-            match measure(node, Subject::Trueno(codec), corpus, &rows) {
+            match measure(node, MemoryDevice::Trueno(codec), corpus, &rows) {
                 Ok(trueno) => {
+                    let (theirs, own) =
+                        trueno.memory_bytes.zip(ours.memory_bytes).context("both say their memory")?;
+                    if own > 0 {
+                        figures.push(Figure {
+                            name: format!("memory_ratio_vs_trueno_{codec_name}_{name}"),
+                            value: theirs as f64 / own as f64,
+                            unit: "ratio",
+                            against: format!("{own} to {theirs} bytes for {}", corpus::CORPUS_BYTES),
+                            bar: None,
+                        });
+                    }
+                    // Its zstd makes frames of literals alone: what is not compressed is fast.
+                    let bar = (codec == DeviceCodec::Lz4).then_some(1.0);
                     for row in &rows {
                         let name = figure(&format!("_{}", row.name));
-                        figures.push(speed_ratio(name, (&ours.speeds, &trueno.speeds), row.name, Some(1.0))?);
+                        figures.push(speed_ratio(name, (&ours.speeds, &trueno.speeds), row.name, bar)?);
                     }
                 }
                 Err(error) => figures.push(not_run(&figure(""), &error)),
@@ -131,10 +165,10 @@ fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>>
     Ok(figures)
 }
 
-/// Figures of a subject.
-struct SubjectFigures {
+/// Figures of a kind.
+struct DeviceFigures {
     speeds: RowSpeeds,
-    /// Memory of the contents, after the corpus was written in order; where the subject says it.
+    /// Memory of the contents, after the corpus was written in order; where the kind says it.
     memory_bytes: Option<u64>,
 }
 
@@ -144,23 +178,23 @@ fn not_run(name: &str, error: &anyhow::Error) -> Figure {
     Figure { name: name.to_owned(), value: f64::NAN, unit: "ratio", against, bar: Some(Bar::AtLeast(1.0)) }
 }
 
-/// Writes the corpus to a device of the subject, checks it, and measures these rows.
-fn measure(node: &Node, subject: Subject, corpus: Corpus, rows: &[MemoryRow]) -> Result<SubjectFigures> {
-    report::step(format_args!("{subject} with {}", corpus.name()));
-    let served = subject.serve(node, corpus::CORPUS_BYTES)?;
+/// Writes the corpus to a device of the kind, checks it, and measures these rows.
+fn measure(node: &Node, kind: MemoryDevice, corpus: Corpus, rows: &[MemoryRow]) -> Result<DeviceFigures> {
+    report::step(format_args!("{kind} with {}", corpus.name()));
+    let served = kind.serve(node, corpus::CORPUS_BYTES)?;
     let measured = measure_served(node, &served, corpus, rows);
     // Also after an error: the next one takes its place.
     let removed = served.remove(node);
-    let measured = measured.with_context(|| format!("measure {subject} with {}", corpus.name()))?;
+    let measured = measured.with_context(|| format!("measure {kind} with {}", corpus.name()))?;
     removed.map(|()| measured)
 }
 
 fn measure_served(
     node: &Node,
-    served: &ServedSubject,
+    served: &RunningDevice,
     corpus: Corpus,
     rows: &[MemoryRow],
-) -> Result<SubjectFigures> {
+) -> Result<DeviceFigures> {
     let (vm, device, path) = (node.vm(), served.device.as_str(), corpus.path());
     load::fill(vm, device, &path, corpus::CORPUS_BYTES)?;
     load::check(vm, device, &path, corpus::CORPUS_BYTES).context("it does not have what was written")?;
@@ -171,7 +205,7 @@ fn measure_served(
         report::step(format_args!("{}: {speed:.0} requests a second", row.name));
         speeds.insert(row.name, speed);
     }
-    Ok(SubjectFigures { speeds, memory_bytes })
+    Ok(DeviceFigures { speeds, memory_bytes })
 }
 
 fn speed_ratio(
@@ -180,7 +214,7 @@ fn speed_ratio(
     row: &str,
     least: Option<f64>,
 ) -> Result<Figure> {
-    let speed = |speeds: &RowSpeeds| speeds.get(row).copied().context("each subject has each row");
+    let speed = |speeds: &RowSpeeds| speeds.get(row).copied().context("each kind has each row");
     let (ours, theirs) = (speed(ours)?, speed(theirs)?);
     Ok(Figure {
         name,
@@ -192,11 +226,20 @@ fn speed_ratio(
 }
 
 /// Compression by ours and by zram; of zeros, of which zram has a flag, the memory of ours.
-fn memory_figure(corpus: Corpus, codec: Codec, zram: Option<u64>, ours: Option<u64>) -> Result<Figure> {
-    let (zram, ours) = zram.zip(ours).context("both say it")?;
+fn compression(node: &Node, corpus: Corpus, codec: DeviceCodec) -> Result<Figure> {
+    report::step(format_args!("memory of {} with {}", corpus.name(), codec.name()));
+    let bytes = MEASURED_CORPORA * corpus::CORPUS_BYTES;
+    let path = repeated(node.vm(), corpus, MEASURED_CORPORA)?;
+    let memory_bytes = |kind: MemoryDevice| {
+        let served = kind.serve(node, bytes)?;
+        load::fill(node.vm(), &served.device, &path, bytes)?;
+        let taken = served.memory_bytes(node)?.context("the kind says it")?;
+        served.remove(node).map(|()| taken)
+    };
+    let (zram, ours) = (memory_bytes(MemoryDevice::Zram(codec))?, memory_bytes(MemoryDevice::Ours(codec))?);
     let codec = codec.name();
     if corpus == Corpus::Zeros {
-        let pages = corpus::CORPUS_BYTES / PAGE_BYTES;
+        let pages = bytes / PAGE_BYTES;
         return Ok(Figure {
             name: format!("memory_slab_bytes_per_zero_page_{codec}"),
             value: ours as f64 / pages as f64,
@@ -205,28 +248,35 @@ fn memory_figure(corpus: Corpus, codec: Codec, zram: Option<u64>, ours: Option<u
             bar: Some(Bar::Exactly(0.0)),
         });
     }
-    let ratio = |bytes: u64| corpus::CORPUS_BYTES as f64 / bytes as f64;
+    let ratio = |taken: u64| bytes as f64 / taken as f64;
     Ok(Figure {
         name: format!("memory_ratio_vs_zram_{codec}_{}", corpus.name()),
         value: ratio(ours) / ratio(zram),
         unit: "ratio",
-        against: format!("compressed to 1/{:.3} and 1/{:.3}", ratio(ours), ratio(zram)),
+        against: format!("compressed {:.3} to 1 and {:.3} to 1", ratio(ours), ratio(zram)),
         bar: Some(Bar::AtLeast(0.97)),
     })
 }
 
+/// A file of a corpus, so many times.
+fn repeated(vm: &Vm, corpus: Corpus, times: u64) -> Result<String> {
+    let path = "/corpora/repeated";
+    vm.exec(&format!("for i in $(seq {times}); do cat {}; done > {path}", corpus.path()))?;
+    Ok(path.to_owned())
+}
+
 /// Memory that a volume takes for each page before anything is written: its table, without the head.
 fn table_bytes_per_page(node: &Node) -> Result<Figure> {
-    let served = Subject::Ours(Codec::Lz4).serve(node, corpus::CORPUS_BYTES)?;
+    let served = MemoryDevice::Ours(DeviceCodec::Lz4).serve(node, corpus::CORPUS_BYTES)?;
     let blocks: u64 = node
         .vm()
-        .exec(&format!("stat -c '%b' {}", subject::TABLE))?
+        .exec(&format!("stat -c '%b' {}", device::TABLE))?
         .trim()
         .parse()
         .context("stat prints the number of blocks")?;
     served.remove(node)?;
     let pages = corpus::CORPUS_BYTES / PAGE_BYTES;
-    let bytes = blocks * 512 - subject::TABLE_HEAD_BYTES;
+    let bytes = blocks * 512 - device::TABLE_HEAD_BYTES;
     Ok(Figure {
         name: "memory_table_bytes_per_page".to_owned(),
         value: bytes as f64 / pages as f64,
@@ -239,19 +289,18 @@ fn table_bytes_per_page(node: &Node) -> Result<Figure> {
 /// Part of the memory that is not used slots, once pages of the mixed corpus replaced one another at random.
 fn overhead(node: &Node) -> Result<Figure> {
     report::step("overwrite a volume at random");
-    let bytes = OVERWRITTEN_CORPORA * corpus::CORPUS_BYTES;
+    let bytes = MEASURED_CORPORA * corpus::CORPUS_BYTES;
     let vm = node.vm();
-    let (one, all) = (Corpus::Mixed.path(), "/corpora/overwritten");
-    vm.exec(&format!("for i in $(seq {OVERWRITTEN_CORPORA}); do cat {one}; done > {all}"))?;
-    let served = Subject::Ours(Codec::Lz4).serve(node, bytes)?;
-    load::fill(vm, &served.device, all, bytes)?;
+    let path = repeated(vm, Corpus::Mixed, MEASURED_CORPORA)?;
+    let served = MemoryDevice::Ours(DeviceCodec::Lz4).serve(node, bytes)?;
+    load::fill(vm, &served.device, &path, bytes)?;
     let requests = OVERWRITES * bytes / PAGE_BYTES;
-    let load = Load { write: true, order: Order::Random, block_bytes: 4096, depth: 32, requests };
-    load.run(vm, &served.device, all)?;
+    let load = DeviceLoad { write: true, order: PlaceOrder::Random, block_bytes: 4096, depth: 32, requests };
+    load.run(vm, &served.device, &path)?;
     let slabs = served.memory_bytes(node)?.context("a memory volume says it")?;
-    let table = vm.get(subject::TABLE)?;
+    let table = vm.get(device::TABLE)?;
     served.remove(node)?;
-    let words = table.get(usize::try_from(subject::TABLE_HEAD_BYTES)?..).context("the table has a head")?;
+    let words = table.get(usize::try_from(device::TABLE_HEAD_BYTES)?..).context("the table has a head")?;
     let slots = slot_bytes(words);
     let taken = slabs + words.len() as u64;
     Ok(Figure {

@@ -1,7 +1,7 @@
 //! The load generator `node/ublk/examples/load.rs` in a test machine.
 //!
-//! It sends writes from where the file lies, so they have the bytes of a corpus; fio fills its buffers with one
-//! pattern, or makes them at the machine's expense.
+//! It sends writes from where the file lies, so they have the bytes of a corpus; fio fills its buffers with
+//! one pattern, or makes them at the machine's expense.
 
 use std::time::Duration;
 
@@ -14,22 +14,22 @@ const LIMIT: Duration = Duration::from_secs(900);
 
 /// Places of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum PlaceOrder {
     Random,
     Sequential,
 }
 
 /// Requests to one device.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
+pub(super) struct DeviceLoad {
     pub(super) write: bool,
-    pub(super) order: Order,
+    pub(super) order: PlaceOrder,
     pub(super) block_bytes: u64,
     pub(super) depth: u32,
     pub(super) requests: u64,
 }
 
-impl Load {
+impl DeviceLoad {
     /// Sends them; returns requests a second of the machine's time.
     pub(super) fn run(&self, vm: &Vm, device: &str, corpus: &str) -> Result<f64> {
         let nanoseconds = self.send(vm, device, corpus, "")?;
@@ -39,7 +39,7 @@ impl Load {
     fn send(&self, vm: &Vm, device: &str, corpus: &str, more: &str) -> Result<f64> {
         let Self { write, order, block_bytes, depth, requests } = self;
         let write = if *write { "--write" } else { "" };
-        let random = if *order == Order::Random { "--random" } else { "" };
+        let random = if *order == PlaceOrder::Random { "--random" } else { "" };
         let script = format!(
             "exec load --device {device} --corpus {corpus} {write} {random} {more} --block-bytes {block_bytes} \
              --depth {depth} --requests {requests}"
@@ -51,9 +51,15 @@ impl Load {
 }
 
 /// The whole device, in order.
-fn whole(write: bool, device_bytes: u64) -> Load {
+fn whole(write: bool, device_bytes: u64) -> DeviceLoad {
     let block_bytes = 1 << 20;
-    Load { write, order: Order::Sequential, block_bytes, depth: 8, requests: device_bytes / block_bytes }
+    DeviceLoad {
+        write,
+        order: PlaceOrder::Sequential,
+        block_bytes,
+        depth: 8,
+        requests: device_bytes / block_bytes,
+    }
 }
 
 /// Writes the whole corpus.

@@ -5,30 +5,33 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use holdfast_lab::node::{Node, SIGTERM};
-use holdfast_lab::vm::bash;
+use holdfast_lab::vm::{Vm, bash};
 use serde_json::Value;
 
 /// Longest wait for a device.
 const APPEAR: Duration = Duration::from_secs(60);
+/// Seconds after which the figures of a memory volume are those of its last request: they are published once
+/// in a while.
+const PUBLISHED_SECONDS: u32 = 2;
 /// Number of the device of trueno-ublk: ours begin at 0.
 const TRUENO_ID: u32 = 9;
 /// Program of trueno-ublk among the machine's.
 const TRUENO: &str = "trueno";
 /// Name of our volume.
-const VOLUME: &str = "subject";
+const VOLUME: &str = "compared";
 /// The table of our volume, and the length of its head: `docs/formats/memory-volume.md`.
-pub(super) const TABLE: &str = "/run/holdfast/memory.d/subject/table";
+pub(super) const TABLE: &str = "/run/holdfast/memory.d/compared/table";
 pub(super) const TABLE_HEAD_BYTES: u64 = 4096;
 
 /// A codec that zram, trueno-ublk and ours have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Codec {
+pub(super) enum DeviceCodec {
     Lz4,
-    /// The level of ours is 1, and so is that of trueno-ublk here; zram's is 3 unless it is given one.
+    /// At level 3, that of ours and of zram.
     Zstd,
 }
 
-impl Codec {
+impl DeviceCodec {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Lz4 => "lz4",
@@ -39,18 +42,19 @@ impl Codec {
 
 /// A kind of device in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum MemoryDevice {
     /// The kernel's ramdisk.
     Brd,
     /// The kernel's compressed ramdisk.
-    Zram(Codec),
-    /// Another one behind ublk, as it is by default.
-    Trueno(Codec),
+    Zram(DeviceCodec),
+    /// Another one behind ublk, with compression of each page before a write is answered. By default it
+    /// compresses later, and a read that follows the write finds other bytes.
+    Trueno(DeviceCodec),
     /// A memory volume.
-    Ours(Codec),
+    Ours(DeviceCodec),
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for MemoryDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Brd => f.write_str("brd"),
@@ -61,16 +65,19 @@ impl fmt::Display for Subject {
     }
 }
 
-/// A device of a subject.
-pub(super) struct ServedSubject {
-    subject: Subject,
+/// A device of a kind.
+pub(super) struct RunningDevice {
+    kind: MemoryDevice,
     pub(super) device: String,
+    /// Of trueno-ublk: its process, and the memory that it had when it was empty.
+    process: Option<(i32, u64)>,
 }
 
-impl Subject {
+impl MemoryDevice {
     /// Makes its device.
-    pub(super) fn serve(self, node: &Node, bytes: u64) -> Result<ServedSubject> {
+    pub(super) fn serve(self, node: &Node, bytes: u64) -> Result<RunningDevice> {
         let vm = node.vm();
+        let mut process = None;
         let device = match self {
             Self::Brd => "/dev/ram0".to_owned(),
             Self::Zram(codec) => {
@@ -82,17 +89,24 @@ impl Subject {
             }
             Self::Trueno(codec) => {
                 let algorithm = match codec {
-                    Codec::Lz4 => "lz4",
-                    Codec::Zstd => "zstd1",
+                    DeviceCodec::Lz4 => "lz4",
+                    DeviceCodec::Zstd => "zstd3",
                 };
                 let command = format!(
-                    "exec trueno-ublk create --dev-id {TRUENO_ID} --size {}M --algorithm {algorithm} --foreground",
+                    "exec trueno-ublk create --dev-id {TRUENO_ID} --size {}M --algorithm {algorithm} --no-batched \
+                     --foreground",
                     bytes >> 20
                 );
-                vm.spawn(TRUENO, &bash(&command))?;
+                let pid = vm.spawn(TRUENO, &bash(&command))?;
                 let device = format!("/dev/ublkb{TRUENO_ID}");
                 vm.wait_block_device(&device, APPEAR)?;
-                vm.exec(&format!("echo none > /sys/block/ublkb{TRUENO_ID}/queue/scheduler"))?;
+                // Busy for a moment after the device appeared.
+                vm.exec(&format!(
+                    "for i in $(seq 50); do \
+                     if echo none > /sys/block/ublkb{TRUENO_ID}/queue/scheduler; then exit 0; fi; \
+                     sleep 0.1; done; exit 1"
+                ))?;
+                process = Some((pid, anonymous_bytes(vm, pid)?));
                 device
             }
             Self::Ours(codec) => {
@@ -103,22 +117,27 @@ impl Subject {
             }
         };
         vm.wait_block_device(&device, APPEAR)?;
-        Ok(ServedSubject { subject: self, device })
+        Ok(RunningDevice { kind: self, device, process })
     }
 }
 
-impl ServedSubject {
+impl RunningDevice {
     /// Memory of the contents now, without a table of pages; nothing of one that does not say it.
     pub(super) fn memory_bytes(&self, node: &Node) -> Result<Option<u64>> {
-        match self.subject {
-            Subject::Brd | Subject::Trueno(_) => Ok(None),
-            Subject::Zram(_) => {
-                // orig_data_size, compr_data_size, mem_used_total: Documentation/admin-guide/blockdev/zram.rst
+        match self.kind {
+            MemoryDevice::Brd => Ok(None),
+            MemoryDevice::Trueno(_) => {
+                let (pid, empty) = self.process.context("it has a process")?;
+                Ok(Some(anonymous_bytes(node.vm(), pid)?.saturating_sub(empty)))
+            }
+            MemoryDevice::Zram(_) => {
+                // Third is mem_used_total: Documentation/admin-guide/blockdev/zram.rst
                 let found = node.vm().exec("cat /sys/block/zram0/mm_stat")?;
                 let used = found.split_whitespace().nth(2).context("mm_stat is short")?;
                 Ok(Some(used.parse().with_context(|| format!("mm_stat is {found:?}"))?))
             }
-            Subject::Ours(_) => {
+            MemoryDevice::Ours(_) => {
+                node.vm().exec(&format!("sleep {PUBLISHED_SECONDS}"))?;
                 let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
                 let used = listed.pointer("/volumes/0/memory/used_bytes").and_then(Value::as_u64);
                 Ok(Some(used.with_context(|| format!("no memory of a volume in {listed}"))?))
@@ -129,14 +148,22 @@ impl ServedSubject {
     /// Removes the device.
     pub(super) fn remove(self, node: &Node) -> Result<()> {
         let vm = node.vm();
-        match self.subject {
-            Subject::Brd => Ok(()),
-            Subject::Zram(_) => vm.exec("echo 1 > /sys/block/zram0/reset").map(drop),
-            Subject::Trueno(_) => {
+        match self.kind {
+            MemoryDevice::Brd => Ok(()),
+            MemoryDevice::Zram(_) => vm.exec("echo 1 > /sys/block/zram0/reset").map(drop),
+            MemoryDevice::Trueno(_) => {
                 vm.signal(TRUENO, SIGTERM)?;
-                vm.wait(TRUENO, APPEAR).map(drop)
+                vm.wait(TRUENO, APPEAR)?;
+                vm.exec(&format!("while test -e {}; do sleep 0.1; done", self.device)).map(drop)
             }
-            Subject::Ours(_) => node.cli(&["detach", VOLUME]).map(drop),
+            MemoryDevice::Ours(_) => node.cli(&["detach", VOLUME]).map(drop),
         }
     }
+}
+
+/// Memory of a process that is of no file.
+fn anonymous_bytes(vm: &Vm, pid: i32) -> Result<u64> {
+    let found = vm.exec(&format!("grep RssAnon: /proc/{pid}/status"))?;
+    let kib = found.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("its status is {found:?}"))? * 1024)
 }
