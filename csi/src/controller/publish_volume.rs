@@ -81,7 +81,7 @@ pub(super) async fn answer(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
     };
-    // A publication there is under way, or was made. What a node still has of an earlier one is none.
+    // A publication there was begun, or made. What a node still has of an earlier one is none.
     if served.as_ref().and_then(|served| served.spec.desired_node()) != Some(&node_id) {
         check_transport(&volume, &node)?;
     }

@@ -645,7 +645,8 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
         let message = format!("{kind:?}. Do this");
         let failure = OperationFailure::from(Failure { kind, message: message.clone() });
         let mut facts = granted();
-        facts.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
+        let needs_ublk = kind == FailureKind::OtherTransport;
+        facts.spec.transport = needs_ublk.then_some(holdfast_crds::RequiredTransport::Ublk);
         (facts.last, facts.wait) = (Some(OperationOutcome::Failed(failure)), Duration::from_secs(3));
         let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
         assert_eq!(
@@ -655,7 +656,7 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
         reported(&mut facts);
         facts.wait = Duration::ZERO;
         let retry = plan(&facts, &now());
-        assert_eq!(acts(&retry), ["claim", "attach"], "{kind:?}");
+        assert_eq!(acts(&retry), ["claim", if needs_ublk { "attach by ublk" } else { "attach" }], "{kind:?}");
         assert_eq!(written(&retry).unwrap().conditions, [reported_now], "{kind:?}");
         facts.doing = Some(Doing::Attaching);
         assert_eq!(acts(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
