@@ -189,8 +189,9 @@ impl KnownBlocks {
         self.runs = Some(runs.clone());
     }
 
-    /// The first place that a block may have. There are places. Blocks at the same distance from each other have
-    /// others, such as neighbours, and those of the groups of ext4. The factor is 2^64 by the golden ratio.
+    /// The first place that a block may have. There are places. Blocks at the same distance from each other
+    /// have others, such as neighbours, and those of the groups of ext4. The factor is 2^64 by the golden
+    /// ratio.
     #[inline]
     fn first_place(&self, block: Block) -> usize {
         let mixed = block.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

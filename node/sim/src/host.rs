@@ -203,7 +203,8 @@ pub fn use_direct_path(is_used: bool) {
 }
 
 /// Takes an event as the daemon does: the planner's direct path first ([`Volume::begin`],
-/// [`Volume::begin_known`], [`Volume::end`]), where that takes it. The actions are those with which it would have answered the event.
+/// [`Volume::begin_known`], [`Volume::end`]), where that takes it. The actions are those with which it would
+/// have answered the event.
 fn directly<M: AsRef<[u8]> + AsMut<[u8]>>(
     volume: &mut Volume<M>,
     now: Millis,

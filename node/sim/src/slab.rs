@@ -102,8 +102,8 @@ impl Slab {
         Self { disk: Blocks::over(file), memory: Blocks::new() }
     }
 
-    /// The bytes of `range`'s block, of which at least those of `range` are what the store holds, and the slot
-    /// that they came from.
+    /// The bytes of `range`'s block, of which at least those of `range` are what the store holds, and the
+    /// slot that they came from.
     pub(crate) async fn read(
         &self,
         objects: &dyn ObjectStore,
