@@ -147,7 +147,7 @@ fn blocks_at_a_distance_of_two_gib_have_places_of_their_own() {
     let list = runs(&[run(1, &[0])]);
     let held: Vec<SlabSlot> = (0..1024).map(|number| slot(&table, number)).collect();
     // 64 groups, of each the first 16 blocks.
-    let blocks: Vec<u64> = (0..1024).map(|number| (number / 16 << 14) + number % 16).collect();
+    let blocks: Vec<u64> = (0..1024).map(|number| ((number / 16) << 14) + number % 16).collect();
     for (block, slot) in blocks.iter().zip(&held) {
         known.found(Block(*block), &found(slot, Mask::FULL), &list);
     }

@@ -101,18 +101,15 @@ impl SpillQueue {
             self.runs[place as usize].take().expect("the ring ends an operation once");
         self.free.push(place);
         let (done, result) = ended(&run, outcome);
-        let mut failed = None;
+        let failed = result.err().filter(|errno| !is_refusal(&run, *errno)).map(|errno| (run, errno));
         let result = match result {
-            Ok(()) => Ok(()),
-            Err(errno) if errno.number() == libc::ENOSPC => {
+            Err(errno) if is_refusal(&run, errno) => {
                 volume.refuse(run.pages - done);
                 Err(ServeFailure::Page(PageError::NoSpace))
             }
-            Err(errno) => {
-                failed = Some((run, errno));
-                // What was there stays, and no word names it.
-                if run.operation == DiskOperation::Hole { Ok(()) } else { Err(ServeFailure::Disk) }
-            }
+            // Of a hole that was not made nothing is lost: what was there stays, and no word names it.
+            Err(_) if run.operation != DiskOperation::Hole => Err(ServeFailure::Disk),
+            Ok(()) | Err(_) => Ok(()),
         };
         volume.disk_ended(&run, done);
         let more = volume.disk_runs().len();
@@ -122,6 +119,11 @@ impl SpillQueue {
         }
         RunEnd { ended: self.requests.end(number, result, more), failed }
     }
+}
+
+/// Returns true if the disk has no room for a page. A hole needs room on some filesystems, and is no page.
+fn is_refusal(run: &DiskRun, errno: Errno) -> bool {
+    run.operation != DiskOperation::Hole && errno.number() == libc::ENOSPC
 }
 
 /// Pages that the disk has done of a run, and how it ended. A write that ended early found no room for the
@@ -160,9 +162,13 @@ mod tests {
             (Read, 4096, (0, Err(Errno::EIO))),
             (Hole, 0, (4, Ok(()))),
             (Hole, -libc::EOPNOTSUPP, (0, Err(Errno::new(libc::EOPNOTSUPP)))),
+            (Hole, -libc::ENOSPC, (0, full)),
         ] {
             let run = DiskRun::of(operation, 7, 4);
             assert_eq!(ended(&run, IoResult(outcome)), expected, "{operation:?} {outcome}");
+            // Found by reading: a discard on a full disk failed, though its pages were gone.
+            let is_refused = expected.1.is_err_and(|errno| is_refusal(&run, errno));
+            assert_eq!(is_refused, expected.1 == full && operation != Hole, "{operation:?} {outcome}");
         }
     }
 }

@@ -35,7 +35,9 @@ use crate::node::error::{NodeError, file};
 use crate::node::local::detached_cache::trash_dir;
 use crate::node::local::file::random;
 use crate::node::local::record_json::{read, write};
-use crate::node::local::volume_files::{Local, fenced_dir, run_volumes, state_volumes, volumes_under};
+use crate::node::local::volume_files::{
+    Local, fenced_dir, run_volumes, spill_files_dir, state_volumes, volumes_under,
+};
 use crate::node::run_blocking::blocking;
 
 /// Time between two reminders that another daemon holds a lock.
@@ -248,7 +250,8 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
 }
 
 /// True if a volume of the state was attached and not detached. One whose header cannot be read counts: its
-/// attach reports the fault.
+/// attach reports the fault. So does a memory volume with a spill file, which would be removed without the
+/// other files of the volume.
 fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
     let is_open = |volume: &VolumeId| {
         let header = Local::new(&config.state_dir, &config.run_dir, volume).read_header();
@@ -260,7 +263,9 @@ fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
             |found| found.is_some_and(|(_generation, header)| !header.closed_clean),
         )
     };
-    Ok(volumes_under(&state_volumes(&config.state_dir))?.iter().any(is_open))
+    let spill_files = spill_files_dir(&config.state_dir);
+    let has_spilled = spill_files.is_dir() && !volumes_under(&spill_files)?.is_empty();
+    Ok(has_spilled || volumes_under(&state_volumes(&config.state_dir))?.iter().any(is_open))
 }
 
 /// The numbers of the installation's devices that programs may use: all but those that never served or were

@@ -67,6 +67,11 @@ pub(crate) fn state_volumes(state_dir: &Path) -> PathBuf {
     state_dir.join("volumes")
 }
 
+/// Directory of the spill files of memory volumes in a state directory.
+pub(crate) fn spill_files_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("memory.d")
+}
+
 /// Directory of the volumes' files in a run directory, which may be shared with other programs. Its name is
 /// no volume's: earlier versions take every directory beside it that could be a volume's for one, and remove
 /// it.

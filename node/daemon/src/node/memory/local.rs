@@ -28,7 +28,7 @@ use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
-use crate::node::local::volume_files::{LocalDirs, volumes_under};
+use crate::node::local::volume_files::{LocalDirs, spill_files_dir, volumes_under};
 
 /// Version of [`MemoryRecord`].
 const VERSION: u32 = 1;
@@ -84,11 +84,6 @@ pub(in crate::node) struct OpenedMemory {
 /// Directory of the files of memory volumes in a run directory.
 fn memory_dir(run_dir: &Path) -> PathBuf {
     run_dir.join("memory.d")
-}
-
-/// Directory of the spill files of memory volumes in a state directory.
-fn spill_files_dir(state_dir: &Path) -> PathBuf {
-    state_dir.join("memory.d")
 }
 
 /// Bytes that the spill files of all volumes take of the disk.

@@ -75,8 +75,12 @@ const fn file_bytes(pages: u64) -> u64 {
 /// Waits for what a process that was killed still writes, and makes holes of what the table does not name.
 /// Returns how many pages that it names are holes; then nothing was made one.
 fn settle(spill_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> io::Result<u64> {
-    // A filesystem makes a hole once no direct write to the file is in flight.
-    punch(spill_file, pages..pages + 1)?;
+    // A filesystem makes a hole once no direct write to the file is in flight. One that is full has waited,
+    // too.
+    match punch(spill_file, pages..pages + 1) {
+        Err(error) if error.kind() != io::ErrorKind::StorageFull => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
     let data = data_runs(spill_file, pages)?;
     let is_named = |run: &Range<u64>| volume.spilled_runs(run.start, run.end - run.start);
     let there: u64 = data.iter().flat_map(is_named).map(|run| u64::from(run.pages)).sum();
@@ -84,13 +88,18 @@ fn settle(spill_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64)
     if there < named {
         return Ok(named - there);
     }
+    let mut unnamed = Vec::new();
     for run in &data {
         let mut from = run.start;
         for named in is_named(run) {
-            punch(spill_file, from..named.first)?;
+            unnamed.push(from..named.first);
             from = named.range().end;
         }
-        punch(spill_file, from..run.end)?;
+        unnamed.push(from..run.end);
+    }
+    // What stays takes room, and nothing reads it.
+    if let Err(error) = unnamed.into_iter().try_for_each(|pages| punch(spill_file, pages)) {
+        tracing::warn!(%error, "blocks of a spill file that no page needs were not freed");
     }
     Ok(0)
 }

@@ -103,6 +103,20 @@ fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
     Arc::new(kernel)
 }
 
+/// Found by reading: a start with another run directory removed the spill file of a memory volume whose
+/// device waited for its daemon.
+#[tokio::test]
+async fn a_state_directory_with_a_spill_file_keeps_its_run_directory() {
+    let (one, two) = (Dirs::new(), Dirs::new());
+    Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
+    fs::create_dir_all(one.state.path().join("memory.d/scratch")).unwrap();
+    let kernel = kernel_with(&one, DeviceState::Quiesced);
+    let wait = |dirs: &Dirs| Owner::wait_with(config(&one.state, &dirs.run), kernel.clone());
+    let refused = wait(&two).await.unwrap_err();
+    assert!(matches!(refused, NodeError::StateInUse { .. }), "{refused}");
+    wait(&one).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_state_directory_with_attached_volumes_keeps_its_run_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
