@@ -8,7 +8,7 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::PAGE_BYTES;
 use crate::word::Form;
 
-/// Level of zstd: that of the kernel's zram. With level 1 a write takes a fifth less, and text 3 % more memory.
+/// Level of zstd: that of the kernel's zram. With level 1 a write takes a fifth less, text 3 % more memory.
 const ZSTD_LEVEL: i32 = 3;
 
 /// PageCodec of the pages that a volume writes. It reads those of both.

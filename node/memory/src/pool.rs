@@ -82,8 +82,8 @@ impl PageSlot {
     }
 }
 
-/// The class for so many bytes: of those of which a slab has as many slots as of the smallest that holds them,
-/// the greatest. Others would cost as much for each slot, and each a slab more that is partly used.
+/// The class for so many bytes: of those of which a slab has as many slots as of the smallest that holds
+/// them, the greatest. Others would cost as much for each slot, and each a slab more that is partly used.
 ///
 /// # Panics
 /// If no class holds them.
