@@ -191,8 +191,7 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.memory is immutable: restore the old value, or create another Volume"))]
     pub memory: Option<MemorySpec>,
-    /// Transport that the volume demands: it is attached only on a node whose kernel has that. Absent: any. A change takes
-    /// effect at the next attach.
+    /// Transport that the volume demands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<RequiredTransport>,
     /// Fate of the volume's objects when the Volume is deleted. `Delete`: they are kept for `spec.keepDeleted` of the ObjectStore, then removed. `Retain`: they stay.
@@ -364,7 +363,8 @@ pub enum MemoryCompression {
     Zstd,
 }
 
-/// Transport that a volume demands of its node.
+/// Transport that the volume demands: it is attached only on a node whose kernel has that. Absent: any. A change takes
+/// effect at the next attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum RequiredTransport {

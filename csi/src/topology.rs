@@ -9,8 +9,8 @@ use tonic::Status;
 const KEY: &str = "topology.holdfast.dev/served";
 const VALUE: &str = "true";
 
-/// The segment that a node has beside that one while its devices are of ublk. It is a key of its own, and not
-/// another value of one: the kubelet refuses a driver that reports another value than the label of its Node.
+/// A second segment of a node, while its devices are of ublk. It is a key of its own, and not another value
+/// of one: the kubelet refuses a driver that reports another value than the label of its Node.
 pub(crate) const UBLK_KEY: &str = "topology.holdfast.dev/ublk";
 
 /// The topology of every node that serves volumes, and of every volume but those for any node.

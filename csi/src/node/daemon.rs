@@ -197,7 +197,7 @@ mod tests {
         Volume { volume_id: "v".to_owned(), state: state.into(), device, ..Volume::default() }
     }
 
-    /// Found by reading: beside a daemon of an earlier release the driver never registered.
+    /// Found by reading: on a node with a daemon of an earlier release the driver never registered.
     #[test]
     fn the_transport_of_a_daemon_that_does_not_name_it_is_one_that_is_available() {
         let capability = |transport: Transport, available| TransportCapability {

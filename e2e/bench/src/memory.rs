@@ -244,7 +244,7 @@ fn compression(node: &Node, corpus: Corpus, codec: DeviceCodec) -> Result<Figure
             name: format!("memory_slab_bytes_per_zero_page_{codec}"),
             value: ours as f64 / pages as f64,
             unit: "bytes",
-            against: format!("beside the table; zram {:.3}", zram as f64 / pages as f64),
+            against: format!("without the table; zram {:.3}", zram as f64 / pages as f64),
             bar: Some(Bar::Exactly(0.0)),
         });
     }

@@ -25,7 +25,7 @@ use crate::slab_slot::{SlabSlot, WeakSlabSlot};
 /// Places for blocks at first, and at most: 2 GiB of blocks.
 const PLACES: usize = 64;
 const MAX_PLACES: usize = 1 << 14;
-/// Places that a block may have. They stand beside each other.
+/// Places that a block may have, adjacent ones.
 const WAYS: usize = 2;
 /// Changes of the list that are remembered. Blocks that were found before them are forgotten.
 const CHANGES: usize = 32;

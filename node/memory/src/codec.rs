@@ -100,7 +100,7 @@ impl Codecs {
 mod tests {
     use super::*;
 
-    /// zram compresses at level 3 unless it is told otherwise.
+    /// The default level of zram is 3.
     #[test]
     fn zstd_compresses_as_well_as_zram() {
         let page = &include_bytes!("../../../LICENSE")[..PAGE_BYTES];

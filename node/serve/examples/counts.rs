@@ -167,10 +167,8 @@ fn zeros() -> File {
 
 /// A volume to be served.
 enum Content {
-    /// Of an object store, by its sides.
-    Sides([File; 2]),
-    /// The same, of which no byte is in a side.
-    Store,
+    /// Of an object store.
+    Sides { sides: [File; 2], manifest: Manifest },
     /// A memory volume, to which these pages are written.
     Memory { codec: PageCodec, pages: Vec<u8> },
 }
@@ -190,16 +188,9 @@ impl Served {
             thread.turn().map_err(io::Error::other)
         };
         let (key, pages) = match content {
-            Content::Sides(sides) => {
+            Content::Sides { sides, manifest } => {
                 let (done, mut added) = oneshot::channel();
-                let volume = Box::new(volume(u32::from(depth), sides, manifest(&[]), work)?);
-                send(&mut thread, Message::Add { volume, done })?;
-                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
-            }
-            Content::Store => {
-                let (done, mut added) = oneshot::channel();
-                let sides = [in_memory(0), in_memory(0)];
-                let volume = Box::new(volume(u32::from(depth), sides, manifest(&[segment()]), work)?);
+                let volume = Box::new(volume(u32::from(depth), sides, manifest, work)?);
                 send(&mut thread, Message::Add { volume, done })?;
                 (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
             }
@@ -399,23 +390,16 @@ fn segment() -> SegmentRef {
     }
 }
 
-/// The manifest of a volume with these segments.
-fn manifest(segments: &[SegmentRef]) -> Manifest {
-    let mut manifest = Manifest::empty(name());
-    let record = |seq, body| Record {
-        volume: name(),
-        seq: Seq(seq),
-        epoch: Epoch(0),
-        nonce: Nonce([7; 16]),
-        unix_ms: 0,
-        body,
-    };
-    if segments.is_empty() {
-        return manifest;
-    }
+/// A volume of which nothing was uploaded.
+fn local(sides: [File; 2]) -> Content {
+    Content::Sides { sides, manifest: Manifest::empty(name()) }
+}
+
+/// A volume with this segment, of which no byte is on a side.
+fn stored(segment: SegmentRef) -> Content {
     let attach = Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None };
     let change = Body::Change {
-        segments: segments.to_vec(),
+        segments: vec![segment],
         chunks: ChunkSet::default(),
         invalidated: SideSet::NONE,
         generation: 1,
@@ -424,11 +408,13 @@ fn manifest(segments: &[SegmentRef]) -> Manifest {
         snapshots: SnapshotChange::default(),
         sectors: None,
     };
-    let records = [record(1, Body::create(SECTORS)), record(2, attach), record(3, change)];
-    for (epoch, record) in [0, 1, 1].into_iter().zip(records) {
-        manifest.apply(&Record { epoch: Epoch(epoch), ..record }).expect("the records follow each other");
+    let mut manifest = Manifest::empty(name());
+    for (seq, epoch, body) in [(1, 0, Body::create(SECTORS)), (2, 1, attach), (3, 1, change)] {
+        let (seq, epoch, nonce) = (Seq(seq), Epoch(epoch), Nonce([7; 16]));
+        let record = Record { volume: name(), seq, epoch, nonce, unix_ms: 0, body };
+        manifest.apply(&record).expect("the records follow each other");
     }
-    manifest
+    Content::Sides { sides: [in_memory(0), in_memory(0)], manifest }
 }
 
 fn volume(
@@ -485,7 +471,7 @@ fn main() -> io::Result<()> {
         (Transport::ZeroCopy, &[(c"read4k", 1), (c"read128k", 32), (c"read1m", 256)][..]),
         (Transport::UserCopy, &[(c"user_copy_read4k", 1)]),
     ] {
-        let mut reads = Served::new(transport, DEPTH, Content::Sides([read_at_once(bytes), in_memory(0)]))?;
+        let mut reads = Served::new(transport, DEPTH, local([read_at_once(bytes), in_memory(0)]))?;
         reads.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             reads.row_under_load(name, Operation::Read, sectors)?;
@@ -495,17 +481,16 @@ fn main() -> io::Result<()> {
         (Transport::ZeroCopy, &[(c"write4k", 1), (c"write128k", 32), (c"write1m", 256)][..]),
         (Transport::UserCopy, &[(c"user_copy_write4k", 1)]),
     ] {
-        let mut writes = Served::new(transport, DEPTH, Content::Sides([zeros(), zeros()]))?;
+        let mut writes = Served::new(transport, DEPTH, local([zeros(), zeros()]))?;
         writes.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             writes.row_under_load(name, Operation::Write, sectors)?;
         }
     }
-    let mut cached = Served::new(Transport::ZeroCopy, DEPTH, Content::Store)?;
+    let mut cached = Served::new(Transport::ZeroCopy, DEPTH, stored(segment()))?;
     cached.fill(Operation::Read)?;
     cached.row_under_load(c"cached_read4k", Operation::Read, 1)?;
-    let mut flushed =
-        Served::new(Transport::UserCopy, 1, Content::Sides([in_memory(bytes), in_memory(bytes)]))?;
+    let mut flushed = Served::new(Transport::UserCopy, 1, local([in_memory(bytes), in_memory(bytes)]))?;
     flushed.serve()?;
     flushed.device.set(0, Some(FakeRequest { operation: Operation::Flush, start_sector: 0, sectors: 0 }));
     flushed.serve()?;

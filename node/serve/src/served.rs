@@ -122,7 +122,7 @@ pub(crate) struct ServedVolume {
     passed: PassedStreams,
     /// The slots out of which whole requests are copied, by their ids; each is held to the end of the copy.
     copied: Vec<Option<SlabSlot>>,
-    /// Others have it while the slab is told of used blocks.
+    /// Shared while a report of used blocks is on its way to the slab.
     used_in_progress: Arc<()>,
     work: mpsc::Sender<BackgroundWork>,
     published: Arc<PublishedStatus>,

@@ -47,7 +47,7 @@ pub(crate) enum InvalidField {
     #[error("memory.limit_bytes: is 0; give at least one MiB, or leave it out")]
     NoLimit,
     /// `memory.spill_bytes` is no limit.
-    #[error("memory.spill_bytes: is 0; give at least one MiB, or leave it out: nothing spills then")]
+    #[error("memory.spill_bytes: is 0; give a size, or leave it out: nothing spills then")]
     NoSpill,
     /// `memory.compression` is no codec.
     #[error("memory.compression: {0} is not known; use COMPRESSION_LZ4 or COMPRESSION_ZSTD")]

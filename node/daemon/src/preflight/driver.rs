@@ -109,7 +109,7 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
             let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
             let transport = match &facts.fuse {
                 Some(Ok(())) => Check::warn(TRANSPORT, slower, fix),
-                // It begins beside the daemon.
+                // It begins when the daemon does.
                 Some(Err(without @ Unsupported::NoKeeper { .. })) => {
                     let found = format!("{slower}. Now there is none: {}", chain(without));
                     Check::warn(TRANSPORT, found, self::fix(without, driver))
@@ -144,7 +144,7 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
         Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
         Unsupported::NoFuse { .. } => "boot Linux 6.9 or newer, and load the modules fuse and loop",
         Unsupported::NoKeeper { .. } => {
-            "set node.withoutUblk.enabled of the chart, or run `holdfast-node keeper` beside the daemon"
+            "set node.withoutUblk.enabled of the chart, or run `holdfast-node keeper` on the node"
         }
         Unsupported::UnknownTransport { .. } => "set data.transport to auto, zero-copy, user-copy or fuse",
     }

@@ -1,6 +1,6 @@
 //! The seal: the steps in which several owners of a volume's state take part.
 //!
-//! Owns: nothing; each step asks the owners, and says beside each other what it changes of theirs.
+//! Owns: nothing; each step asks the owners, and lists in one place its changes to their state.
 //! Does not own: the state of the seal (`volume/seal.rs`), the upload, the log (`volume/commit.rs`).
 
 use holdfast_format::chunk_set::ChunkSet;

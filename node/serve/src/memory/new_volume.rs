@@ -13,7 +13,7 @@ use crate::label::Label;
 pub struct NewMemoryVolume {
     /// The volume, opened.
     pub volume: MemoryVolume<MemoryFiles>,
-    /// Its spill file, where it has one: as long as the device, for direct I/O.
+    /// Its spill file, where it has one: a page longer than the device, for direct I/O.
     pub spill_file: Option<File>,
     /// The name in its log lines.
     pub label: Arc<Label>,

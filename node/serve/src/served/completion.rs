@@ -1,6 +1,7 @@
 //! Completions of commands of the device's queues, file operations and fetches of blocks. Each becomes an
 //! event for the planner.
 
+use holdfast_background::SlabBlock;
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_format::index::Runs;
 use holdfast_fuse::{FuseCommand, FuseQueue};
@@ -11,7 +12,6 @@ use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::work::{BackgroundWork, ColdRead};
-use holdfast_background::SlabBlock;
 
 impl ServedVolume {
     /// A command of one of the device's queues ended. Returns false if that queue was closed before: what

@@ -133,7 +133,7 @@ impl ServedVolume {
         part(range, at, file, slot.offset_bytes() + in_block)
     }
 
-    /// Tells the slab which blocks were read without its knowledge, unless it is being told.
+    /// Reports to the slab which blocks were read on this thread, unless a report is on its way.
     pub(super) fn send_used(&mut self) {
         if Arc::strong_count(&self.used_in_progress) > 1 {
             return;

@@ -1,7 +1,9 @@
 //! Ownership of devices: several volumes on a kernel that reuses numbers, and a process that ends at every
 //! step.
 
+mod growth;
 mod host_shutdown;
+mod transports;
 
 use std::future::Future;
 
@@ -216,45 +218,6 @@ fn no_volume_gets_the_device_of_another() {
     assert_eq!(deaths, 2 * (3 + 3 + 2 + 3), "add, open, start; stop and delete");
 }
 
-/// It was served by what its node has, however slow.
-#[test]
-fn a_volume_for_ublk_is_attached_by_nothing_else() {
-    let host = &Host::new(&["x"]);
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let transport = TransportChoice::Only(Transport::Fuse);
-        let config = NodeConfig { transport, ..host.dirs.config() };
-        let node = Node::start_with(config, host.kernel.clone(), WITHIN).await.unwrap();
-        let refused = node.attach(AttachRequest { ublk_only: true, ..host.request("x") }).await.unwrap_err();
-        assert!(matches!(&refused, NodeError::UblkNeeded(volume) if *volume == id("x")), "{refused}");
-        assert!(node.list().is_empty() && host.kernel.devices().len() == 2, "nothing is attached");
-        node.shutdown().await;
-    });
-    host.daemon(|node| async move {
-        node.attach(AttachRequest { ublk_only: true, ..host.request("x") }).await.unwrap();
-    });
-}
-
-/// `transport` of a StorageNode was the best that the kernel has, whatever the daemon was told to use.
-#[test]
-fn the_capabilities_follow_the_setting() {
-    let host = &Host::new(&["x"]);
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        for transport in [Transport::ZeroCopy, Transport::UserCopy, Transport::Fuse] {
-            let config = NodeConfig { transport: TransportChoice::Only(transport), ..host.dirs.config() };
-            let node = Node::start_with(config, host.kernel.clone(), WITHIN).await.unwrap();
-            let Capabilities { transport: chosen, transports, .. } = node.capabilities();
-            assert_eq!(chosen, Ok(transport));
-            for (other, usable) in transports.into_iter().filter(|(other, _)| *other != transport) {
-                let refusal = usable.unwrap_err();
-                assert!(refusal.ends_with(&format!("set it to \"auto\" or \"{other}\"")), "{refusal}");
-            }
-            node.shutdown().await;
-        }
-    });
-}
-
 async fn host_serves_its_own(host: &Host, node: &Node) {
     host.settle(node).await;
     host.check(node).await;
@@ -312,129 +275,6 @@ impl Host {
         self.kernel.change(info.id, |known| sectors = known.sectors);
         sectors
     }
-}
-
-/// Whatever the process did before its death, the device has the old size or the new one, and gets the new
-/// one.
-#[test]
-fn a_volume_grows_over_the_death_of_its_daemon() {
-    // add, open, start, resize
-    for death in [None, Some(Death::Before(3)), Some(Death::After(3))] {
-        let host = &Host::new(&["x", "y"]);
-        host.kernel.die(death);
-        host.daemon(|node| async move {
-            host.attach(&node, "x").await;
-            let grown = node.grow(&id("x"), LARGER).await.unwrap();
-            assert_eq!(grown.bytes, LARGER);
-            node.grow(&id("x"), LARGER).await.expect("again it changes nothing");
-            host.attach(&node, "y").await;
-            assert_eq!(host.sectors_of("y", 1), SECTORS);
-        });
-        host.daemon(|node| async move {
-            host.settle(&node).await;
-            until(|| host.sectors_of("x", 1) == 2 * SECTORS).await;
-            until(|| node.list()[0].attached.as_ref().is_some_and(|device| device.bytes == LARGER)).await;
-            host.end(&node).await;
-            assert_eq!(host.attach(&node, "x").await.bytes, LARGER, "it is in the log");
-        });
-    }
-}
-
-/// The live map and the header know more than the record: the daemon died between the two.
-#[test]
-fn a_volume_that_grew_without_its_record_is_recovered() {
-    let host = &Host::new(&["x"]);
-    let local = host.dirs.local_of(&id("x"));
-    host.daemon(|node| async move {
-        host.attach(&node, "x").await;
-        node.grow(&id("x"), LARGER).await.unwrap();
-    });
-    let record = local.read_record().unwrap().unwrap();
-    assert_eq!(record.sectors, 2 * SECTORS);
-    local.write_record(&AttachedRecord { sectors: SECTORS, ..record }).unwrap();
-    host.kernel.change(1, |known| known.sectors = SECTORS);
-    host.daemon(|node| async move {
-        host.settle(&node).await;
-        assert_eq!(host.sectors_of("x", 1), SECTORS);
-        assert_eq!(node.grow(&id("x"), LARGER).await.unwrap().bytes, LARGER);
-        assert_eq!(host.sectors_of("x", 1), 2 * SECTORS);
-    });
-}
-
-#[test]
-fn a_growth_that_is_refused_changes_nothing() {
-    let host = &Host::new(&["x"]);
-    let local = &host.dirs.local_of(&id("x"));
-    host.daemon(|node| async move {
-        let x = &id("x");
-        assert!(matches!(node.grow(x, LARGER).await, Err(NodeError::NotAttached(_))));
-        host.attach(&node, "x").await;
-        let too_large = node.grow(x, (MAX_SECTORS + 1) * SECTOR_BYTES).await.unwrap_err();
-        assert!(too_large.to_string().starts_with("size: "), "{too_large}");
-        for wrong in [0, LARGER + 1] {
-            assert!(matches!(node.grow(x, wrong).await, Err(NodeError::Size(_))));
-        }
-        let shrinks = node.grow(x, SECTOR_BYTES).await.unwrap_err();
-        assert!(shrinks.to_string().starts_with("size: volume x has 64 sectors"), "{shrinks}");
-        host.kernel.refuse(&["features"]);
-        let older = node.grow(x, LARGER).await.unwrap_err();
-        assert!(older.to_string().contains("Linux 6.16"), "{older}");
-        assert_eq!(local.read_record().unwrap().unwrap().sectors, SECTORS);
-        host.kernel.refuse(&["resize"]);
-        node.grow(x, LARGER).await.unwrap_err();
-        assert_eq!(node.list()[0].attached.as_ref().unwrap().bytes, SECTORS * SECTOR_BYTES, "the device's");
-        host.kernel.refuse(&[]);
-        assert_eq!(node.grow(x, LARGER).await.unwrap().bytes, LARGER);
-        host.end(&node).await;
-    });
-}
-
-/// Found by reading: the device became larger than its record, and the next daemon could not recover it.
-#[test]
-fn a_device_does_not_grow_beyond_a_record_that_was_not_written() {
-    let host = &Host::new(&["x"]);
-    let local = &host.dirs.local_of(&id("x"));
-    host.daemon(|node| async move {
-        host.attach(&node, "x").await;
-        let spare = local.live_map_path().with_file_name("attached.new");
-        fs::remove_file(&spare).unwrap();
-        fs::create_dir(&spare).unwrap();
-        for _ in 0..2 {
-            node.grow(&id("x"), LARGER).await.unwrap_err();
-            assert_eq!(
-                (host.sectors_of("x", 1), local.read_record().unwrap().unwrap().sectors),
-                (SECTORS, SECTORS)
-            );
-        }
-        fs::remove_dir(&spare).unwrap();
-        node.grow(&id("x"), LARGER).await.unwrap();
-    });
-    host.daemon(|node| async move {
-        host.settle(&node).await;
-        assert_eq!(host.sectors_of("x", 1), 2 * SECTORS);
-    });
-}
-
-/// Found by reading: a caller that stopped waiting left its command behind, which came after a larger one.
-#[test]
-fn a_late_resize_never_shrinks_a_device() {
-    let host = &Host::new(&["x"]);
-    host.daemon(|node| async move {
-        host.attach(&node, "x").await;
-        host.kernel.hold("resize", None);
-        let grow = |bytes| {
-            let node = node.clone();
-            tokio::spawn(async move { node.grow(&id("x"), bytes).await })
-        };
-        let first = grow(LARGER);
-        until(|| host.dirs.local_of(&id("x")).read_record().unwrap().unwrap().sectors == 2 * SECTORS).await;
-        first.abort();
-        drop(first.await);
-        let second = grow(2 * LARGER);
-        host.kernel.release();
-        assert_eq!(second.await.unwrap().unwrap().bytes, 2 * LARGER);
-        assert_eq!(host.sectors_of("x", 1), 4 * SECTORS);
-    });
 }
 
 /// Settings of a volume in the order of its status.
