@@ -122,7 +122,7 @@ pub(crate) struct ServedVolume {
     passed: PassedStreams,
     /// The slots out of which whole requests are copied, by their ids; each is held to the end of the copy.
     copied: Vec<Option<SlabSlot>>,
-    /// Shared while a report of used blocks is on its way to the slab.
+    /// Shared until the slab has taken in a report of used blocks.
     used_in_progress: Arc<()>,
     work: mpsc::Sender<BackgroundWork>,
     published: Arc<PublishedStatus>,

@@ -20,7 +20,8 @@ pub struct ColdRead {
     /// The runs that say where the block is.
     pub runs: Runs,
     /// Of the 128 blocks after that of `range` those, the next one in the lowest bit, that are not wholly on
-    /// the local disk. Only with the last part of the request that is work: nothing is fetched ahead of others.
+    /// the local disk. Only with the last part of the request that is work: nothing is fetched ahead of
+    /// others.
     pub remote_after: Option<u128>,
     /// Reads before this one that were answered without work.
     pub passed: Vec<PassedReads>,

@@ -133,7 +133,7 @@ impl ServedVolume {
         part(range, at, file, slot.offset_bytes() + in_block)
     }
 
-    /// Reports to the slab which blocks were read on this thread, unless a report is on its way.
+    /// Reports to the slab which blocks were read on this thread, once it has taken in the report before.
     pub(super) fn send_used(&mut self) {
         if Arc::strong_count(&self.used_in_progress) > 1 {
             return;
