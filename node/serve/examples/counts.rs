@@ -168,7 +168,7 @@ fn zeros() -> File {
 /// A volume to be served.
 enum Content {
     /// Of an object store.
-    Sides { sides: [File; 2], manifest: Manifest },
+    Sides { sides: [File; 2], manifest: Box<Manifest> },
     /// A memory volume, to which these pages are written.
     Memory { codec: PageCodec, pages: Vec<u8> },
 }
@@ -190,7 +190,7 @@ impl Served {
         let (key, pages) = match content {
             Content::Sides { sides, manifest } => {
                 let (done, mut added) = oneshot::channel();
-                let volume = Box::new(volume(u32::from(depth), sides, manifest, work)?);
+                let volume = Box::new(volume(u32::from(depth), sides, *manifest, work)?);
                 send(&mut thread, Message::Add { volume, done })?;
                 (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
             }
@@ -392,7 +392,7 @@ fn segment() -> SegmentRef {
 
 /// A volume of which nothing was uploaded.
 fn local(sides: [File; 2]) -> Content {
-    Content::Sides { sides, manifest: Manifest::empty(name()) }
+    Content::Sides { sides, manifest: Manifest::empty(name()).into() }
 }
 
 /// A volume with this segment, of which no byte is on a side.
@@ -414,7 +414,7 @@ fn stored(segment: SegmentRef) -> Content {
         let record = Record { volume: name(), seq, epoch, nonce, unix_ms: 0, body };
         manifest.apply(&record).expect("the records follow each other");
     }
-    Content::Sides { sides: [in_memory(0), in_memory(0)], manifest }
+    Content::Sides { sides: [in_memory(0), in_memory(0)], manifest: manifest.into() }
 }
 
 fn volume(
