@@ -395,7 +395,7 @@ fn local(sides: [File; 2]) -> Content {
     Content::Sides { sides, manifest: Manifest::empty(name()).into() }
 }
 
-/// A volume with this segment, of which no byte is on a side.
+/// A volume with this segment, of which nothing is on a side at first.
 fn stored(segment: SegmentRef) -> Content {
     let attach = Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None };
     let change = Body::Change {
@@ -414,7 +414,8 @@ fn stored(segment: SegmentRef) -> Content {
         let record = Record { volume: name(), seq, epoch, nonce, unix_ms: 0, body };
         manifest.apply(&record).expect("the records follow each other");
     }
-    Content::Sides { sides: [in_memory(0), in_memory(0)], manifest: manifest.into() }
+    // The request that comes with the queues writes a sector, which the rows read too.
+    Content::Sides { sides: [read_at_once(0), in_memory(0)], manifest: manifest.into() }
 }
 
 fn volume(
