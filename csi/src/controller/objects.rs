@@ -2,7 +2,8 @@
 //!
 //! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change. A wait is one watch of one object from a version that was seen: no list, no
+//! overwrites another change. A field that the API server does not know is an error: it would drop it, and
+//! another volume than the wanted one would come of it. A wait is one watch of one object from a version that was seen: no list, no
 //! polling.
 //! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
 
@@ -17,12 +18,13 @@ use holdfast_service::{chain, trace};
 use k8s_openapi::serde::Serialize;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{
-    Api, DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, WatchEvent,
-    WatchParams,
+    Api, DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, Request,
+    WatchEvent, WatchParams,
 };
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::codegen::http::uri::InvalidUri;
 use tonic::{Code, Status};
 
 /// Longest time for one request; a watch is no such request.
@@ -46,6 +48,12 @@ pub(crate) enum ApiFailure {
     /// The API server refused a value.
     #[error("{0}")]
     Invalid(String),
+    /// The API server does not know a field.
+    #[error(
+        "the custom resource definitions of the cluster are older than this driver. Apply those of its release \
+         (helm show crds CHART | kubectl apply --server-side --force-conflicts --filename -): {0}"
+    )]
+    UnknownField(String),
     /// The driver lacks a permission.
     #[error("the driver may not do this; install the roles of the chart: {0}")]
     Forbidden(String),
@@ -61,6 +69,9 @@ impl ApiFailure {
     fn of(error: kube::Error) -> Self {
         if let kube::Error::Api(status) = &error {
             match status.code {
+                400 if status.message.contains("strict decoding error") => {
+                    return Self::UnknownField(status.message.clone());
+                }
                 404 | 409 | 410 => return Self::Stale,
                 400 | 422 => return Self::Invalid(status.message.clone()),
                 403 => return Self::Forbidden(status.message.clone()),
@@ -76,6 +87,7 @@ impl From<ApiFailure> for Status {
         let code = match &failure {
             ApiFailure::Stale => Code::Aborted,
             ApiFailure::Invalid(_) => Code::InvalidArgument,
+            ApiFailure::UnknownField(_) => Code::FailedPrecondition,
             ApiFailure::Forbidden(_) => Code::PermissionDenied,
             ApiFailure::Refused(_) | ApiFailure::TimedOut => Code::Unavailable,
         };
@@ -117,11 +129,21 @@ where
 
     /// Creates an object, or returns the one that has its name already.
     pub(crate) async fn create(&self, object: &K) -> Result<K, ApiFailure> {
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        match call(self.0.create(&params, object)).await {
+        match call(self.create_strictly(object)).await {
             Err(ApiFailure::Stale) => self.get(&object.name_any()).await?.ok_or(ApiFailure::Stale),
             created => created,
         }
+    }
+
+    /// Creates an object. [`PostParams`] has no place for the check of fields.
+    async fn create_strictly(&self, object: &K) -> Result<K, kube::Error> {
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(self.0.resource_url()).create(&params, body);
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        let uri = format!("{}&fieldValidation=Strict", request.uri());
+        *request.uri_mut() = uri.parse().map_err(|error: InvalidUri| kube::Error::HttpError(error.into()))?;
+        self.0.clone().into_client().request(request).await
     }
 
     /// Deletes an object as it was read.
@@ -179,6 +201,7 @@ where
         let metadata = json!({ "resourceVersion": object.resource_version(), "annotations": annotations });
         let patch = json!({ "metadata": metadata, "spec": spec });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = params.validation_strict();
         call(self.0.patch(&object.name_any(), &params, &Patch::Merge(patch))).await
     }
 

@@ -11,6 +11,7 @@ use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
+use serde_json::{Value, json};
 
 use super::provisioning::{apply, creates};
 use super::story::provision_store_at;
@@ -36,6 +37,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     refuse_what_is_not_offered(&csi)?;
     create(world, &s3, &csi)?;
+    older_definitions(world, &csi)?;
 
     report::step("kill the driver while it waits for the operator");
     operator.kill();
@@ -129,6 +131,32 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     let long = granted("create", csi.create(&NewVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
     ensure!(long.volume_id.len() == 42, "a long name became {}", long.volume_id);
     granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
+}
+
+/// The driver was upgraded, and the definitions of the custom resources were not: they lack a field.
+fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
+    report::step("definitions that lack a field of the driver are named, and no other volume is made");
+    let field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/transport";
+    let change = |operation: &Value| {
+        let patch = format!("--patch=[{operation}]");
+        world.kubectl(["patch", "crd/volumes.storage.holdfast.dev", "--type=json", &patch])
+    };
+    let definition = world.kubectl(["get", "crd/volumes.storage.holdfast.dev", "--output=json"])?;
+    let definition: Value = serde_json::from_str(&definition)?;
+    let schema = definition.pointer(field).context("the definition has no spec.transport")?;
+    change(&json!({ "op": "remove", "path": field }))?;
+    // The server takes a moment to put a definition in effect.
+    let new = NewVolume::new("pvc-newer", GIB, "store").parameter("transport", "ublk");
+    let answer = until("the driver to name the definitions", LIMIT, || match csi.create(&new, LIMIT)? {
+        Err(answer) => Ok(Some(answer)),
+        Ok(_) => csi.delete("pvc-newer", LIMIT).map(|_| None),
+    })?;
+    refused::<()>("a newer field", Err(answer), "FailedPrecondition", "older than this driver")?;
+    ensure!(world.kubectl(["get", "volume/pvc-newer"]).is_err(), "a volume without the field was made");
+    granted("create without it", csi.create(&NewVolume::new("pvc-older", GIB, "store"), LIMIT)?)?;
+    granted("delete it", csi.delete("pvc-older", LIMIT)?)?;
+    change(&json!({ "op": "add", "path": field, "value": schema }))?;
+    Ok(())
 }
 
 /// The driver dies after it created the object and before it is provisioned.
