@@ -77,14 +77,9 @@ impl ObjectStore for FarStore {
 
 /// Bytes that no compression makes shorter, others for each `seed`.
 pub(super) fn noise(seed: u64) -> Vec<u8> {
-    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let words = (0..BLOCK_BYTES / 8).flat_map(|_| {
-        word ^= word << 13;
-        word ^= word >> 7;
-        word ^= word << 17;
-        word.to_le_bytes()
-    });
-    words.collect()
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut block);
+    block
 }
 
 /// A volume of `blocks` that was written from its first block to its last.
