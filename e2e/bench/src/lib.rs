@@ -30,6 +30,7 @@ mod proof;
 mod proof_faults;
 mod proof_turns;
 mod ring;
+mod soak;
 
 /// Lines of each log that are shown when a benchmark fails.
 const LOG_LINES: usize = 60;
@@ -173,6 +174,13 @@ pub const BY_NAME: &[Benchmark] = &[
         expected: Duration::from_secs(3600),
         profile: Profile::Dev,
         run: field::run,
+    },
+    Benchmark {
+        name: "soak",
+        about: "memory, files, threads and run directory of a daemon with 16 volumes under load, over ends and then without, with both transports; HOLDFAST_SOAK_MINUTES in place of 60",
+        expected: Duration::from_secs(3900),
+        profile: Profile::Dev,
+        run: soak::run,
     },
     Benchmark {
         name: "external-storage",

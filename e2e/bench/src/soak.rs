@@ -1,0 +1,167 @@
+//! A long run: 16 volumes under verified load for half an hour with each transport. At first the daemon is
+//! killed, ended and replaced again and again; then it runs on, and what it takes of the node must not grow.
+//! Writes the course of each quantity as a picture.
+
+use std::fs;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+use super::{Bar, Figure};
+
+mod course;
+mod picture;
+
+use course::Course;
+
+const BUCKET: &str = "soak";
+/// Uploads all the time.
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"16Mi\"\nmax_dirty_age = \"5s\"";
+const DEVICES: u32 = 16;
+const SIZE: &str = "64Mi";
+/// Time with each transport, unless `HOLDFAST_SOAK_MINUTES` says how long all of it takes.
+const EACH: Duration = Duration::from_secs(1800);
+/// Part of it in which the daemon is ended: one of so many.
+const ENDS_PART: u32 = 3;
+const BETWEEN_ENDS: Duration = Duration::from_secs(40);
+const BETWEEN_SAMPLES: Duration = Duration::from_secs(10);
+/// Part of the time without ends that is not looked at: a cache fills, a pool of connections is opened.
+const WARM_UP_PART: u32 = 4;
+/// Growth an hour that counts as none, in percent of the mean; and the most noise beside it.
+const FLAT_PERCENT: f64 = 5.0;
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+const FIO_END: Duration = Duration::from_secs(300);
+const FIO: &str = "fio";
+const SIGINT: i32 = 2;
+/// Exit of fio on that signal.
+const INTERRUPTED: Exit = Exit::Code(128);
+
+/// Prints what the daemon takes of the node: resident memory in KiB, open files, threads, and the run
+/// directory in KiB.
+const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
+  if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
+done
+rss=$(awk '/^VmRSS/ { print $2 }' "$daemon/status")
+echo "$rss $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
+
+/// The quantities of a sample, in its order.
+const QUANTITIES: [(&str, &str); 4] =
+    [("rss", "KiB"), ("fd", "files"), ("threads", "threads"), ("tmpfs", "KiB")];
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    let each = each()?;
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let control = Control::standalone(&s3, BUCKET);
+    let vm = world.vm("a")?;
+    let (mut figures, mut courses) = (Vec::new(), Vec::new());
+    for (transport, prefix) in [("zero-copy", ""), ("user-copy", "usercopy_")] {
+        report::step(format_args!("{transport}: {DEVICES} volumes for {} s", each.as_secs()));
+        let node = Node::start(Arc::clone(&vm), &control, transport, DATA)?;
+        let soaked = soak(&node, prefix, each)?;
+        node.terminate()?;
+        for ((name, unit), course) in QUANTITIES.into_iter().zip(soaked) {
+            figures.push(growth(&format!("{prefix}soak_{name}_slope"), unit, &course));
+            courses.push((format!("{prefix}{name}, {unit}"), course));
+        }
+    }
+    vm.power_off()?;
+    let picture = world.toolbox().target().join("e2e/soak.svg");
+    fs::write(&picture, picture::of(&courses)).with_context(|| format!("write {}", picture.display()))?;
+    report::step(format_args!("the courses are drawn in {}", picture.display()));
+    Ok(figures)
+}
+
+/// Time with each transport.
+fn each() -> Result<Duration> {
+    let Some(minutes) = std::env::var_os("HOLDFAST_SOAK_MINUTES") else { return Ok(EACH) };
+    let minutes = minutes.to_str().and_then(|text| text.parse::<u64>().ok());
+    let minutes = minutes.filter(|minutes| (4..=24 * 60).contains(minutes));
+    let minutes = minutes.context("HOLDFAST_SOAK_MINUTES: write a number of minutes, 4 to 1440")?;
+    Ok(Duration::from_secs(minutes * 60 / 2))
+}
+
+/// Attaches the volumes, loads them, and returns the course of each quantity.
+fn soak(node: &Node, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES.len()]> {
+    let vm = node.vm();
+    let volumes: Vec<String> =
+        (0..DEVICES).map(|number| format!("{prefix}soak-{number}").replace('_', "-")).collect();
+    let mut devices = Vec::new();
+    for volume in &volumes {
+        node.cli(&["create", volume, "--size", SIZE, "--store", "store"])?;
+        let device = node.cli(&["attach", volume, "--store", "store"])?.trim().to_owned();
+        vm.wait_block_device(&device, DEVICE_LIMIT)?;
+        devices.push(device);
+    }
+    load(vm, &devices, each)?;
+    let ends = each / ENDS_PART;
+    let quiet_from = ends + (each - ends) / WARM_UP_PART;
+    let mut courses = [(); QUANTITIES.len()].map(|()| Course::new(quiet_from));
+    let (begun, mut ended, mut next_end) = (Instant::now(), 0_u32, BETWEEN_ENDS);
+    while begun.elapsed() < each {
+        ensure!(vm.status(FIO)?.is_none(), "fio ended after {ended} ends of the daemon: {}", vm.log(FIO)?);
+        if begun.elapsed() >= next_end && begun.elapsed() < ends {
+            end(node, ended)?;
+            ended += 1;
+            next_end = begun.elapsed() + BETWEEN_ENDS;
+        }
+        for (course, value) in courses.iter_mut().zip(sample(vm)?) {
+            course.push(begun.elapsed(), value);
+        }
+        sleep(BETWEEN_SAMPLES);
+    }
+    report::step(format_args!("the daemon was ended {ended} times"));
+    vm.signal(FIO, SIGINT)?;
+    let exit = vm.wait(FIO, FIO_END)?;
+    let log = vm.log(FIO)?;
+    let is_right = log.contains("err= 0") && log.matches("err=").count() == log.matches("err= 0").count();
+    ensure!(exit == INTERRUPTED && is_right, "fio ended by {exit:?}: {log}");
+    volumes.iter().try_for_each(|volume| node.cli(&["detach", volume]).map(drop))?;
+    Ok(courses)
+}
+
+/// Starts verified random reads and writes of all devices, at a rate that the emulator keeps up with.
+fn load(vm: &Vm, devices: &[String], each: Duration) -> Result<()> {
+    let jobs: String = devices.iter().map(|device| format!(" --name={device} --filename={device}")).collect();
+    let seconds = each.as_secs() + 3600;
+    let fio = format!(
+        "exec fio --direct=1 --ioengine=io_uring --iodepth=4 --rw=randrw --bs=4k --size=32M --rate_iops=20 \
+         --verify=crc32c --verify_backlog=64 --verify_fatal=1 --time_based --runtime={seconds}{jobs}"
+    );
+    vm.spawn(FIO, &bash(&fio)).map(drop)
+}
+
+/// Ends the daemon: by a kill, by SIGTERM, by a successor, in turns.
+fn end(node: &Node, number: u32) -> Result<()> {
+    match number % 3 {
+        0 => node.kill().and_then(|()| node.restart()),
+        1 => node.terminate().and_then(|()| node.restart()),
+        _ => node.hand_over(),
+    }
+}
+
+fn sample(vm: &Vm) -> Result<[f64; QUANTITIES.len()]> {
+    let said = vm.exec(SAMPLE)?;
+    let values: Vec<f64> = said.split_whitespace().filter_map(|value| value.parse().ok()).collect();
+    values.try_into().ok().with_context(|| format!("a sample of the daemon: {said:?}"))
+}
+
+/// Figure of the growth of a quantity, which must be none within its noise.
+fn growth(name: &str, unit: &str, course: &Course) -> Figure {
+    let trend = course.trend();
+    let percent = |value: f64| 100.0 * value / trend.mean;
+    Figure {
+        name: name.to_owned(),
+        value: percent(trend.an_hour),
+        unit: "% an hour",
+        against: format!("mean {:.0} {unit}, noise {:.2} % an hour", trend.mean, percent(trend.noise)),
+        bar: Some(Bar::AtMost(FLAT_PERCENT + percent(trend.noise).min(FLAT_PERCENT))),
+    }
+}
