@@ -52,8 +52,8 @@ impl Node {
         Ok(())
     }
 
-    /// Memory of the node for memory volumes, and disk for their spill files: promised to those that are here,
-    /// and used by them.
+    /// Memory of the node for memory volumes, and disk for their spill files: promised to those that are
+    /// here, and used by them.
     pub(crate) fn memory_use(&self) -> MemoryUse {
         let (promised_bytes, used_bytes) = self.0.memory.bytes();
         let limit_bytes = self.0.config.memory_volumes_bytes;
