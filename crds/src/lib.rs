@@ -33,7 +33,7 @@ pub use condition::{
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-pub use memory::most_memory_bytes;
+pub use memory::{most_memory_bytes, most_spill_bytes};
 pub use object_store::{
     Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
     SecretRef, SkippedVolume, Sweep, SweepStatus, WebIdentity,
@@ -41,7 +41,7 @@ pub use object_store::{
 pub use persistent_volume::bound_claim;
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{
-    FencedData, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, Handoff, MemoryUse, StorageNode, StorageNodeSpec,
+    FencedData, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, Handoff, MemoryUse, SpillUse, StorageNode, StorageNodeSpec,
     StorageNodeStatus, TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{

@@ -1,6 +1,6 @@
-//! Memory that a memory volume may take, as its node promises it.
+//! Memory, and bytes of the disk, that a memory volume may take, as its node promises them.
 //!
-//! The daemon that allocates it has the same sum (`node/daemon/src/node/memory/shape.rs`), by a test there.
+//! The daemon that allocates them has the same sums (`node/daemon/src/node/memory/shape.rs`), by a test there.
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -25,9 +25,24 @@ pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
     BUFFER_BYTES + HEAD_BYTES + pages * WORD_BYTES + slabs * SLAB_BYTES
 }
 
+/// The most bytes of the state disk that pages without memory may take, for a volume that may have `spill_bytes`
+/// of it: at most all of its pages. 0 for a volume that may have none.
+#[must_use]
+pub fn most_spill_bytes(size_bytes: u64, spill_bytes: Option<u64>) -> u64 {
+    spill_bytes.map_or(0, |spill| spill.next_multiple_of(PAGE_BYTES).min(size_bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_spill_file_has_pages_of_the_device_alone() {
+        let mib = 1 << 20;
+        assert_eq!(most_spill_bytes(8 * mib, None), 0);
+        assert_eq!(most_spill_bytes(8 * mib, Some(mib + 1)), mib + 4096);
+        assert_eq!(most_spill_bytes(8 * mib, Some(9 * mib)), 8 * mib);
+    }
 
     #[test]
     fn a_limit_bounds_the_memory_and_table_and_buffers_come_on_top() {

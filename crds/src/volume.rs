@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::FieldError;
-use crate::memory::most_memory_bytes;
+use crate::memory::{most_memory_bytes, most_spill_bytes};
 use crate::quantity::{duration_within, volume_size_bytes};
 
 const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
@@ -257,6 +257,23 @@ impl VolumeSpec {
         Ok(most_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
     }
 
+    /// Bytes of the state disk that pages of a memory volume may take which find no memory; `None`: none.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.memory.spill`.
+    pub fn memory_spill_bytes(&self) -> Result<Option<u64>, FieldError> {
+        let spill = self.memory.as_ref().and_then(|memory| memory.spill.as_deref());
+        spill.map(|spill| volume_size_bytes("spec.memory.spill", spill)).transpose()
+    }
+
+    /// The most bytes of its node's state disk that a memory volume may take.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.size` or `spec.memory.spill`.
+    pub fn most_spill_bytes(&self) -> Result<u64, FieldError> {
+        Ok(most_spill_bytes(self.size_bytes()?, self.memory_spill_bytes()?))
+    }
+
     /// True if only a node that serves by ublk may attach the volume.
     pub fn needs_ublk(&self) -> bool {
         self.transport == Some(RequiredTransport::Ublk)
@@ -341,12 +358,21 @@ pub enum Backend {
 #[serde(rename_all = "camelCase")]
 pub struct MemorySpec {
     /// The most memory that its content may take: a whole number of bytes with an optional suffix (`3Gi`), a multiple of 4096.
-    /// Absent: as much as any content needs, which is `spec.size` and 4 MiB. Writes that need more fail with ENOSPC.
+    /// Absent: as much as any content needs, which is `spec.size` and 4 MiB. Pages that need more go to the node's disk as far
+    /// as `spill` allows; other writes fail with ENOSPC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
         .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"))]
     pub limit: Option<String>,
+    /// The most of the node's disk that pages take which find no memory: a whole number of bytes with an optional suffix
+    /// (`16Gi`), a multiple of 4096; more than `spec.size` is never taken. The node needs as much of `node.memorySpill` of the
+    /// chart. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 24))]
+    #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
+        .message("spec.memory.spill must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `16Gi`, or remove it"))]
+    pub spill: Option<String>,
     /// Codec of its pages.
     #[serde(default)]
     pub compression: MemoryCompression,

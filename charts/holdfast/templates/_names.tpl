@@ -81,6 +81,9 @@ app.kubernetes.io/component: {{ index . 1 }}
 
 {{/* The node daemon's configuration. Call with $. */}}
 {{- define "holdfast.nodeConfig" -}}
+{{- if and (ne (include "holdfast.bytes" (list "node.memorySpill" (.Values.node.memorySpill | default "0"))) "0") (eq (include "holdfast.bytes" (list "node.memoryVolumes" (.Values.node.memoryVolumes | default "0"))) "0") }}
+{{- fail "node.memorySpill: no node makes memory volumes, which alone use it. Set node.memoryVolumes to the memory that those of a node may take, or leave memorySpill empty" }}
+{{- end -}}
 # The node's name comes from the environment variable HOLDFAST_NODE_NAME.
 kubernetes = true
 
@@ -112,6 +115,9 @@ upload_memory = {{ . | quote }}
 {{- end }}
 {{- with .Values.node.memoryVolumes }}
 memory_volumes = {{ . | quote }}
+{{- end }}
+{{- with .Values.node.memorySpill }}
+memory_spill = {{ . | quote }}
 {{- end }}
 
 [api]

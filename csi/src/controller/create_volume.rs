@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, signed};
-use super::memory::{self, MemoryParameters};
+use super::memory::{self, MemoryParameters, NodeRoom};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
 use super::parameters::{ANY_NODE, DataHome, Nodes, Parameters, Settings};
@@ -62,8 +62,8 @@ pub(super) async fn answer(
             // Of two at once the second counts the first.
             let _alone = volumes.promising().await;
             if volumes.get(&wanted.name.object).await?.is_none() {
-                let left = memory::left_bytes(volumes, node).await?;
-                has_memory(parameters, wanted.capacity.bytes, node, left)?;
+                let left = memory::left_room(volumes, node).await?;
+                has_room(parameters, wanted.capacity.bytes, node, left)?;
             }
             volumes.create(&wanted.volume(storage_class)?).await?
         }
@@ -161,25 +161,25 @@ fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks that a node with `left_bytes` of memory can promise that of the volume.
+/// Checks that a node with this room can promise what the volume may take.
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED`: the scheduler chooses another node.
-fn has_memory(
-    parameters: MemoryParameters,
-    size_bytes: u64,
-    node: &str,
-    left_bytes: u64,
-) -> Result<(), Status> {
-    let most_bytes = parameters.most_bytes(size_bytes);
-    if most_bytes <= left_bytes {
-        return Ok(());
+fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: NodeRoom) -> Result<(), Status> {
+    let most = parameters.most(size_bytes);
+    for (most_bytes, left_bytes, of, percent, value) in [
+        (most.memory_bytes, left.memory_bytes, "memory", "maxMemoryPercent", "node.memoryVolumes"),
+        (most.spill_bytes, left.spill_bytes, "disk for its spill file", "spillPercent", "node.memorySpill"),
+    ] {
+        if most_bytes > left_bytes {
+            let [most, left] = [most_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
+            return Err(Status::resource_exhausted(format!(
+                "capacity_range.required_bytes: the volume may take {most} of {of}, and node {node} can promise {left} more. Ask \
+                 for less, lower {percent} of the StorageClass, or raise {value} of the chart"
+            )));
+        }
     }
-    let [most, left] = [most_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
-    Err(Status::resource_exhausted(format!(
-        "capacity_range.required_bytes: the volume may take {most} of memory, and node {node} can promise {left} more. Ask for \
-         less, lower maxMemoryPercent of the StorageClass, or raise node.memoryVolumes of the chart"
-    )))
+    Ok(())
 }
 
 /// Returns true if the users of a volume are readers of many nodes.

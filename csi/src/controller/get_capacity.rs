@@ -7,7 +7,7 @@ use holdfast_proto::csi::v1::{GetCapacityRequest, GetCapacityResponse, Topology}
 use tonic::Status;
 
 use super::capacity::signed;
-use super::memory::{MemoryParameters, left_bytes};
+use super::memory::{MemoryParameters, left_room};
 use super::parameters::{BACKEND, DataHome, Parameters, Settings, TRANSPORT};
 use super::volumes::ClusterVolumes;
 use crate::topology;
@@ -31,7 +31,7 @@ pub(super) async fn answer(
         // No volume is made for more than one node.
         return Ok(capacity(0, 0));
     };
-    let largest = memory.largest_bytes(left_bytes(volumes, node).await?);
+    let largest = memory.largest_bytes(left_room(volumes, node).await?);
     Ok(capacity(signed(largest), largest))
 }
 

@@ -1,12 +1,15 @@
-//! Memory of nodes for memory volumes: what the node of a volume can still promise.
+//! Memory of nodes for memory volumes, and disk for their spill files: what the node of a volume can still
+//! promise.
 //!
-//! A node promises the most that a volume may take (`most_memory_bytes`). The daemon enforces the same limit
-//! at each attach; here it keeps the scheduler from choosing a node that would refuse.
+//! A node promises the most that a volume may take (`most_memory_bytes`, `most_spill_bytes`). The daemon
+//! enforces the same limits at each attach; here they keep the scheduler from choosing a node that would
+//! refuse.
 
 use std::collections::BTreeMap;
 
 use holdfast_crds::{
-    MAX_SIZE_BYTES, MEMORY_NODE, MemoryCompression, MemorySpec, MemoryUse, Volume, most_memory_bytes,
+    MAX_SIZE_BYTES, MEMORY_NODE, MemoryCompression, MemorySpec, MemoryUse, SpillUse, Volume,
+    most_memory_bytes, most_spill_bytes,
 };
 use kube::ResourceExt;
 use tonic::Status;
@@ -16,7 +19,7 @@ use super::volumes::ClusterVolumes;
 
 /// A memory limit is a multiple of this many bytes: a slab of the pool.
 const LIMIT_STEP_BYTES: u64 = 64 << 10;
-/// Least memory limit of a volume.
+/// Least memory limit of a volume, and least spill.
 const LEAST_LIMIT_BYTES: u64 = 1 << 20;
 /// Sizes of volumes are multiples of it.
 const SECTOR_BYTES: u64 = 4096;
@@ -27,6 +30,8 @@ pub(super) struct MemoryParameters {
     /// The most memory that the content may take, in percent of the size; absent: as much as any content
     /// needs.
     pub(super) max_percent: Option<u8>,
+    /// The most of the node's disk that pages without memory may take, in percent of the size; absent: none.
+    pub(super) spill_percent: Option<u8>,
     /// Codec of the pages.
     pub(super) compression: MemoryCompression,
 }
@@ -38,34 +43,65 @@ impl MemoryParameters {
         Some(share.next_multiple_of(LIMIT_STEP_BYTES).max(LEAST_LIMIT_BYTES))
     }
 
+    /// Bytes of the node's disk that pages of a volume of this size may take which find no memory.
+    fn spill_bytes(self, size_bytes: u64) -> Option<u64> {
+        let percent = u64::from(self.spill_percent?);
+        let share = percent * (size_bytes / 100) + (percent * (size_bytes % 100)).div_ceil(100);
+        Some(share.next_multiple_of(SECTOR_BYTES).max(LEAST_LIMIT_BYTES))
+    }
+
     /// `spec.memory` of a volume of this size.
     pub(super) fn spec(self, size_bytes: u64) -> MemorySpec {
-        MemorySpec { limit: self.limit_bytes(size_bytes).map(quantity), compression: self.compression }
+        MemorySpec {
+            limit: self.limit_bytes(size_bytes).map(quantity),
+            spill: self.spill_bytes(size_bytes).map(quantity),
+            compression: self.compression,
+        }
     }
 
-    /// The most memory that a volume of this size may take, in bytes.
-    pub(super) fn most_bytes(self, size_bytes: u64) -> u64 {
-        most_memory_bytes(size_bytes, self.limit_bytes(size_bytes))
+    /// The most that a volume of this size may take of its node.
+    pub(super) fn most(self, size_bytes: u64) -> NodeRoom {
+        NodeRoom {
+            memory_bytes: most_memory_bytes(size_bytes, self.limit_bytes(size_bytes)),
+            spill_bytes: most_spill_bytes(size_bytes, self.spill_bytes(size_bytes)),
+        }
     }
 
-    /// The largest volume that may take so much memory, in bytes; 0 if none may.
-    pub(super) fn largest_bytes(self, memory_bytes: u64) -> u64 {
+    /// The largest volume that a node with this room may take, in bytes; 0 if it may take none.
+    pub(super) fn largest_bytes(self, room: NodeRoom) -> u64 {
         let (mut fits, mut too_large) = (0, MAX_SIZE_BYTES / SECTOR_BYTES + 1);
         while too_large - fits > 1 {
             let half = u64::midpoint(fits, too_large);
-            if self.most_bytes(half * SECTOR_BYTES) <= memory_bytes { fits = half } else { too_large = half }
+            if room.has(self.most(half * SECTOR_BYTES)) { fits = half } else { too_large = half }
         }
         fits * SECTOR_BYTES
     }
 }
 
-/// Memory that a node can still promise, in bytes. 0 of a node that makes no memory volumes.
+/// Memory, and disk for spill files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeRoom {
+    /// Bytes of memory.
+    pub(super) memory_bytes: u64,
+    /// Bytes of the disk.
+    pub(super) spill_bytes: u64,
+}
+
+impl NodeRoom {
+    /// True if there is as much of both.
+    fn has(self, wanted: Self) -> bool {
+        wanted.memory_bytes <= self.memory_bytes && wanted.spill_bytes <= self.spill_bytes
+    }
+}
+
+/// The room that a node can still promise. None of a node that makes no memory volumes; no disk of one that
+/// has none for them.
 ///
 /// # Errors
 /// Those of the requests.
-pub(super) async fn left_bytes(volumes: &ClusterVolumes, node: &str) -> Result<u64, Status> {
-    let Some(found) = volumes.node(node).await? else { return Ok(0) };
-    let Some(memory) = found.status.and_then(|status| status.memory) else { return Ok(0) };
+pub(super) async fn left_room(volumes: &ClusterVolumes, node: &str) -> Result<NodeRoom, Status> {
+    let Some(found) = volumes.node(node).await? else { return Ok(NodeRoom::default()) };
+    let Some(memory) = found.status.and_then(|status| status.memory) else { return Ok(NodeRoom::default()) };
     let made_for = volumes.list(&format!("{MEMORY_NODE}={node}")).await?;
     let wanted = volumes.wanted_on(node).await?;
     let of_node = made_for.into_iter().chain(wanted).filter(|volume| volume.spec.is_memory());
@@ -73,20 +109,38 @@ pub(super) async fn left_bytes(volumes: &ClusterVolumes, node: &str) -> Result<u
     Ok(left(&memory, of_node.values(), node))
 }
 
-/// The same, of a node that reported `memory`. A volume that is there, served or not, is in its report; of
-/// one that was attached or detached since the report the larger sum counts.
-fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume>, node: &str) -> u64 {
+/// The same, of a node that reported `memory`.
+fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clone, node: &str) -> NodeRoom {
     let is_attached = |volume: &Volume| {
         let status = volume.status.as_ref();
         status.is_some_and(|status| status.node.as_deref() == Some(node) && status.epoch.is_some())
     };
-    let (mut all, mut absent) = (0_u64, 0_u64);
-    for volume in of_node {
-        let most = volume.spec.most_memory_bytes().unwrap_or_default();
-        all = all.saturating_add(most);
-        absent = absent.saturating_add(if is_attached(volume) { 0 } else { most });
+    let of_node = of_node.map(|volume| (volume, is_attached(volume)));
+    let MemoryUse { limit_bytes, promised_bytes, used_bytes: _, spill } = memory;
+    let memory = of_node
+        .clone()
+        .map(|(volume, is_there)| (volume.spec.most_memory_bytes().unwrap_or_default(), is_there));
+    let disk =
+        of_node.map(|(volume, is_there)| (volume.spec.most_spill_bytes().unwrap_or_default(), is_there));
+    let spill = spill.clone().unwrap_or_default();
+    let SpillUse { limit_bytes: spill_limit_bytes, promised_bytes: spill_promised_bytes, used_bytes: _ } =
+        spill;
+    NodeRoom {
+        memory_bytes: unpromised(*limit_bytes, *promised_bytes, memory),
+        spill_bytes: unpromised(spill_limit_bytes, spill_promised_bytes, disk),
     }
-    memory.limit_bytes.saturating_sub(all.max(memory.promised_bytes.saturating_add(absent)))
+}
+
+/// Bytes that a node with this limit can still promise, which reported that it promised so many. `most`: what
+/// each volume may take, and true if it is attached. One that is there, served or not, is in the report; of
+/// one that was attached or detached since the report the larger sum counts.
+fn unpromised(limit_bytes: u64, promised_bytes: u64, most: impl Iterator<Item = (u64, bool)>) -> u64 {
+    let (mut all, mut absent) = (0_u64, 0_u64);
+    for (most, is_attached) in most {
+        all = all.saturating_add(most);
+        absent = absent.saturating_add(if is_attached { 0 } else { most });
+    }
+    limit_bytes.saturating_sub(all.max(promised_bytes.saturating_add(absent)))
 }
 
 /// The node that a volume was made for.
@@ -120,6 +174,15 @@ mod tests {
         MemoryParameters { max_percent: Some(50), ..MemoryParameters::default() }
     }
 
+    /// Half of the size in memory, and three quarters on the disk.
+    fn spilling() -> MemoryParameters {
+        MemoryParameters { spill_percent: Some(75), ..half() }
+    }
+
+    fn room(memory_bytes: u64, spill_bytes: u64) -> NodeRoom {
+        NodeRoom { memory_bytes, spill_bytes }
+    }
+
     /// A memory volume of 1 GiB that is made for node `a`, and attached there.
     fn volume(is_attached: bool) -> Volume {
         let mut volume = Volume::new(
@@ -136,6 +199,11 @@ mod tests {
     fn a_limit_is_a_share_of_the_size() {
         assert_eq!(half().spec(8 * GIB).limit.as_deref(), Some("4194368Ki"), "rounded up to a slab");
         assert_eq!(half().spec(4096).limit.as_deref(), Some("1Mi"));
+        assert_eq!(spilling().spec(8 * GIB).spill.as_deref(), Some("6Gi"));
+        assert_eq!(spilling().spec(GIB + 4096).spill.as_deref(), Some("786436Ki"), "rounded up to a page");
+        assert_eq!(spilling().spec(4096).spill.as_deref(), Some("1Mi"));
+        let whole = MemoryParameters { spill_percent: Some(100), ..half() };
+        assert_eq!(whole.spec(MAX_SIZE_BYTES).spill.as_deref(), Some("64Ti"));
         assert_eq!(MemoryParameters::default().spec(GIB), MemorySpec::default());
     }
 
@@ -143,21 +211,36 @@ mod tests {
     fn the_largest_volume_fits_and_the_next_does_not() {
         for parameters in [half(), MemoryParameters::default()] {
             for memory in [16 << 20, GIB, 100 * GIB] {
-                let largest = parameters.largest_bytes(memory);
-                assert!(parameters.most_bytes(largest) <= memory);
-                assert!(parameters.most_bytes(largest + SECTOR_BYTES) > memory, "{parameters:?} {memory}");
+                let largest = parameters.largest_bytes(room(memory, 0));
+                let most = |bytes| parameters.most(bytes).memory_bytes;
+                assert!(most(largest) <= memory);
+                assert!(most(largest + SECTOR_BYTES) > memory, "{parameters:?} {memory}");
             }
-            assert_eq!(parameters.largest_bytes(0), 0);
+            assert_eq!(parameters.largest_bytes(room(0, GIB)), 0);
         }
-        assert!(half().largest_bytes(GIB) > GIB, "half of it is memory");
+        assert!(half().largest_bytes(room(GIB, 0)) > GIB, "half of it is memory");
+    }
+
+    /// The scheduler chose a node by its memory that had no disk for the spill file.
+    #[test]
+    fn the_largest_volume_fits_the_disk_too() {
+        let largest = |memory, disk| spilling().largest_bytes(room(memory, disk));
+        assert_eq!(largest(100 * GIB, 3 * GIB), 4 * GIB, "the disk has room for less");
+        assert_eq!(largest(GIB, 3 * GIB), half().largest_bytes(room(GIB, 0)), "the memory has");
+        assert_eq!(largest(100 * GIB, 0), 0);
     }
 
     /// The scheduler chose a node whose memory was promised to volumes that were not attached yet.
     #[test]
     fn memory_is_left_that_no_volume_may_take() {
         let most = volume(true).spec.most_memory_bytes().expect("a size");
-        let memory = |promised_bytes| MemoryUse { limit_bytes: 10 * GIB, promised_bytes, used_bytes: 0 };
-        let left = |promised, of_node: &[Volume]| 10 * GIB - left(&memory(promised), of_node.iter(), "a");
+        let memory =
+            |promised_bytes| MemoryUse { limit_bytes: 10 * GIB, promised_bytes, ..MemoryUse::default() };
+        let left = |promised, of_node: &[Volume]| {
+            let left = left(&memory(promised), of_node.iter(), "a");
+            assert_eq!(left.spill_bytes, 0, "the node has no disk for them");
+            10 * GIB - left.memory_bytes
+        };
         assert_eq!(left(0, &[]), 0);
         assert_eq!(left(0, &[volume(false)]), most, "it is yet to be attached");
         assert_eq!(left(most, &[volume(true)]), most, "it is in the report");
@@ -165,6 +248,25 @@ mod tests {
         assert_eq!(left(most, &[]), most, "a person attached it");
         assert_eq!(left(most, &[volume(false)]), 2 * most);
         let full = memory(11 * GIB);
-        assert_eq!(super::left(&full, [].into_iter(), "a"), 0);
+        assert_eq!(super::left(&full, [].into_iter(), "a"), NodeRoom::default());
+    }
+
+    #[test]
+    fn disk_is_left_that_no_volume_may_take() {
+        let spill = |promised_bytes| SpillUse { limit_bytes: 10 * GIB, promised_bytes, used_bytes: 0 };
+        let memory = |promised| MemoryUse { spill: Some(spill(promised)), ..MemoryUse::default() };
+        let of_spec = |is_attached| {
+            let mut volume = volume(is_attached);
+            volume.spec.memory = Some(MemorySpec { spill: Some("2Gi".to_owned()), ..MemorySpec::default() });
+            volume
+        };
+        let left = |promised, of_node: &[Volume]| {
+            10 * GIB - left(&memory(promised), of_node.iter(), "a").spill_bytes
+        };
+        assert_eq!(left(0, &[of_spec(false)]), GIB, "no more than the size");
+        assert_eq!(left(GIB, &[of_spec(true)]), GIB, "it is in the report");
+        assert_eq!(left(GIB, &[of_spec(false)]), 2 * GIB);
+        assert_eq!(left(GIB, &[volume(false)]), GIB, "it has no spill file");
+        assert_eq!(left(10 * GIB, &[of_spec(false)]), 10 * GIB);
     }
 }

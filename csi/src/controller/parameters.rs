@@ -23,7 +23,9 @@ pub(super) const BACKEND: &str = "backend";
 /// Keys of a StorageClass of memory volumes.
 const COMPRESSION: &str = "compression";
 const MAX_MEMORY_PERCENT: &str = "maxMemoryPercent";
-/// Most percent of the size that content may take: that of any content is a little more than 100.
+const SPILL_PERCENT: &str = "spillPercent";
+/// Percent of the size that content may take: of memory that of any content is a little more than 100, of the
+/// disk it is 100.
 const PERCENT: std::ops::RangeInclusive<u8> = 1..=100;
 /// Keys that both may have.
 const KEYS: [&str; 3] = ["durability", "maxDirtyAge", "failoverPolicy"];
@@ -241,7 +243,7 @@ impl Parameters {
             DataHome::Memory(wanted) => {
                 let bytes = spec.size_bytes().unwrap_or_default();
                 let found = spec.memory.clone().unwrap_or_default();
-                (found != wanted.spec(bytes)).then(|| "another memory limit or compression".to_owned())
+                (found != wanted.spec(bytes)).then(|| "another memory limit, spill or compression".to_owned())
             }
             DataHome::ObjectStore(_) => None,
         }
@@ -273,17 +275,10 @@ fn memory(
     mutable: &Settings,
 ) -> Result<MemoryParameters, Status> {
     let compression: Option<MemoryCompression> = word(field, COMPRESSION, "`lz4` or `zstd`", &mut given)?;
-    let max_percent = match given.remove(MAX_MEMORY_PERCENT) {
-        None => None,
-        Some(text) => {
-            let percent = text.parse().ok().filter(|percent| PERCENT.contains(percent));
-            let why =
-                || format!("`{text}` is not a share; write a whole number from 1 to 100, or leave it out");
-            Some(percent.ok_or_else(|| invalid(field, MAX_MEMORY_PERCENT, &why()))?)
-        }
-    };
+    let max_percent = percent(field, MAX_MEMORY_PERCENT, &mut given)?;
+    let spill_percent = percent(field, SPILL_PERCENT, &mut given)?;
     if let Some(key) = given.keys().min() {
-        let known = [BACKEND, COMPRESSION, MAX_MEMORY_PERCENT].join(", ");
+        let known = [BACKEND, COMPRESSION, MAX_MEMORY_PERCENT, SPILL_PERCENT].join(", ");
         let why = format!("is not known with backend `memory`; the parameters are {known}");
         return Err(invalid(field, key, &why));
     }
@@ -291,7 +286,15 @@ fn memory(
         let why = "a memory volume has none; leave out the VolumeAttributesClass of the claim";
         return Err(invalid("mutable_parameters", key, why));
     }
-    Ok(MemoryParameters { max_percent, compression: compression.unwrap_or_default() })
+    Ok(MemoryParameters { max_percent, spill_percent, compression: compression.unwrap_or_default() })
+}
+
+/// A share of the size; none where the key is absent.
+fn percent(field: &str, key: &str, given: &mut HashMap<String, String>) -> Result<Option<u8>, Status> {
+    let Some(text) = given.remove(key) else { return Ok(None) };
+    let percent = text.parse().ok().filter(|percent| PERCENT.contains(percent));
+    let why = || format!("`{text}` is not a share; write a whole number from 1 to 100, or leave it out");
+    percent.map(Some).ok_or_else(|| invalid(field, key, &why()))
 }
 
 fn invalid(field: &str, key: &str, why: &str) -> Status {
@@ -385,6 +388,11 @@ mod tests {
         let plain = read(&[backend]).expect("parameters");
         assert_eq!(plain.spec(1 << 30).expect("a spec").memory_limit_bytes(), Ok(None));
         assert!(plain.difference(&spec).is_some_and(|words| words.contains("memory limit")));
+        let spilling = read(&[backend, ("spillPercent", "100")]).expect("parameters");
+        let spilled = spilling.spec(1 << 30).expect("a spec");
+        assert_eq!(spilled.memory_spill_bytes(), Ok(Some(1 << 30)));
+        assert_eq!(spilling.difference_of_new(&spilled), None);
+        assert!(plain.difference(&spilled).is_some_and(|words| words.contains("spill")));
         let object = read(&[("objectStore", "main"), ("backend", "object")]).expect("parameters");
         assert_eq!(object.difference(&spec).as_deref(), Some("backend `memory`, not `object`"));
         let kept = object.spec(1 << 30).expect("a spec");
@@ -398,6 +406,12 @@ mod tests {
                 vec![backend, ("objectStore", "main")],
                 "parameters.objectStore: is not known with backend `memory`",
             ),
+            (
+                vec![("objectStore", "main"), ("spillPercent", "50")],
+                "parameters.spillPercent: is not known; the parameters are objectStore,",
+            ),
+            (vec![backend, ("spillPercent", "0")], "parameters.spillPercent: `0` is not a share; write"),
+            (vec![backend, ("spillPercent", "101")], "parameters.spillPercent: `101` is not a share; write"),
             (
                 vec![backend, ("durability", "object")],
                 "parameters.durability: is not known with backend `memory`",

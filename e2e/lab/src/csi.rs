@@ -306,9 +306,10 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver cannot be asked.
-    pub fn memory_capacity(&self, node: &str) -> Result<Answer<i64>> {
+    pub fn memory_capacity(&self, node: &str, class: &[(&str, &str)]) -> Result<Answer<i64>> {
+        let of_all = [("backend", "memory"), ("csi.storage.k8s.io/fstype", "ext4")];
         let request = v1::GetCapacityRequest {
-            parameters: owned(&[("backend", "memory"), ("csi.storage.k8s.io/fstype", "ext4")]),
+            parameters: owned(&[&of_all, class].concat()),
             accessible_topology: Some(on(node)),
             ..Default::default()
         };

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::output;
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::world::World;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Group of the snapshot controller's kinds.
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
@@ -273,34 +273,71 @@ fn attributes(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Values of nodes with this much memory for memory volumes, and of two classes.
+fn memory_values(limit: &str) -> Value {
+    json!({
+        "node": {
+            "memoryVolumes": limit,
+            "memorySpill": "32Gi",
+            "resources": { "limits": { "memory": "1Gi" } },
+        },
+        "storageClasses": [
+            { "name": "stored", "objectStore": "main", "transport": "ublk" },
+            {
+                "name": "scratch",
+                "backend": "memory",
+                "compression": "zstd",
+                "maxMemoryPercent": 50,
+                "spillPercent": 75,
+            },
+        ],
+    })
+}
+
+/// Classes that no node can serve, and disk that no volume can use, are refused with the value to set.
+fn memory_refusals(world: &World) -> Result<()> {
+    let mut unused = memory_values("");
+    unused["storageClasses"] = json!([]);
+    let mut no_disk = memory_values("8Gi");
+    no_disk["node"]["memorySpill"] = "".into();
+    let mut of_store = memory_values("8Gi");
+    of_store["storageClasses"][0]["spillPercent"] = 10.into();
+    let [mut zero, mut text] = [memory_values("8Gi"), memory_values("8Gi")];
+    zero["storageClasses"][1]["spillPercent"] = 0.into();
+    text["node"]["memorySpill"] = "half".into();
+    for (values, words) in [
+        (memory_values(""), "Set node.memoryVolumes"),
+        (memory_values("0Gi"), "Set node.memoryVolumes"),
+        (unused, "node.memorySpill: no node makes memory volumes"),
+        (no_disk, "scratch has spillPercent, and no node has disk for it. Set node.memorySpill"),
+        (of_store, "spillPercent"),
+        (zero, "spillPercent"),
+        (text, "memorySpill"),
+    ] {
+        let refused = render(world, "memory", &values).err().map(|error| format!("{error:#}"));
+        let said = refused.unwrap_or_default();
+        ensure!(said.contains(words), "{words:?} is not in {said:?}");
+    }
+    Ok(())
+}
+
 /// A class of memory volumes needs a limit of the node, waits for the scheduler's choice, and is counted. A
 /// memory limit of the daemon's container includes what memory volumes may take, which the kernel charges it.
 fn memory(world: &World, defaults: &[String]) -> Result<()> {
     const COUNTED: [&str; 3] =
         ["storageCapacity: true", "- --enable-capacity", "- --capacity-ownerref-level=2"];
     ensure!(!COUNTED.iter().any(|line| has(defaults, line)), "capacities are counted without memory volumes");
-    let values = |limit: &str| {
-        json!({
-            "node": { "memoryVolumes": limit, "resources": { "limits": { "memory": "1Gi" } } },
-            "storageClasses": [
-                { "name": "stored", "objectStore": "main", "transport": "ublk" },
-                { "name": "scratch", "backend": "memory", "compression": "zstd", "maxMemoryPercent": 50 },
-            ],
-        })
-    };
-    for none in ["", "0Gi"] {
-        let refused = render(world, "memory", &values(none)).err().map(|error| format!("{error:#}"));
-        let said = refused.unwrap_or_default();
-        ensure!(said.contains("Set node.memoryVolumes"), "a class that no node can serve: {said:?}");
-    }
-    let rendered = render(world, "memory", &values("8Gi"))?;
+    memory_refusals(world)?;
+    let rendered = render(world, "memory", &memory_values("8Gi"))?;
     for line in COUNTED {
         ensure!(has(&rendered, line), "{line} is not rendered");
     }
-    ensure!(has(&rendered, "memory_volumes = \"8Gi\""), "the daemon lacks its limit");
+    for line in ["memory_volumes = \"8Gi\"", "memory_spill = \"32Gi\""] {
+        ensure!(has(&rendered, line), "the daemon lacks {line}");
+    }
     ensure!(has(&rendered, "memory: \"9663676416\""), "the limit of the container is not 9Gi");
     for (limit, sum) in [("1.5Gi", "10200547328"), ("2Pi", "2251808403619840")] {
-        let mut other = values("8Gi");
+        let mut other = memory_values("8Gi");
         other["node"]["resources"]["limits"]["memory"] = limit.into();
         let line = format!("memory: \"{sum}\"");
         ensure!(has(&render(world, "memory", &other)?, &line), "{limit} and 8Gi are not {sum}");
@@ -316,6 +353,7 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
         "  backend: memory",
         "  compression: zstd",
         "  maxMemoryPercent: \"50\"",
+        "  spillPercent: \"75\"",
     ] {
         ensure!(scratch.lines().any(|found| found == line), "{line} is not in\n{scratch}");
         ensure!(!stored.lines().any(|found| found == line), "{line} is in\n{stored}");

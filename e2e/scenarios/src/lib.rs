@@ -325,8 +325,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "memory-claims",
-        about: "claims of memory volumes without an object store: capacity of the node, a restarted daemon, a restarted host whose loss is said, refusals, and nothing left",
-        expected: Duration::from_secs(75),
+        about: "claims of memory volumes without an object store: capacity of the node, a restarted daemon, a restarted host whose loss is said, pages on the disk, refusals, and nothing left",
+        expected: Duration::from_secs(120),
         alone: false,
         run: memory_claims::run,
     },

@@ -12,12 +12,18 @@ use holdfast_lab::world::World;
 use super::csi_node::{publish, release};
 use super::provisioning::apply;
 
-/// Memory of the node.
-const DATA: &str = "memory_volumes = \"256Mi\"";
+/// Memory of the node, and disk for pages that find none.
+const DATA: &str = "memory_volumes = \"256Mi\"\nmemory_spill = \"64Mi\"";
 const MIB: i64 = 1 << 20;
 /// Size of the claim.
 const CLAIM_BYTES: i64 = 128 * MIB;
 const CLAIM: &str = "pvc-scratch";
+/// Parameters of a class whose volumes spill: a quarter of the size is memory, all of it may be on the disk.
+const SPILLING: [(&str, &str); 2] = [("maxMemoryPercent", "25"), ("spillPercent", "100")];
+const SPILL_CLAIM: &str = "pvc-spill";
+const SPILL_BYTES: i64 = 60 * MIB;
+/// Content of it: more than its memory takes.
+const SOURCE: &str = "/dev/shm/source";
 
 pub(super) fn run(world: &World) -> Result<()> {
     let operator = world.operator()?;
@@ -30,10 +36,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(topology.get("topology.holdfast.dev/node").is_some_and(|node| node == "a"), "{topology:?}");
 
     report::step("create a claim: the node can promise as much less");
-    let whole = capacity(&csi, |bytes| bytes > 0)?;
+    let whole = capacity(&csi, &[], |bytes| bytes > 0)?;
     ensure!(whole > 240 * MIB && whole < 256 * MIB, "{whole} bytes of 256Mi");
     let scratch = claim(&csi)?;
-    let left = capacity(&csi, |bytes| bytes < whole)?;
+    let left = capacity(&csi, &[], |bytes| bytes < whole)?;
     ensure!(left > 100 * MIB && left < whole - CLAIM_BYTES, "{left} bytes are left of {whole}");
     let too_large = csi.create(&NewVolume::in_memory("pvc-large", CLAIM_BYTES, "a"), LIMIT)?;
     refused("a claim that does not fit", too_large, "ResourceExhausted", "node a can promise")?;
@@ -70,10 +76,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
     ensure!(lost(world, CLAIM)? == "Detached", "a detach drops the content");
     granted("delete", csi.delete(CLAIM, LIMIT)?)?;
-    ensure!(capacity(&csi, |bytes| bytes == whole)? == whole, "all of it");
+    ensure!(capacity(&csi, &[], |bytes| bytes == whole)? == whole, "all of it");
 
+    spilled(world, &csi, &a, &on_a)?;
     applied(world, &a)?;
-    a.vm().exec("! ls /dev/ublkb* 2>/dev/null; test -z \"$(ls /run/holdfast/memory.d)\"")?;
+    a.vm().exec(
+        "! ls /dev/ublkb* 2>/dev/null; test -z \"$(ls /run/holdfast/memory.d)\"; ! ls -d /var/lib/holdfast/memory.d/* 2>/dev/null",
+    )?;
     a.terminate()?;
     operator.stop()
 }
@@ -92,10 +101,79 @@ fn claim(csi: &Csi) -> Result<Claim> {
     Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), how })
 }
 
-/// The capacity of node `a`, once it is as it should be.
-fn capacity(csi: &Csi, is_right: impl Fn(i64) -> bool) -> Result<i64> {
+/// A claim takes more than its memory, and the rest is on the disk: no write fails, and a kill changes
+/// nothing. The disk of the node is promised once.
+fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<()> {
+    report::step("create a claim that spills: the disk of the node is promised");
+    capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB)?;
+    let how = Use::mounted("ext4");
+    let new = |name, bytes| {
+        let new = NewVolume::in_memory(name, bytes, "a").used(&how);
+        SPILLING.into_iter().fold(new, |new, (key, value)| new.parameter(key, value))
+    };
+    let too_large = csi.create(&new("pvc-large", 65 * MIB), LIMIT)?;
+    let words = "of disk for its spill file, and node a can promise 64Mi more";
+    refused("more than the node has", too_large, "ResourceExhausted", words)?;
+    let no_share = NewVolume::in_memory("pvc-none", MIB, "a").parameter("spillPercent", "0");
+    refused(
+        "no share",
+        csi.create(&no_share, LIMIT)?,
+        "InvalidArgument",
+        "parameters.spillPercent: `0` is not",
+    )?;
+    granted("create", csi.create(&new(SPILL_CLAIM, SPILL_BYTES), LIMIT)?)?;
+    capacity(csi, &SPILLING, |bytes| bytes == 4 * MIB)?;
+
+    report::step("fill it beyond its memory; kill and restart the daemon");
+    let context = publish(csi, SPILL_CLAIM, "a")?;
+    let claim = Claim { volume: SPILL_CLAIM.to_owned(), context, how };
+    granted("stage", on_node.stage(&claim, LIMIT)?)?;
+    granted("publish", on_node.publish(&claim, "pod", false)?)?;
+    let file = format!("{}/file", claim.target("pod"));
+    let compare = format!("echo 3 > /proc/sys/vm/drop_caches; cmp {SOURCE} {file}");
+    let vm = on_node.vm();
+    vm.exec(&format!("head -c 40M /dev/urandom > {SOURCE}; cp {SOURCE} {file}; sync {file}; {compare}"))?;
+    node.kill()?;
+    node.restart()?;
+    vm.exec(&format!("{compare}; rm {SOURCE}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"))?;
+
+    report::step("the StorageNode and the Volume say so; another volume is refused");
+    let path = "--output=jsonpath={.status.memory.spill.limitBytes} {.status.memory.spill.promisedBytes} \
+                {.status.memory.spill.usedBytes}";
+    until("the spilled bytes of the node", LIMIT, || {
+        let found = world.kubectl(["get", "storagenode/a", path])?;
+        let figures: Vec<i64> = found.split(' ').filter_map(|figure| figure.parse().ok()).collect();
+        Ok(matches!(figures[..], [limit, promised, used]
+            if limit == 64 * MIB && promised == SPILL_BYTES && (20 * MIB..SPILL_BYTES).contains(&used))
+        .then_some(()))
+    })?;
+    let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].message}";
+    let said = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
+    ensure!(said.contains("of at most 62914560 bytes found no memory"), "{said}");
+    apply(
+        world,
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: more}\nspec: {size: 64Mi, backend: memory, \
+         memory: {limit: 8Mi, spill: 8Mi}, nodeName: a}\n",
+    )?;
+    until("the refusal", LIMIT, || {
+        let path = "--output=jsonpath={.status.conditions[?(@.type=='Attached')]['reason','message']}";
+        let said = world.kubectl(["get", "volume/more", path])?;
+        let words = "4Mi of data.memory_spill (64Mi) is left on this node";
+        Ok((said.starts_with("NodeFull ") && said.contains(words)).then_some(()))
+    })?;
+    world.kubectl(["delete", "volume/more", "--timeout=60s"])?;
+
+    release(on_node, &claim, "pod")?;
+    granted("withdraw", csi.unpublish(SPILL_CLAIM, "a", LIMIT)?)?;
+    ensure!(lost(world, SPILL_CLAIM)? == "Detached", "a detach drops the content");
+    granted("delete", csi.delete(SPILL_CLAIM, LIMIT)?)?;
+    capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB).map(drop)
+}
+
+/// The capacity of node `a` for a class, once it is as it should be.
+fn capacity(csi: &Csi, class: &[(&str, &str)], is_right: impl Fn(i64) -> bool) -> Result<i64> {
     until("the capacity", LIMIT, || {
-        let bytes = granted("capacity", csi.memory_capacity("a")?)?;
+        let bytes = granted("capacity", csi.memory_capacity("a", class)?)?;
         Ok(is_right(bytes).then_some(bytes))
     })
 }

@@ -25,6 +25,7 @@ pub(crate) fn status(seen: &Seen) -> String {
         let _ = writeln!(text, "{kind:13} {count}");
     }
     let _ = writeln!(text, "Not uploaded  {}B, as last reported", ByteSize(dirty));
+    text.push_str(&memory(seen));
     let problems = problem::all(seen);
     if problems.is_empty() {
         text.push_str("Nothing is wrong.\n");
@@ -38,6 +39,30 @@ pub(crate) fn status(seen: &Seen) -> String {
         );
     }
     text
+}
+
+/// Memory of the nodes for memory volumes, and disk for their pages that find none; empty where no node makes
+/// any.
+fn memory(seen: &Seen) -> String {
+    let of_nodes = || seen.nodes.iter().filter_map(|node| node.status.as_ref()?.memory.as_ref());
+    let memory = of_nodes().map(|memory| [memory.used_bytes, memory.promised_bytes, memory.limit_bytes]);
+    let spill = of_nodes().filter_map(|memory| memory.spill.as_ref());
+    let spill = spill.map(|spill| [spill.used_bytes, spill.promised_bytes, spill.limit_bytes]);
+    let mut text = String::new();
+    for (what, figures) in [("Memory", sum(memory)), ("Spill", sum(spill))] {
+        if let Some([used, promised, limit]) =
+            figures.map(|bytes| bytes.map(|bytes| ByteSize(bytes).rounded()))
+        {
+            let _ =
+                writeln!(text, "{what:13} {used}B used, {promised}B of {limit}B promised to memory volumes");
+        }
+    }
+    text
+}
+
+/// The sums of the figures of all nodes; none without a node.
+fn sum(figures: impl Iterator<Item = [u64; 3]>) -> Option<[u64; 3]> {
+    figures.reduce(|sum, more| std::array::from_fn(|at| sum[at].saturating_add(more[at])))
 }
 
 fn ready(conditions: Option<&[Condition]>) -> String {
@@ -55,6 +80,8 @@ fn counted(words: impl Iterator<Item = String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_crds::{MemoryUse, SpillUse};
+
     use super::*;
     use crate::why::tests::seen;
 
@@ -72,6 +99,26 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
         assert!(!text.contains("idle"), "a volume that no node is to serve is no problem: {text}");
+    }
+
+    #[test]
+    fn memory_and_disk_of_memory_volumes_are_summed() {
+        let mut seen = seen();
+        assert!(!status(&seen).contains("Memory"), "no node makes any");
+        let mib = |mib: u64| mib << 20;
+        let spill = SpillUse { limit_bytes: mib(2048), promised_bytes: mib(512), used_bytes: mib(3) };
+        for (node, spill) in seen.nodes.iter_mut().zip([Some(spill), None]) {
+            let (limit_bytes, promised_bytes, used_bytes) = (mib(1024), mib(256), mib(128));
+            let memory = MemoryUse { limit_bytes, promised_bytes, used_bytes, spill };
+            node.status.as_mut().unwrap().memory = Some(memory);
+        }
+        let text = status(&seen);
+        for line in [
+            "\nMemory        256MiB used, 512MiB of 2GiB promised to memory volumes\n",
+            "\nSpill         3MiB used, 512MiB of 2GiB promised to memory volumes\n",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in\n{text}");
+        }
     }
 
     #[test]

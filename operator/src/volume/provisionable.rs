@@ -26,8 +26,9 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
         );
     }
     if facts.spec.is_memory() {
-        return match facts.spec.most_memory_bytes() {
-            Ok(_bytes) => Ok(Home::Memory),
+        let readable = facts.spec.most_memory_bytes().and_then(|_memory| facts.spec.most_spill_bytes());
+        return match readable {
+            Ok(_spill) => Ok(Home::Memory),
             Err(error) => failed("InvalidSize", error.to_string()),
         };
     }

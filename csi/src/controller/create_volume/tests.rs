@@ -316,9 +316,18 @@ fn what_a_memory_volume_does_not_have_is_refused_by_field() {
 #[test]
 fn a_node_that_cannot_promise_the_memory_is_exhausted() {
     let parameters = MemoryParameters { max_percent: Some(50), ..MemoryParameters::default() };
-    let most = parameters.most_bytes(1 << 30);
-    has_memory(parameters, 1 << 30, "a", most).expect("it fits");
-    let refused = has_memory(parameters, 1 << 30, "a", most - 1).expect_err("a byte is missing");
-    assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.message().contains("node a can promise"), "{}", refused.message());
+    let most = parameters.most(1 << 30);
+    has_room(parameters, 1 << 30, "a", most).expect("it fits");
+    let refused = |parameters, left| {
+        let refused = has_room(parameters, 1 << 30, "a", left).expect_err("there is too little");
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        refused.message().to_owned()
+    };
+    let less = NodeRoom { memory_bytes: most.memory_bytes - 1, ..most };
+    let message = refused(parameters, less);
+    assert!(message.contains("node a can promise") && message.contains("node.memoryVolumes"), "{message}");
+    let spilling = MemoryParameters { spill_percent: Some(25), ..parameters };
+    let message = refused(spilling, most);
+    assert!(message.contains("256Mi of disk for its spill file, and node a can promise 0 more"), "{message}");
+    assert!(message.contains("lower spillPercent") && message.contains("node.memorySpill"), "{message}");
 }

@@ -19,6 +19,7 @@ use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::{Delay, Unreadable};
 use holdfast_memory::MemoryFigures;
 use holdfast_objects::{Blocker, ErrorKind};
+use holdfast_types::SECTOR_BYTES;
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::NodeFacts;
@@ -286,22 +287,38 @@ fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Con
 
 /// Says of a memory volume whether a write of other content finds memory.
 fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Condition {
-    let is_full = memory.slab_bytes >= memory.limit_bytes && memory.refused_pages > 0;
-    if !is_full {
-        let message = match memory.refused_pages {
-            0 => "writes do not wait".to_owned(),
-            // Whether the run directory is still full, only the next write finds out.
-            pages => format!(
+    let [spilled_bytes, spill_limit_bytes] =
+        [memory.spilled_pages, memory.spill_limit_pages].map(|pages| pages * SECTOR_BYTES);
+    let is_at_limit = memory.slab_bytes >= memory.limit_bytes && spilled_bytes >= spill_limit_bytes;
+    let pages = memory.refused_pages;
+    if !is_at_limit || pages == 0 {
+        // Whether the run directory or the disk is still full, only the next write finds out.
+        let message = match (pages, spilled_bytes, spill_limit_bytes) {
+            (0, 0, _) => "writes do not wait".to_owned(),
+            (0, 1.., _) => format!(
+                "writes do not wait; {spilled_bytes} of at most {spill_limit_bytes} bytes found no memory and are on the disk of \
+                 node {}",
+                facts.me
+            ),
+            (1.., _, 0) => format!(
                 "writes do not wait; since the attach {pages} pages were not written (ENOSPC), because the volume was at its limit \
                  or the run directory of the node was full"
+            ),
+            (1.., _, 1..) => format!(
+                "writes do not wait; since the attach {pages} pages were not written (ENOSPC): they found no memory, and the spill \
+                 file was at its limit or the disk of the node was full"
             ),
         };
         return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message);
     }
+    let (of_disk, or_more) = match spill_limit_bytes {
+        0 => (String::new(), ""),
+        1.. => (format!(" and all {spill_limit_bytes} bytes of the node's disk"), " or spec.memory.spill"),
+    };
     let message = format!(
-        "writes fail with ENOSPC: the content takes all {} bytes of memory that the volume may have, and {} pages were not \
-         written. Delete files and trim the file system, or use a volume with a higher spec.memory.limit",
-        memory.limit_bytes, memory.refused_pages
+        "writes fail with ENOSPC: the content takes all {} bytes of memory{of_disk} that the volume may have, and {pages} pages \
+         were not written. Delete files and trim the file system, or use a volume with a higher spec.memory.limit{or_more}",
+        memory.limit_bytes
     );
     facts.conditions(now).build(WRITABLE, ConditionStatus::False, "MemoryFull", message)
 }

@@ -49,6 +49,7 @@ pub(super) fn misfit(facts: &NodeFacts, here: &NodeVolumeStatus) -> Option<Misfi
     let field = match field {
         "size_bytes" => "spec.size",
         "limit_bytes" => "spec.memory.limit",
+        "spill_bytes" => "spec.memory.spill",
         _ => "spec.memory.compression",
     };
     Some(Misfit::Differs { field, attached, asked })
@@ -68,7 +69,7 @@ pub(super) fn memory_attach(
         volume,
         bytes: spec.size_bytes()?,
         limit_bytes: spec.memory_limit_bytes()?,
-        spill_bytes: None,
+        spill_bytes: spec.memory_spill_bytes()?,
         codec: match spec.memory.as_ref().map(|memory| memory.compression).unwrap_or_default() {
             MemoryCompression::Lz4 => PageCodec::Lz4,
             MemoryCompression::Zstd => PageCodec::Zstd,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     Condition, ConditionBuilder, ConditionStatus, DEVICES_KEPT, FencedData, MemoryUse, NODE_FIELD_MANAGER,
-    READY, StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
+    READY, SpillUse, StorageNode, StorageNodeStatus, Time, TransportName, TransportSupport, find_condition,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -146,7 +146,12 @@ fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Dur
     let rest = |status: &StorageNodeStatus| StorageNodeStatus {
         available_bytes: None,
         attached_volumes: None,
-        memory: status.memory.clone().map(|memory| MemoryUse { used_bytes: 0, limit_bytes: 0, ..memory }),
+        memory: status.memory.clone().map(|memory| MemoryUse {
+            used_bytes: 0,
+            limit_bytes: 0,
+            spill: memory.spill.map(|spill| SpillUse { used_bytes: 0, ..spill }),
+            ..memory
+        }),
         ..status.clone()
     };
     let is_recent = since.is_some_and(|since| since < FIGURES_EVERY);
@@ -491,7 +496,8 @@ mod tests {
     #[test]
     fn memory_that_is_promised_is_written_at_once() {
         let with = |promised_bytes, used_bytes| {
-            let memory = MemoryUse { limit_bytes: 8 << 30, promised_bytes, used_bytes };
+            let spill = Some(SpillUse { limit_bytes: 8 << 30, promised_bytes, used_bytes });
+            let memory = MemoryUse { limit_bytes: 8 << 30, promised_bytes: 0, used_bytes, spill };
             let facts = StorageNodeFacts { memory, ..facts(Fake::default().capabilities()) };
             first(|conditions| describe(facts, conditions))
         };

@@ -119,7 +119,8 @@ pub(crate) enum NodeError {
     /// The node's limit of spill files leaves no room for that of a memory volume.
     #[error(
         "memory.spill_bytes: {volume} may take {most} of node.state_dir, and {left} of data.memory_spill ({limit}) is left on \
-         this node. The volume was not attached. Give less, detach other memory volumes, or raise data.memory_spill"
+         this node. The volume was not attached. Give less, detach other memory volumes, or raise data.memory_spill (chart: \
+         node.memorySpill)"
     )]
     MemorySpill {
         /// The volume.

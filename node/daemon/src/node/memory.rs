@@ -52,14 +52,17 @@ impl Node {
         Ok(())
     }
 
-    /// Memory of the node for memory volumes: promised to those that are here, and used by them.
+    /// Memory of the node for memory volumes, and disk for their spill files: promised to those that are
+    /// here, and used by them.
     pub(crate) fn memory_use(&self) -> MemoryUse {
         let (promised_bytes, used_bytes) = self.0.memory.bytes();
         let limit_bytes = self.0.config.memory_volumes_bytes;
         // The filesystem may have room for less.
         let room_bytes = room_bytes(&self.0.dirs.run, self.0.memory.unused_bytes());
         let limit_bytes = limit_bytes.min(promised_bytes.saturating_add(room_bytes.unwrap_or(u64::MAX)));
-        MemoryUse { limit_bytes, promised_bytes, used_bytes }
+        let spill = self.0.memory.spill_use(self.0.config.memory_spill_bytes);
+        let spill = Some(spill).filter(|spill| spill.limit_bytes > 0 || spill.promised_bytes > 0);
+        MemoryUse { limit_bytes, promised_bytes, used_bytes, spill }
     }
 
     /// True if this is a memory volume here.

@@ -9,7 +9,7 @@
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created (see `pending.rs`)
 //! <state>/volumes/<id>/pending.new  room for the next one
-//! <state>/trash/<id>/              what a detached volume left, being deleted
+//! <state>/trash/<id>/              what a volume left that is detached, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/lock  owner                 see `owner.rs`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)

@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use super::spill_file::SpillFile;
 use crate::node::error::{LocalDamage, NodeError, file};
-use crate::node::local::file::allocated_bytes;
+use crate::node::local::detached_cache::trash_dir;
+use crate::node::local::file::{allocated_bytes, random};
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
 use crate::node::local::volume_files::{LocalDirs, spill_files_dir, volumes_under};
@@ -105,20 +106,25 @@ pub(in crate::node) fn spill_file_bytes(state_dir: &Path) -> Result<u64, NodeErr
     Ok(bytes)
 }
 
-/// Removes the spill files of volumes that have no other files: the host restarted, or an attach or a detach
-/// did not end.
+/// Moves the spill files of volumes that have no other files to the trash: the host restarted, or an attach
+/// or a detach did not end. What is in the trash is deleted once the volumes are served.
 ///
 /// # Errors
-/// They cannot be listed or removed.
-pub(super) fn remove_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> {
+/// They cannot be listed or moved.
+pub(super) fn trash_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> {
     let spill_files = spill_files_dir(&dirs.state);
     if !spill_files.is_dir() {
         return Ok(());
     }
+    let trash = trash_dir(&dirs.state);
     for volume in volumes_under(&spill_files)? {
         let local = MemoryLocal::new(dirs, &volume);
-        if !local.dir.try_exists().map_err(file(&local.dir, "looked for"))? {
-            local.remove_spill_files()?;
+        if !local.has_files()? {
+            fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
+            // What is being deleted under this name does not stand in the way.
+            let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
+            let moved = fs::rename(&local.spill_dir, trash.join(name));
+            moved.map_err(file(&local.spill_dir, "moved to the trash"))?;
         }
     }
     Ok(())
@@ -174,8 +180,11 @@ impl MemoryLocal {
     /// # Errors
     /// No room.
     pub(super) fn create(&self, head: &TableHead) -> Result<OpenedMemory, NodeError> {
-        // What an attach that never ended left is worth nothing.
-        self.remove()?;
+        // What an attach that never ended left is worth nothing. Of the state disk a volume without a spill
+        // file needs nothing.
+        if head.spill_pages > 0 || self.has_files()? {
+            self.remove()?;
+        }
         // The content is the owner's alone, as it is on the device.
         let mut directories = DirBuilder::new();
         directories.recursive(true).mode(0o700);
@@ -262,15 +271,27 @@ impl MemoryLocal {
         record_json::write(&self.record_path(), &record)
     }
 
+    /// True if the volume has files in the run directory.
+    ///
+    /// # Errors
+    /// The run directory does not answer.
+    pub(super) fn has_files(&self) -> Result<bool, NodeError> {
+        self.dir.try_exists().map_err(file(&self.dir, "looked for"))
+    }
+
+    /// The head of the table; none where it cannot be read.
+    fn head(&self) -> Option<TableHead> {
+        let mut head = [0; HEAD_BYTES];
+        File::open(self.table_path()).and_then(|table| table.read_exact_at(&mut head, 0)).ok()?;
+        TableHead::decode(&head, &self.volume).ok()
+    }
+
     /// The most bytes that the files of a predecessor may take; 0 where they cannot be looked at.
     pub(super) fn most_bytes(&self) -> MostBytes {
         let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
-        let mut head = [0; HEAD_BYTES];
-        let read = File::open(self.table_path()).and_then(|table| table.read_exact_at(&mut head, 0));
-        let head = read.ok().and_then(|()| TableHead::decode(&head, &self.volume).ok());
         MostBytes {
             memory: bytes(self.table_path()).saturating_add(bytes(self.slabs_path())),
-            spill: head.map_or(0, |head| head.spill_pages * SECTOR_BYTES),
+            spill: self.head().map_or(0, |head| head.spill_pages * SECTOR_BYTES),
         }
     }
 
@@ -290,17 +311,23 @@ impl MemoryLocal {
         MemoryRecord::deserialize(&value).map(Some).map_err(|error| damaged(error.into()))
     }
 
-    /// Removes the files, the record first: without it the rest is what an attach left.
+    /// Removes the files, the record first: without it the rest is what an attach left. The spill file goes
+    /// before the table that says whether there is one: a disk that hangs stops no volume without.
     pub(super) fn remove(&self) -> Result<(), NodeError> {
         let gone = |removed: io::Result<()>, path: &Path| match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(path, "removed")(error)),
             Ok(()) | Err(_) => Ok(()),
         };
         let record = self.record_path();
-        for path in [record.clone(), spare(&record), self.table_path(), self.slabs_path()] {
+        for path in [record.clone(), spare(&record)] {
             gone(fs::remove_file(&path), &path)?;
         }
-        self.remove_spill_files()?;
+        if self.head().is_none_or(|head| head.spill_pages > 0) {
+            self.remove_spill_files()?;
+        }
+        for path in [self.table_path(), self.slabs_path()] {
+            gone(fs::remove_file(&path), &path)?;
+        }
         gone(fs::remove_dir(&self.dir), &self.dir)
     }
 

@@ -11,7 +11,7 @@ use holdfast_ublk::{Device, DeviceState, Expected};
 use tokio::sync::oneshot;
 
 use super::detach::delete_device;
-use super::local::{MemoryLocal, MemoryRecord, attached_memory, remove_left_spill_files};
+use super::local::{MemoryLocal, MemoryRecord, attached_memory, trash_left_spill_files};
 use super::present::PresentMemory;
 use super::table::MemoryState;
 use crate::node::exit_on_panic::ExitOnPanic;
@@ -50,10 +50,10 @@ impl Node {
         &self,
     ) -> Result<(BTreeSet<u64>, Vec<oneshot::Receiver<()>>), NodeError> {
         let (mut tags, mut tries) = (BTreeSet::new(), Vec::new());
-        if let Err(error) = remove_left_spill_files(&self.0.dirs) {
+        if let Err(error) = trash_left_spill_files(&self.0.dirs) {
             tracing::error!(
                 error = chain(&error),
-                "spill files of memory volumes that are gone were not removed"
+                "spill files of memory volumes that are gone were not moved to the trash"
             );
         }
         for volume in attached_memory(&self.0.dirs.run)? {

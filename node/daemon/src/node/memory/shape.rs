@@ -137,32 +137,33 @@ impl MemoryShape {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::most_memory_bytes;
+    use holdfast_crds::{most_memory_bytes, most_spill_bytes};
 
     use super::*;
 
     /// The controller promises what the node takes.
     #[test]
     fn a_volume_takes_what_kubernetes_counts() {
-        for (bytes, limit_bytes) in [
-            (4096, None),
-            (1 << 30, None),
-            (1 << 30, Some(1 << 20)),
-            (5 << 30, Some((3 << 30) + 4096)),
-            ((1 << 30) + 4096, Some(8 << 30)),
+        for (bytes, limit_bytes, spill_bytes) in [
+            (4096, None, None),
+            (1 << 30, None, Some(1 << 20)),
+            (1 << 30, Some(1 << 20), Some(1 << 30)),
+            (5 << 30, Some((3 << 30) + 4096), Some((1 << 30) + 1)),
+            ((1 << 30) + 4096, Some(8 << 30), Some(8 << 30)),
         ] {
             let volume = "v".parse().unwrap();
             let request = MemoryAttach {
                 volume,
                 bytes,
                 limit_bytes,
-                spill_bytes: None,
+                spill_bytes,
                 codec: PageCodec::Lz4,
                 epoch: 0,
                 owner: None,
             };
-            let taken = MemoryShape::of(&request).unwrap().most_bytes();
-            assert_eq!(taken, most_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
+            let shape = MemoryShape::of(&request).unwrap();
+            assert_eq!(shape.most_bytes(), most_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
+            assert_eq!(shape.spill_bytes(), most_spill_bytes(bytes, spill_bytes), "{bytes} {spill_bytes:?}");
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use holdfast_types::VolumeId;
+use holdfast_crds::SpillUse;
+use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
@@ -70,6 +71,11 @@ impl TableEntry {
             present.identity.shape.table_bytes() + figures.slab_bytes + BUFFER_BYTES
         })
     }
+
+    /// Bytes of the state disk that its pages take.
+    fn spilled_bytes(&self) -> u64 {
+        self.present.as_ref().map_or(0, |present| present.published.shown().0.spilled_pages * SECTOR_BYTES)
+    }
 }
 
 /// The table.
@@ -131,6 +137,17 @@ impl MemoryTable {
         let entries = self.0.lock();
         entries.values().fold((0, 0), |(most, used): (u64, u64), entry| {
             (most.saturating_add(entry.most_bytes()), used.saturating_add(entry.used_bytes()))
+        })
+    }
+
+    /// The state disk that spill files may take together, where that is `limit_bytes`, and take.
+    pub(super) fn spill_use(&self, limit_bytes: u64) -> SpillUse {
+        let entries = self.0.lock();
+        let none = SpillUse { limit_bytes, ..SpillUse::default() };
+        entries.values().fold(none, |spill, entry| SpillUse {
+            promised_bytes: spill.promised_bytes.saturating_add(entry.most().spill),
+            used_bytes: spill.used_bytes.saturating_add(entry.spilled_bytes()),
+            ..spill
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use holdfast_crds::most_memory_bytes;
+use holdfast_crds::{SpillUse, most_memory_bytes};
 use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
@@ -362,6 +362,15 @@ fn spill_files(dirs: &Dirs) -> PathBuf {
     dirs.state.path().join("memory.d/scratch")
 }
 
+async fn until(is_so: impl Fn() -> bool) {
+    let reached = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), reached).await.expect("it comes to be");
+}
+
 /// The one spill file of the volume.
 fn spill_file(dirs: &Dirs) -> PathBuf {
     let mut found = fs::read_dir(spill_files(dirs)).unwrap();
@@ -408,6 +417,8 @@ fn a_killed_daemon_loses_no_spilled_page() {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
         let memory = status.memory.unwrap();
         assert_eq!((memory.spilled_pages, memory.spill_limit_pages, memory.plain_pages), (4, 8, 16));
+        let disk = SpillUse { limit_bytes: 1 << 40, promised_bytes: 8 << 12, used_bytes: 4 << 12 };
+        assert_eq!(node.memory_use().spill, Some(disk));
         assert_eq!(blocks(), 4, "what no word names is a hole");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&spill_files(&dirs)), mode(&spill_file(&dirs))), (0o700, 0o600));
@@ -449,7 +460,8 @@ fn a_lost_spill_file_keeps_its_device_paused() {
     });
 }
 
-/// Spill files of a host that restarted took the disk for as long as the node lived.
+/// Spill files of a host that restarted took the disk for as long as the node lived. Later their deletion
+/// kept the daemon from its devices: now it waits until these are served.
 #[test]
 fn spill_files_without_a_volume_are_removed() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -459,6 +471,25 @@ fn spill_files_without_a_volume_are_removed() {
     assert!(spill_file(&dirs).exists());
     daemon(&dirs, &kernel, async |node| {
         assert!(node.list().is_empty() && !spill_files(&dirs).exists());
+        let trash = dirs.state.path().join("trash");
+        until(|| fs::read_dir(&trash).is_ok_and(|left| left.count() == 0)).await;
+    });
+}
+
+/// A state disk that hangs stopped the detach of a volume that has nothing on it.
+#[test]
+fn a_volume_without_a_spill_file_leaves_the_state_disk_alone() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        // What is there under its name would be touched with it.
+        fs::create_dir_all(spill_files(&dirs)).unwrap();
+        let request = MemoryAttach { spill_bytes: None, ..spilling(8) };
+        node.attach_memory(request.clone()).await.unwrap();
+        node.detach_memory(&request.volume).await.unwrap();
+        assert!(spill_files(&dirs).exists() && !files(&dirs).exists());
+        node.attach_memory(spilling(8)).await.unwrap();
+        node.detach_memory(&request.volume).await.unwrap();
+        assert!(!spill_files(&dirs).exists());
     });
 }
 
@@ -468,9 +499,10 @@ fn spill_files_stay_within_the_limit_of_the_node() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let other = |pages| MemoryAttach { volume: "other".parse().unwrap(), ..spilling(pages) };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let start = || async {
-        let config = NodeConfig { memory_spill_bytes: 12 * SECTOR_BYTES, ..dirs.config() };
-        Node::start_with(config, kernel.clone(), WITHIN).await.unwrap()
+    let start = |pages| {
+        let config = NodeConfig { memory_spill_bytes: pages * SECTOR_BYTES, ..dirs.config() };
+        let kernel = kernel.clone();
+        async move { Node::start_with(config, kernel, WITHIN).await.unwrap() }
     };
     let refused = async |node: &Node| {
         let error = node.attach_memory(other(5)).await.unwrap_err();
@@ -483,17 +515,29 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         assert!(message.contains("16Ki of data.memory_spill (48Ki) is left"), "{message}");
     };
     runtime.block_on(async {
-        let node = start().await;
+        let node = start(12).await;
         node.attach_memory(spilling(8)).await.unwrap();
         refused(&node).await;
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
         kernel.bury();
         // One that is recovered counts, before its files are open.
-        let node = start().await;
+        let node = start(12).await;
         refused(&node).await;
         wait(&node, |status| status.state == VolumeState::Attached).await;
         node.attach_memory(other(4)).await.unwrap();
+        let (owner, _all_ended) = node.leave(Duration::ZERO).await;
+        drop(owner.map(HeldOwner::into_owner));
+        kernel.bury();
+        // A lower setting keeps what is there, and promises no more.
+        let node = start(0).await;
+        until(|| node.list().iter().all(|status| status.state == VolumeState::Attached)).await;
+        let left = SpillUse { limit_bytes: 0, promised_bytes: 12 * SECTOR_BYTES, used_bytes: 0 };
+        assert_eq!(node.memory_use().spill, Some(left));
+        let more = MemoryAttach { volume: "more".parse().unwrap(), ..spilling(1) };
+        let message = node.attach_memory(more).await.unwrap_err().to_string();
+        assert!(message.contains("0 of data.memory_spill (0) is left"), "{message}");
+        assert!(message.ends_with("raise data.memory_spill (chart: node.memorySpill)"), "{message}");
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
     });

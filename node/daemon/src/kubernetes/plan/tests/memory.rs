@@ -3,6 +3,7 @@
 use holdfast_crds::{CONTENT_LOST, VolumeSpec};
 
 use super::*;
+use crate::kubernetes::misfit::memory_attach;
 use crate::volumes::tests::in_memory;
 
 const EPOCH: u64 = 1_800_000_000;
@@ -63,6 +64,50 @@ fn a_memory_volume_at_its_limit_is_reported() {
     let (status, reason, message) = turned(&facts, WRITABLE);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "MemoryFull"));
     assert!(message.contains("spec.memory.limit"), "{message}");
+}
+
+/// Pages beyond the limit go to the disk: writes fail once that has as much as the volume may take, too.
+#[test]
+fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
+    const PAGES: u64 = 8;
+    let writable = |spilled_pages, refused_pages| {
+        let mut facts = served();
+        facts.since_report = Some(Duration::from_secs(60));
+        let memory = facts.here.as_mut().unwrap().memory.as_mut().unwrap();
+        memory.slab_bytes = memory.limit_bytes;
+        memory.spill_limit_pages = PAGES;
+        (memory.spilled_pages, memory.refused_pages) = (spilled_pages, refused_pages);
+        turned(&facts, WRITABLE)
+    };
+    let serving = |spilled_pages, refused_pages, words: &str| {
+        let (status, reason, message) = writable(spilled_pages, refused_pages);
+        assert_eq!((status.as_str(), reason.as_str()), ("True", "Serving"));
+        assert!(message.contains(words), "{message}");
+    };
+    serving(PAGES - 1, 0, "28672 of at most 32768 bytes found no memory and are on the disk of node a");
+    serving(PAGES, 0, "32768 of at most 32768 bytes");
+    serving(PAGES - 1, 3, "3 pages were not written (ENOSPC): they found no memory");
+    let (status, reason, message) = writable(PAGES, 3);
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "MemoryFull"));
+    assert!(
+        message.contains("all 1048576 bytes of memory and all 32768 bytes of the node's disk"),
+        "{message}"
+    );
+    assert!(message.ends_with("higher spec.memory.limit or spec.memory.spill"), "{message}");
+}
+
+/// The request that reaches the daemon had no spill file, whatever the spec said.
+#[test]
+fn an_attach_asks_for_the_spill_file_of_the_spec() {
+    let spill = |memory: serde_json::Value| {
+        let spec = json!({ "size": "1Gi", "backend": "memory", "memory": memory });
+        let spec = serde_json::from_value(spec).unwrap();
+        memory_attach("v".parse().unwrap(), &spec, None, EPOCH).map(|request| request.spill_bytes)
+    };
+    assert_eq!(spill(json!({ "spill": "512Mi" })), Ok(Some(512 << 20)));
+    assert_eq!(spill(json!({ "limit": "1Mi" })), Ok(None));
+    let refused = spill(json!({ "spill": "1000" })).unwrap_err().to_string();
+    assert!(refused.starts_with("spec.memory.spill: "), "{refused}");
 }
 
 /// `Writable` said nothing of writes that failed because the run directory was full.
@@ -188,6 +233,10 @@ fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
         (
             "spec.memory.limit: is 1Mi, and",
             json!({ "size": "1Gi", "backend": "memory", "nodeName": "a", "memory": { "limit": "1Mi" } }),
+        ),
+        (
+            "spec.memory.spill: is 512Mi, and the volume on node a was attached with 0. It",
+            json!({ "size": "1Gi", "backend": "memory", "nodeName": "a", "memory": { "spill": "512Mi" } }),
         ),
         (
             "spec.memory.compression: is zstd, and",
