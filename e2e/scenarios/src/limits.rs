@@ -1,5 +1,5 @@
-//! Limits of a volume under load: they hold within 5 %, change while programs run, outlive the daemon, and keep
-//! a busy volume from slowing a quiet one down.
+//! Limits of a volume under load: they hold within 5 %, change while programs run, outlive the daemon, and
+//! keep a busy volume from slowing a quiet one down.
 
 use std::time::Duration;
 
@@ -153,8 +153,8 @@ fn error(of: &str, measured: f64, limit: f64) -> f64 {
     off
 }
 
-/// Requests that the kernel completed on the device in a second, over so many of the machine's time. The first
-/// second is none of them: a change takes effect in it, and credit is used up.
+/// Requests that the kernel completed on the device in a second, over so many of the machine's time. What
+/// came in the second and a half before is none of them: a change takes effect, and credit is used up.
 fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
     let name = device.trim_start_matches("/dev/");
     let script = format!(

@@ -41,8 +41,8 @@ pub struct RingThread {
     messages: Receiver<Message>,
     completions: Vec<Completion>,
     /// The time at the last message, or the last end of a pause: a tick comes each 250 ms, and only the
-    /// pace of writes and the limits of a volume have a finer use for the time of an event. After a pause of the process it is that
-    /// before the pause: what is dirty then counts as older, never as younger.
+    /// pace of writes and the limits of a volume have a finer use for the time of an event. After a pause
+    /// of the process it is that before the pause: what is dirty then counts as older, never as younger.
     now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,

@@ -7,10 +7,10 @@
 //!                                           or other limits
 //! ```
 //!
-//! Owns: the buckets, and the requests that wait for them. Does not own: the requests' memory, which stays with
-//! their queue; the ring's timer.
-//! Invariants: requests begin in the order in which they came, flushes apart, which move nothing and cover only
-//! what is complete; while one waits, or came since the last pause, another pause follows.
+//! Owns: the buckets, and the requests that wait for them. Does not own: the requests' memory, which stays
+//! with their queue; the ring's timer.
+//! Invariants: requests begin in the order in which they came, flushes apart, which move nothing and cover
+//! only what is complete; while one waits, or came since the last pause, another pause follows.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! A token bucket: a rate, and what was left of it for one second at most.
 //!
-//! Owns: tokens of one kind, counted in thousandths, so that each millisecond makes a whole number of them and
-//! no rate is rounded. Does not own: a clock, and what waits for tokens.
-//! Invariants: in no span of time more is taken than the rate makes in it and the credit; a clock that is late
-//! or goes back makes no tokens twice.
+//! Owns: tokens of one kind, counted in thousandths, so that each millisecond makes a whole number of them
+//! and no rate is rounded. Does not own: a clock, and what waits for tokens.
+//! Invariants: in no span of time more is taken than the rate makes in it and the credit; a clock that is
+//! late or goes back makes no tokens twice.
 
 use holdfast_types::Millis;
 
@@ -49,7 +49,7 @@ impl TokenBucket {
         self.thousandths -= self.thousandths_of(tokens);
     }
 
-    /// What needs more than a full bucket has takes all of it: nothing waits for ever.
+    /// What needs more than a full bucket has takes all of it: nothing waits without end.
     fn thousandths_of(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(1000).min(self.most())
     }
