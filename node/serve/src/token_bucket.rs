@@ -49,7 +49,7 @@ impl TokenBucket {
         self.thousandths -= self.thousandths_of(tokens);
     }
 
-    /// What needs more than a full bucket has takes all of it: nothing waits without end.
+    /// Thousandths of so many tokens. More than a full bucket has is all of it: nothing waits without end.
     fn thousandths_of(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(1000).min(self.most())
     }
