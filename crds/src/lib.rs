@@ -16,6 +16,7 @@
 mod condition;
 mod field_error;
 mod generated;
+mod limits;
 mod memory;
 mod object_store;
 mod persistent_volume;
@@ -33,6 +34,7 @@ pub use condition::{
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+pub use limits::{IOPS_LIMITS, THROUGHPUT_LIMITS, VolumeLimits};
 pub use memory::{most_memory_bytes, most_spill_bytes};
 pub use object_store::{
     Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,

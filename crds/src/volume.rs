@@ -17,6 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::FieldError;
+use crate::limits::VolumeLimits;
 use crate::memory::{most_memory_bytes, most_spill_bytes};
 use crate::quantity::{duration_within, volume_size_bytes};
 
@@ -92,6 +93,8 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", priority = 1),
     printcolumn(name = "Committed", type_ = "integer", json_path = ".status.committedSeq", priority = 1),
     printcolumn(name = "DirtyBytes", type_ = "integer", json_path = ".status.dirtyBytes", priority = 1),
+    printcolumn(name = "MaxIOPS", type_ = "integer", json_path = ".status.limits.iops", priority = 1),
+    printcolumn(name = "MaxThroughput", type_ = "string", json_path = ".status.limits.throughput", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
@@ -107,6 +110,8 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
         .message("spec.source must be `empty` with spec.backend `memory`, which begins with nothing: remove it, and copy the files"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.durability == 'local'")
         .message("spec.durability cannot be `object` with spec.backend `memory`, which stores nothing in a bucket: write `local`"),
+    validation = kube::core::Rule::new("self.backend != 'memory' || !has(self.limits)")
+        .message("spec.limits cannot be used with spec.backend `memory`, whose requests are answered at once: remove it, or write backend `object`"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.deletionPolicy == 'Delete'")
         .message("spec.deletionPolicy cannot be `Retain` with spec.backend `memory`, which leaves nothing behind: write `Delete`"),
     validation = kube::core::Rule::new("self.backend != 'memory' || !has(self.size) || !has(oldSelf.size) || self.size == oldSelf.size")
@@ -181,6 +186,9 @@ pub struct VolumeSpec {
             .message("spec.maxDirtyAge must lie between 1s and 1h: write for example `30s`"),
     )]
     pub max_dirty_age: String,
+    /// Limits of its requests; absent: none. A change of an attached volume takes effect within a second, without an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<VolumeLimits>,
     /// Home of the data. Immutable.
     #[serde(default)]
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
@@ -472,6 +480,9 @@ pub struct VolumeStatus {
     /// Age at which data of the attached device is uploaded, while the store answers. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dirty_age: Option<String>,
+    /// Limits in effect on the attached device. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<VolumeLimits>,
     /// Last commit in the object store. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]

@@ -19,6 +19,7 @@ mod delete_volume;
 mod expand_volume;
 mod get_capacity;
 pub(crate) mod group_members;
+mod limit_parameters;
 mod list_snapshots;
 mod list_volumes;
 mod memory;

@@ -1,7 +1,9 @@
 //! `ControllerModifyVolume`: other settings in the spec, and where a node serves the volume the wait until
 //! they are in effect.
 
-use holdfast_crds::{ATTACHED, Durability, Volume, VolumeSpec, VolumeStatus, find_condition, is_true};
+use holdfast_crds::{
+    ATTACHED, Durability, Volume, VolumeLimits, VolumeSpec, VolumeStatus, find_condition, is_true,
+};
 use holdfast_proto::csi::v1::{ControllerModifyVolumeRequest, ControllerModifyVolumeResponse};
 use tonic::{Request, Status};
 
@@ -31,7 +33,7 @@ pub(super) async fn answer(
     }
     let volume = volumes.existing(name).await?;
     let fix = "Remove the VolumeAttributesClass from the claim";
-    memory::refuse(&volume, "mutable_parameters", "durability, dirty age or failover", fix)?;
+    memory::refuse(&volume, "mutable_parameters", "durability, dirty age, failover or limits", fix)?;
     let volume = match settings.change_of(&volume.spec) {
         None => volume,
         Some(fields) => match volumes.change(&volume, fields).await {
@@ -69,8 +71,17 @@ fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bo
     let age = age.and_then(|reported| reported.max_dirty_age().ok());
     let has_durability = is_current && status.durability == Some(spec.durability);
     let has_age = is_current && age.is_some() && age == spec.max_dirty_age().ok();
+    let has_limits = is_current && limits(status.limits.as_ref()) == limits(spec.limits.as_ref());
     // The operator alone acts by the failover policy.
-    (asked.durability.is_none() || has_durability) && (asked.max_dirty_age.is_none() || has_age)
+    (asked.durability.is_none() || has_durability)
+        && (asked.max_dirty_age.is_none() || has_age)
+        && (!asked.has_limits() || has_limits)
+}
+
+/// Requests and bytes in a second; `None` for a value that the API server refuses.
+fn limits(of: Option<&VolumeLimits>) -> Option<(Option<u64>, Option<u64>)> {
+    let Some(limits) = of else { return Some((None, None)) };
+    Some((limits.most_iops().ok()?, limits.most_bytes_per_second().ok()?))
 }
 
 /// Text of what the settings wait for.
@@ -89,7 +100,12 @@ fn waits_for(volume: &Volume) -> String {
                 None => "unknown",
             };
             let age = status.and_then(|status| status.max_dirty_age.as_deref()).unwrap_or("unknown");
-            format!("its node reports durability {durability} and maxDirtyAge {age}")
+            let limits = status.and_then(|status| status.limits.clone()).unwrap_or_default();
+            let iops = limits.iops.map_or_else(|| "none".to_owned(), |iops| iops.to_string());
+            let throughput = limits.throughput.unwrap_or_else(|| "none".to_owned());
+            format!(
+                "its node reports durability {durability}, maxDirtyAge {age}, maxIops {iops} and maxThroughput {throughput}"
+            )
         }
     }
 }
@@ -147,9 +163,28 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_limits_waits_until_its_node_has_them() {
+        let asked = |given: serde_json::Value| Settings::read(serde_json::from_value(given).expect("words"));
+        let both =
+            asked(serde_json::json!({ "maxIops": "3000", "maxThroughput": "none" })).expect("settings");
+        let mut volume = served(Durability::Local, Some("1m30s"));
+        volume.spec.limits = Some(VolumeLimits { iops: Some(3000), throughput: None });
+        let ended = |volume: &Volume| progress("v", Some(volume), &both).is_some();
+        assert!(!ended(&volume));
+        let status = volume.status.as_mut().expect("a status");
+        status.limits = Some(VolumeLimits { iops: Some(3000), throughput: Some("1Mi".to_owned()) });
+        assert!(!ended(&volume), "it still has the other");
+        volume.status.as_mut().expect("a status").limits = volume.spec.limits.clone();
+        assert!(ended(&volume));
+    }
+
+    #[test]
     fn what_a_change_waits_for_is_named() {
         let mut volume = served(Durability::Object, None);
-        assert_eq!(waits_for(&volume), "its node reports durability object and maxDirtyAge unknown");
+        assert_eq!(
+            waits_for(&volume),
+            "its node reports durability object, maxDirtyAge unknown, maxIops none and maxThroughput none"
+        );
         let attached = &mut volume.status.as_mut().expect("a status").conditions[0];
         (attached.reason, attached.message) = ("NotConfigured".to_owned(), "the tmpfs is full".to_owned());
         assert_eq!(waits_for(&volume), "the tmpfs is full");

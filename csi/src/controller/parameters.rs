@@ -2,12 +2,16 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Backend, Durability, FailoverPolicy, MemoryCompression, RequiredTransport, VolumeSpec};
+use holdfast_crds::{
+    Backend, Durability, FailoverPolicy, FieldError, MemoryCompression, RequiredTransport, VolumeLimits,
+    VolumeSpec,
+};
 use k8s_openapi::serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tonic::Status;
 
 use super::capacity::quantity;
+use super::limit_parameters::{Limit, MAX_IOPS, MAX_THROUGHPUT};
 use super::memory::MemoryParameters;
 
 /// The key that only a StorageClass may have, and must.
@@ -28,7 +32,7 @@ const SPILL_PERCENT: &str = "spillPercent";
 /// disk it is 100.
 const PERCENT: std::ops::RangeInclusive<u8> = 1..=100;
 /// Keys that both may have.
-const KEYS: [&str; 3] = ["durability", "maxDirtyAge", "failoverPolicy"];
+const KEYS: [&str; 5] = ["durability", "maxDirtyAge", "failoverPolicy", MAX_IOPS, MAX_THROUGHPUT];
 /// Keys that the provisioner adds (`--extra-create-metadata`).
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
@@ -77,6 +81,10 @@ pub(super) struct Settings {
     pub(super) max_dirty_age: Option<String>,
     /// Treatment of a lost node.
     pub(super) failover_policy: Option<FailoverPolicy>,
+    /// Most requests in a second.
+    pub(super) max_iops: Option<Limit<i64>>,
+    /// Most bytes in a second.
+    pub(super) max_throughput: Option<Limit<String>>,
 }
 
 impl Settings {
@@ -103,6 +111,13 @@ impl Settings {
         let durability = word(field, "durability", "`local` or `object`", &mut given)?;
         let failover_policy = word(field, "failoverPolicy", "`Automatic` or `Manual`", &mut given)?;
         let max_dirty_age = given.remove("maxDirtyAge");
+        let limit = |key, error: FieldError| {
+            invalid(field, key, &format!("{}; {}, or `none`", error.problem, error.fix))
+        };
+        let max_iops = given.remove(MAX_IOPS).map(|text| Limit::iops(&text)).transpose();
+        let max_iops = max_iops.map_err(|error| limit(MAX_IOPS, error))?;
+        let max_throughput = given.remove(MAX_THROUGHPUT).map(Limit::throughput).transpose();
+        let max_throughput = max_throughput.map_err(|error| limit(MAX_THROUGHPUT, error))?;
         if let Some(key) = given.keys().min() {
             return Err(invalid(
                 field,
@@ -110,7 +125,7 @@ impl Settings {
                 &format!("is not known; the parameters are {}", known.join(", ")),
             ));
         }
-        let settings = Self { durability, max_dirty_age, failover_policy };
+        let settings = Self { durability, max_dirty_age, failover_policy, max_iops, max_throughput };
         let mut fields = settings.fields();
         fields.insert("size".to_owned(), "4Ki".into());
         match spec(fields)?.max_dirty_age() {
@@ -125,16 +140,25 @@ impl Settings {
             durability: other.durability.or(self.durability),
             max_dirty_age: other.max_dirty_age.or(self.max_dirty_age),
             failover_policy: other.failover_policy.or(self.failover_policy),
+            max_iops: other.max_iops.or(self.max_iops),
+            max_throughput: other.max_throughput.or(self.max_throughput),
         }
     }
 
     /// As fields of a spec.
     fn fields(&self) -> Map<String, Value> {
-        let Self { durability, max_dirty_age, failover_policy } = self;
+        let Self { durability, max_dirty_age, failover_policy, max_iops, max_throughput } = self;
+        let limits = [
+            ("iops", max_iops.as_ref().map(Limit::field)),
+            ("throughput", max_throughput.as_ref().map(Limit::field)),
+        ];
+        let limits: Map<String, Value> =
+            limits.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
         let fields = [
             ("durability", durability.map(|word| serde_json::json!(word))),
             ("maxDirtyAge", max_dirty_age.clone().map(Value::String)),
             ("failoverPolicy", failover_policy.map(|word| serde_json::json!(word))),
+            ("limits", (!limits.is_empty()).then_some(Value::Object(limits))),
         ];
         fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
@@ -143,8 +167,22 @@ impl Settings {
     pub(super) fn change_of(&self, found: &VolumeSpec) -> Option<Value> {
         let differs = self.durability.is_some_and(|wanted| wanted != found.durability)
             || self.max_dirty_age.as_ref().is_some_and(|wanted| *wanted != found.max_dirty_age)
-            || self.failover_policy.is_some_and(|wanted| wanted != found.failover_policy);
+            || self.failover_policy.is_some_and(|wanted| wanted != found.failover_policy)
+            || self.differs_in_limits(found.limits.as_ref());
         differs.then(|| Value::Object(self.fields()))
+    }
+
+    /// True if limits are to be changed in any way.
+    pub(super) fn has_limits(&self) -> bool {
+        self.max_iops.is_some() || self.max_throughput.is_some()
+    }
+
+    /// True if the limits of a spec are not those that are given here.
+    fn differs_in_limits(&self, found: Option<&VolumeLimits>) -> bool {
+        let iops = found.and_then(|limits| limits.iops);
+        let throughput = found.and_then(|limits| limits.throughput.clone());
+        self.max_iops.as_ref().is_some_and(|wanted| !wanted.is(iops.as_ref()))
+            || self.max_throughput.as_ref().is_some_and(|wanted| !wanted.is(throughput.as_ref()))
     }
 }
 
@@ -194,8 +232,8 @@ impl Parameters {
             }
         };
         let transport = word(FIELD, TRANSPORT, "`ublk`, or leave it out for any transport", &mut given)?;
-        let [durability, max_dirty_age, failover_policy] = KEYS;
-        let known = [OBJECT_STORE, NODES, TRANSPORT, durability, max_dirty_age, failover_policy, BACKEND];
+        let known: Vec<&str> =
+            [OBJECT_STORE, NODES, TRANSPORT].into_iter().chain(KEYS).chain([BACKEND]).collect();
         let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
         let object_store = object_store
             .ok_or_else(|| invalid(FIELD, OBJECT_STORE, "is missing; write the name of an ObjectStore"))?;
@@ -263,6 +301,14 @@ impl Parameters {
         if spec.transport != self.transport {
             return Some("another transport".to_owned());
         }
+        let limits = Settings {
+            max_iops: Some(self.settings.max_iops.clone().unwrap_or(Limit::None)),
+            max_throughput: Some(self.settings.max_throughput.clone().unwrap_or(Limit::None)),
+            ..Settings::default()
+        };
+        if limits.differs_in_limits(spec.limits.as_ref()) {
+            return Some("another maxIops or maxThroughput".to_owned());
+        }
         let wanted = self.settings.max_dirty_age.as_ref().filter(|age| **age != spec.max_dirty_age);
         wanted.map(|age| format!("maxDirtyAge `{}`, not `{age}`", spec.max_dirty_age))
     }
@@ -326,6 +372,8 @@ mod tests {
             ("maxDirtyAge", "5s"),
             ("failoverPolicy", "Manual"),
             ("transport", "ublk"),
+            ("maxIops", "3000"),
+            ("maxThroughput", "125Mi"),
             (CLAIM_NAME, "data"),
             (CLAIM_NAMESPACE, "shop"),
             (VOLUME_NAME, "pvc-1"),
@@ -337,7 +385,9 @@ mod tests {
         assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
         assert!(parameters.needs_ublk() && spec.needs_ublk());
         assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_deref()), ("5s", Some("1Gi")));
-        assert_eq!(parameters.difference(&spec), None);
+        let limits = spec.limits.clone().expect("limits");
+        assert_eq!((limits.iops, limits.throughput.as_deref()), (Some(3000), Some("125Mi")));
+        assert_eq!(parameters.difference_of_new(&spec), None);
         let least = read(&[("objectStore", "main")]).expect("parameters").spec(1 << 30);
         assert_eq!(least.expect("a spec").max_dirty_age, "30s");
     }
@@ -365,6 +415,14 @@ mod tests {
             ),
             (vec![store, ("maxDirtyAge", "2h")], "parameters.maxDirtyAge: "),
             (vec![store, ("maxDirtyAge", "soon")], "parameters.maxDirtyAge: "),
+            (vec![store, ("maxIops", "0")], "parameters.maxIops: `0` is out of range; write a whole number"),
+            (vec![store, ("maxIops", "many")], "such as 3000, or `none`"),
+            (vec![store, ("maxThroughput", "512Ki")], "parameters.maxThroughput: `512Ki` is out of range"),
+            (vec![store, ("maxThroughput", "125")], "such as 125Mi, or `none`"),
+            (
+                vec![("backend", "memory"), ("maxIops", "3000")],
+                "parameters.maxIops: is not known with backend",
+            ),
         ] {
             let refused = read(&given).expect_err(words);
             assert!(refused.contains(words), "{refused}");
@@ -455,6 +513,10 @@ mod tests {
         let change = |given: &[(&str, &str)]| Settings::read(map(given)).expect("settings").change_of(&found);
         assert_eq!(change(&[]), None);
         assert_eq!(change(&[("durability", "local"), ("maxDirtyAge", "30s")]), None, "it has these");
+        let given = [("maxIops", "3000"), ("maxThroughput", "none")];
+        let fields = serde_json::json!({ "limits": { "iops": 3000, "throughput": null } });
+        assert_eq!(change(&given), Some(fields), "a merge removes what is null");
+        assert_eq!(change(&[("maxIops", "none")]), None, "it has no limit");
         let given = [("durability", "object"), ("maxDirtyAge", "30s")];
         let fields = serde_json::json!({ "durability": "object", "maxDirtyAge": "30s" });
         assert_eq!(change(&given), Some(fields));
@@ -466,6 +528,7 @@ mod tests {
         for (other, words) in [
             ([("objectStore", "cold"), ("durability", "local")], "objectStore `cold`, not `main`"),
             ([("objectStore", "main"), ("durability", "object")], "another durability"),
+            ([("objectStore", "main"), ("maxIops", "3000")], "another maxIops or maxThroughput"),
         ] {
             let spec = read(&other).expect("parameters").spec(1 << 30).expect("a spec");
             assert_eq!(parameters.difference_of_new(&spec).as_deref(), Some(words));

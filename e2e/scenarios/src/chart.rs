@@ -132,6 +132,10 @@ fn refusals(world: &World) -> Result<()> {
             "/storageClasses/0/maxDirtyAge",
         ),
         (
+            json!({ "volumeAttributesClasses": [{ "name": "c", "maxIops": 9 }] }),
+            "/volumeAttributesClasses/0/maxIops",
+        ),
+        (
             json!({ "volumeAttributesClasses": [{ "name": "c", "maxDirtyAge": "61m" }] }),
             "/volumeAttributesClasses/0/maxDirtyAge",
         ),

@@ -278,6 +278,13 @@ fn modify(world: &World, csi: &Csi) -> Result<()> {
     refused("a parameter", unknown, "InvalidArgument", "mutable_parameters.replicas: is not known")?;
     let far = ask(&[("maxDirtyAge", "2h")])?;
     refused("an age", far, "InvalidArgument", "mutable_parameters.maxDirtyAge: ")?;
+    let small = ask(&[("maxThroughput", "512Ki")])?;
+    refused(
+        "a limit",
+        small,
+        "InvalidArgument",
+        "mutable_parameters.maxThroughput: `512Ki` is out of range",
+    )?;
     let none = csi.modify("pvc-none", &[("durability", "local")], SHORT)?;
     refused("no such volume", none, "NotFound", "no Volume is named")?;
 
@@ -288,7 +295,7 @@ fn modify(world: &World, csi: &Csi) -> Result<()> {
         "before it is in effect",
         waits,
         "Aborted",
-        "its node reports durability object and maxDirtyAge 30s",
+        "its node reports durability object, maxDirtyAge 30s, maxIops none",
     )?;
     let path = "--output=jsonpath={.spec.durability} {.spec.maxDirtyAge} {.spec.objectStore}";
     let spec = world.kubectl(["get", "volume/pvc-1", path])?;

@@ -139,6 +139,11 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     let settings = [("durability", "object"), ("maxDirtyAge", "2s")];
     granted("modify", csi.modify(&data.volume, &settings, LIMIT)?)?;
     granted("modify again", csi.modify(&data.volume, &settings, LIMIT)?)?;
+    // The answer comes once the node reports them.
+    let limits = [("maxIops", "5000"), ("maxThroughput", "500Mi")];
+    granted("limit", csi.modify(&data.volume, &limits, LIMIT)?)?;
+    let none = [("maxIops", "none"), ("maxThroughput", "none")];
+    granted("remove the limits", csi.modify(&data.volume, &none, LIMIT)?)?;
     let before = rounds()?;
     until("the load to continue", LIMIT, || Ok((rounds()? > before).then_some(())))?;
     vm.signal("load", SIGKILL)?;

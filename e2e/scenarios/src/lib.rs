@@ -34,6 +34,7 @@ pub mod host_daemons;
 mod host_shutdown;
 mod images;
 pub mod kill_rounds;
+mod limits;
 mod load;
 mod memory_claims;
 mod memory_volumes;
@@ -75,8 +76,9 @@ pub struct Scenario {
     /// Duration on two quiet cores, set-up of the host excepted.
     pub expected: Duration,
     /// Allows no other beside it. `chaos` has only so many seconds from one kill to the next, `s3-outage`
-    /// measures rates and asks without waiting what is reported once its outage is over, `kill-rounds-*` keep
-    /// two cores busy to the end, `cluster` and `failover` have the time limits of a kubelet.
+    /// measures rates and asks without waiting what is reported once its outage is over, `limits` measures
+    /// rates, `kill-rounds-*` keep two cores busy to the end, `cluster` and `failover` have the time limits
+    /// of a kubelet.
     pub alone: bool,
     /// Plays it in a world of its own.
     pub run: fn(&World) -> Result<()>,
@@ -315,6 +317,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(75),
         alone: false,
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "limits",
+        about: "limits of IOPS and throughput hold within 5 %, change and go under load, outlive kills and restarts, and keep a busy volume from slowing down a quiet one",
+        expected: Duration::from_secs(150),
+        alone: true,
+        run: limits::run,
     },
     Scenario {
         name: "memory-volumes",

@@ -185,7 +185,9 @@ impl<V: Volumes> node_server::Node for Api<V> {
         request: Request<ConfigureRequest>,
     ) -> Result<Response<ConfigureResponse>, Status> {
         let (volume, change) = convert::configure(request.into_inner())?;
-        self.stores_or("change spec.durability and spec.maxDirtyAge of the Volume object instead")?;
+        self.stores_or(
+            "change spec.durability, spec.maxDirtyAge and spec.limits of the Volume object instead",
+        )?;
         let volumes = self.volumes.clone();
         let settings = self.to_the_end(async move { volumes.configure(&volume, change).await }).await?;
         Ok(Response::new(convert::settings(settings)))

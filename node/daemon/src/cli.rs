@@ -6,6 +6,7 @@ mod dispatch;
 mod exit;
 mod fenced;
 mod gc;
+mod limits;
 mod output;
 mod preflight;
 mod scrub;
@@ -21,6 +22,7 @@ use holdfast_fuse::{LoopCommand, keeper};
 use holdfast_service::chain;
 use tokio::runtime::Runtime;
 
+use self::limits::{MaxIops, MaxThroughput};
 use crate::config::{Config, DEFAULT_RUN_DIR, DEFAULT_SOCKET};
 use crate::daemon;
 use crate::failure::Failure;
@@ -134,7 +136,7 @@ struct Attach {
     #[arg(
         long,
         value_name = "SIZE",
-        conflicts_with_all = ["store", "size", "take_over", "max_dirty_age", "durability"]
+        conflicts_with_all = ["store", "size", "take_over", "max_dirty_age", "durability", "max_iops", "max_throughput"]
     )]
     memory: Option<ByteSize>,
     /// Most memory that the content of a memory volume takes; as much as any content needs unless given
@@ -159,6 +161,12 @@ struct Attach {
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
     #[arg(long, value_enum, default_value_t)]
     durability: Class,
+    /// Serve at most so many reads, writes and discards in a second, such as 3000
+    #[arg(long, value_name = "NUMBER")]
+    max_iops: Option<u64>,
+    /// Move at most so many bytes in a second, such as 125Mi
+    #[arg(long, value_name = "SIZE")]
+    max_throughput: Option<ByteSize>,
     #[command(flatten)]
     target: Target,
 }
@@ -175,6 +183,12 @@ struct Configure {
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
     #[arg(long, value_enum, group = "settings")]
     durability: Option<Class>,
+    /// Serve at most so many reads, writes and discards in a second, such as 3000; `none`: no limit
+    #[arg(long, value_name = "NUMBER", group = "settings")]
+    max_iops: Option<MaxIops>,
+    /// Move at most so many bytes in a second, such as 125Mi; `none`: no limit
+    #[arg(long, value_name = "SIZE", group = "settings")]
+    max_throughput: Option<MaxThroughput>,
     #[command(flatten)]
     target: Target,
 }

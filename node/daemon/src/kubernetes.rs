@@ -15,6 +15,7 @@ mod event;
 mod facts;
 mod heartbeat;
 mod identity;
+mod limits;
 mod member;
 mod misfit;
 pub(crate) mod names;

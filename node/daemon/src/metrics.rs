@@ -77,7 +77,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 41] = [
+const VOLUME_METRICS: [VolumeMetric; 46] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -137,6 +137,27 @@ const VOLUME_METRICS: [VolumeMetric; 41] = [
         Some(Unit::Seconds),
         "Sum of the times for which writes were delayed to the rate of the store",
         |v| Some(v.pace.delayed_ms as f64 / 1000.0),
+    ),
+    gauge("holdfast_volume_limit_iops", None, "Limit of requests in a second, absent without one", |v| {
+        v.limits.limits.iops.map(|limit| limit as f64)
+    }),
+    gauge(
+        "holdfast_volume_limit_throughput",
+        Some(Unit::Bytes),
+        "Limit of bytes read and written in a second, absent without one",
+        |v| v.limits.limits.bytes_per_second.map(|limit| limit as f64),
+    ),
+    gauge("holdfast_volume_limited_requests_waiting", None, "Requests that wait for a limit", |v| {
+        Some(v.limits.waiting as f64)
+    }),
+    counter("holdfast_volume_limited_requests", None, "Requests that waited for a limit", |v| {
+        Some(v.limits.delayed_requests as f64)
+    }),
+    counter(
+        "holdfast_volume_limited",
+        Some(Unit::Seconds),
+        "Sum of the times for which requests waited for a limit",
+        |v| Some(v.limits.delayed_ms as f64 / 1000.0),
     ),
     gauge(
         "holdfast_volume_run_dir_full",

@@ -17,6 +17,7 @@ mod local;
 mod memory;
 mod ring;
 mod run_blocking;
+mod settings;
 mod store;
 mod volume;
 
@@ -35,7 +36,7 @@ use holdfast_format::displaced::Displaced;
 use holdfast_log::Creation;
 use holdfast_log::Indexes;
 use holdfast_s3::S3Config;
-use holdfast_serve::{Message, SharedFiles};
+use holdfast_serve::{IoLimits, Message, SharedFiles};
 use holdfast_service::chain;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, SnapshotName, VolumeId};
@@ -59,6 +60,7 @@ pub(crate) use local::state_disk::StateDisk;
 pub(crate) use local::volume_files::check_attached;
 pub(crate) use memory::shape::{MemoryAttach, MemoryIdentity};
 pub(crate) use run_blocking::run_blocking;
+pub(crate) use settings::{LimitChange, SettingsChange, VolumeSettings};
 pub(crate) use store::cold_reads::ReadAheadFigures;
 pub(crate) use store::sweep::SweepRequest;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
@@ -246,19 +248,12 @@ pub(crate) struct AttachRequest {
     pub(crate) max_dirty_age: Option<Duration>,
     /// Point at which a FLUSH is complete.
     pub(crate) durability: Durability,
+    /// Limits of its requests.
+    pub(crate) limits: IoLimits,
     /// Probe the bucket before its first use in this process: no operator did.
     pub(crate) probe: bool,
     /// Refuse it where new devices are not of ublk.
     pub(crate) ublk_only: bool,
-}
-
-/// Request to change settings of a volume that is served; what it leaves out stays as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SettingsChange {
-    /// Age of the oldest dirty byte at which it is uploaded.
-    pub(crate) max_dirty_age: Option<Duration>,
-    /// Point at which a FLUSH is complete.
-    pub(crate) durability: Option<Durability>,
 }
 
 /// An attached volume.

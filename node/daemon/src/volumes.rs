@@ -5,7 +5,6 @@ use std::future::Future;
 
 use holdfast_background::OldCounts;
 use holdfast_crds::MemoryUse;
-use holdfast_engine::settings::Settings;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
@@ -16,7 +15,7 @@ use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, MemoryAttach, Node, NodeError,
     NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed, SettingsChange, SweepRequest,
-    VolumeInStore,
+    VolumeInStore, VolumeSettings,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -45,7 +44,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         &self,
         volume: &VolumeId,
         change: SettingsChange,
-    ) -> impl Future<Output = Result<Settings, Failure>> + Send;
+    ) -> impl Future<Output = Result<VolumeSettings, Failure>> + Send;
 
     /// The node is being drained from now on, or no longer: while it is, all volumes commit soon.
     fn set_draining(&self, draining: bool) -> impl Future<Output = ()> + Send;
@@ -190,7 +189,7 @@ impl Volumes for Node {
         Self::grow(self, volume, bytes).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
-    async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<Settings, Failure> {
+    async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<VolumeSettings, Failure> {
         self.refuse(
             volume,
             "durability or age of data",

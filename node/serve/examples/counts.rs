@@ -35,8 +35,8 @@ use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 use holdfast_ring::RingError;
 use holdfast_serve::{
-    BackgroundWork, Label, LiveMap, MemoryFiles, Message, NewMemoryVolume, NewVolume, PublishedStatus,
-    RingThread, SharedFiles, Start, VolumeKey,
+    BackgroundWork, IoLimits, Label, LiveMap, MemoryFiles, Message, NewMemoryVolume, NewVolume,
+    PublishedStatus, RingThread, SharedFiles, Start, VolumeKey,
 };
 use holdfast_types::{BLOCK_SECTORS, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
 use holdfast_ublk::{
@@ -455,6 +455,7 @@ fn volume(
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
     Ok(NewVolume {
         planned: start.make(setup, live_map).map_err(io::Error::other)?,
+        limits: IoLimits::NONE,
         label: Arc::new(Label::new(name, Epoch(1))),
         live,
         sides,

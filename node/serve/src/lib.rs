@@ -9,6 +9,7 @@
 
 pub mod clock;
 mod figures;
+mod io_limits;
 mod label;
 pub mod latency;
 pub mod limit;
@@ -20,12 +21,15 @@ mod planned;
 mod published_status;
 mod ring_thread;
 mod served;
+mod throttle;
+mod token_bucket;
 mod volume_queue;
 mod volume_table;
 mod work;
 mod writer_state;
 
 pub use figures::{RingFigures, RingStatus};
+pub use io_limits::{IoLimits, LimitStatus};
 pub use label::Label;
 pub use live_map::LiveMap;
 pub use memory::{MemoryFiles, NewMemoryVolume, PublishedMemory};

@@ -9,3 +9,9 @@ pub const RING_MESSAGES: usize = 1024;
 /// Holes that evictions of a volume punch at a time, at most. The others wait: an eviction may free as many
 /// ranges as the volume has pages with both kinds of sectors.
 pub const EVICTIONS_IN_FLIGHT: u32 = 64;
+
+/// Time for which what a limit of a volume left unused may be used later: a second's worth.
+pub const CREDIT_MS: u64 = 1000;
+
+/// Time after which requests that wait for a limit of their volume are looked at again.
+pub const LIMIT_PAUSE_MS: u64 = 5;

@@ -9,6 +9,7 @@ use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::live_map::LiveMap;
 use crate::memory::new_volume::NewMemoryVolume;
@@ -26,6 +27,8 @@ pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQ
 pub struct NewVolume {
     /// Its planner.
     pub planned: Planned,
+    /// Its limits.
+    pub limits: IoLimits,
     /// The name in its log lines.
     pub label: Arc<Label>,
     /// The live map's file, for allocating chunks.
@@ -109,12 +112,14 @@ pub enum Message {
         /// Receives the answer.
         done: Reply,
     },
-    /// Changes the settings of a volume, and shows them in effect.
+    /// Changes the settings and limits of a volume, and shows them in effect.
     Configure {
         /// The volume.
         key: VolumeKey,
         /// Its settings from then on.
         settings: Settings,
+        /// Its limits from then on.
+        limits: IoLimits,
         /// Receives the answer.
         done: Reply,
     },

@@ -161,6 +161,8 @@ pub enum FileOperation {
     NextTurn,
     /// Does nothing: some time later.
     Pause,
+    /// The same, for requests that wait for a limit of the volume.
+    LimitPause,
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use holdfast_types::{Seq, SnapshotUid};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
+use crate::io_limits::LimitStatus;
 use crate::latency::Latencies;
 use crate::writer_state::WriterState;
 
@@ -60,7 +61,7 @@ pub struct ServedCounts {
 /// Status that one volume publishes.
 pub struct PublishedStatus {
     /// Figures of the planner and of the requests, published at every tick, never per request.
-    shown: Mutex<(Status, ServedCounts)>,
+    shown: Mutex<(Status, ServedCounts, LimitStatus)>,
     reported: Box<dyn Fn(WriterState) + Send + Sync>,
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
@@ -100,10 +101,15 @@ impl PublishedStatus {
         self.shown.lock().1
     }
 
+    /// Limits in effect, as of the last change, and their delays, as of the last tick.
+    pub fn limits(&self) -> LimitStatus {
+        self.shown.lock().2
+    }
+
     /// Publishes new figures unless a reader holds the old ones: the ring thread does not wait.
-    pub fn show(&self, status: Status, served: ServedCounts) {
+    pub fn show(&self, status: Status, served: ServedCounts, limits: LimitStatus) {
         if let Some(mut shown) = self.shown.try_lock() {
-            *shown = (status, served);
+            *shown = (status, served, limits);
         }
     }
 

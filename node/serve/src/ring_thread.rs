@@ -41,8 +41,8 @@ pub struct RingThread {
     messages: Receiver<Message>,
     completions: Vec<Completion>,
     /// The time at the last message, or the last end of a pause: a tick comes each 250 ms, and only the
-    /// pace of writes has a finer use for the time of an event. After a pause of the process it is that
-    /// before the pause: what is dirty then counts as older, never as younger.
+    /// pace of writes and the limits of a volume have a finer use for the time of an event. After a pause
+    /// of the process it is that before the pause: what is dirty then counts as older, never as younger.
     now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,
@@ -184,7 +184,8 @@ impl RingThread {
                 self.late += u64::from(!in_time);
             }
             InFlight::File { volume, operation } => {
-                let now = if matches!(operation, FileOperation::Pause) { self.read_clock() } else { now };
+                let is_pause = matches!(operation, FileOperation::Pause | FileOperation::LimitPause);
+                let now = if is_pause { self.read_clock() } else { now };
                 match self.volumes.get_mut(volume) {
                     Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
                     None => self.late += 1,
@@ -268,9 +269,9 @@ impl RingThread {
                 Some(true) => drop(done.send(Err(RingRefusal::Armed))),
                 None => drop(done.send(Err(RingRefusal::Gone))),
             },
-            Message::Configure { key, settings, done } => {
+            Message::Configure { key, settings, limits, done } => {
                 let found = self.find(key).ok_or(RingRefusal::Gone);
-                drop(done.send(found.map(|(ring, served)| served.configure(ring, settings, now))));
+                drop(done.send(found.map(|(ring, served)| served.configure(ring, settings, limits, now))));
             }
             Message::Grow { key, live_map, sectors } => {
                 if let Some((ring, served)) = self.find(key) {
@@ -329,12 +330,12 @@ impl RingThread {
 
     fn add(&mut self, new: NewVolume, now: Millis) -> Result<VolumeKey, RingError> {
         let slots = self.register(&new)?;
-        let NewVolume { planned, label, work, published, place, .. } = new;
+        let NewVolume { planned, limits, label, work, published, place, .. } = new;
         let (ring, shared, commits_soon) = (&mut self.ring, self.shared, self.commits_soon);
         Ok(self.volumes.insert(|key| {
             let made = ServedParts { key, label, slots, shared, work, published, place };
             let mut served = ServedVolume::new(planned, made);
-            served.begin(ring);
+            served.begin(ring, limits, now);
             if commits_soon {
                 served.handle(ring, Event::CommitSoon(true), now);
             }

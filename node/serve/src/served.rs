@@ -20,6 +20,7 @@ use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 
 use crate::clock::unix_ms_at_zero;
+use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::limit::EVICTIONS_IN_FLIGHT;
 use crate::live_map::LiveMap;
@@ -27,10 +28,12 @@ use crate::message::Reply;
 use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;
 use crate::published_status::{PublishedStatus, ServedCounts};
+use crate::throttle::Throttle;
 use crate::volume_queue::VolumeQueue;
 use crate::work::BackgroundWork;
 
 mod completion;
+mod limiting;
 mod lines;
 mod perform;
 mod queues;
@@ -114,6 +117,9 @@ pub(crate) struct ServedVolume {
     operations: u32,
     /// Requests are left to the successor.
     is_draining: bool,
+    /// Each request passes `throttle` first.
+    is_limited: bool,
+    throttle: Throttle,
     actions: Vec<Action>,
     tally: ServedCounts,
     /// Blocks of the volume that are known to be in the slab, and the reads that they answered since the last
@@ -157,6 +163,8 @@ impl ServedVolume {
             evictions: Evictions::default(),
             operations: 0,
             is_draining: false,
+            is_limited: false,
+            throttle: Throttle::default(),
             actions,
             tally: ServedCounts::default(),
             known: KnownBlocks::default(),
@@ -196,9 +204,10 @@ impl ServedVolume {
         std::mem::forget(empty);
     }
 
-    /// The volume has these settings from here on.
-    pub(crate) fn configure(&mut self, ring: &mut Ring, settings: Settings, now: Millis) {
+    /// The volume has these settings and limits from here on.
+    pub(crate) fn configure(&mut self, ring: &mut Ring, settings: Settings, limits: IoLimits, now: Millis) {
         self.handle(ring, Event::Configure(settings), now);
+        self.set_limits(ring, limits, now);
         self.show();
     }
 
@@ -210,7 +219,8 @@ impl ServedVolume {
     }
 
     /// Does what the planner asked for when the volume was made, and shows its first figures.
-    pub(crate) fn begin(&mut self, ring: &mut Ring) {
+    pub(crate) fn begin(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
+        self.set_limits(ring, limits, now);
         for action in std::mem::take(&mut self.actions) {
             self.perform(ring, action);
         }
@@ -229,7 +239,7 @@ impl ServedVolume {
 
     fn show(&mut self) {
         let served = ServedCounts { latencies: *self.queues.latencies(), ..self.tally };
-        self.published.show(self.volume.status(), served);
+        self.published.show(self.volume.status(), served, self.throttle.status());
         self.show_snapshots();
     }
 

@@ -2,19 +2,21 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_crds::{IOPS_LIMITS, THROUGHPUT_LIMITS};
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_format::displaced::Displaced;
 use holdfast_memory::{MemoryFigures, PAGE_BYTES, PageCodec};
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
+use holdfast_serve::IoLimits;
 use holdfast_types::{InvalidSnapshotName, InvalidVolumeId, SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, MemoryAttach, NodeVolumeStatus,
-    ServedCounts, SettingsChange, StateDisk, VolumeState,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, LimitChange, MemoryAttach,
+    NodeVolumeStatus, ServedCounts, SettingsChange, StateDisk, VolumeSettings, VolumeState,
 };
 
 /// A field of a request cannot be used.
@@ -40,6 +42,14 @@ pub(crate) enum InvalidField {
     /// `durability` is no class.
     #[error("durability: {0} is not known; use DURABILITY_LOCAL or DURABILITY_OBJECT")]
     Durability(i32),
+    /// `limits.iops` is out of range.
+    #[error("limits.iops: {0} is out of range; give a number from 10 to 10000000, such as 3000, or no limit")]
+    Iops(u64),
+    /// `limits.bytes_per_second` is out of range.
+    #[error(
+        "limits.bytes_per_second: {0} is out of range; give bytes per second from 1Mi to 1Ti, such as 125Mi, or no limit"
+    )]
+    Throughput(u64),
     /// A field that memory volumes do not have.
     #[error("{0}: a memory volume has none; leave it out, or attach a volume of a store")]
     NotOfMemory(&'static str),
@@ -53,7 +63,7 @@ pub(crate) enum InvalidField {
     #[error("memory.compression: {0} is not known; use COMPRESSION_LZ4 or COMPRESSION_ZSTD")]
     Compression(i32),
     /// Nothing is to be changed.
-    #[error("durability, max_dirty_age: both are absent; give at least one")]
+    #[error("durability, max_dirty_age, limits: all are absent; give at least one")]
     NoSettings,
 }
 
@@ -96,6 +106,7 @@ pub(crate) struct CheckedAttach {
     pub(crate) replaces: Option<u64>,
     pub(crate) max_dirty_age: Option<Duration>,
     pub(crate) durability: Durability,
+    pub(crate) limits: IoLimits,
 }
 
 impl TryFrom<wire::AttachRequest> for CheckedAttach {
@@ -110,6 +121,7 @@ impl TryFrom<wire::AttachRequest> for CheckedAttach {
             max_dirty_age,
             durability,
             memory: _,
+            limits,
         } = request;
         Ok(Self {
             volume: volume_id.try_into()?,
@@ -118,6 +130,7 @@ impl TryFrom<wire::AttachRequest> for CheckedAttach {
             replaces: replaces_epoch,
             max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
             durability: flush_class(durability)?,
+            limits: io_limits(limits.unwrap_or_default())?,
         })
     }
 }
@@ -128,7 +141,14 @@ pub(crate) fn memory_attach(
     memory: &wire::MemoryVolume,
 ) -> Result<MemoryAttach, InvalidField> {
     let wire::AttachRequest {
-        volume_id, store, size_bytes, replaces_epoch, max_dirty_age, durability, ..
+        volume_id,
+        store,
+        size_bytes,
+        replaces_epoch,
+        max_dirty_age,
+        durability,
+        memory: _,
+        limits,
     } = request;
     let fields = [
         ("store", !store.is_empty()),
@@ -136,6 +156,7 @@ pub(crate) fn memory_attach(
         ("replaces_epoch", replaces_epoch.is_some()),
         ("max_dirty_age", max_dirty_age.is_some()),
         ("durability", durability != wire::Durability::Unspecified as i32),
+        ("limits", limits.is_some()),
     ];
     if let Some((field, _)) = fields.into_iter().find(|(_, is_given)| *is_given) {
         return Err(InvalidField::NotOfMemory(field));
@@ -182,7 +203,7 @@ fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
 impl CheckedAttach {
     /// The request to the data plane.
     pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
-        let Self { volume, store, bytes, replaces, max_dirty_age, durability } = self;
+        let Self { volume, store, bytes, replaces, max_dirty_age, durability, limits } = self;
         AttachRequest {
             volume,
             store_name: store,
@@ -191,6 +212,7 @@ impl CheckedAttach {
             replaces,
             max_dirty_age,
             durability,
+            limits,
             // No operator looked at the bucket.
             probe: true,
             ublk_only: false,
@@ -200,23 +222,49 @@ impl CheckedAttach {
 
 /// Checks a [`wire::ConfigureRequest`].
 pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, SettingsChange), InvalidField> {
-    let wire::ConfigureRequest { volume_id, max_dirty_age, durability } = request;
+    let wire::ConfigureRequest { volume_id, max_dirty_age, durability, limits } = request;
     let durability = match wire::Durability::try_from(durability) {
         Ok(wire::Durability::Unspecified) => None,
         Ok(_) | Err(_) => Some(flush_class(durability)?),
     };
-    let change = SettingsChange { max_dirty_age: max_dirty_age.map(dirty_age).transpose()?, durability };
-    if change == (SettingsChange { max_dirty_age: None, durability: None }) {
+    let wire::Limits { iops: max_iops, bytes_per_second: most_bytes } = limits.unwrap_or_default();
+    // Those that are not removed.
+    let rest = |limit: Option<u64>| limit.filter(|limit| *limit > 0);
+    io_limits(wire::Limits { iops: rest(max_iops), bytes_per_second: rest(most_bytes) })?;
+    let limit = |limit: Option<u64>| limit.map_or(LimitChange::Keep, |_given| LimitChange::to(rest(limit)));
+    let change = SettingsChange {
+        max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
+        durability,
+        iops: limit(max_iops),
+        bytes_per_second: limit(most_bytes),
+    };
+    if change == SettingsChange::default() {
         return Err(InvalidField::NoSettings);
     }
     Ok((volume_id.try_into()?, change))
 }
 
 /// The settings in effect.
-pub(crate) fn settings(settings: Settings) -> wire::ConfigureResponse {
-    let Settings { max_age_ms, durability: class } = settings;
+pub(crate) fn settings(settings: VolumeSettings) -> wire::ConfigureResponse {
+    let VolumeSettings { planner, limits } = settings;
+    let Settings { max_age_ms, durability: class } = planner;
     let max_dirty_age = Duration::from_millis(max_age_ms).try_into().ok();
-    wire::ConfigureResponse { max_dirty_age, durability: durability(class) }
+    wire::ConfigureResponse { max_dirty_age, durability: durability(class), limits: wire_limits(limits) }
+}
+
+/// Checks limits that a volume is to have.
+fn io_limits(limits: wire::Limits) -> Result<IoLimits, InvalidField> {
+    let wire::Limits { iops, bytes_per_second } = limits;
+    match (iops, bytes_per_second) {
+        (Some(iops), _) if !IOPS_LIMITS.contains(&iops) => Err(InvalidField::Iops(iops)),
+        (_, Some(bytes)) if !THROUGHPUT_LIMITS.contains(&bytes) => Err(InvalidField::Throughput(bytes)),
+        (iops, bytes_per_second) => Ok(IoLimits { iops, bytes_per_second }),
+    }
+}
+
+fn wire_limits(limits: IoLimits) -> Option<wire::Limits> {
+    let IoLimits { iops, bytes_per_second } = limits;
+    (limits != IoLimits::NONE).then_some(wire::Limits { iops, bytes_per_second })
 }
 
 /// Checks a `volume_id`.
@@ -314,6 +362,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             store,
             delayed: _,
             pace: _,
+            limits,
             disk: _,
             waiting_requests: _,
             served: _,
@@ -336,6 +385,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             holds_data,
             max_dirty_age: max_dirty_age.and_then(|age| age.try_into().ok()),
             memory: memory.map(memory_use),
+            limits: wire_limits(limits.limits),
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use holdfast_proto::node::v1::node_server::Node as _;
-use holdfast_proto::node::v1::{Durability, MemoryVolume};
+use holdfast_proto::node::v1::{Durability, Limits, MemoryVolume};
 use holdfast_s3::S3Credentials;
 use tonic::Code;
 
@@ -30,7 +30,9 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         max_dirty_age: None,
         durability: 0,
         memory: None,
+        limits: None,
     };
+    let limits = |iops, bytes_per_second| Some(Limits { iops, bytes_per_second });
     let scratch = MemoryVolume { size_bytes: 1 << 20, ..MemoryVolume::default() };
     let memory = |memory| AttachRequest { store: String::new(), memory: Some(memory), ..good.clone() };
     let cases = [
@@ -46,6 +48,13 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(-5), ..good.clone() }),
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(7200), ..good.clone() }),
         ("durability: 7 ", AttachRequest { durability: 7, ..good.clone() }),
+        ("limits.iops: 0 is", AttachRequest { limits: limits(Some(0), None), ..good.clone() }),
+        ("limits.iops: 9 is", AttachRequest { limits: limits(Some(9), Some(1 << 20)), ..good.clone() }),
+        ("limits.bytes_per_second: 1 ", AttachRequest { limits: limits(None, Some(1)), ..good.clone() }),
+        (
+            "limits: a memory volume has none",
+            AttachRequest { limits: limits(Some(10), None), ..memory(scratch) },
+        ),
         ("store: a memory volume has none", AttachRequest { store: "main".to_owned(), ..memory(scratch) }),
         ("durability: a memory volume has none", AttachRequest { durability: 2, ..memory(scratch) }),
         ("size_bytes: 4097 ", memory(MemoryVolume { size_bytes: 4097, ..scratch })),
@@ -167,9 +176,9 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert!(status.message().contains("Volume object"), "{status}");
     let object = Durability::Object.into();
-    let change = ConfigureRequest { volume_id: "v".to_owned(), max_dirty_age: None, durability: object };
+    let change = ConfigureRequest { volume_id: "v".to_owned(), durability: object, ..Default::default() };
     let status = api.configure(Request::new(change)).await.unwrap_err();
-    assert!(status.message().ends_with("spec.maxDirtyAge of the Volume object instead"), "{status}");
+    assert!(status.message().ends_with("spec.limits of the Volume object instead"), "{status}");
     let listed = api.list(Request::new(ListRequest {})).await.unwrap().into_inner();
     assert_eq!(listed.volumes.len(), 2);
 }

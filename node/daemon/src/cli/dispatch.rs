@@ -2,7 +2,7 @@
 
 use holdfast_proto::node::v1::{
     self as wire, AttachRequest, CapabilitiesRequest, ConfigureRequest, DetachRequest, Durability,
-    GrowRequest, ListRequest, MemoryVolume, StatsRequest,
+    GrowRequest, Limits, ListRequest, MemoryVolume, StatsRequest,
 };
 
 use super::client::{connect, finish};
@@ -37,6 +37,8 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 take_over,
                 max_dirty_age,
                 durability,
+                max_iops,
+                max_throughput,
                 target,
             } = attach;
             let memory = memory.map(|size| MemoryVolume {
@@ -55,6 +57,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
                 durability: durability.into(),
                 memory,
+                limits: limits(max_iops, max_throughput.map(|size| size.0)),
             };
             let mut client = connect(&target).await?;
             let answer = client.attach(request).await;
@@ -65,12 +68,14 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             }
             finish(answer, &target, out)
         }
-        Command::Configure(Configure { volume, max_dirty_age, durability, target }) => {
+        Command::Configure(configure) => {
+            let Configure { volume, max_dirty_age, durability, max_iops, max_throughput, target } = configure;
             let mut client = connect(&target).await?;
             let request = ConfigureRequest {
                 volume_id: volume,
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
                 durability: durability.map_or(Durability::Unspecified, wire_class).into(),
+                limits: limits(max_iops.map(|iops| iops.0), max_throughput.map(|bytes| bytes.0)),
             };
             finish(client.configure(request).await, &target, out)
         }
@@ -99,6 +104,10 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
         }
     }
+}
+
+fn limits(iops: Option<u64>, bytes_per_second: Option<u64>) -> Option<Limits> {
+    (iops.is_some() || bytes_per_second.is_some()).then_some(Limits { iops, bytes_per_second })
 }
 
 fn codec(compression: Compression) -> wire::Compression {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_proto::node::v1::{
     AttachResponse, CapabilitiesResponse, ConfigureResponse, CreateResponse, DetachResponse, Device,
-    Displaced, Durability, GrowResponse, ListResponse, MemoryUse, StateDisk, StatsResponse, Transport,
-    TransportCapability, Volume, VolumeState, VolumeStats,
+    Displaced, Durability, GrowResponse, Limits, ListResponse, MemoryUse, StateDisk, StatsResponse,
+    Transport, TransportCapability, Volume, VolumeState, VolumeStats,
 };
 use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
@@ -72,10 +72,11 @@ impl Render for ConfigureResponse {
     }
 
     fn json(&self) -> Value {
-        let Self { max_dirty_age, durability: _ } = self;
+        let Self { max_dirty_age, durability: _, limits } = self;
         json!({
             "max_dirty_age": max_dirty_age.map(time_span),
             "durability": durability_name(self.durability()),
+            "limits": limits.as_ref().map(limits_json),
         })
     }
 }
@@ -154,6 +155,7 @@ impl Render for ListResponse {
                 holds_data,
                 max_dirty_age,
                 memory,
+                limits,
             } = volume;
             json!({
                 "volume_id": volume_id,
@@ -169,6 +171,7 @@ impl Render for ListResponse {
                 "max_dirty_age": max_dirty_age.map(time_span),
                 "message": message,
                 "memory": memory.as_ref().map(memory_json),
+                "limits": limits.as_ref().map(limits_json),
             })
         };
         json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
@@ -178,6 +181,11 @@ impl Render for ListResponse {
 /// A duration of the interface, as the command line and the configuration write it.
 fn time_span(span: prost_types::Duration) -> String {
     TimeSpan(span.try_into().unwrap_or_default()).to_string()
+}
+
+fn limits_json(limits: &Limits) -> Value {
+    let Limits { iops, bytes_per_second } = limits;
+    json!({ "iops": iops, "bytes_per_second": bytes_per_second })
 }
 
 fn memory_json(memory: &MemoryUse) -> Value {

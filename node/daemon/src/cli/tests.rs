@@ -93,7 +93,10 @@ async fn settings_of_an_attached_volume_change_by_name() {
     assert_eq!(world.ask("configure v --durability local").await.unwrap(), "");
     let changed = world.ask("configure v --max-dirty-age 90s --json").await.unwrap();
     let changed: serde_json::Value = serde_json::from_str(&changed).unwrap();
-    assert_eq!(changed, serde_json::json!({ "max_dirty_age": "1m30s", "durability": "local" }));
+    assert_eq!(
+        changed,
+        serde_json::json!({ "max_dirty_age": "1m30s", "durability": "local", "limits": null })
+    );
     let list = world.ask("list").await.unwrap();
     let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
     let column = rows[0].iter().position(|name| *name == "MAX-AGE").unwrap();
@@ -103,6 +106,32 @@ async fn settings_of_an_attached_volume_change_by_name() {
     let far = world.ask("configure v --max-dirty-age 2h").await.unwrap_err();
     assert!(far.message.starts_with("max_dirty_age: "), "{}", far.message);
     assert!(Cli::try_parse_from(["holdfast-node", "configure", "v"]).is_err(), "nothing to change");
+}
+
+#[tokio::test]
+async fn limits_are_set_changed_and_removed_by_name() {
+    let world = World::start().await;
+    world.ask("attach v --store main --max-iops 3000").await.unwrap();
+    let request = world.fake.requests().pop().unwrap();
+    assert_eq!((request.limits.iops, request.limits.bytes_per_second), (Some(3000), None));
+    world.ask("configure v --max-throughput 125Mi").await.unwrap();
+    let changed = world.ask("configure v --max-iops 500 --json").await.unwrap();
+    let changed: serde_json::Value = serde_json::from_str(&changed).unwrap();
+    let both = serde_json::json!({ "iops": 500, "bytes_per_second": 125 << 20 });
+    assert_eq!(changed["limits"], both);
+    let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
+    assert_eq!(list["volumes"][0]["limits"], both);
+    world.ask("configure v --max-iops none --max-throughput none").await.unwrap();
+    let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
+    assert_eq!(list["volumes"][0]["limits"], serde_json::Value::Null);
+    let small = world.ask("configure v --max-throughput 512Ki").await.unwrap_err();
+    assert!(small.message.starts_with("limits.bytes_per_second: 524288 "), "{}", small.message);
+    for wrong in
+        ["configure v --max-iops 0", "configure v --max-iops fast", "configure v --max-throughput 1.5Mi"]
+    {
+        let words = ["holdfast-node"].into_iter().chain(wrong.split_whitespace());
+        assert!(Cli::try_parse_from(words).is_err(), "{wrong}");
+    }
 }
 
 #[tokio::test]

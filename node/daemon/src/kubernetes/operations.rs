@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use holdfast_crds::Volume;
 use holdfast_engine::settings::Durability;
+use holdfast_serve::IoLimits;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::VolumeId;
 use kube::runtime::reflector::ObjectRef;
@@ -66,11 +67,22 @@ pub(crate) enum OperationOutcome {
     Failed(OperationFailure),
 }
 
+/// Settings that a spec asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WantedSettings {
+    /// Point at which a FLUSH is complete.
+    pub(crate) durability: Durability,
+    /// Age at which data is uploaded.
+    pub(crate) max_dirty_age: Duration,
+    /// Limits of requests.
+    pub(crate) limits: IoLimits,
+}
+
 /// Settings that could not be put in effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfigured {
-    /// Durability and age limit.
-    pub(crate) wanted: (Durability, Duration),
+    /// The settings.
+    pub(crate) wanted: WantedSettings,
     /// Text of the failure.
     pub(crate) why: String,
 }
@@ -160,12 +172,7 @@ impl Operations {
     }
 
     /// Notes how the last change of the volume's settings to those that were `wanted` ended.
-    pub(crate) fn configured(
-        &self,
-        volume: &VolumeId,
-        wanted: (Durability, Duration),
-        ended: Result<(), Failure>,
-    ) {
+    pub(crate) fn configured(&self, volume: &VolumeId, wanted: WantedSettings, ended: Result<(), Failure>) {
         let failed = ended.err().map(|failure| Unconfigured { wanted, why: failure.message });
         let mut entries = self.entries();
         let entry = entries.entry(volume.clone()).or_default();

@@ -23,8 +23,9 @@ use holdfast_crds::{
 use super::conditions::{self, DETACHING};
 use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
+use super::limits;
 use super::misfit::{Misfit, misfit};
-use super::operations::{Doing, OperationOutcome};
+use super::operations::{Doing, OperationOutcome, WantedSettings};
 use super::retry::{OperationFailure, UBLK_NEEDED};
 use super::transport::transport_name;
 use crate::node::{self, VolumeState};
@@ -69,12 +70,7 @@ pub(crate) enum NodeStep {
         epoch: u64,
     },
     /// Give a volume that is served the settings of the spec.
-    Configure {
-        /// Point at which a FLUSH is complete.
-        durability: Durability,
-        /// Age at which data is uploaded.
-        max_dirty_age: Duration,
-    },
+    Configure(WantedSettings),
     /// Begin to grow the volume and its device to the size of the spec.
     Grow {
         /// Bytes.
@@ -198,32 +194,41 @@ fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -
 }
 
 /// The settings of the spec, if a volume that is served where it is wanted has others.
-fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<(Durability, Duration)> {
+fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<WantedSettings> {
     if facts.spec.is_memory() {
         return None;
     }
     let is_served = here.state == VolumeState::Attached && facts.requested() && !facts.granted_to_another();
-    let wanted = (flush_class(facts.spec.durability), facts.spec.max_dirty_age().ok()?);
-    (is_served && here.durability.zip(here.max_dirty_age) != Some(wanted)).then_some(wanted)
+    let wanted = WantedSettings {
+        durability: flush_class(facts.spec.durability),
+        max_dirty_age: facts.spec.max_dirty_age().ok()?,
+        limits: limits::wanted(&facts.spec).ok()?,
+    };
+    let has = here.durability.zip(here.max_dirty_age).map(|(durability, max_dirty_age)| WantedSettings {
+        durability,
+        max_dirty_age,
+        limits: here.limits.limits,
+    });
+    (is_served && has != Some(wanted)).then_some(wanted)
 }
 
 /// Adds the step to these settings, behind what is reported before.
-fn configure(settings: Option<(Durability, Duration)>, mut plan: NodePlan) -> NodePlan {
-    if let Some((durability, max_dirty_age)) = settings {
-        plan.steps.push(NodeStep::Configure { durability, max_dirty_age });
+fn configure(settings: Option<WantedSettings>, mut plan: NodePlan) -> NodePlan {
+    if let Some(settings) = settings {
+        plan.steps.push(NodeStep::Configure(settings));
         plan.again = Some(SOON);
     }
     plan
 }
 
 /// Reason if the change to these settings failed before. What kept others out of effect says nothing of them.
-fn unconfigured(facts: &NodeFacts, settings: Option<(Durability, Duration)>) -> Option<&'static str> {
+fn unconfigured(facts: &NodeFacts, settings: Option<WantedSettings>) -> Option<&'static str> {
     let failed = facts.unconfigured.as_ref().map(|failed| failed.wanted);
     (settings.is_some() && settings == failed).then_some(NOT_CONFIGURED)
 }
 
 /// Reason while a volume that is served is to have other settings, or its device this size.
-fn served(facts: &NodeFacts, settings: Option<(Durability, Duration)>, bytes: u64) -> &'static str {
+fn served(facts: &NodeFacts, settings: Option<WantedSettings>, bytes: u64) -> &'static str {
     unconfigured(facts, settings).unwrap_or_else(|| growing(facts, bytes))
 }
 
@@ -371,6 +376,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         oldest_dirty_seconds: here.and_then(|here| here.commit.oldest_dirty).map(|age| age.as_secs()),
         durability: here.and_then(|here| here.durability).map(durability),
         max_dirty_age: here.and_then(|here| here.max_dirty_age).map(|age| TimeSpan(age).to_string()),
+        limits: here.and_then(|here| limits::reported(here.limits.limits)),
         durable_through: known.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
         ..VolumeStatus::default()
@@ -417,7 +423,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     if reason == NOT_CONFIGURED {
         let why = facts.unconfigured.as_ref().map_or("", |failed| failed.why.as_str());
         return format!(
-            "served by node {me} with the settings of status.durability and status.maxDirtyAge. Those of the spec are not in \
+            "served by node {me} with the settings of status.durability, status.maxDirtyAge and status.limits. Those of the spec are not in \
              effect: {why}. Node {me} tries it again"
         );
     }
@@ -515,6 +521,7 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
         oldest_dirty_seconds: status.oldest_dirty_seconds,
         durability: status.durability,
         max_dirty_age: status.max_dirty_age.clone(),
+        limits: status.limits.clone(),
         durable_through: status.durable_through.clone(),
         conditions,
         ..VolumeStatus::default()

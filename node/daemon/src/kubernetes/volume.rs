@@ -26,17 +26,18 @@ use tracing::Instrument;
 use super::event::changes;
 use super::facts::NodeFacts;
 use super::identity::identity;
+use super::limits;
 use super::misfit::memory_attach;
 use super::names::VolumeNames;
 use super::object_store::{self, ObjectStoreError};
-use super::operations::{Doing, OperationOutcome, Operations};
+use super::operations::{Doing, OperationOutcome, Operations, WantedSettings};
 use super::orphan;
 use super::own_volumes;
 use super::plan::{NodeStep, daemons_part, flush_class, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::node::{AttachRequest, FailureKind, MemoryAttach, SettingsChange};
+use crate::node::{AttachRequest, FailureKind, LimitChange, MemoryAttach, SettingsChange};
 use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
@@ -214,12 +215,16 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 self.attach_memory(epoch);
                 Ok(())
             }
-            NodeStep::Configure { durability, max_dirty_age } => {
-                let change =
-                    SettingsChange { durability: Some(durability), max_dirty_age: Some(max_dirty_age) };
+            NodeStep::Configure(wanted) => {
+                let WantedSettings { durability, max_dirty_age, limits } = wanted;
+                let change = SettingsChange {
+                    durability: Some(durability),
+                    max_dirty_age: Some(max_dirty_age),
+                    iops: LimitChange::to(limits.iops),
+                    bytes_per_second: LimitChange::to(limits.bytes_per_second),
+                };
                 // It waits for no store.
                 let configured = self.context.volumes.configure(&self.id, change).await;
-                let wanted = (durability, max_dirty_age);
                 self.context.operations.configured(&self.id, wanted, configured.map(drop));
                 Ok(())
             }
@@ -277,6 +282,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 .filter(|name| !name.is_empty())
                 .ok_or(ObjectStoreError::NotNamed)?;
             let max_dirty_age = spec.max_dirty_age().map_err(|error| invalid(&error))?;
+            let limits = limits::wanted(&spec).map_err(|error| invalid(&error))?;
             let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
             let store = object_store::read_fenced(&client, &store_name).await?;
             let attached = volumes
@@ -288,6 +294,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     replaces,
                     max_dirty_age: Some(max_dirty_age),
                     durability: flush_class(spec.durability),
+                    limits,
                     // The operator probes every ObjectStore, and its status was read.
                     probe: false,
                     ublk_only,

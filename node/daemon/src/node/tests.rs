@@ -154,6 +154,7 @@ impl Dirs {
             epoch: 1,
             max_age_ms: 1000,
             durability,
+            limits: None,
             displaced: None,
             detaching: false,
             store_name: "main".to_owned(),
@@ -224,6 +225,7 @@ fn request() -> AttachRequest {
         replaces: None,
         max_dirty_age: None,
         durability: Durability::Local,
+        limits: IoLimits::NONE,
         probe: false,
         ublk_only: false,
     }
@@ -516,6 +518,7 @@ async fn leave_volume_dirty(
         epoch: 1,
         max_age_ms: 1000,
         durability: Durability::Local,
+        limits: None,
         displaced: None,
         detaching: true,
         store_name: store_name.to_owned(),

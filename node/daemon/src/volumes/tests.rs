@@ -15,6 +15,7 @@ use holdfast_log::sweep::SweepReport;
 use holdfast_memory::{MemoryFigures, PageCodec};
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
+use holdfast_serve::LimitStatus;
 use holdfast_serve::latency::TimedOperation;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, SnapshotUid, VolumeId};
 use holdfast_ublk::Transport;
@@ -26,7 +27,7 @@ use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
     FailureKind, MemoryAttach, MemoryIdentity, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest,
     Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, TimedStep,
-    VolumeInStore, VolumeState, millis,
+    VolumeInStore, VolumeSettings, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -170,6 +171,7 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
         },
         delayed: None,
         pace: PaceStatus::default(),
+        limits: LimitStatus::default(),
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
         index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1, ancestors: Some(2) },
         waiting_requests: 0,
@@ -259,6 +261,7 @@ impl Volumes for Fake {
             volume: request.volume.clone(),
             store: StoreStatus { name: request.store_name, ..attached("any").store },
             attached: Some(device.clone()),
+            limits: LimitStatus { limits: request.limits, ..LimitStatus::default() },
             ..attached("any")
         };
         inner.attached.insert(request.volume, status);
@@ -298,7 +301,7 @@ impl Volumes for Fake {
         Ok(device.clone())
     }
 
-    async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<Settings, Failure> {
+    async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<VolumeSettings, Failure> {
         let mut inner = self.inner.lock();
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
@@ -309,8 +312,13 @@ impl Volumes for Fake {
         };
         status.durability = change.durability.or(status.durability);
         status.max_dirty_age = change.max_dirty_age.or(status.max_dirty_age);
+        let limits = &mut status.limits.limits;
+        limits.iops = change.iops.after(limits.iops);
+        limits.bytes_per_second = change.bytes_per_second.after(limits.bytes_per_second);
+        let limits = *limits;
         let max_age_ms = millis(status.max_dirty_age.unwrap());
-        Ok(Settings { max_age_ms, durability: status.durability.unwrap() })
+        let planner = Settings { max_age_ms, durability: status.durability.unwrap() };
+        Ok(VolumeSettings { planner, limits })
     }
 
     async fn set_draining(&self, draining: bool) {

@@ -12,11 +12,14 @@ use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, 
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
+use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::live_map::LiveMap;
 use crate::logged::logged;
 use crate::planned::Start;
 use crate::published_status::PublishedStatus;
+
+mod limits;
 
 const SECTORS: u64 = 64;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -37,8 +40,8 @@ fn device() -> Device {
 }
 
 fn files() -> SharedFiles<File> {
-    let [slab, memory, zeros] = [(); 3].map(|()| tempfile::tempfile().unwrap());
-    SharedFiles { slab, memory, zeros }
+    let [slab, memory] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+    SharedFiles { slab, memory, zeros: File::open("/dev/zero").unwrap() }
 }
 
 /// The answer was that the ring is lost, which sends an administrator to restart the daemon for nothing.
@@ -62,8 +65,8 @@ fn a_volume_that_is_gone_is_no_lost_ring() {
     assert!(matches!(removed, Ok(Err(RingRefusal::Gone))));
 }
 
-/// A volume without anything in it, for a ring thread.
-fn new_volume() -> NewVolume {
+/// A volume without anything in it, for a ring thread; its device has so many requests.
+fn new_volume(requests: u32) -> NewVolume {
     let volume: VolumeId = "disk".parse().unwrap();
     let nonce = Nonce([7; 16]);
     let header = Header {
@@ -81,7 +84,7 @@ fn new_volume() -> NewVolume {
         synced_generation: 0,
     };
     let setup = Setup {
-        requests: 2,
+        requests,
         limits: DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 30_000 },
         durability: Durability::Local,
         header,
@@ -100,6 +103,7 @@ fn new_volume() -> NewVolume {
     let file = || tempfile::tempfile().unwrap();
     NewVolume {
         planned,
+        limits: IoLimits::NONE,
         label: Arc::new(Label::new(volume, Epoch(1))),
         live,
         sides: [file(), file()],
@@ -133,7 +137,7 @@ fn turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
 #[test]
 fn a_late_command_of_a_closed_queue_is_counted() {
     let mut thread = ring_thread();
-    let key = thread.add(new_volume(), now()).unwrap();
+    let key = thread.add(new_volume(2), now()).unwrap();
     let written = logged(|| {
         for tag in [3, 4] {
             thread.ring.no_operation(InFlight::Command(QueueCommand { owner: key, queue_id: 0, tag }));
@@ -152,7 +156,7 @@ fn a_late_command_of_a_closed_queue_is_counted() {
 #[test]
 fn an_open_while_a_remove_waits_is_refused() {
     let mut thread = ring_thread();
-    let key = thread.add(new_volume(), now()).unwrap();
+    let key = thread.add(new_volume(2), now()).unwrap();
     thread.on_message(Message::Event { key, event: Event::Detach }, now());
     assert!(!thread.is_still(), "its last round is in flight");
     let (done, mut removed) = oneshot::channel();

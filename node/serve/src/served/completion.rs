@@ -28,6 +28,9 @@ impl ServedVolume {
             return false;
         };
         match event {
+            QueueEvent::Request(request) if self.is_limited => {
+                self.begin_limited(ring, queue, request, now);
+            }
             QueueEvent::Request(request) => self.begin_request(ring, queue, request, now),
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
@@ -52,7 +55,11 @@ impl ServedVolume {
         let Some(queue) = self.queues.fuse() else { return false };
         queue.on_completion(command, outcome);
         while let Some(request) = self.queues.fuse().and_then(FuseQueue::next_request) {
-            self.begin_request(ring, 0, request, now);
+            if self.is_limited {
+                self.begin_limited(ring, 0, request, now);
+            } else {
+                self.begin_request(ring, 0, request, now);
+            }
         }
         if let Some(queue) = self.queues.fuse() {
             queue.poll(ring);
@@ -77,7 +84,12 @@ impl ServedVolume {
 
     /// Of a request that no side answers alone.
     #[inline(never)]
-    fn begin_other(&mut self, ring: &mut Ring, (id, op, range): (RequestId, Op, SectorRange), now: Millis) {
+    pub(super) fn begin_other(
+        &mut self,
+        ring: &mut Ring,
+        (id, op, range): (RequestId, Op, SectorRange),
+        now: Millis,
+    ) {
         if op == Op::Read {
             let known = |runs: &Runs| self.known.find(range.start.block(), Mask::of(range), runs);
             if let Some(slot) = self.volume.begin_known(now, id, range, known) {
@@ -93,8 +105,8 @@ impl ServedVolume {
         self.handle(ring, Event::Request { id, op, range }, now);
     }
 
-    #[inline]
-    fn count(&mut self, request: &DeviceRequest) -> Op {
+    #[inline(always)] // it has two callers, and one of them is the path of each request
+    pub(super) fn count(&mut self, request: &DeviceRequest) -> Op {
         let tally = &mut self.tally;
         match request.operation() {
             Operation::Read => {
@@ -212,6 +224,7 @@ impl ServedVolume {
             },
             FileOperation::NextTurn => Event::NextTurn,
             FileOperation::Pause => Event::PauseEnded,
+            FileOperation::LimitPause => return self.limit_pause_ended(ring, now),
         };
         self.handle(ring, event, now);
     }

@@ -183,7 +183,7 @@ impl ServedVolume {
     }
 
     /// Counts a file operation of this volume, which is to be given to the ring.
-    fn begin_file(&mut self, operation: FileOperation) -> InFlight {
+    pub(super) fn begin_file(&mut self, operation: FileOperation) -> InFlight {
         self.operations += 1;
         InFlight::File { volume: self.key, operation }
     }

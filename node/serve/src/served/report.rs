@@ -12,7 +12,10 @@ impl ServedVolume {
         self.lines.report(report, now());
         match *report {
             Report::Ready => self.published.report(WriterState::Ready),
-            Report::Fenced => self.published.report(WriterState::Fenced),
+            Report::Fenced => {
+                self.drop_limits(now());
+                self.published.report(WriterState::Fenced);
+            }
             Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => self.tally.local_read_errors += 1,
             Report::LocalDiskFailed(_)
             | Report::UploadUnreadable(_)

@@ -4,6 +4,7 @@
 use holdfast_engine::settings::Durability;
 use holdfast_format::displaced::Displaced;
 use holdfast_format::wire::{self, Kind};
+use holdfast_serve::IoLimits;
 use holdfast_types::Epoch;
 use holdfast_ublk::LOOP_IDS;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,9 @@ pub(crate) const ATTACHED_VERSION: u32 = 3;
 /// The same of the record of a device without ublk: a release that knows no such device refuses the record,
 /// instead of taking it for that of a volume without a device.
 const LOOP_VERSION: u32 = 4;
+/// The same of the record of a volume with limits, whatever its device: a release that knows none refuses it,
+/// instead of serving the volume without them.
+const LIMITS_VERSION: u32 = 5;
 
 /// Record of an attached volume in the tmpfs directory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,6 +37,9 @@ pub(crate) struct AttachedRecord {
     pub(crate) max_age_ms: u64,
     #[serde(with = "DurabilityWord")]
     pub(crate) durability: Durability,
+    /// Limits of its requests, where it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<LimitsRecord>,
     /// The writer that was replaced when the node took the volume.
     pub(crate) displaced: Option<DisplacedRecord>,
     pub(crate) detaching: bool,
@@ -43,7 +50,13 @@ pub(crate) struct AttachedRecord {
 impl AttachedRecord {
     /// The version that a record with its device has.
     pub(super) fn written_version(&self) -> u32 {
-        if self.device_id.is_some_and(|id| id >= LOOP_IDS) { LOOP_VERSION } else { ATTACHED_VERSION }
+        if self.limits.is_some() {
+            LIMITS_VERSION
+        } else if self.device_id.is_some_and(|id| id >= LOOP_IDS) {
+            LOOP_VERSION
+        } else {
+            ATTACHED_VERSION
+        }
     }
 }
 
@@ -71,6 +84,26 @@ impl From<DisplacedRecord> for Displaced {
     }
 }
 
+/// The [`IoLimits`] of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LimitsRecord {
+    iops: Option<u64>,
+    bytes_per_second: Option<u64>,
+}
+
+impl From<IoLimits> for LimitsRecord {
+    fn from(IoLimits { iops, bytes_per_second }: IoLimits) -> Self {
+        Self { iops, bytes_per_second }
+    }
+}
+
+impl From<LimitsRecord> for IoLimits {
+    fn from(LimitsRecord { iops, bytes_per_second }: LimitsRecord) -> Self {
+        Self { iops, bytes_per_second }
+    }
+}
+
 /// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have
 /// other fields.
 pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamage> {
@@ -80,7 +113,7 @@ pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamag
     }
     let text = wire::open(Kind::Attached, "the record of an attached volume", bytes)?;
     let Versioned { version } = serde_json::from_slice(text)?;
-    if ![ATTACHED_VERSION, LOOP_VERSION].contains(&version) {
+    if ![ATTACHED_VERSION, LOOP_VERSION, LIMITS_VERSION].contains(&version) {
         return Err(LocalDamage::Version { found: version, known: ATTACHED_VERSION });
     }
     Ok(serde_json::from_slice(text)?)

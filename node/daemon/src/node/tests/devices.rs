@@ -289,7 +289,7 @@ fn settings_outlive_the_daemon_and_end_with_the_detach() {
     let host = &Host::new(&["x"]);
     let changed = (Some(Durability::Object), Some(Duration::from_secs(5)));
     host.daemon(|node| async move {
-        let change = SettingsChange { durability: changed.0, max_dirty_age: None };
+        let change = SettingsChange { durability: changed.0, ..SettingsChange::default() };
         assert!(matches!(node.configure(&id("x"), change).await, Err(NodeError::NotAttached(_))));
         host.attach(&node, "x").await;
         let first = settings_of(&node);
@@ -298,7 +298,7 @@ fn settings_outlive_the_daemon_and_end_with_the_detach() {
             node.configure(&id("x"), change).await.unwrap();
             assert_eq!(settings_of(&node), (changed.0, first.1), "in effect when it returns");
         }
-        let change = SettingsChange { durability: None, max_dirty_age: changed.1 };
+        let change = SettingsChange { max_dirty_age: changed.1, ..SettingsChange::default() };
         node.configure(&id("x"), change).await.unwrap();
         assert_eq!(settings_of(&node), changed);
     });
@@ -308,6 +308,29 @@ fn settings_outlive_the_daemon_and_end_with_the_detach() {
         host.end(&node).await;
         host.attach(&node, "x").await;
         assert_eq!(settings_of(&node).0, Some(Durability::Local), "an attach brings its own");
+    });
+}
+
+/// A volume came back from a restart without them.
+#[test]
+fn limits_outlive_the_daemon() {
+    let host = &Host::new(&["x"]);
+    let first = IoLimits { iops: Some(3000), bytes_per_second: None };
+    let second = IoLimits { iops: None, bytes_per_second: Some(1 << 20) };
+    host.daemon(|node| async move {
+        let request = AttachRequest { limits: first, ..host.request("x") };
+        node.attach(request).await.unwrap();
+        assert_eq!(node.list().remove(0).limits.limits, first);
+        let iops = LimitChange::Remove;
+        let change =
+            SettingsChange { iops, bytes_per_second: LimitChange::To(1 << 20), ..Default::default() };
+        assert_eq!(node.configure(&id("x"), change).await.unwrap().limits, second);
+        assert_eq!(node.list().remove(0).limits.limits, second, "in effect when it returns");
+    });
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        assert_eq!(node.list().remove(0).limits.limits, second);
+        host.end(&node).await;
     });
 }
 
@@ -322,7 +345,7 @@ fn settings_that_were_not_recorded_are_not_in_effect() {
         let spare = local.live_map_path().with_file_name("attached.new");
         fs::remove_file(&spare).unwrap();
         fs::create_dir(&spare).unwrap();
-        let change = SettingsChange { durability: Some(Durability::Object), max_dirty_age: None };
+        let change = SettingsChange { durability: Some(Durability::Object), ..SettingsChange::default() };
         node.configure(&id("x"), change).await.unwrap_err();
         assert_eq!(settings_of(&node), before);
         fs::remove_dir(&spare).unwrap();
@@ -346,7 +369,7 @@ fn settings_change_while_a_growth_waits() {
             let node = node.clone();
             async move { node.grow(&id("x"), LARGER).await }
         });
-        let change = SettingsChange { durability: Some(Durability::Object), max_dirty_age: None };
+        let change = SettingsChange { durability: Some(Durability::Object), ..SettingsChange::default() };
         node.configure(&id("x"), change).await.unwrap();
         assert!(!growing.is_finished());
         assert_eq!(settings_of(&node).0, Some(Durability::Object));

@@ -266,7 +266,7 @@ fn what_a_memory_volume_has_not_is_refused() {
         let volume = scratch().volume;
         node.attach_memory(scratch()).await.unwrap();
         let at = || VolumeInStore { volume: volume.clone(), store: None };
-        let change = SettingsChange { max_dirty_age: None, durability: Some(Durability::Object) };
+        let change = SettingsChange { durability: Some(Durability::Object), ..SettingsChange::default() };
         let attach = AttachRequest { volume: volume.clone(), ..request() };
         let refused = [
             ("snapshots", Volumes::list_snapshots(&node, at()).await.map(drop)),

@@ -29,7 +29,7 @@ use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
 use crate::node::volume::state::{StateCell, StateEvent, WriterState};
 use crate::node::volume::table::Reserved;
-use crate::node::{AttachRequest, Attached, Node, millis, sectors_of, unix_ms};
+use crate::node::{AttachRequest, Attached, Node, VolumeSettings, millis, sectors_of, unix_ms};
 use holdfast_serve::Label;
 use holdfast_serve::LiveMap;
 use holdfast_serve::PublishedStatus;
@@ -154,7 +154,8 @@ impl Node {
         transport: Transport,
         state: &Arc<StateCell>,
     ) -> Result<Joining, NodeError> {
-        let AttachRequest { volume, store_name, bytes, replaces, max_dirty_age, durability, .. } = request;
+        let AttachRequest { volume, store_name, bytes, replaces, max_dirty_age, durability, limits, .. } =
+            request;
         let local = self.0.dirs.of(&volume);
         let claim = Claim {
             node: self.0.config.node_name.clone(),
@@ -178,7 +179,7 @@ impl Node {
             tag: self.0.installation.tag(&volume, epoch),
             sectors: acquired.header.sectors,
             epoch,
-            settings: Settings { max_age_ms, durability },
+            settings: VolumeSettings { planner: Settings { max_age_ms, durability }, limits },
             displaced: acquired.displaced,
         };
         let setup = Setup {
@@ -223,6 +224,7 @@ impl Node {
         let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
         let new = NewVolume {
             planned,
+            limits: terms.settings.limits,
             label: Arc::clone(&label),
             live,
             sides: [a, b],

@@ -1,19 +1,20 @@
 //! Settings of a volume that is served: its record, then its planner.
 //!
 //! 1. the record in the tmpfs directory says the new settings;
-//! 2. the planner on the ring thread takes them, and shows them in effect.
+//! 2. the planner on the ring thread takes them, the limits are those of requests from then on, and both are
+//!    shown in effect.
 //!
 //! In this order a restarted daemon never serves with less than a caller was promised. On failure: the volume
 //! serves with the settings that its status shows; the same request may be made again.
 
 use holdfast_engine::settings::Settings;
+use holdfast_serve::{IoLimits, Message};
 use holdfast_types::VolumeId;
 
 use crate::node::error::NodeError;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::refusal;
-use crate::node::{Node, SettingsChange, millis};
-use holdfast_serve::Message;
+use crate::node::{Node, SettingsChange, VolumeSettings, millis};
 
 impl Node {
     /// Changes the settings of a volume that is served, which are in effect when this returns. Again it
@@ -27,21 +28,32 @@ impl Node {
         &self,
         volume: &VolumeId,
         change: SettingsChange,
-    ) -> Result<Settings, NodeError> {
+    ) -> Result<VolumeSettings, NodeError> {
         let present = self.0.volumes.present(volume)?;
         let _one_at_a_time = present.configuring.lock().await;
         let state = present.state.get();
         let State::Serving { writer: WriterState::Ready, .. } = state else {
             return Err(refusal(volume, &state));
         };
-        let SettingsChange { max_dirty_age, durability } = change;
+        let SettingsChange { max_dirty_age, durability, iops, bytes_per_second } = change;
         let before = present.settings();
-        let settings = Settings {
-            max_age_ms: max_dirty_age.map_or(before.max_age_ms, millis),
-            durability: durability.unwrap_or(before.durability),
+        let VolumeSettings { planner, limits } = before;
+        let planner = Settings {
+            max_age_ms: max_dirty_age.map_or(planner.max_age_ms, millis),
+            durability: durability.unwrap_or(planner.durability),
         };
+        let limits = IoLimits {
+            iops: iops.after(limits.iops),
+            bytes_per_second: bytes_per_second.after(limits.bytes_per_second),
+        };
+        let settings = VolumeSettings { planner, limits };
         present.remember_settings(settings)?;
-        let configured = present.ring.call(|done| Message::Configure { key: present.key, settings, done });
+        let configured = present.ring.call(|done| Message::Configure {
+            key: present.key,
+            settings: planner,
+            limits,
+            done,
+        });
         configured.await?.map_err(present.refused())?;
         if settings != before {
             tracing::info!(%volume, ?before, ?settings, "the settings of the volume changed");

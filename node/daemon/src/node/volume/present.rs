@@ -10,7 +10,6 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
-use crate::node::Attached;
 use crate::node::device::tag::DeviceTag;
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
@@ -19,6 +18,8 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::state::{State, StateCell, StateEvent};
+use crate::node::{Attached, VolumeSettings};
+use holdfast_serve::IoLimits;
 use holdfast_serve::PublishedStatus;
 use holdfast_serve::VolumeKey;
 use holdfast_serve::{Message, RingRefusal};
@@ -43,7 +44,7 @@ pub(in crate::node) struct Present {
     /// Those that the device has.
     device_sectors: AtomicU64,
     /// The settings in its record: those of a restarted daemon.
-    settings: Mutex<Settings>,
+    settings: Mutex<VolumeSettings>,
     /// Held while its settings are changed.
     pub(in crate::node) configuring: tokio::sync::Mutex<()>,
     /// Held while the volume is made to grow.
@@ -61,7 +62,7 @@ pub(in crate::node) struct WriterTerms {
     pub(in crate::node) sectors: u64,
     pub(in crate::node) epoch: u64,
     /// Settings when it came onto its ring.
-    pub(in crate::node) settings: Settings,
+    pub(in crate::node) settings: VolumeSettings,
     /// The writer that was replaced when this node took the volume.
     pub(in crate::node) displaced: Option<Displaced>,
 }
@@ -136,12 +137,12 @@ impl Present {
     }
 
     /// The settings of a restarted daemon.
-    pub(in crate::node) fn settings(&self) -> Settings {
+    pub(in crate::node) fn settings(&self) -> VolumeSettings {
         *self.settings.lock()
     }
 
     /// A restarted daemon serves the volume with these settings.
-    pub(in crate::node) fn remember_settings(&self, settings: Settings) -> Result<(), NodeError> {
+    pub(in crate::node) fn remember_settings(&self, settings: VolumeSettings) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         self.write_record(&self.state.get(), self.sectors(), settings)?;
         *self.settings.lock() = settings;
@@ -223,9 +224,10 @@ impl Present {
         Ok(())
     }
 
-    fn write_record(&self, state: &State, sectors: u64, settings: Settings) -> Result<(), NodeError> {
+    fn write_record(&self, state: &State, sectors: u64, settings: VolumeSettings) -> Result<(), NodeError> {
         let WriterTerms { tag, sectors: _, epoch, settings: _, displaced } = self.terms.clone();
-        let Settings { max_age_ms, durability } = settings;
+        let VolumeSettings { planner, limits } = settings;
+        let Settings { max_age_ms, durability } = planner;
         self.local.write_record(&AttachedRecord {
             version: ATTACHED_VERSION,
             tag: tag.0,
@@ -234,6 +236,7 @@ impl Present {
             epoch,
             max_age_ms,
             durability,
+            limits: (limits != IoLimits::NONE).then(|| limits.into()),
             displaced: displaced.map(Into::into),
             detaching: state.is_detaching(),
             store_name: self.store_name.clone(),

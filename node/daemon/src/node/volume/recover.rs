@@ -33,7 +33,7 @@ use crate::node::volume::device::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
-use crate::node::{Inner, Node};
+use crate::node::{Inner, Node, VolumeSettings};
 use holdfast_serve::LiveMap;
 use holdfast_serve::Message;
 use holdfast_serve::Start;
@@ -328,6 +328,7 @@ impl Node {
             epoch,
             max_age_ms,
             durability,
+            limits: io_limits,
             displaced,
             detaching: _,
             store_name,
@@ -352,7 +353,10 @@ impl Node {
                 tag: DeviceTag(tag),
                 sectors,
                 epoch,
-                settings: Settings { max_age_ms, durability },
+                settings: VolumeSettings {
+                    planner: Settings { max_age_ms, durability },
+                    limits: io_limits.map(Into::into).unwrap_or_default(),
+                },
                 displaced,
             },
             files,

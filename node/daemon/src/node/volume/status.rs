@@ -16,7 +16,7 @@ use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
 use crate::node::{Attached, MemoryIdentity};
-use holdfast_serve::ServedCounts;
+use holdfast_serve::{LimitStatus, ServedCounts};
 
 /// The longest that a deletion takes which no program holds up.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
@@ -88,6 +88,8 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// Writes that the pace delayed.
     pub(crate) pace: PaceStatus,
+    /// Its limits in effect, and what they delayed.
+    pub(crate) limits: LimitStatus,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
     /// Its list of index runs.
@@ -192,6 +194,7 @@ impl NodeVolumeStatus {
             store: StoreStatus { name: store_name, ..StoreStatus::default() },
             delayed: None,
             pace: PaceStatus::default(),
+            limits: LimitStatus::default(),
             disk: DiskStatus::default(),
             index: IndexStatus::default(),
             waiting_requests: 0,
@@ -237,6 +240,7 @@ impl NodeVolumeStatus {
             },
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
             pace: status.pace,
+            limits: present.published.limits(),
             disk: DiskStatus {
                 sync_failed: status.sync_failed,
                 unreadable: status.unreadable,

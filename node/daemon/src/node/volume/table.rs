@@ -245,6 +245,7 @@ pub(in crate::node) fn refusal(volume: &VolumeId, state: &State) -> NodeError {
 mod tests {
     use holdfast_engine::settings::Durability;
     use holdfast_s3::{S3Config, S3Credentials};
+    use holdfast_serve::IoLimits;
 
     use super::*;
 
@@ -257,6 +258,7 @@ mod tests {
             replaces: None,
             max_dirty_age: None,
             durability: Durability::Local,
+            limits: IoLimits::NONE,
             probe: false,
             ublk_only: false,
         }

@@ -1,7 +1,30 @@
 //! Settings of a volume that is served: durability and the age of data that is not uploaded.
 
 use super::*;
-use crate::kubernetes::operations::Unconfigured;
+use crate::kubernetes::operations::{Unconfigured, WantedSettings};
+use holdfast_crds::VolumeLimits;
+use holdfast_serve::IoLimits;
+
+fn limits(iops: Option<i64>, throughput: Option<&str>) -> Option<VolumeLimits> {
+    Some(VolumeLimits { iops, throughput: throughput.map(str::to_owned) })
+}
+
+#[test]
+fn limits_of_the_spec_come_into_effect_and_go() {
+    let in_effect = IoLimits { iops: Some(3000), bytes_per_second: Some(125 << 20) };
+    let mut facts = present(|f| f.spec.limits = limits(Some(3000), Some("125Mi")));
+    let [NodeStep::Configure(wanted)] = plan(&facts, &now()).steps[..] else { panic!("one step") };
+    assert_eq!(wanted.limits, in_effect);
+    facts.here.as_mut().unwrap().limits.limits = in_effect;
+    let status = written(&plan(&facts, &now())).expect("the limits in effect");
+    assert_eq!(status.limits, facts.spec.limits);
+    facts.spec.limits = limits(Some(3000), Some("131072000"));
+    facts.status = status;
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the same in other words");
+    facts.spec.limits = None;
+    let [NodeStep::Configure(wanted)] = plan(&facts, &now()).steps[..] else { panic!("one step") };
+    assert_eq!(wanted.limits, IoLimits::NONE);
+}
 
 /// They waited for the next attach.
 #[test]
@@ -17,6 +40,8 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
             &["configure"],
         ),
         ("another age", present(|f| f.spec.max_dirty_age = "5s".to_owned()), &["configure"]),
+        ("a limit", present(|f| f.spec.limits = limits(Some(3000), None)), &["configure"]),
+        ("no limit, in other words", present(|f| f.spec.limits = limits(None, None)), &[]),
         ("the same age in other words", present(|f| f.spec.max_dirty_age = "30000ms".to_owned()), &[]),
         (
             "while it grows, which may wait for the store",
@@ -50,7 +75,8 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
     let mut facts = present(other_settings);
     let change = plan(&facts, &now());
     let (durability, max_dirty_age) = (Durability::Local, Duration::from_secs(90));
-    assert_eq!(change.steps, [NodeStep::Configure { durability, max_dirty_age }]);
+    let wanted = WantedSettings { durability, max_dirty_age, limits: IoLimits::NONE };
+    assert_eq!(change.steps, [NodeStep::Configure(wanted)]);
     assert_eq!(change.again, Some(SOON), "then it is reported");
     let here = facts.here.as_mut().unwrap();
     (here.durability, here.max_dirty_age) = (Some(durability), Some(max_dirty_age));
@@ -62,7 +88,8 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
 #[test]
 fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
     let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
-    let wanted = (flush_class(facts.spec.durability), Duration::from_secs(5));
+    let durability = flush_class(facts.spec.durability);
+    let wanted = WantedSettings { durability, max_dirty_age: Duration::from_secs(5), limits: IoLimits::NONE };
     facts.unconfigured = Some(Unconfigured { wanted, why: "the tmpfs is full: make room".to_owned() });
     let failing = plan(&facts, &now());
     assert_eq!(acts(&failing), ["report", "configure"]);

@@ -17,7 +17,7 @@ use super::*;
 use crate::allocated::most_bytes;
 use crate::node::local::attached_record::ATTACHED_VERSION;
 use crate::node::local::live_map;
-use holdfast_serve::Start;
+use holdfast_serve::{IoLimits, Start};
 use holdfast_ublk::LOOP_IDS;
 
 /// A release that knows no loop devices would take the record for that of a volume without a device, and
@@ -34,6 +34,20 @@ fn the_record_of_a_loop_device_has_its_own_version() {
     }
 }
 
+/// A release that knows no limits would serve the volume without them.
+#[test]
+fn the_record_of_a_volume_with_limits_has_its_own_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    fs::create_dir_all(local.run()).unwrap();
+    let limits = IoLimits { iops: Some(3000), bytes_per_second: None };
+    for (limits, version) in [(None, 3), (Some(limits), 5), (None, 3)] {
+        local.write_record(&AttachedRecord { limits: limits.map(Into::into), ..attached() }).unwrap();
+        let read = local.read_record().unwrap().unwrap();
+        assert_eq!((read.limits.map(IoLimits::from), read.version), (limits, version));
+    }
+}
+
 fn attached() -> AttachedRecord {
     AttachedRecord {
         version: ATTACHED_VERSION,
@@ -43,6 +57,7 @@ fn attached() -> AttachedRecord {
         epoch: 7,
         max_age_ms: 30_000,
         durability: Durability::Object,
+        limits: None,
         displaced: None,
         detaching: false,
         store_name: "store".into(),

@@ -1,0 +1,188 @@
+//! Limits of a volume under load: they hold within 5 %, change while programs run, outlive the daemon, and
+//! keep a busy volume from slowing a quiet one down.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+use serde_json::Value;
+
+use super::load::Load;
+
+const BUCKET: &str = "limits";
+/// Uploads held back: what is measured is the device.
+const CONFIG: &str = "seal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
+/// Longest run of fio, in seconds of the machine's time: it is ended before.
+const LOAD_SECONDS: u32 = 600;
+const LIMIT: Duration = Duration::from_secs(60);
+/// Bar of what a measured rate may differ from its limit.
+const ERROR: f64 = 0.05;
+/// Name of the busy neighbour's fio among the machine's programs.
+const NOISE: &str = "noise";
+const SIGKILL: i32 = 9;
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "zero-copy", CONFIG)?;
+    let busy = attach(&node, "busy", &["--max-iops", "500"])?;
+    let quiet = attach(&node, "quiet", &[])?;
+    rates(&node, &busy)?;
+    under_load(&node, &busy)?;
+    neighbour(&node, &busy, &quiet)?;
+    for volume in ["busy", "quiet"] {
+        node.cli(&["detach", volume])?;
+    }
+    Ok(())
+}
+
+/// A volume whose first 64 MiB are written.
+fn attach(node: &Node, volume: &str, limits: &[&str]) -> Result<String> {
+    node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
+    let device = node.cli(&[&["attach", volume, "--store", "store"], limits].concat())?.trim().to_owned();
+    node.vm().wait_block_device(&device, LIMIT)?;
+    node.vm().exec(&format!("dd if=/dev/zero of={device} bs=128k count=512 oflag=direct status=none"))?;
+    Ok(device)
+}
+
+fn configure(node: &Node, limits: &[&str]) -> Result<()> {
+    node.cli(&[&["configure", "busy"], limits].concat()).map(drop)
+}
+
+/// Each limit alone, for each kind of load that it is about.
+fn rates(node: &Node, device: &str) -> Result<()> {
+    report::step("rates at their limits");
+    let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
+    ensure!(listed["volumes"][0]["limits"]["iops"] == 500, "{listed}");
+    let mut worst: f64 = 0.0;
+    for (limit, pattern, depth) in [(500, "randwrite", 32), (2000, "randread", 32), (100, "randrw", 1)] {
+        configure(node, &["--max-iops", &limit.to_string()])?;
+        let job = format!("--rw={pattern} --bs=4k --iodepth={depth}");
+        let measured = rate(&fio(node.vm(), device, &job)?, "iops")?;
+        worst = worst.max(error(&format!("{pattern}, {depth} in flight"), measured, f64::from(limit)));
+    }
+    report::step(format_args!("limit_iops_error {worst:.4}"));
+    ensure!(worst <= ERROR, "a rate is {:.1} % off its limit", worst * 100.0);
+    configure(node, &["--max-iops", "none", "--max-throughput", "16Mi"])?;
+    let job = "--rw=randrw --bs=128k --iodepth=8";
+    let off = error("bytes", rate(&fio(node.vm(), device, job)?, "bw_bytes")?, f64::from(16 << 20));
+    ensure!(off <= ERROR, "the throughput is {:.1} % off its limit", off * 100.0);
+    let limited =
+        node.metric("holdfast_volume_limited_seconds_total", "busy")?.context("the time of waits")?;
+    ensure!(limited > 1.0, "requests waited for {limited} s");
+    for (limits, words) in [
+        (["--max-iops", "9"], "limits.iops: 9 is out of range"),
+        (["--max-throughput", "512Ki"], "limits.bytes_per_second: 524288 is out of range"),
+    ] {
+        let refused = configure(node, &limits).err().context("the limit is too small")?;
+        ensure!(format!("{refused:#}").contains(words), "{refused:#}");
+    }
+    Ok(())
+}
+
+/// The limits change, and the daemon is killed and replaced, while a program verifies what it wrote.
+fn under_load(node: &Node, device: &str) -> Result<()> {
+    report::step("changes and restarts under load");
+    configure(node, &["--max-throughput", "none", "--max-iops", "300"])?;
+    let load = Load::start(node.vm(), device, LOAD_SECONDS)?;
+    let holds = |when: &str, limit: u32| -> Result<()> {
+        load.check()?;
+        let off = error(when, in_seconds(node.vm(), device, 5)?, f64::from(limit));
+        ensure!(off <= ERROR, "{when}: {:.1} % off", off * 100.0);
+        load.check()
+    };
+    holds("at 300", 300)?;
+    configure(node, &["--max-iops", "500"])?;
+    holds("raised to 500", 500)?;
+    configure(node, &["--max-iops", "150"])?;
+    holds("lowered to 150", 150)?;
+    node.kill()?;
+    node.restart()?;
+    holds("after a kill", 150)?;
+    node.terminate()?;
+    node.restart()?;
+    holds("after a restart", 150)?;
+    configure(node, &["--max-iops", "none"])?;
+    let free = in_seconds(node.vm(), device, 2)?;
+    report::step(format_args!("without a limit: {free:.0} IOPS"));
+    ensure!(free > 400.0, "{free} IOPS once the limit is gone");
+    load.stop()
+}
+
+/// The 99th percentile of reads of a quiet volume: alone, beside a neighbour without a limit, and beside one
+/// with.
+fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
+    report::step("a noisy neighbour");
+    let p99 = |of: &str| -> Result<f64> {
+        let job = "--rw=randread --bs=4k --iodepth=1 --rate_iops=200";
+        let report = fio(node.vm(), quiet, job)?;
+        let ns = report.pointer("/read/clat_ns/percentile/99.000000").and_then(Value::as_f64);
+        let us = ns.context("fio's percentile")? / 1000.0;
+        report::step(format_args!("p99 of the quiet volume, {of}: {us:.0} us"));
+        Ok(us)
+    };
+    let alone = p99("alone")?;
+    let noise = format!(
+        "exec fio --name=noise --thread --filename={busy} --direct=1 --ioengine=io_uring --rw=randrw --bs=128k \
+         --iodepth=64 --size=64M --norandommap --time_based --runtime={LOAD_SECONDS}"
+    );
+    node.vm().spawn(NOISE, &bash(&noise))?;
+    until("the neighbour to begin", LIMIT, || Ok((in_seconds(node.vm(), busy, 1)? > 0.0).then_some(())))?;
+    let beside = p99("beside a neighbour without a limit")?;
+    configure(node, &["--max-iops", "200"])?;
+    let limited = p99("beside one with 200 IOPS")?;
+    node.vm().signal(NOISE, SIGKILL)?;
+    node.vm().wait(NOISE, LIMIT)?;
+    report::step(format_args!(
+        "noisy_neighbour_p99 {:.2} of that alone with the limit, {:.2} without",
+        limited / alone,
+        beside / alone
+    ));
+    ensure!(limited < beside, "p99 {limited:.0} us with the limit, {beside:.0} us without");
+    Ok(())
+}
+
+/// Part by which a measured rate differs from its limit.
+fn error(of: &str, measured: f64, limit: f64) -> f64 {
+    let off = (measured / limit - 1.0).abs();
+    report::step(format_args!("{of}: {measured:.1} a second, limit {limit:.0}, {:.2} % off", off * 100.0));
+    off
+}
+
+/// Requests that the kernel completed on the device in a second, over so many of the machine's time. What
+/// came in the second and a half before is none of them: a change takes effect, and credit is used up.
+fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
+    let name = device.trim_start_matches("/dev/");
+    let script = format!(
+        "look() {{ read -r -a stat < /sys/block/{name}/stat; read -r up _ < /proc/uptime;\n\
+         echo $((stat[0] + stat[4])) $up; }}\n sleep 1.5; look; sleep {seconds}; look"
+    );
+    let out = vm.exec(&script)?;
+    let numbers: Vec<f64> = out.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [done, since, done_later, later] = numbers[..] else { anyhow::bail!("four numbers, not {out:?}") };
+    Ok((done_later - done) / (later - since))
+}
+
+/// The report of a job of eight seconds, after two in which credit is used up.
+fn fio(vm: &Vm, device: &str, job: &str) -> Result<Value> {
+    let script = format!(
+        "exec fio --name=job --filename={device} --direct=1 --ioengine=io_uring --norandommap --size=64M \
+         --time_based --ramp_time=2 --runtime=8 --output-format=json {job}"
+    );
+    let out = vm.exec(&script)?;
+    let start = out.find('{').context("fio printed no JSON")?;
+    let report: Value = serde_json::from_str(&out[start..]).context("read fio's report")?;
+    let job = report.pointer("/jobs/0").context("fio reports no job")?;
+    ensure!(job["error"] == 0, "fio saw error {}", job["error"]);
+    Ok(job.clone())
+}
+
+/// A figure of reads and writes together.
+fn rate(report: &Value, name: &str) -> Result<f64> {
+    let of = |side: &str| report[side][name].as_f64().with_context(|| format!("{side} has no {name}"));
+    Ok(of("read")? + of("write")?)
+}

@@ -1,0 +1,44 @@
+//! Limits of a volume on the command line, where a word removes them.
+
+use std::str::FromStr;
+
+use holdfast_crds::{ByteSize, InvalidQuantity};
+
+/// Word for no limit.
+const NONE: &str = "none";
+
+/// Most requests in a second; zero: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MaxIops(pub(super) u64);
+
+/// Most bytes in a second; zero: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MaxThroughput(pub(super) u64);
+
+impl FromStr for MaxIops {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == NONE => Ok(Self(0)),
+            Ok(0) => Err("0 is no limit; write `none` to remove it".to_owned()),
+            Ok(iops) => Ok(Self(iops)),
+            Err(_invalid) => Err("it is no number of requests; write for example 3000, or `none`".to_owned()),
+        }
+    }
+}
+
+impl FromStr for MaxThroughput {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == NONE => Ok(Self(0)),
+            Ok(ByteSize(0)) => Err("0 is no limit; write `none` to remove it".to_owned()),
+            Ok(ByteSize(bytes)) => Ok(Self(bytes)),
+            Err(InvalidQuantity { .. }) => {
+                Err("it is no number of bytes; write for example 125Mi, or `none`".to_owned())
+            }
+        }
+    }
+}

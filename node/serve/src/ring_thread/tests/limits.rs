@@ -1,0 +1,182 @@
+//! A volume with limits on a ring thread. Its device is a FUSE connection, whose kernel is the other end of a
+//! socket.
+
+use std::io::{Read, Write};
+use std::os::fd::FromRawFd;
+
+use holdfast_fuse::{DEPTH, FuseConnection, FuseQueue};
+use holdfast_types::SECTOR_BYTES;
+
+use super::*;
+use crate::volume_queue::VolumeQueue;
+
+const READ: u32 = 15;
+const FSYNC: u32 = 20;
+/// Message with which the queue begins: all is to be sent again.
+const RESEND: u64 = 0;
+
+/// A volume with limits, served on this thread.
+struct Limited {
+    thread: RingThread,
+    key: VolumeKey,
+    kernel: File,
+    published: Arc<PublishedStatus>,
+    answers: Vec<u64>,
+}
+
+fn iops(limit: u64) -> IoLimits {
+    IoLimits { iops: Some(limit), bytes_per_second: None }
+}
+
+fn pair() -> [File; 2] {
+    let mut raw = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the array has room for two numbers.
+    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, raw.as_mut_ptr()) };
+    assert_eq!(made, 0);
+    // SAFETY: file descriptors that were just made and have no other owner.
+    raw.map(|raw| unsafe { File::from_raw_fd(raw) })
+}
+
+impl Limited {
+    fn new(limits: IoLimits) -> Self {
+        let mut thread = ring_thread();
+        let new = NewVolume { limits, ..new_volume(DEPTH.into()) };
+        let published = Arc::clone(&new.published);
+        thread.now = now();
+        let key = thread.add(new, now()).unwrap();
+        let [ours, kernel] = pair();
+        let lock = Arc::new(tempfile::tempfile().unwrap());
+        let connection = FuseConnection::new(ours, lock, "disk".to_owned(), SECTORS * SECTOR_BYTES);
+        let queues = Box::new(move |ring: &mut Ring, owner| {
+            Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
+        });
+        thread.open(key, device(), queues).unwrap();
+        let mut limited = Self { thread, key, kernel, published, answers: Vec::new() };
+        limited.read_answers();
+        assert_eq!(std::mem::take(&mut limited.answers), [RESEND]);
+        limited
+    }
+
+    /// The kernel has requests of one sector each, numbered from `first` on.
+    fn ask(&mut self, opcode: u32, numbers: std::ops::Range<u64>) {
+        for unique in numbers {
+            let span = [&[0; 8][..], &0_u64.to_ne_bytes(), &4096_u32.to_ne_bytes(), &[0; 20]].concat();
+            let len = u32::try_from(40 + span.len()).unwrap();
+            let head = [&len.to_ne_bytes()[..], &opcode.to_ne_bytes(), &unique.to_ne_bytes()].concat();
+            let message = [&head[..], &2_u64.to_ne_bytes(), &[0; 16], &span].concat();
+            self.kernel.write_all(&message).unwrap();
+        }
+    }
+
+    fn read_answers(&mut self) {
+        let mut bytes = [0; 16 + 4096];
+        while let Ok(len) = self.kernel.read(&mut bytes) {
+            if len == 0 {
+                // The queue is closed.
+                return;
+            }
+            self.answers.push(u64::from_ne_bytes(bytes[8..16].try_into().unwrap()));
+        }
+    }
+
+    /// Takes turns until so many requests are answered; returns how long that took.
+    fn answered(&mut self, count: usize) -> Duration {
+        let begin = Instant::now();
+        while self.answers.len() < count {
+            assert!(begin.elapsed() < LIMIT, "{:?} are answered", self.answers);
+            self.turn();
+        }
+        begin.elapsed()
+    }
+
+    fn turn(&mut self) {
+        // Its clock is otherwise set by messages.
+        self.thread.turn().unwrap();
+        self.read_answers();
+    }
+
+    /// Takes turns until so many requests are with the volume.
+    fn held(&mut self, count: u32) {
+        while self.thread.requests() < count {
+            self.turn();
+        }
+    }
+
+    fn configure(&mut self, limits: IoLimits) {
+        let settings = self.published.status().settings;
+        let (done, mut configured) = oneshot::channel();
+        self.thread.on_message(Message::Configure { key: self.key, settings, limits, done }, now());
+        assert!(matches!(configured.try_recv(), Ok(Ok(()))));
+        assert_eq!(self.published.limits().limits, limits, "in effect at once");
+    }
+}
+
+#[test]
+fn requests_wait_for_their_limit_and_a_flush_does_not() {
+    let mut limited = Limited::new(iops(50));
+    limited.ask(READ, 1..6);
+    limited.ask(FSYNC, 6..7);
+    let flushed = limited.answered(1);
+    assert_eq!(limited.answers, [6], "after {flushed:?}");
+    let took = flushed + limited.answered(6);
+    assert_eq!(limited.answers, [6, 1, 2, 3, 4, 5]);
+    assert!(took >= Duration::from_millis(90), "five at 50 a second took {took:?}");
+    let status = limited.published.limits();
+    assert_eq!(status.limits, iops(50));
+    limited.thread.on_message(Message::Tick, now());
+    let status = limited.published.limits();
+    assert_eq!((status.waiting, status.delayed_requests), (0, 5));
+    assert!(status.delayed_ms >= 5 * 20, "{status:?}");
+}
+
+#[test]
+fn a_changed_or_removed_limit_is_for_what_waits() {
+    let mut limited = Limited::new(iops(10));
+    // The socket has room for no more answers at once.
+    limited.ask(READ, 1..41);
+    limited.held(40);
+    limited.configure(iops(200));
+    let took = limited.answered(10);
+    assert!(took < Duration::from_millis(900), "10 at 200 a second took {took:?}");
+    limited.configure(iops(10));
+    assert!(limited.answers.len() < 40);
+    limited.configure(IoLimits::NONE);
+    let took = limited.answered(40);
+    assert!(took < Duration::from_secs(2), "the rest without a limit took {took:?}");
+    limited.answers.sort_unstable();
+    assert!(limited.answers.iter().copied().eq(1..41));
+    limited.ask(READ, 41..42);
+    limited.answered(41);
+}
+
+/// Ten seconds of requests wait: the daemon ends at once, and the kernel has them again.
+#[test]
+fn what_waits_for_a_limit_is_left_to_the_successor() {
+    let mut limited = Limited::new(iops(10));
+    limited.ask(READ, 1..101);
+    limited.held(90);
+    limited.thread.on_message(Message::Leave, now());
+    let begin = Instant::now();
+    limited.thread.run().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    limited.read_answers();
+    assert!(limited.answers.len() < 20, "{:?}", limited.answers);
+}
+
+#[test]
+fn a_device_is_closed_once_all_had_their_turn() {
+    let mut limited = Limited::new(iops(100));
+    limited.ask(READ, 1..21);
+    limited.held(19);
+    let (done, mut closed) = oneshot::channel();
+    limited.thread.on_message(Message::Close { key: limited.key, done }, now());
+    assert!(closed.try_recv().is_err(), "requests wait");
+    limited.answered(20);
+    let begin = Instant::now();
+    while closed.try_recv().is_err() {
+        assert!(begin.elapsed() < LIMIT);
+        limited.turn();
+    }
+    assert!(!limited.thread.find(limited.key).unwrap().1.is_open());
+}

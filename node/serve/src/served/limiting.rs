@@ -1,0 +1,69 @@
+//! Requests of a volume that has limits, or had them: each passes its [`Throttle`](crate::throttle::Throttle)
+//! before the planner hears of it.
+//!
+//! A request that waits is with the volume as any other is: it counts as not completed, it is left to the
+//! successor, and its time is that from its arrival. A volume without limits never comes here.
+
+use holdfast_ring::Pause;
+use holdfast_types::{Millis, SectorRange};
+use holdfast_ublk::DeviceRequest;
+
+use super::ServedVolume;
+use crate::io_limits::IoLimits;
+use crate::limit::LIMIT_PAUSE_MS;
+use crate::operation::{FileOperation, Ring};
+use crate::throttle::NewRequest;
+
+static PAUSE: Pause = Pause::millis(LIMIT_PAUSE_MS);
+
+impl ServedVolume {
+    /// Of a request while the volume has limits.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_limited(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
+        let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
+        let op = self.count(&request);
+        let id = self.queues.insert(queue, request);
+        if self.throttle.begins(NewRequest { id, op, range }, now) {
+            self.begin_other(ring, (id, op, range), now);
+        }
+        self.pause_for_limits(ring);
+    }
+
+    /// The volume has these limits from here on.
+    pub(super) fn set_limits(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
+        self.throttle.set(limits, now);
+        self.begin_waiting(ring, now);
+    }
+
+    /// No request of a fenced volume waits: all of them fail.
+    pub(super) fn drop_limits(&mut self, now: Millis) {
+        self.throttle.set(IoLimits::NONE, now);
+        self.is_limited = !self.throttle.is_idle();
+    }
+
+    /// The pause is over: requests have their turn.
+    pub(super) fn limit_pause_ended(&mut self, ring: &mut Ring, now: Millis) {
+        self.throttle.pause_ended();
+        self.begin_waiting(ring, now);
+    }
+
+    fn begin_waiting(&mut self, ring: &mut Ring, now: Millis) {
+        // What waits is the successor's.
+        if self.is_draining {
+            return;
+        }
+        while let Some(NewRequest { id, op, range }) = self.throttle.next(now) {
+            self.begin_other(ring, (id, op, range), now);
+        }
+        self.is_limited = !self.throttle.is_idle();
+        self.pause_for_limits(ring);
+    }
+
+    fn pause_for_limits(&mut self, ring: &mut Ring) {
+        if !self.is_draining && self.throttle.pauses() {
+            let operation = self.begin_file(FileOperation::LimitPause);
+            ring.pause(&PAUSE, operation);
+        }
+    }
+}
