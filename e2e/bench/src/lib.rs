@@ -81,11 +81,11 @@ pub const ALL: &[Benchmark] = &[
         run: memory::run,
     },
     Benchmark {
-        name: "without-ublk",
+        name: "without-ublk-requests",
         about: "requests of volumes without ublk, by FUSE and a loop device, against those with ublk",
         expected: Duration::from_secs(150),
         profile: Profile::Release,
-        run: without_ublk::run,
+        run: without_ublk::run_requests,
     },
     Benchmark {
         name: "without-ublk-kills",

@@ -55,7 +55,7 @@ fn rows() -> [TransportRow; 4] {
 }
 
 /// One daemon serves a volume by each transport, all filled; they are measured in turns, round after round.
-pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+pub(super) fn run_requests(world: &World) -> Result<Vec<Figure>> {
     let modules = ["ublk_drv", "fuse", "loop"].map(str::to_owned).into();
     let options = Options { modules, ..Options::benchmark() };
     let mut bench = Bench::start_on(world, options, HELD_BACK)?;

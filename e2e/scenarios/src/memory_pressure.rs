@@ -22,10 +22,10 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "pressure";
 const VOLUME: &str = "disk";
 /// Memory of the machine, and what is left of it for programs, the page cache and the daemon, in MiB.
-const MACHINE_MIB: u32 = 512;
-const LEFT_MIB: u32 = 160;
+const MACHINE_MIB: u32 = 640;
+const LEFT_MIB: u32 = 256;
 /// Limit of the group that has the daemon's group and the one of programs, in MiB: `kubepods` of a node.
-const PODS_MIB: u32 = 96;
+const PODS_MIB: u32 = 224;
 /// A limit that no daemon keeps, in MiB.
 const TOO_LITTLE_MIB: u32 = 2;
 const PODS: &str = "/sys/fs/cgroup/pods";
@@ -39,7 +39,7 @@ const NOISE: &str = "/state/noise";
 const FILES: u32 = 48;
 const FILE_MIB: u32 = 12;
 /// Length of the file that is mapped, in MiB: more than its group has.
-const MAPPED_MIB: u32 = 192;
+const MAPPED_MIB: u32 = 256;
 /// Written to the device under pressure, then after the kill, in MiB.
 const STORED_MIB: [u32; 2] = [512, 96];
 /// Seconds of the machine's time after which a device to which no write was completed hangs.
@@ -67,7 +67,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     let vm = world.vm_with("a", || Options { memory_mib: MACHINE_MIB, ..options })?;
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     // As on a node of Kubernetes, where it is no child of the daemon. It is not asked where there is ublk.
-    vm.spawn("keeper", &bash("exec holdfast-node keeper"))?;
+    vm.spawn("keeper", &bash("mkdir -p /run/holdfast; exec holdfast-node keeper"))?;
     let node = Node::start(vm, &control, transport, DATA)?;
     let vm = node.vm();
     make_groups(vm)?;
@@ -89,6 +89,9 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     report::step(wait_stored(vm, &device, STORED_MIB[0])?);
     ensure!(vm.status(PROGRAM)?.is_none(), "the daemon ended:\n{}", memory(vm)?);
     report::step(memory(vm)?);
+    vm.exec(&format!(
+        "grep -E '^max [1-9]' {PODS}/memory.events; grep -E '^oom_kill 0' {PODS}/memory.events"
+    ))?;
     every_thread_is_an_io_flusher(vm)?;
 
     report::step("the kernel kills the daemon at the limit of its group, and the next one continues");
@@ -96,7 +99,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     let exit = vm.wait(PROGRAM, LIMIT)?;
     ensure!(exit == Exit::Signal(SIGKILL), "the daemon ended by {exit:?}");
     vm.exec(&format!(
-        "grep -E '^oom_kill [1-9]' {PODS}/node/memory.events; echo max > {PODS}/node/memory.max"
+        "grep -x 'oom_kill 1' {PODS}/memory.events; grep -x 'oom_kill 1' {PODS}/node/memory.events; echo max > {PODS}/node/memory.max"
     ))?;
     node.restart()?;
     confine(vm)?;
@@ -111,7 +114,7 @@ fn make_groups(vm: &Vm) -> Result<()> {
     vm.exec(&format!(
         "mount -t cgroup2 none /sys/fs/cgroup; cd /sys/fs/cgroup; echo +memory +io > cgroup.subtree_control; \
          mkdir {PODS}; cd {PODS}; echo +memory +io > cgroup.subtree_control; mkdir node keeper programs; \
-         sysctl -qw kernel.hung_task_timeout_secs={HANGS_SECONDS} vm.dirty_ratio=90 vm.dirty_background_ratio=80; \
+         sysctl -qw kernel.hung_task_timeout_secs={HANGS_SECONDS} vm.dirty_ratio=40 vm.dirty_background_ratio=10; \
          grep -q 'SwapTotal: *0 kB' /proc/meminfo; head -c {FILE_MIB}M /dev/urandom > {NOISE}; \
          mkdir /tmp/filled; mount -t tmpfs -o size=100% none /tmp/filled; \
          left=$(awk '/^MemAvailable:/ {{ print int($2 / 1024) }}' /proc/meminfo); \
@@ -131,13 +134,12 @@ fn confine(vm: &Vm) -> Result<()> {
     .map(drop)
 }
 
-/// Programs that write: one to files, outside of all groups, and one to a mapped file, in the group of
-/// programs.
+/// Programs that write, in their group: one to files, one to a mapped file.
 fn begin(vm: &Vm) -> Result<()> {
     vm.spawn(
         "files",
         &bash(&format!(
-            "cd {AT}; number=0; until test -e /tmp/enough; do \
+            "echo $$ > {PODS}/programs/cgroup.procs; cd {AT}; number=0; until test -e /tmp/enough; do \
                number=$((number % {FILES} + 1)); dd if={NOISE} of=file$number bs=128k conv=notrunc status=none; \
              done; exec sync -f ."
         )),
@@ -147,7 +149,7 @@ fn begin(vm: &Vm) -> Result<()> {
         &bash(&format!(
             "echo $$ > {PODS}/programs/cgroup.procs; until test -e /tmp/enough; do \
                fio --name=mapped --filename={AT}/mapped --size={MAPPED_MIB}M --ioengine=mmap --rw=randwrite --bs=4k \
-                 --io_size=32M --fallocate=none --verify=crc32c --verify_fatal=1 --thread; \
+                 --io_size=4M --fallocate=none --verify=crc32c --verify_fatal=1 --thread; \
              done"
         )),
     )
@@ -189,8 +191,8 @@ fn every_thread_is_an_io_flusher(vm: &Vm) -> Result<()> {
     // `PF_MEMALLOC_NOIO` in the flags of `stat`, which `PR_SET_IO_FLUSHER` sets.
     let found = vm.exec(
         "for task in $(pgrep 'holdfast-(node|keep)' | sed 's|.*|/proc/&/task/*|'); do \
-           set -- $(cat $task/comm | tr ' ' _) $(sed 's/.*) //' $task/stat); \
-           (( $8 & 0x80000 )) && echo marked || echo $task $1; done | sort | uniq -c",
+           stat=$(cat $task/stat 2>/dev/null) || continue; set -- ${stat##*) }; \
+           (( $7 & 0x80000 )) && echo marked || echo $task $stat; done | sort | uniq -c",
     )?;
     ensure!(found.lines().count() == 1 && found.contains("marked"), "threads: {found}");
     Ok(())
@@ -206,7 +208,7 @@ fn end(vm: &Vm, device: &str) -> Result<()> {
     vm.exec(&format!(
         "rm /tmp/filled/memory; echo max > {PODS}/memory.max; umount {AT}; echo 3 > /proc/sys/vm/drop_caches; \
          e2fsck -fn {device} >&2; mount {device} {AT}; for file in {AT}/file*; do cmp {NOISE} $file; done; umount {AT}; \
-         ! dmesg | grep -iE 'I/O error|corrupt|blocked for more than|page allocation failure|Out of memory: '"
+         ! dmesg | grep -iE 'I/O error|corrupt|blocked for more than|page allocation failure|CONSTRAINT_NONE'"
     ))
     .map(drop)
 }
