@@ -56,7 +56,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Restarts the daemon with another transport for what is attached from then on; it serves what it served.
+    /// Restarts the daemon with another transport for what is attached next. What it served, it serves.
     pub(crate) fn change_transport(&mut self, transport: &str, data: &str) -> Result<()> {
         self.node.terminate()?;
         self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;

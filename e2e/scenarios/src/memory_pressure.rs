@@ -23,9 +23,9 @@ const BUCKET: &str = "pressure";
 const VOLUME: &str = "disk";
 /// Memory of the machine, and what is left of it for programs, the page cache and the daemon, in MiB.
 const MACHINE_MIB: u32 = 640;
-const LEFT_MIB: u32 = 256;
+const LEFT_MIB: u32 = 288;
 /// Limit of the group that has the daemon's group and the one of programs, in MiB: `kubepods` of a node.
-const PODS_MIB: u32 = 224;
+const PODS_MIB: u32 = 176;
 /// A limit that no daemon keeps, in MiB.
 const TOO_LITTLE_MIB: u32 = 2;
 const PODS: &str = "/sys/fs/cgroup/pods";

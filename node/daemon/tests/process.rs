@@ -232,6 +232,9 @@ fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
 /// node.
 #[test]
 fn every_thread_of_the_daemon_is_an_io_flusher() {
+    if !may_mark_threads() {
+        return println!("skipped: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
+    }
     let dirs = Dirs::new();
     let daemon = Daemon::start(&dirs, &[]);
     daemon.answers("200 OK");
@@ -241,6 +244,9 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
 /// A keeper in a pod of its own was not marked: a daemon that starts waits for it.
 #[test]
 fn every_thread_of_a_keeper_is_an_io_flusher() {
+    if !may_mark_threads() {
+        return println!("skipped: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
+    }
     let run_dir = tempfile::tempdir().unwrap();
     let mut keeper = Command::new(PROGRAM);
     keeper.args(["keeper", "--run-dir"]).arg(run_dir.path()).stderr(Stdio::piped());
@@ -260,16 +266,17 @@ impl Drop for Killed {
     }
 }
 
+fn may_mark_threads() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(capabilities.trim(), 16).unwrap() & (1 << CAP_SYS_RESOURCE) != 0
+}
+
 /// Checks the threads of a process, among which are these.
 fn are_io_flushers(pid: u32, due: &[&str]) {
     /// `PF_MEMALLOC_NOIO`, which `PR_SET_IO_FLUSHER` sets. Source: `linux/sched.h`.
     const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
-    const CAP_SYS_RESOURCE: u32 = 24;
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
-    if u64::from_str_radix(capabilities.trim(), 16).unwrap() & (1 << CAP_SYS_RESOURCE) == 0 {
-        return println!("skipped: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
-    }
     let mut threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         // A thread may have ended meanwhile.
