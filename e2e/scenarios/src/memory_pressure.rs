@@ -22,10 +22,10 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "pressure";
 const VOLUME: &str = "disk";
 /// Memory of the machine, and what is left of it for programs, the page cache and the daemon, in MiB.
-const MACHINE_MIB: u32 = 640;
-const LEFT_MIB: u32 = 288;
+const MACHINE_MIB: u32 = 768;
+const LEFT_MIB: u32 = 400;
 /// Limit of the group that has the daemon's group and the one of programs, in MiB: `kubepods` of a node.
-const PODS_MIB: u32 = 176;
+const PODS_MIB: u32 = 256;
 /// A limit that no daemon keeps, in MiB.
 const TOO_LITTLE_MIB: u32 = 2;
 const PODS: &str = "/sys/fs/cgroup/pods";
@@ -36,12 +36,12 @@ const STORE_DELAY: Duration = Duration::from_secs(1);
 const AT: &str = "/mnt";
 const NOISE: &str = "/state/noise";
 /// Files that are written, and the length of each, in MiB: more than the machine has memory.
-const FILES: u32 = 48;
+const FILES: u32 = 40;
 const FILE_MIB: u32 = 12;
 /// Length of the file that is mapped, in MiB: more than its group has.
 const MAPPED_MIB: u32 = 256;
 /// Written to the device under pressure, then after the kill, in MiB.
-const STORED_MIB: [u32; 2] = [512, 96];
+const STORED_MIB: [u32; 2] = [512, 64];
 /// Seconds of the machine's time after which a device to which no write was completed hangs.
 const HANGS_SECONDS: u32 = 60;
 const LIMIT: Duration = Duration::from_secs(60);
