@@ -31,9 +31,14 @@ pub(crate) struct Bench {
 impl Bench {
     /// Boots a machine and starts the daemon with these `data` settings, with zero copy.
     pub(crate) fn start(world: &World, data: &str) -> Result<Self> {
+        Self::start_on(world, Options::benchmark(), data)
+    }
+
+    /// The same on a machine with these properties.
+    pub(crate) fn start_on(world: &World, options: Options, data: &str) -> Result<Self> {
         let s3 = world.s3()?;
         s3.create_bucket(BUCKET)?;
-        let vm = world.vm_with("bench", Options::benchmark)?;
+        let vm = world.vm_with("bench", || options)?;
         vm.exec(&format!(
             "modprobe brd rd_nr=1 rd_size=1572864; mkfs.ext4 -q -F /dev/ram0; mount /dev/ram0 {STATE_DIR}"
         ))?;
@@ -47,6 +52,13 @@ impl Bench {
     pub(crate) fn restart_with(&mut self, transport: &str, data: &str) -> Result<()> {
         self.node.terminate()?;
         self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
+        self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;
+        Ok(())
+    }
+
+    /// Restarts the daemon with another transport for what is attached next. What it served, it serves.
+    pub(crate) fn change_transport(&mut self, transport: &str, data: &str) -> Result<()> {
+        self.node.terminate()?;
         self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;
         Ok(())
     }

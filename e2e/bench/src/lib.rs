@@ -31,6 +31,7 @@ mod proof_faults;
 mod proof_turns;
 mod ring;
 mod soak;
+mod without_ublk;
 
 /// Lines of each log that are shown when a benchmark fails.
 const LOG_LINES: usize = 60;
@@ -79,6 +80,20 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(420),
         profile: Profile::Release,
         run: memory::run,
+    },
+    Benchmark {
+        name: "without-ublk-requests",
+        about: "requests of volumes without ublk, by FUSE and a loop device, against those with ublk",
+        expected: Duration::from_secs(150),
+        profile: Profile::Release,
+        run: without_ublk::run_requests,
+    },
+    Benchmark {
+        name: "without-ublk-kills",
+        about: "120 ends of the daemon without ublk under file systems, on two kernels, and ten of its keeper",
+        expected: Duration::from_secs(2400),
+        profile: Profile::Dev,
+        run: without_ublk::run_kills,
     },
     Benchmark {
         name: "index-policy",

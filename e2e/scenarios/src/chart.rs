@@ -381,7 +381,7 @@ fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
         "minReadySeconds: 45",
         "terminationGracePeriodSeconds: 120",
         "automountServiceAccountToken: false",
-        "capabilities: {drop: [ALL]}",
+        "capabilities: {drop: [ALL], add: [SYS_RESOURCE]}",
         "readOnlyRootFilesystem: true",
         "args: [keeper, --run-dir=/run/holdfast]",
         "- {name: run, mountPath: /run/holdfast}",

@@ -21,12 +21,15 @@ use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
+use serde_json::Value;
 
 const BUCKET: &str = "kills";
 /// Rounds of the scenario.
 const FEW: usize = 15;
 const SEED: u64 = 20_261_122;
 const SIGKILL: i32 = 9;
+/// Has fio report and end.
+const SIGINT: i32 = 2;
 /// The raw volume, then those with file systems, by the name of theirs.
 const RAW: &str = "raw";
 const FILE_SYSTEMS: [FileSystem; 3] = [
@@ -65,13 +68,17 @@ pub struct KillsOutcome {
     /// Failures: devices that hang, programs that saw an error, file systems that are damaged, files that are
     /// missing.
     pub errors: Vec<String>,
+    /// The longest time of a forced write of the raw volume, in the machine's time: it waited for the next
+    /// daemon. Zero where the rounds did not come to their end.
+    pub longest_gap: Duration,
 }
 
 impl KillsOutcome {
     /// Counts those of another run too.
-    pub fn add(&mut self, Self { rounds, errors }: Self) {
+    pub fn add(&mut self, Self { rounds, errors, longest_gap }: Self) {
         self.rounds += rounds;
         self.errors.extend(errors);
+        self.longest_gap = self.longest_gap.max(longest_gap);
     }
 }
 
@@ -83,16 +90,27 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
     few(world, "user-copy")
 }
 
-/// On machines without the driver of ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
+    all_passed(without_ublk(world, FEW)?)
+}
+
+/// The same as [`rounds`] on machines without the driver of ublk.
+///
+/// # Errors
+/// Those of [`rounds`].
+pub fn without_ublk(world: &World, due: usize) -> Result<KillsOutcome> {
     for name in ["a", "b"] {
         world.vm_with(name, Options::without_ublk)?;
     }
-    few(world, "auto")
+    rounds(world, "auto", due)
 }
 
 fn few(world: &World, transport: &str) -> Result<()> {
-    let KillsOutcome { rounds, errors } = rounds(world, transport, FEW)?;
+    all_passed(rounds(world, transport, FEW)?)
+}
+
+fn all_passed(KillsOutcome { rounds, errors, longest_gap }: KillsOutcome) -> Result<()> {
+    report::step(format_args!("the longest forced write took {longest_gap:.1?}"));
     ensure!(errors.is_empty(), "after {rounds} of {FEW} rounds:\n{}", errors.join("\n"));
     Ok(())
 }
@@ -121,7 +139,7 @@ pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome
     report::step(format_args!(
         "the daemon ended {due} times; the load ends and another node looks at the volumes"
     ));
-    end(&node)?;
+    outcome.longest_gap = end(&node)?;
     let other = Node::start(world.vm("b")?, &control, transport, DATA)?;
     for file_system in &FILE_SYSTEMS {
         if let Err(error) = check(&node, &other, file_system) {
@@ -146,7 +164,7 @@ fn begin(node: &Node) -> Result<Vec<String>> {
     // Several forced writes are in progress at any time: a lost device needs two.
     let fio = format!(
         "exec fio --name=raw --filename={raw} --direct=1 --sync=dsync --rw=randwrite --bs=4k --ioengine=psync --thread \
-         --numjobs=4 --offset_increment=8M --size=8M --time_based --runtime=100000"
+         --numjobs=4 --offset_increment=8M --size=8M --time_based --runtime=100000 --group_reporting --output-format=json"
     );
     node.vm().spawn(RAW, &bash(&fio))?;
     Ok(devices)
@@ -200,13 +218,16 @@ fn wait_written(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
     vm.exec(&script).map(drop)
 }
 
-/// Ends the load and takes the volumes off the node.
-fn end(node: &Node) -> Result<()> {
+/// Ends the load and takes the volumes off the node. Returns the longest time of a forced write.
+fn end(node: &Node) -> Result<Duration> {
     let vm = node.vm();
-    for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
+    for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name) {
         vm.signal(program, SIGKILL)?;
         vm.wait(program, END_LIMIT)?;
     }
+    vm.signal(RAW, SIGINT)?;
+    vm.wait(RAW, END_LIMIT)?;
+    let longest = longest_write(&vm.log(RAW)?)?;
     for file_system in &FILE_SYSTEMS {
         vm.exec(&format!("umount {}", file_system.mount_point()))?;
     }
@@ -214,7 +235,16 @@ fn end(node: &Node) -> Result<()> {
     for name in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
         node.cli(&["detach", name])?;
     }
-    Ok(())
+    Ok(longest)
+}
+
+/// The longest time of a write in what fio printed at its end.
+fn longest_write(printed: &str) -> Result<Duration> {
+    let start = printed.find('{').context("fio printed no report")?;
+    let mut values = serde_json::Deserializer::from_str(&printed[start..]).into_iter::<Value>();
+    let report = values.next().context("fio printed no report")?.context("read fio's report")?;
+    let longest = report.pointer("/jobs/0/write/lat_ns/max").and_then(Value::as_u64);
+    longest.map(Duration::from_nanos).context("no longest write in fio's report")
 }
 
 /// Looks at a volume from another node.
@@ -237,4 +267,17 @@ fn check(wrote: &Node, reads: &Node, file_system: &FileSystem) -> Result<()> {
         );
     }
     reads.cli(&["detach", name]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_write_is_read_from_the_report() {
+        let printed =
+            "fio: terminating on signal 2\n{\"jobs\": [{\"write\": {\"lat_ns\": {\"max\": 1500000000}}}]}\n";
+        assert_eq!(longest_write(printed).unwrap(), Duration::from_millis(1500));
+        assert!(longest_write("killed").is_err());
+    }
 }

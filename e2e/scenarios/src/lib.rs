@@ -37,6 +37,7 @@ pub mod kill_rounds;
 mod limits;
 mod load;
 mod memory_claims;
+mod memory_pressure;
 mod memory_volumes;
 pub mod node_loss;
 mod object;
@@ -64,7 +65,7 @@ mod truncation;
 mod ublk;
 pub mod volume_snapshots;
 mod volumes;
-mod without_ublk;
+pub mod without_ublk;
 
 /// Something a user would notice, played on real parts.
 #[derive(Debug, Clone, Copy)]
@@ -492,6 +493,27 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(60),
         alone: false,
         run: held_requests::user_copy,
+    },
+    Scenario {
+        name: "memory-pressure-zero-copy",
+        about: "a machine without free memory writes dirty pages to a device whose daemon is at the limit of its group, or killed there; nothing hangs, no program sees an error",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: memory_pressure::zero_copy,
+    },
+    Scenario {
+        name: "memory-pressure-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: memory_pressure::user_copy,
+    },
+    Scenario {
+        name: "memory-pressure-fuse",
+        about: "the same on a machine without ublk, by FUSE and a loop device",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: memory_pressure::fuse,
     },
     Scenario {
         name: "drain",

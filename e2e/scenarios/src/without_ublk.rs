@@ -105,6 +105,29 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.cli(&["detach", "disk"]).map(drop)
 }
 
+/// Keepers take over from each other, [`HAND_OVERS`] times, while fio verifies what it writes. Returns their
+/// number.
+///
+/// # Errors
+/// If a keeper did not take over, or fio saw an error.
+pub fn replace_keepers(world: &World) -> Result<usize> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let vm = world.vm_with("a", Options::without_ublk)?;
+    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", DATA)?;
+    node.cli(&["create", "disk", "--size", "256Mi", "--store", "store"])?;
+    let device = attach(&node)?;
+    let load = Load::start(node.vm(), &device, LOAD_SECONDS)?;
+    hand_over(node.vm(), &load)?;
+    // Those that the keepers have outlive the daemon.
+    node.kill()?;
+    node.restart()?;
+    load.wait_writes(APART)?;
+    load.stop()?;
+    node.cli(&["detach", "disk"])?;
+    Ok(HAND_OVERS)
+}
+
 fn attach(node: &Node) -> Result<String> {
     let device = node.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;

@@ -232,26 +232,60 @@ fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
 /// node.
 #[test]
 fn every_thread_of_the_daemon_is_an_io_flusher() {
-    /// `PF_MEMALLOC_NOIO`, which `PR_SET_IO_FLUSHER` sets. Source: `linux/sched.h`.
-    const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
-    const CAP_SYS_RESOURCE: u32 = 24;
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
-    if u64::from_str_radix(capabilities.trim(), 16).unwrap() & (1 << CAP_SYS_RESOURCE) == 0 {
+    if !may_mark_threads() {
         return println!("skipped: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
     }
     let dirs = Dirs::new();
     let daemon = Daemon::start(&dirs, &[]);
     daemon.answers("200 OK");
+    are_io_flushers(daemon.child.id(), &["holdfast-node", "ring-0", "log", "tokio-rt-worker"]);
+}
+
+/// A keeper in a pod of its own was not marked: a daemon that starts waits for it.
+#[test]
+fn every_thread_of_a_keeper_is_an_io_flusher() {
+    if !may_mark_threads() {
+        return println!("skipped: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
+    }
+    let run_dir = tempfile::tempdir().unwrap();
+    let mut keeper = Command::new(PROGRAM);
+    keeper.args(["keeper", "--run-dir"]).arg(run_dir.path()).stderr(Stdio::piped());
+    let mut keeper = Killed(keeper.spawn().unwrap());
+    let mut said = std::io::BufReader::new(keeper.0.stderr.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("serving")), "it serves");
+    are_io_flushers(keeper.0.id(), &["holdfast-keeper"]);
+}
+
+/// A process that is killed when dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+fn may_mark_threads() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(capabilities.trim(), 16).unwrap() & (1 << CAP_SYS_RESOURCE) != 0
+}
+
+/// Checks the threads of a process, among which are these.
+fn are_io_flushers(pid: u32, due: &[&str]) {
+    /// `PF_MEMALLOC_NOIO`, which `PR_SET_IO_FLUSHER` sets. Source: `linux/sched.h`.
+    const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
     let mut threads = Vec::new();
-    for task in fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap() {
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         // A thread may have ended meanwhile.
         let Ok(stat) = fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
         let (name, rest) = stat.rsplit_once(')').unwrap();
         let flags: u64 = rest.split_whitespace().nth(6).unwrap().parse().unwrap();
         threads.push((name.rsplit_once('(').unwrap().1.to_owned(), flags & PF_MEMALLOC_NOIO != 0));
     }
-    for name in ["holdfast-node", "ring-0", "log", "tokio-rt-worker"] {
+    for name in due {
         assert!(threads.iter().any(|(thread, _)| thread.starts_with(name)), "{name}: {threads:?}");
     }
     let not_marked: Vec<_> = threads.iter().filter(|(_, is_marked)| !is_marked).collect();

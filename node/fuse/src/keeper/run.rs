@@ -6,6 +6,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use holdfast_ublk::become_io_flusher;
+
 use super::place::take_place;
 use super::serve::{KeeperFiles, serve};
 use super::{Keeper, KeeperEvent, START_WITHIN, is_absent};
@@ -27,6 +29,12 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// It cannot take the place, and holds nothing.
 pub fn run(run_dir: &Path) -> io::Result<()> {
     set_name();
+    // A daemon that starts waits for its answers. One that a daemon has started inherits this.
+    if let Err(error) = become_io_flusher() {
+        note(&format!(
+            "PR_SET_IO_FLUSHER failed ({error}); it may wait for its own devices when memory is short; grant CAP_SYS_RESOURCE"
+        ));
+    }
     ignore(libc::SIGHUP);
     let kept = KeeperFiles::default();
     end_when_told(&kept)?;
