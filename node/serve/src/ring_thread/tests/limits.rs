@@ -137,13 +137,13 @@ fn a_changed_or_removed_limit_is_for_what_waits() {
     limited.ask(READ, 1..21);
     limited.held(20);
     limited.configure(iops(200));
-    let took = limited.answered(5);
-    assert!(took < Duration::from_millis(900), "5 at 200 a second took {took:?}");
+    let took = limited.answered(10);
+    assert!(took < Duration::from_millis(900), "10 at 200 a second took {took:?}");
     limited.configure(iops(10));
     assert!(limited.answers.len() < 20);
     limited.configure(IoLimits::NONE);
     let took = limited.answered(20);
-    assert!(took < Duration::from_secs(2), "the rest without a limit took {took:?}");
+    assert!(took < Duration::from_millis(900), "the rest without a limit took {took:?}");
     limited.answers.sort_unstable();
     assert!(limited.answers.iter().copied().eq(1..21));
     limited.ask(READ, 21..22);
