@@ -488,25 +488,11 @@ pub const ALL: &[Scenario] = &[
         run: held_requests::zero_copy,
     },
     Scenario {
-        name: "held-requests-user-copy",
-        about: "the same with user copy",
-        expected: Duration::from_secs(60),
-        alone: false,
-        run: held_requests::user_copy,
-    },
-    Scenario {
         name: "memory-pressure-zero-copy",
         about: "a machine without free memory writes dirty pages to a device whose daemon is at the limit of its group, or killed there; nothing hangs, no program sees an error",
         expected: Duration::from_secs(90),
         alone: false,
         run: memory_pressure::zero_copy,
-    },
-    Scenario {
-        name: "memory-pressure-user-copy",
-        about: "the same with user copy",
-        expected: Duration::from_secs(90),
-        alone: false,
-        run: memory_pressure::user_copy,
     },
     Scenario {
         name: "memory-pressure-fuse",
@@ -585,13 +571,6 @@ pub const ALL: &[Scenario] = &[
         alone: false,
         run: story::zero_copy,
     },
-    Scenario {
-        name: "story-user-copy",
-        about: "the same with user copy",
-        expected: Duration::from_secs(100),
-        alone: false,
-        run: story::user_copy,
-    },
 ];
 
 /// Scenarios that run only when they are named or have their turn: they take long, or what they need does.
@@ -631,6 +610,27 @@ pub const BY_NAME: &[Scenario] = &[
         alone: true,
         run: kill_rounds::fuse,
     },
+    Scenario {
+        name: "held-requests-user-copy",
+        about: "the same as `held-requests-zero-copy`, with user copy",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: held_requests::user_copy,
+    },
+    Scenario {
+        name: "memory-pressure-user-copy",
+        about: "the same as `memory-pressure-zero-copy`, with user copy",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: memory_pressure::user_copy,
+    },
+    Scenario {
+        name: "story-user-copy",
+        about: "the same as `story-zero-copy`, with user copy",
+        expected: Duration::from_secs(100),
+        alone: false,
+        run: story::user_copy,
+    },
 ];
 
 /// Lanes that take turns in a run that names none, one each day: together they would take too long.
@@ -652,6 +652,9 @@ pub const IN_TURN: &[&str] = &[
     "without-ublk@6.12",
     "seaweedfs",
     "claims-without-ublk",
+    "story-user-copy",
+    "held-requests-user-copy",
+    "memory-pressure-user-copy",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.
