@@ -36,6 +36,8 @@ const WATCH_SECONDS: u32 = 30;
 const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// Pause before a failed request of a wait is tried again.
 const RETRY: Duration = Duration::from_millis(500);
+/// Begin of what the API server says of a field that it does not know.
+const STRICT: &str = "strict decoding error";
 /// Name by which the API server notes who wrote a field.
 const FIELD_MANAGER: &str = "holdfast-csi";
 
@@ -69,8 +71,9 @@ impl ApiFailure {
     fn of(error: kube::Error) -> Self {
         if let kube::Error::Api(status) = &error {
             match status.code {
-                400 if status.message.contains("strict decoding error") => {
-                    return Self::UnknownField(status.message.clone());
+                // A create, and a patch, whose message has the whole object first.
+                400 | 422 if let Some(at) = status.message.find(STRICT) => {
+                    return Self::UnknownField(status.message[at..].to_owned());
                 }
                 404 | 409 | 410 => return Self::Stale,
                 400 | 422 => return Self::Invalid(status.message.clone()),

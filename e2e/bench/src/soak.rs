@@ -31,6 +31,8 @@ const EACH: Duration = Duration::from_secs(1800);
 /// Part of it in which the daemon is ended: one of so many.
 const ENDS_PART: u32 = 3;
 const BETWEEN_ENDS: Duration = Duration::from_secs(40);
+/// Ends with each transport, at least: each kind.
+const LEAST_ENDS: u32 = 3;
 const BETWEEN_SAMPLES: Duration = Duration::from_secs(10);
 /// Part of the time without ends that is not looked at: a cache fills, a pool of connections is opened.
 const WARM_UP_PART: u32 = 4;
@@ -83,8 +85,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
 fn each() -> Result<Duration> {
     let Some(minutes) = std::env::var_os("HOLDFAST_SOAK_MINUTES") else { return Ok(EACH) };
     let minutes = minutes.to_str().and_then(|text| text.parse::<u64>().ok());
-    let minutes = minutes.filter(|minutes| (4..=24 * 60).contains(minutes));
-    let minutes = minutes.context("HOLDFAST_SOAK_MINUTES: write a number of minutes, 4 to 1440")?;
+    let minutes = minutes.filter(|minutes| (20..=24 * 60).contains(minutes));
+    let minutes = minutes.context("HOLDFAST_SOAK_MINUTES: write a number of minutes, 20 to 1440")?;
     Ok(Duration::from_secs(minutes * 60 / 2))
 }
 
@@ -118,6 +120,7 @@ fn soak(node: &Node, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES
         sleep(BETWEEN_SAMPLES);
     }
     report::step(format_args!("the daemon was ended {ended} times"));
+    ensure!(ended >= LEAST_ENDS, "of {LEAST_ENDS} ends {ended} had time");
     vm.signal(FIO, SIGINT)?;
     let exit = vm.wait(FIO, FIO_END)?;
     let log = vm.log(FIO)?;
@@ -156,12 +159,36 @@ fn sample(vm: &Vm) -> Result<[f64; QUANTITIES.len()]> {
 /// Figure of the growth of a quantity, which must be none within its noise.
 fn growth(name: &str, unit: &str, course: &Course) -> Figure {
     let trend = course.trend();
+    // A number that is none misses its bar, whatever that is.
+    let most =
+        trend.noise.is_finite().then(|| FLAT_PERCENT + (100.0 * trend.noise / trend.mean).min(FLAT_PERCENT));
     let percent = |value: f64| 100.0 * value / trend.mean;
     Figure {
         name: name.to_owned(),
         value: percent(trend.an_hour),
         unit: "% an hour",
         against: format!("mean {:.0} {unit}, noise {:.2} % an hour", trend.mean, percent(trend.noise)),
-        bar: Some(Bar::AtMost(FLAT_PERCENT + percent(trend.noise).min(FLAT_PERCENT))),
+        bar: Some(Bar::AtMost(most.unwrap_or(f64::NEG_INFINITY))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grown(samples: u64, each: f64) -> Figure {
+        let mut course = Course::new(Duration::ZERO);
+        for number in 0..samples {
+            course.push(Duration::from_secs(10 * number), 1000.0 + each * number as f64);
+        }
+        growth("soak_rss_slope", "KiB", &course)
+    }
+
+    #[test]
+    fn only_a_course_that_is_flat_and_long_enough_clears_its_bar() {
+        let clears = |figure: &Figure| figure.bar.is_some_and(|bar| bar.is_cleared(figure.value));
+        assert!(clears(&grown(60, 0.0)));
+        assert!(!clears(&grown(60, 1.0)), "36 % an hour");
+        assert!(!clears(&grown(2, 0.0)), "two samples are always a line");
     }
 }

@@ -86,11 +86,12 @@ fn tidy_locked(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The directory that all runs are in.
+/// The directory that all runs are in, without links: a socket's path has at most 107 bytes, and one through
+/// a link may be longer.
 fn root(target: &Path) -> Result<PathBuf> {
     let root = target.join("e2e");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-    Ok(root)
+    fs::canonicalize(&root).with_context(|| format!("resolve {}", root.display()))
 }
 
 fn lock(directory: &Path) -> Result<File> {

@@ -136,15 +136,20 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
 /// The driver was upgraded, and the definitions of the custom resources were not: they lack a field.
 fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
     report::step("definitions that lack a field of the driver are named, and no other volume is made");
-    let field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/transport";
-    let change = |operation: &Value| {
-        let patch = format!("--patch=[{operation}]");
+    let fields = ["transport", "limits/properties/throughput"]
+        .map(|name| format!("/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/{name}"));
+    let change = |operations: &Value| {
+        let patch = format!("--patch={operations}");
         world.kubectl(["patch", "crd/volumes.storage.holdfast.dev", "--type=json", &patch])
     };
     let definition = world.kubectl(["get", "crd/volumes.storage.holdfast.dev", "--output=json"])?;
     let definition: Value = serde_json::from_str(&definition)?;
-    let schema = definition.pointer(field).context("the definition has no spec.transport")?;
-    change(&json!({ "op": "remove", "path": field }))?;
+    let added = fields.iter().map(|field| {
+        let schema = definition.pointer(field).with_context(|| format!("the definition has no {field}"))?;
+        Ok(json!({ "op": "add", "path": field, "value": schema }))
+    });
+    let added = added.collect::<Result<Value>>()?;
+    change(&fields.iter().map(|field| json!({ "op": "remove", "path": field })).collect())?;
     // The server takes a moment to put a definition in effect.
     let new = NewVolume::new("pvc-newer", GIB, "store").parameter("transport", "ublk");
     let answer = until("the driver to name the definitions", LIMIT, || match csi.create(&new, LIMIT)? {
@@ -152,11 +157,16 @@ fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
         Ok(_) => csi.delete("pvc-newer", LIMIT).map(|_| None),
     })?;
     refused::<()>("a newer field", Err(answer), "FailedPrecondition", "older than this driver")?;
-    ensure!(world.kubectl(["get", "volume/pvc-newer"]).is_err(), "a volume without the field was made");
+    let left = world.kubectl(["get", "volumes", "--output=name"])?;
+    ensure!(!left.contains("pvc-newer"), "a volume without the field was made: {left}");
     granted("create without it", csi.create(&NewVolume::new("pvc-older", GIB, "store"), LIMIT)?)?;
-    granted("delete it", csi.delete("pvc-older", LIMIT)?)?;
-    change(&json!({ "op": "add", "path": field, "value": schema }))?;
-    Ok(())
+    let limited = csi.modify("pvc-older", &[("maxThroughput", "1Mi")], SHORT)?;
+    refused("limits", limited, "FailedPrecondition", "unknown field \"spec.limits.throughput\"")?;
+    change(&added)?;
+    until("the definition that has limits", LIMIT, || {
+        Ok(csi.modify("pvc-older", &[("maxThroughput", "1Mi")], SHORT)?.is_ok().then_some(()))
+    })?;
+    granted("delete it", csi.delete("pvc-older", LIMIT)?)
 }
 
 /// The driver dies after it created the object and before it is provisioned.
