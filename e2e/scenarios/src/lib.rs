@@ -489,7 +489,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "memory-pressure-zero-copy",
-        about: "a machine without free memory writes dirty pages to a device whose daemon is at the limit of its group, or killed there; nothing hangs, no program sees an error",
+        about: "programs and the daemon share a control group at its memory limit, full of dirty pages of a device, and the daemon is killed at its own limit; nothing hangs, no program sees an error",
         expected: Duration::from_secs(90),
         alone: false,
         run: memory_pressure::zero_copy,

@@ -1,6 +1,7 @@
-//! A machine is short of memory while most of what it has are dirty pages of file systems on our devices, and
-//! the daemon is in a control group that is at its limit, as on a node of Kubernetes. To have memory again,
-//! the kernel must write to the devices, which the daemon serves with the memory that is left.
+//! The control group of the daemon and of programs is at its limit, as on a node of Kubernetes (`kubepods`),
+//! while most of what it has are dirty pages of file systems on our devices. To have memory again, the kernel
+//! must write to the devices, which the daemon serves with the memory that is left. The machine itself has
+//! little memory, and is not without.
 //!
 //! Fault that it looks for: a thread of the daemon waits for memory, which waits for a write to its own
 //! device. Then nothing is written any more, and every program that asks for memory waits too.
@@ -127,9 +128,11 @@ fn make_groups(vm: &Vm) -> Result<()> {
 /// Puts daemon and keeper into their groups. A kubelet has them killed after all other programs.
 fn confine(vm: &Vm) -> Result<()> {
     vm.exec(&format!(
-        "for name in node keeper; do for pid in $(pgrep -x holdfast-$name); do \
-           echo $pid > {PODS}/$name/cgroup.procs; echo -997 > /proc/$pid/oom_score_adj; \
-         done; done"
+        "for name in node keeper; do \
+           for _ in $(seq 100); do pgrep -x holdfast-$name > /dev/null && break; sleep 0.1; done; \
+           pids=$(pgrep -x holdfast-$name); \
+           for pid in $pids; do echo $pid > {PODS}/$name/cgroup.procs; echo -997 > /proc/$pid/oom_score_adj; done; \
+         done"
     ))
     .map(drop)
 }
