@@ -323,7 +323,7 @@ pub const ALL: &[Scenario] = &[
         name: "limits",
         about: "limits of IOPS and throughput hold within 5 %, change and go under load, outlive kills and restarts, and keep a busy volume from slowing down a quiet one",
         expected: Duration::from_secs(150),
-        alone: true,
+        alone: false,
         run: limits::run,
     },
     Scenario {
