@@ -77,9 +77,8 @@ pub struct Scenario {
     /// Duration on two quiet cores, set-up of the host excepted.
     pub expected: Duration,
     /// Allows no other beside it. `chaos` has only so many seconds from one kill to the next, `s3-outage`
-    /// measures rates and asks without waiting what is reported once its outage is over, `limits` measures
-    /// rates, `kill-rounds-*` keep two cores busy to the end, `cluster` and `failover` have the time limits
-    /// of a kubelet.
+    /// measures rates and asks without waiting what is reported once its outage is over, `kill-rounds-*` keep
+    /// two cores busy to the end, `cluster` and `failover` have the time limits of a kubelet.
     pub alone: bool,
     /// Plays it in a world of its own.
     pub run: fn(&World) -> Result<()>,
