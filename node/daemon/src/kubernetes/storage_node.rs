@@ -100,13 +100,15 @@ async fn report<V: Volumes>(
     let directory = state_dir.to_owned();
     // A keeper may answer late.
     let asked = volumes.clone();
-    let (capabilities, space, fenced) =
-        run_blocking(move || (asked.capabilities(), space(&directory), fenced_data(&directory, reported)))
-            .await;
+    let (capabilities, memory, space, fenced) = run_blocking(move || {
+        let fenced = fenced_data(&directory, reported);
+        (asked.capabilities(), asked.memory_use(), space(&directory), fenced)
+    })
+    .await;
     let facts = StorageNodeFacts {
         capabilities,
         volumes: volumes.list(),
-        memory: volumes.memory_use(),
+        memory,
         unkept_devices: volumes.unkept_devices(),
         state_dir,
         space,
@@ -149,7 +151,7 @@ fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Dur
         memory: status.memory.clone().map(|memory| MemoryUse {
             used_bytes: 0,
             limit_bytes: 0,
-            spill: memory.spill.map(|spill| SpillUse { used_bytes: 0, ..spill }),
+            spill: memory.spill.map(|spill| SpillUse { limit_bytes: 0, used_bytes: 0, ..spill }),
             ..memory
         }),
         ..status.clone()
@@ -492,19 +494,31 @@ mod tests {
         }));
     }
 
-    /// The controller counts promised memory; used memory changes with every write.
+    /// The controller counts what is promised. What is used, and room that others leave, change with every
+    /// write.
     #[test]
     fn memory_that_is_promised_is_written_at_once() {
-        let with = |promised_bytes, used_bytes| {
-            let spill = Some(SpillUse { limit_bytes: 8 << 30, promised_bytes, used_bytes });
-            let memory = MemoryUse { limit_bytes: 8 << 30, promised_bytes: 0, used_bytes, spill };
+        let with = |change: &dyn Fn(&mut MemoryUse, &mut SpillUse)| {
+            let mut memory = MemoryUse { limit_bytes: 8, promised_bytes: 4, used_bytes: 2, spill: None };
+            let mut spill = SpillUse { limit_bytes: 8, promised_bytes: 4, used_bytes: 2 };
+            change(&mut memory, &mut spill);
+            let memory = MemoryUse { spill: Some(spill), ..memory };
             let facts = StorageNodeFacts { memory, ..facts(Fake::default().capabilities()) };
             first(|conditions| describe(facts, conditions))
         };
-        let (second, written) = (Some(Duration::from_secs(1)), with(1 << 30, 1 << 20));
-        assert!(is_due(&written, &with(2 << 30, 1 << 20), second));
-        assert!(!is_due(&written, &with(1 << 30, 2 << 20), second));
-        assert!(is_due(&written, &with(1 << 30, 2 << 20), Some(FIGURES_EVERY)));
+        let (second, written) = (Some(Duration::from_secs(1)), with(&|_memory, _spill| {}));
+        let cases: [(&str, &dyn Fn(&mut MemoryUse, &mut SpillUse), bool); 6] = [
+            ("memory promised", &|memory, _spill| memory.promised_bytes = 5, true),
+            ("disk promised", &|_memory, spill| spill.promised_bytes = 5, true),
+            ("memory used", &|memory, _spill| memory.used_bytes = 3, false),
+            ("disk used", &|_memory, spill| spill.used_bytes = 3, false),
+            ("less memory", &|memory, _spill| memory.limit_bytes = 7, false),
+            ("less disk", &|_memory, spill| spill.limit_bytes = 7, false),
+        ];
+        for (name, change, at_once) in cases {
+            assert_eq!(is_due(&written, &with(change), second), at_once, "{name}");
+            assert!(is_due(&written, &with(change), Some(FIGURES_EVERY)), "{name}");
+        }
         let none = facts(Fake::default().capabilities());
         assert_eq!(first(|conditions| describe(none, conditions)).memory, None, "the node makes none");
     }
