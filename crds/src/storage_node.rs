@@ -119,17 +119,18 @@ pub struct MemoryUse {
     /// The memory that they take now, with their tables and buffers, in bytes.
     #[schemars(with = "i64")]
     pub used_bytes: u64,
-    /// Disk of the node for their pages that find no memory. Absent: it has none for them (`node.memorySpill` of the chart is
+    /// Disk space of the node for their spilled pages, those that find no memory. Absent: it has none for them (`node.memorySpill` of the chart is
     /// 0), or the daemon is of a release without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillUse>,
 }
 
-/// Disk of a node for pages of memory volumes that find no memory.
+/// Disk space of a node for spilled pages of memory volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SpillUse {
-    /// The most that the spill files of all memory volumes of the node may take together, in bytes.
+    /// The most that the spill files of all memory volumes of the node may take together, in bytes: `node.memorySpill` of the
+    /// chart, or less where the disk has less room.
     #[schemars(with = "i64")]
     pub limit_bytes: u64,
     /// The most that those of the attached volumes may take, in bytes.

@@ -265,7 +265,7 @@ impl VolumeSpec {
         Ok(most_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
     }
 
-    /// Bytes of the state disk that pages of a memory volume may take which find no memory; `None`: none.
+    /// Maximum disk space for spilled pages of a memory volume, in bytes; `None`: none.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.memory.spill`.
@@ -373,7 +373,7 @@ pub struct MemorySpec {
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
         .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"))]
     pub limit: Option<String>,
-    /// The most of the node's disk that pages take which find no memory: a whole number of bytes with an optional suffix
+    /// Maximum disk space of the node for spilled pages, those that find no memory: a whole number of bytes with an optional suffix
     /// (`16Gi`), a multiple of 4096; more than `spec.size` is never taken. The node needs as much of `node.memorySpill` of the
     /// chart. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -30,7 +30,7 @@ pub(super) struct MemoryParameters {
     /// The most memory that the content may take, in percent of the size; absent: as much as any content
     /// needs.
     pub(super) max_percent: Option<u8>,
-    /// The most of the node's disk that pages without memory may take, in percent of the size; absent: none.
+    /// Maximum disk space for spilled pages, in percent of the size; absent: none.
     pub(super) spill_percent: Option<u8>,
     /// Codec of the pages.
     pub(super) compression: MemoryCompression,
@@ -43,7 +43,7 @@ impl MemoryParameters {
         Some(share.next_multiple_of(LIMIT_STEP_BYTES).max(LEAST_LIMIT_BYTES))
     }
 
-    /// Bytes of the node's disk that pages of a volume of this size may take which find no memory.
+    /// Maximum disk space for spilled pages of a volume of this size, in bytes.
     fn spill_bytes(self, size_bytes: u64) -> Option<u64> {
         let percent = u64::from(self.spill_percent?);
         let share = percent * (size_bytes / 100) + (percent * (size_bytes % 100)).div_ceil(100);

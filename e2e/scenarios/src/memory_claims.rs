@@ -149,7 +149,7 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
     })?;
     let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].message}";
     let said = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
-    ensure!(said.contains("of at most 62914560 bytes found no memory"), "{said}");
+    ensure!(said.contains("bytes (limit 62914560) are spilled to the disk of node a"), "{said}");
     apply(
         world,
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: more}\nspec: {size: 64Mi, backend: memory, \

@@ -296,8 +296,7 @@ fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Con
         let message = match (pages, spilled_bytes, spill_limit_bytes) {
             (0, 0, _) => "writes do not wait".to_owned(),
             (0, 1.., _) => format!(
-                "writes do not wait; {spilled_bytes} of at most {spill_limit_bytes} bytes found no memory and are on the disk of \
-                 node {}",
+                "writes do not wait; {spilled_bytes} bytes (limit {spill_limit_bytes}) are spilled to the disk of node {}",
                 facts.me
             ),
             (1.., _, 0) => format!(

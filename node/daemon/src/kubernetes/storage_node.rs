@@ -52,33 +52,49 @@ pub(crate) async fn run<V: Volumes>(
     mut draining: watch::Receiver<Draining>,
     known: watch::Sender<Option<OwnerReference>>,
 ) {
-    let mut written = None;
+    let mut last = LastReport::default();
     loop {
-        let since = written.map(|at: Instant| at.elapsed());
         let now = draining.borrow_and_update().clone();
-        match report(&client, &name, &state_dir, &volumes, (since, now), &known).await {
-            Ok(true) => written = Some(Instant::now()),
-            Ok(false) => {}
-            Err(error) => tracing::warn!(
+        if let Err(error) = report(&client, &name, &state_dir, &volumes, (&mut last, now), &known).await {
+            tracing::warn!(
                 error = holdfast_service::chain(&error),
                 "could not write the StorageNode; volumes stay served"
-            ),
+            );
         }
         // An error means that the sender is gone, with which this ends, too.
         let _changed = timeout(EVERY.delay(1, fastrand::f64()), draining.changed()).await;
     }
 }
 
-/// Returns true if the report was written. `since` is the time since the last one was.
+/// The last report that this process wrote.
+#[derive(Debug, Default)]
+struct LastReport {
+    at: Option<Instant>,
+    /// The cluster's StorageNode has no field for spill files.
+    lacks_spill: bool,
+}
+
+impl LastReport {
+    /// True if the status is to be written. A field that the cluster lacked is tried again with the figures.
+    fn is_due(&self, before: &StorageNodeStatus, now: &StorageNodeStatus) -> bool {
+        let since = self.at.map(|at| at.elapsed());
+        if self.lacks_spill {
+            return !is_recent(since) || is_due(before, &without_spill(now.clone()), since);
+        }
+        is_due(before, now, since)
+    }
+}
+
+/// Writes the report if it is due.
 #[tracing::instrument(name = "report_storage_node", skip_all, fields(node = name))]
 async fn report<V: Volumes>(
     client: &Client,
     name: &str,
     state_dir: &Path,
     volumes: &V,
-    (since, draining): (Option<Duration>, Draining),
+    (last, draining): (&mut LastReport, Draining),
     known: &watch::Sender<Option<OwnerReference>>,
-) -> Result<bool, ApiError> {
+) -> Result<(), ApiError> {
     let api: Api<StorageNode> = Api::all(client.clone());
     // The operator writes into it too, and it goes with its Node.
     let written = call(api.get_opt(name)).await?;
@@ -100,13 +116,15 @@ async fn report<V: Volumes>(
     let directory = state_dir.to_owned();
     // A keeper may answer late.
     let asked = volumes.clone();
-    let (capabilities, space, fenced) =
-        run_blocking(move || (asked.capabilities(), space(&directory), fenced_data(&directory, reported)))
-            .await;
+    let (capabilities, memory, space, fenced) = run_blocking(move || {
+        let fenced = fenced_data(&directory, reported);
+        (asked.capabilities(), asked.memory_use(), space(&directory), fenced)
+    })
+    .await;
     let facts = StorageNodeFacts {
         capabilities,
         volumes: volumes.list(),
-        memory: volumes.memory_use(),
+        memory,
         unkept_devices: volumes.unkept_devices(),
         state_dir,
         space,
@@ -116,24 +134,59 @@ async fn report<V: Volumes>(
     let now = Time(Timestamp::now());
     let status =
         describe(facts, &ConditionBuilder { previous: &conditions, observed_generation: None, now: &now });
-    if is_owned && before.as_ref().is_some_and(|before| !is_due(before, &status, since)) {
-        return Ok(false);
+    if is_owned && before.as_ref().is_some_and(|before| !last.is_due(before, &status)) {
+        return Ok(());
     }
     let object = json!({
         "apiVersion": StorageNode::api_version(&()),
         "kind": StorageNode::kind(&()),
         "metadata": { "name": name, "ownerReferences": owners },
     });
-    let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
     if !is_owned {
+        let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
         let mut with_spec = object.clone();
         with_spec["spec"] = json!({});
         call(api.patch(name, &params, &Patch::Apply(with_spec))).await?;
     }
-    let mut with_status = object;
-    with_status["status"] = json!(status);
-    call(api.patch_status(name, &params, &Patch::Apply(with_status))).await?;
-    Ok(true)
+    last.lacks_spill = write_status(&api, name, object, status, last.lacks_spill).await?;
+    last.at = Some(Instant::now());
+    Ok(())
+}
+
+/// Writes the status; without spill files if the cluster's StorageNode has no field for them, for the API
+/// server refuses a status with an unknown field as a whole. Returns true then, and logs it unless `is_known`.
+async fn write_status(
+    api: &Api<StorageNode>,
+    name: &str,
+    mut object: serde_json::Value,
+    status: StorageNodeStatus,
+    is_known: bool,
+) -> Result<bool, ApiError> {
+    let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
+    object["status"] = json!(status);
+    let written = call(api.patch_status(name, &params, &Patch::Apply(&object))).await;
+    let has_spill = status.memory.as_ref().is_some_and(|memory| memory.spill.is_some());
+    match written {
+        Err(error) if has_spill && error.is_unknown_field() => {
+            object["status"] = json!(without_spill(status));
+            call(api.patch_status(name, &params, &Patch::Apply(&object))).await?;
+            if !is_known {
+                tracing::warn!(
+                    error = holdfast_service::chain(&error),
+                    "reported the StorageNode without status.memory.spill, so claims with spillPercent do not come to this \
+                     node: the custom resource definitions of the cluster are older than this daemon. Apply those of its \
+                     release (helm show crds CHART | kubectl apply --server-side --force-conflicts --filename -)"
+                );
+            }
+            Ok(true)
+        }
+        written => written.map(|_object| false),
+    }
+}
+
+fn without_spill(status: StorageNodeStatus) -> StorageNodeStatus {
+    let memory = status.memory.map(|memory| MemoryUse { spill: None, ..memory });
+    StorageNodeStatus { memory, ..status }
 }
 
 /// True if the status is to be written: at once where anything but figures changed, or the disk became full
@@ -149,15 +202,19 @@ fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Dur
         memory: status.memory.clone().map(|memory| MemoryUse {
             used_bytes: 0,
             limit_bytes: 0,
-            spill: memory.spill.map(|spill| SpillUse { used_bytes: 0, ..spill }),
+            spill: memory.spill.map(|spill| SpillUse { limit_bytes: 0, used_bytes: 0, ..spill }),
             ..memory
         }),
         ..status.clone()
     };
-    let is_recent = since.is_some_and(|since| since < FIGURES_EVERY);
     rest(before) != rest(now)
         || is_full(before) != is_full(now)
-        || (figures(before) != figures(now) && !is_recent)
+        || (figures(before) != figures(now) && !is_recent(since))
+}
+
+/// True if figures were written a short time ago.
+fn is_recent(since: Option<Duration>) -> bool {
+    since.is_some_and(|since| since < FIGURES_EVERY)
 }
 
 /// The Node of that name, if there is one.
@@ -432,10 +489,61 @@ mod tests {
         });
         let client = Client::new(server, "default");
         for _ in 0..2 {
-            let (due, known) = ((None, Draining::Unknown), watch::Sender::default());
+            let (mut last, known) = (LastReport::default(), watch::Sender::default());
+            let due = (&mut last, Draining::Unknown);
             report(&client, "a", Path::new("/"), &Fake::default(), due, &known).await.unwrap();
         }
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
+    }
+
+    /// The API server refused the whole status, so the node was not `Ready` until a person applied the kinds.
+    #[tokio::test]
+    async fn an_older_kind_gets_the_report_without_spill_files() {
+        let is_old = Arc::new(Mutex::new(true));
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (old, bodies) = (Arc::clone(&is_old), Arc::clone(&written));
+        let server = tower::service_fn(move |request: hyper::Request<Body>| {
+            let (old, bodies) = (*old.lock(), Arc::clone(&bodies));
+            async move {
+                let object = request.into_body().collect_bytes().await.unwrap();
+                let mut object: serde_json::Value = serde_json::from_slice(&object).unwrap();
+                let spill = object["status"]["memory"]["spill"].clone();
+                let (code, answer) = if old && !spill.is_null() {
+                    let message = "failed to create typed patch object (/a; storage.holdfast.dev/v1alpha1, \
+                                   Kind=StorageNode): .status.memory.spill: field not declared in schema";
+                    (500, json!({ "kind": "Status", "status": "Failure", "message": message, "code": 500 }))
+                } else {
+                    object["spec"] = json!({});
+                    bodies.lock().push(object["status"]["memory"].clone());
+                    (200, object)
+                };
+                hyper::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()))
+            }
+        });
+        let api = Api::all(Client::new(server, "default"));
+        let object = json!({
+            "apiVersion": StorageNode::api_version(&()),
+            "kind": StorageNode::kind(&()),
+            "metadata": { "name": "a" },
+        });
+        let memory = MemoryUse { limit_bytes: 8, spill: Some(SpillUse::default()), ..MemoryUse::default() };
+        let status = StorageNodeStatus { memory: Some(memory), ..StorageNodeStatus::default() };
+        let write = async || write_status(&api, "a", object.clone(), status.clone(), false).await.unwrap();
+        assert!(write().await, "the cluster lacks the field");
+        *is_old.lock() = false;
+        assert!(!write().await);
+        let written = written.lock().clone();
+        let has_spill = |memory: &serde_json::Value| !memory["spill"].is_null();
+        assert_eq!(written.iter().map(has_spill).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(written[0]["limitBytes"], 8, "the rest is there");
+
+        // What the cluster lacks is no difference, and is tried again.
+        let before = without_spill(status.clone());
+        let at = |ago| Instant::now().checked_sub(ago);
+        let last = |at, lacks_spill| LastReport { at, lacks_spill }.is_due(&before, &status);
+        assert!(last(at(Duration::ZERO), false));
+        assert!(!last(at(Duration::ZERO), true));
+        assert!(last(at(FIGURES_EVERY), true));
     }
 
     /// Result of `make` for a node that has reported nothing.
@@ -492,19 +600,31 @@ mod tests {
         }));
     }
 
-    /// The controller counts promised memory; used memory changes with every write.
+    /// The controller counts what is promised. What is used, and room that others leave, change with every
+    /// write.
     #[test]
     fn memory_that_is_promised_is_written_at_once() {
-        let with = |promised_bytes, used_bytes| {
-            let spill = Some(SpillUse { limit_bytes: 8 << 30, promised_bytes, used_bytes });
-            let memory = MemoryUse { limit_bytes: 8 << 30, promised_bytes: 0, used_bytes, spill };
+        let with = |change: &dyn Fn(&mut MemoryUse, &mut SpillUse)| {
+            let mut memory = MemoryUse { limit_bytes: 8, promised_bytes: 4, used_bytes: 2, spill: None };
+            let mut spill = SpillUse { limit_bytes: 8, promised_bytes: 4, used_bytes: 2 };
+            change(&mut memory, &mut spill);
+            let memory = MemoryUse { spill: Some(spill), ..memory };
             let facts = StorageNodeFacts { memory, ..facts(Fake::default().capabilities()) };
             first(|conditions| describe(facts, conditions))
         };
-        let (second, written) = (Some(Duration::from_secs(1)), with(1 << 30, 1 << 20));
-        assert!(is_due(&written, &with(2 << 30, 1 << 20), second));
-        assert!(!is_due(&written, &with(1 << 30, 2 << 20), second));
-        assert!(is_due(&written, &with(1 << 30, 2 << 20), Some(FIGURES_EVERY)));
+        let (second, written) = (Some(Duration::from_secs(1)), with(&|_memory, _spill| {}));
+        let cases: [(&str, &dyn Fn(&mut MemoryUse, &mut SpillUse), bool); 6] = [
+            ("memory promised", &|memory, _spill| memory.promised_bytes = 5, true),
+            ("disk promised", &|_memory, spill| spill.promised_bytes = 5, true),
+            ("memory used", &|memory, _spill| memory.used_bytes = 3, false),
+            ("disk used", &|_memory, spill| spill.used_bytes = 3, false),
+            ("less memory", &|memory, _spill| memory.limit_bytes = 7, false),
+            ("less disk", &|_memory, spill| spill.limit_bytes = 7, false),
+        ];
+        for (name, change, at_once) in cases {
+            assert_eq!(is_due(&written, &with(change), second), at_once, "{name}");
+            assert!(is_due(&written, &with(change), Some(FIGURES_EVERY)), "{name}");
+        }
         let none = facts(Fake::default().capabilities());
         assert_eq!(first(|conditions| describe(none, conditions)).memory, None, "the node makes none");
     }

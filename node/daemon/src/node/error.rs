@@ -132,6 +132,22 @@ pub(crate) enum NodeError {
         /// The limit.
         limit: ByteSize,
     },
+    /// The state disk has no room for the spill file of a memory volume.
+    #[error(
+        "memory.spill_bytes: {volume} may take {most} of node.state_dir, and the disk of {} has room for {left} of spill files. \
+         The volume was not attached. Give less, detach other memory volumes, or free space on that disk",
+        state_dir.display()
+    )]
+    MemorySpillRoom {
+        /// The volume.
+        volume: VolumeId,
+        /// The most that its spill file may take.
+        most: String,
+        /// The state directory.
+        state_dir: PathBuf,
+        /// Free bytes without the reserve, the rest of the slab, and what other spill files may still take.
+        left: String,
+    },
     /// The run directory has no room for a memory volume.
     #[error(
         "memory.limit_bytes: {volume} may take {most} with its table, and {} has room for {left} of memory volumes. The volume \
@@ -535,7 +551,10 @@ impl NodeError {
             | Self::Unreadable { .. }
             | Self::Sweeping { .. }
             | Self::Contended(_) => FailureKind::Busy,
-            Self::RingsFull(_) | Self::MemoryLimit { .. } | Self::MemorySpill { .. } => FailureKind::Full,
+            Self::RingsFull(_)
+            | Self::MemoryLimit { .. }
+            | Self::MemorySpill { .. }
+            | Self::MemorySpillRoom { .. } => FailureKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
                 FailureKind::HeldElsewhere
             }

@@ -16,19 +16,25 @@ mod recover;
 mod room;
 pub(in crate::node) mod shape;
 mod spill_file;
+mod spill_room;
 mod table;
 
-use holdfast_crds::MemoryUse;
+use holdfast_crds::{MemoryUse, SpillUse};
 use holdfast_types::VolumeId;
 
 #[cfg(test)]
 pub(in crate::node) use local::MemoryLocal;
 pub(in crate::node) use local::spill_file_bytes;
 use room::room_bytes;
+use spill_room::spill_room_bytes;
 pub(in crate::node) use table::MemoryTable;
+use table::SpillBytes;
 
 use crate::node::volume::status::NodeVolumeStatus;
-use crate::node::{Node, NodeError};
+use crate::node::{Node, NodeConfig, NodeError};
+
+/// Room of the state disk is reported in steps of this many bytes: it changes with each write of any volume.
+const ROOM_STEP_BYTES: u64 = 256 << 20;
 
 impl Node {
     /// The memory volumes on this node.
@@ -60,9 +66,22 @@ impl Node {
         // The filesystem may have room for less.
         let room_bytes = room_bytes(&self.0.dirs.run, self.0.memory.unused_bytes());
         let limit_bytes = limit_bytes.min(promised_bytes.saturating_add(room_bytes.unwrap_or(u64::MAX)));
-        let spill = self.0.memory.spill_use(self.0.config.memory_spill_bytes);
-        let spill = Some(spill).filter(|spill| spill.limit_bytes > 0 || spill.promised_bytes > 0);
-        MemoryUse { limit_bytes, promised_bytes, used_bytes, spill }
+        MemoryUse { limit_bytes, promised_bytes, used_bytes, spill: self.spill_use() }
+    }
+
+    /// None where spill files are neither allowed nor there. Asks the filesystem of the state directory.
+    fn spill_use(&self) -> Option<SpillUse> {
+        let NodeConfig { memory_spill_bytes: setting_bytes, slab_bytes, .. } = self.0.config;
+        let SpillBytes { promised_bytes, used_bytes } = self.0.memory.spill_bytes(None);
+        if setting_bytes == 0 && promised_bytes == 0 {
+            return None;
+        }
+        let unfilled_bytes = promised_bytes.saturating_sub(used_bytes);
+        // A disk that does not answer has no room.
+        let room_bytes = spill_room_bytes(&self.0.dirs.state, slab_bytes, unfilled_bytes).unwrap_or_default();
+        let room_bytes = room_bytes / ROOM_STEP_BYTES * ROOM_STEP_BYTES;
+        let limit_bytes = setting_bytes.min(promised_bytes.saturating_add(room_bytes));
+        Some(SpillUse { limit_bytes, promised_bytes, used_bytes })
     }
 
     /// True if this is a memory volume here.

@@ -77,7 +77,7 @@ impl Dirs {
             upload_memory_bytes: 256 << 20,
             max_dirty_age: Duration::from_secs(30),
             memory_volumes_bytes: 1 << 40,
-            memory_spill_bytes: 1 << 40,
+            memory_spill_bytes: 1 << 20,
         }
     }
 

@@ -143,17 +143,21 @@ impl<'a> DetachedCaches<'a> {
 }
 
 /// Empties the trash, also of what an earlier process left there.
+///
+/// # Errors
+/// The first one: what cannot be removed stays, and all else is removed.
 pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
     let trash = trash_dir(state_dir);
     let entries = match fs::read_dir(&trash) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(file(&trash, "listed"))?,
     };
+    let mut removed = Ok(());
     for entry in entries {
         let path = entry.map_err(file(&trash, "listed"))?.path();
-        fs::remove_dir_all(&path).map_err(file(&path, "removed"))?;
+        removed = removed.and(fs::remove_dir_all(&path).map_err(file(&path, "removed")));
     }
-    Ok(())
+    removed
 }
 
 /// Time at which a file was last written; none if there is no such file.
@@ -245,6 +249,22 @@ mod tests {
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
         purge(dirs).unwrap();
         assert_eq!(fs::read_dir(trash_dir(dirs)).unwrap().count(), 0);
+    }
+
+    /// The first that could not be removed kept all others on the disk.
+    #[test]
+    fn trash_that_cannot_be_removed_keeps_no_other() {
+        let dirs = tempfile::tempdir().unwrap();
+        let trash = trash_dir(dirs.path());
+        for number in 0..8 {
+            fs::create_dir_all(trash.join(format!("v-{number}"))).unwrap();
+            // Not a directory.
+            fs::write(trash.join(format!("bad-{number}")), "").unwrap();
+        }
+        let error = purge(dirs.path()).unwrap_err();
+        assert!(error.to_string().contains("bad-"), "{error}");
+        let left = fs::read_dir(&trash).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(left.into_iter().all(|name| name.to_string_lossy().starts_with("bad-")));
     }
 
     #[tokio::test]

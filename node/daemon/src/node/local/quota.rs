@@ -98,7 +98,7 @@ impl CacheQuota {
 
 /// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
 pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
-    let _alone = ExitOnPanic("the deletion of caches");
+    let _alone = ExitOnPanic("the deletion of files of detached volumes");
     // What an earlier process did not come to delete.
     trash.notify_one();
     loop {
@@ -107,7 +107,7 @@ pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>)
         if let Err(error) = blocking(move || purge(&state_dir)).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "the cache of a detached volume was not deleted"
+                "files of a detached volume were not deleted; they take up disk space until the next try"
             );
         }
     }

@@ -16,13 +16,14 @@ use super::local::{MemoryLocal, MemoryRecord, OpenedMemory};
 use super::present::PresentMemory;
 use super::room::check_room;
 use super::shape::{DEPTH, MAX_IO_BYTES, MAX_ZERO_BYTES, MemoryAttach, MemoryIdentity, MemoryShape};
-use super::table::MemoryState;
+use super::spill_room::check_spill_room;
+use super::table::{MemoryState, SpillBytes};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::ring::room::RingNeed;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::device::or_gone;
-use crate::node::{Attached, Node, NodeError, QUEUES, TransportChoice};
+use crate::node::{Attached, Node, NodeConfig, NodeError, QUEUES, TransportChoice};
 
 impl Node {
     /// Attaches a memory volume, all zeros, and returns its device, ready for use. An attached one answers
@@ -30,8 +31,8 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`];
-    /// [`NodeError::MemoryLimit`]; [`NodeError::MemorySpill`]; [`NodeError::MemoryRoom`];
-    /// [`NodeError::MemoryLeft`]. The volume is not attached then. [`NodeError::MemoryDiffers`] for one that
+    /// [`NodeError::MemoryLimit`]; [`NodeError::MemorySpill`]; [`NodeError::MemorySpillRoom`];
+    /// [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then. [`NodeError::MemoryDiffers`] for one that
     /// is attached with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
@@ -78,19 +79,27 @@ impl Node {
         })
     }
 
-    /// Fails if a volume may take more of the state disk than the node's limit leaves; as above.
-    fn check_memory_spill(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
-        let limit_bytes = self.0.config.memory_spill_bytes;
-        let left_bytes = limit_bytes.saturating_sub(self.0.memory.spill_bytes(volume));
-        if shape.spill_bytes() <= left_bytes {
+    /// Fails if a volume may take more of the state disk than the node's limit leaves, or than there is; as
+    /// above. The disk is not asked for a volume that has no spill file.
+    async fn check_memory_spill(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
+        let most_bytes = shape.spill_bytes();
+        if most_bytes == 0 {
             return Ok(());
         }
-        Err(NodeError::MemorySpill {
-            volume: volume.clone(),
-            most: ByteSize(shape.spill_bytes()).rounded(),
-            left: ByteSize(left_bytes).rounded(),
-            limit: ByteSize(limit_bytes),
-        })
+        let NodeConfig { memory_spill_bytes: limit_bytes, slab_bytes, .. } = self.0.config;
+        let SpillBytes { promised_bytes, used_bytes } = self.0.memory.spill_bytes(Some(volume));
+        let left_bytes = limit_bytes.saturating_sub(promised_bytes);
+        if most_bytes > left_bytes {
+            return Err(NodeError::MemorySpill {
+                volume: volume.clone(),
+                most: ByteSize(most_bytes).rounded(),
+                left: ByteSize(left_bytes).rounded(),
+                limit: ByteSize(limit_bytes),
+            });
+        }
+        let unfilled_bytes = promised_bytes.saturating_sub(used_bytes);
+        let (named, state_dir) = (volume.clone(), self.0.dirs.state.clone());
+        blocking(move || check_spill_room(&state_dir, &named, most_bytes, slab_bytes, unfilled_bytes)).await
     }
 
     async fn try_attach_memory(
@@ -102,7 +111,7 @@ impl Node {
         let volume = &request.volume;
         let MemoryShape { pages, slabs, codec, spill_pages } = shape;
         self.check_memory_limit(volume, &shape)?;
-        self.check_memory_spill(volume, &shape)?;
+        self.check_memory_spill(volume, &shape).await?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
         blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;

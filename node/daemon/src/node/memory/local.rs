@@ -110,24 +110,14 @@ pub(in crate::node) fn spill_file_bytes(state_dir: &Path) -> Result<u64, NodeErr
 /// or a detach did not end. What is in the trash is deleted once the volumes are served.
 ///
 /// # Errors
-/// They cannot be listed or moved.
+/// They cannot be listed; or the first of those that cannot be moved, which stay.
 pub(super) fn trash_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> {
     let spill_files = spill_files_dir(&dirs.state);
     if !spill_files.is_dir() {
         return Ok(());
     }
-    let trash = trash_dir(&dirs.state);
-    for volume in volumes_under(&spill_files)? {
-        let local = MemoryLocal::new(dirs, &volume);
-        if !local.has_files()? {
-            fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
-            // What is being deleted under this name does not stand in the way.
-            let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
-            let moved = fs::rename(&local.spill_dir, trash.join(name));
-            moved.map_err(file(&local.spill_dir, "moved to the trash"))?;
-        }
-    }
-    Ok(())
+    let left = volumes_under(&spill_files)?.into_iter();
+    left.fold(Ok(()), |moved, volume| moved.and(MemoryLocal::new(dirs, &volume).trash_if_left(&dirs.state)))
 }
 
 /// The memory volumes with files in a run directory.
@@ -329,6 +319,18 @@ impl MemoryLocal {
             gone(fs::remove_file(&path), &path)?;
         }
         gone(fs::remove_dir(&self.dir), &self.dir)
+    }
+
+    /// Moves the spill files to the trash if the volume has no other files.
+    fn trash_if_left(&self, state_dir: &Path) -> Result<(), NodeError> {
+        if self.has_files()? {
+            return Ok(());
+        }
+        let trash = trash_dir(state_dir);
+        fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
+        // What is being deleted under this name does not stand in the way.
+        let name = format!("{}-{:016x}", self.volume, u64::from_le_bytes(random()));
+        fs::rename(&self.spill_dir, trash.join(name)).map_err(file(&self.spill_dir, "moved to the trash"))
     }
 
     fn remove_spill_files(&self) -> Result<(), NodeError> {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use holdfast_crds::SpillUse;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
@@ -78,6 +77,14 @@ impl TableEntry {
     }
 }
 
+/// The state disk in bytes that spill files may take together, and take. One that is recovered takes none
+/// before it is on a ring thread: too little room is reported then, and never too much.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SpillBytes {
+    pub(super) promised_bytes: u64,
+    pub(super) used_bytes: u64,
+}
+
 /// The table.
 #[derive(Default)]
 pub(in crate::node) struct MemoryTable(Mutex<BTreeMap<VolumeId, TableEntry>>);
@@ -125,11 +132,14 @@ impl MemoryTable {
         others.map(|(_, entry)| entry.most_bytes()).fold(0, u64::saturating_add)
     }
 
-    /// The most bytes of the state disk that the volumes but this one may take in all.
-    pub(super) fn spill_bytes(&self, apart: &VolumeId) -> u64 {
+    /// Bytes of the state disk that spill files may take and take: of all volumes, or of all but one.
+    pub(super) fn spill_bytes(&self, apart: Option<&VolumeId>) -> SpillBytes {
         let entries = self.0.lock();
-        let others = entries.iter().filter(|(volume, _)| *volume != apart);
-        others.map(|(_, entry)| entry.most().spill).fold(0, u64::saturating_add)
+        let counted = entries.iter().filter(|(volume, _)| Some(*volume) != apart);
+        counted.fold(SpillBytes::default(), |bytes, (_, entry)| SpillBytes {
+            promised_bytes: bytes.promised_bytes.saturating_add(entry.most().spill),
+            used_bytes: bytes.used_bytes.saturating_add(entry.spilled_bytes()),
+        })
     }
 
     /// The most bytes that all volumes may take, and those that they take now.
@@ -137,17 +147,6 @@ impl MemoryTable {
         let entries = self.0.lock();
         entries.values().fold((0, 0), |(most, used): (u64, u64), entry| {
             (most.saturating_add(entry.most_bytes()), used.saturating_add(entry.used_bytes()))
-        })
-    }
-
-    /// The state disk that spill files may take together, where that is `limit_bytes`, and take.
-    pub(super) fn spill_use(&self, limit_bytes: u64) -> SpillUse {
-        let entries = self.0.lock();
-        let none = SpillUse { limit_bytes, ..SpillUse::default() };
-        entries.values().fold(none, |spill, entry| SpillUse {
-            promised_bytes: spill.promised_bytes.saturating_add(entry.most().spill),
-            used_bytes: spill.used_bytes.saturating_add(entry.spilled_bytes()),
-            ..spill
         })
     }
 

@@ -417,7 +417,7 @@ fn a_killed_daemon_loses_no_spilled_page() {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
         let memory = status.memory.unwrap();
         assert_eq!((memory.spilled_pages, memory.spill_limit_pages, memory.plain_pages), (4, 8, 16));
-        let disk = SpillUse { limit_bytes: 1 << 40, promised_bytes: 8 << 12, used_bytes: 4 << 12 };
+        let disk = SpillUse { limit_bytes: 1 << 20, promised_bytes: 8 << 12, used_bytes: 4 << 12 };
         assert_eq!(node.memory_use().spill, Some(disk));
         assert_eq!(blocks(), 4, "what no word names is a hole");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -469,6 +469,12 @@ fn spill_files_without_a_volume_are_removed() {
     kernel.take_away(*kernel.devices().keys().next().unwrap());
     fs::remove_dir_all(files(&dirs)).unwrap();
     assert!(spill_file(&dirs).exists());
+    // Looking for other files of these fails, which kept all the others too.
+    for name in (0..8).map(|number| format!("bad-{number}")) {
+        fs::create_dir(dirs.state.path().join("memory.d").join(&name)).unwrap();
+        let loops = dirs.run.path().join("memory.d").join(&name);
+        std::os::unix::fs::symlink(&loops, &loops).unwrap();
+    }
     daemon(&dirs, &kernel, async |node| {
         assert!(node.list().is_empty() && !spill_files(&dirs).exists());
         let trash = dirs.state.path().join("trash");
@@ -538,6 +544,29 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         let message = node.attach_memory(more).await.unwrap_err().to_string();
         assert!(message.contains("0 of data.memory_spill (0) is left"), "{message}");
         assert!(message.ends_with("raise data.memory_spill (chart: node.memorySpill)"), "{message}");
+        let (owner, _all_ended) = node.leave(Duration::ZERO).await;
+        drop(owner.map(HeldOwner::into_owner));
+    });
+}
+
+/// Claims came to a node with a higher limit than its disk, and their writes failed.
+#[test]
+fn spill_files_beyond_the_disk_are_neither_promised_nor_made() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let found = rustix::fs::statvfs(dirs.state.path()).unwrap();
+    let disk = (found.f_blocks * found.f_frsize).next_multiple_of(SECTOR_BYTES);
+    let config = NodeConfig { memory_spill_bytes: 2 * disk, ..dirs.config() };
+    let large = MemoryAttach { bytes: disk, spill_bytes: Some(disk), ..spilling(8) };
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let node = Node::start_with(config, kernel.clone(), WITHIN).await.unwrap();
+        let limit_bytes = node.memory_use().spill.unwrap().limit_bytes;
+        assert!(limit_bytes < disk, "{limit_bytes} of {disk}");
+        let error = node.attach_memory(large).await.unwrap_err();
+        assert_eq!(error.kind(), FailureKind::Full);
+        let words = format!("the disk of {} has room for", dirs.state.path().display());
+        assert!(error.to_string().contains(&words), "{error}");
+        node.attach_memory(spilling(8)).await.unwrap();
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
     });

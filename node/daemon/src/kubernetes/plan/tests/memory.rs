@@ -84,8 +84,8 @@ fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
         assert_eq!((status.as_str(), reason.as_str()), ("True", "Serving"));
         assert!(message.contains(words), "{message}");
     };
-    serving(PAGES - 1, 0, "28672 of at most 32768 bytes found no memory and are on the disk of node a");
-    serving(PAGES, 0, "32768 of at most 32768 bytes");
+    serving(PAGES - 1, 0, "28672 bytes (limit 32768) are spilled to the disk of node a");
+    serving(PAGES, 0, "32768 bytes (limit 32768) are spilled");
     serving(PAGES - 1, 3, "3 pages were not written (ENOSPC): they found no memory");
     let (status, reason, message) = writable(PAGES, 3);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "MemoryFull"));
