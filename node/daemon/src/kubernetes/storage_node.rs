@@ -604,7 +604,8 @@ mod tests {
     /// write.
     #[test]
     fn memory_that_is_promised_is_written_at_once() {
-        let with = |change: &dyn Fn(&mut MemoryUse, &mut SpillUse)| {
+        type Change = fn(&mut MemoryUse, &mut SpillUse);
+        let with = |change: Change| {
             let mut memory = MemoryUse { limit_bytes: 8, promised_bytes: 4, used_bytes: 2, spill: None };
             let mut spill = SpillUse { limit_bytes: 8, promised_bytes: 4, used_bytes: 2 };
             change(&mut memory, &mut spill);
@@ -612,14 +613,14 @@ mod tests {
             let facts = StorageNodeFacts { memory, ..facts(Fake::default().capabilities()) };
             first(|conditions| describe(facts, conditions))
         };
-        let (second, written) = (Some(Duration::from_secs(1)), with(&|_memory, _spill| {}));
-        let cases: [(&str, &dyn Fn(&mut MemoryUse, &mut SpillUse), bool); 6] = [
-            ("memory promised", &|memory, _spill| memory.promised_bytes = 5, true),
-            ("disk promised", &|_memory, spill| spill.promised_bytes = 5, true),
-            ("memory used", &|memory, _spill| memory.used_bytes = 3, false),
-            ("disk used", &|_memory, spill| spill.used_bytes = 3, false),
-            ("less memory", &|memory, _spill| memory.limit_bytes = 7, false),
-            ("less disk", &|_memory, spill| spill.limit_bytes = 7, false),
+        let (second, written) = (Some(Duration::from_secs(1)), with(|_memory, _spill| {}));
+        let cases: [(&str, Change, bool); 6] = [
+            ("memory promised", |memory, _spill| memory.promised_bytes = 5, true),
+            ("disk promised", |_memory, spill| spill.promised_bytes = 5, true),
+            ("memory used", |memory, _spill| memory.used_bytes = 3, false),
+            ("disk used", |_memory, spill| spill.used_bytes = 3, false),
+            ("less memory", |memory, _spill| memory.limit_bytes = 7, false),
+            ("less disk", |_memory, spill| spill.limit_bytes = 7, false),
         ];
         for (name, change, at_once) in cases {
             assert_eq!(is_due(&written, &with(change), second), at_once, "{name}");

@@ -116,8 +116,11 @@ pub(super) fn trash_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> 
     if !spill_files.is_dir() {
         return Ok(());
     }
-    let left = volumes_under(&spill_files)?.into_iter();
-    left.fold(Ok(()), |moved, volume| moved.and(MemoryLocal::new(dirs, &volume).trash_if_left(&dirs.state)))
+    let mut moved = Ok(());
+    for volume in volumes_under(&spill_files)? {
+        moved = moved.and(MemoryLocal::new(dirs, &volume).trash_if_left(&dirs.state));
+    }
+    moved
 }
 
 /// The memory volumes with files in a run directory.
