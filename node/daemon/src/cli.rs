@@ -142,7 +142,7 @@ struct Attach {
     /// Most memory that the content of a memory volume takes; as much as any content needs unless given
     #[arg(long, value_name = "SIZE", requires = "memory", conflicts_with = "store")]
     memory_limit: Option<ByteSize>,
-    /// Maximum disk space of the node for pages of a memory volume that are spilled for want of memory; none unless given
+    /// Maximum disk space for spilled pages of a memory volume, those that find no memory; none unless given
     #[arg(long, value_name = "SIZE", requires = "memory", conflicts_with = "store")]
     memory_spill: Option<ByteSize>,
     /// Codec of the pages of a memory volume

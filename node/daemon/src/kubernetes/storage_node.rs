@@ -154,7 +154,8 @@ async fn report<V: Volumes>(
 }
 
 /// Writes the status; without spill files if the cluster's StorageNode has no field for them, for the API
-/// server refuses a status with an unknown field as a whole. Returns true then, and logs it unless `is_known`.
+/// server refuses a status with an unknown field as a whole. Returns true then, and logs it unless
+/// `is_known`.
 async fn write_status(
     api: &Api<StorageNode>,
     name: &str,

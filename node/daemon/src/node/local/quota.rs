@@ -107,7 +107,7 @@ pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>)
         if let Err(error) = blocking(move || purge(&state_dir)).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "files of a detached volume were not deleted; they take up disk space until the next try"
+                "files of a detached volume were not deleted. They hold disk space until the next deletion"
             );
         }
     }

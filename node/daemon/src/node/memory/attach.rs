@@ -32,8 +32,8 @@ impl Node {
     /// # Errors
     /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`];
     /// [`NodeError::MemoryLimit`]; [`NodeError::MemorySpill`]; [`NodeError::MemorySpillRoom`];
-    /// [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then. [`NodeError::MemoryDiffers`] for one that
-    /// is attached with another size, limit or codec.
+    /// [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then.
+    /// [`NodeError::MemoryDiffers`] for one that is attached with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach of a memory volume");

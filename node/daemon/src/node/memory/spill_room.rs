@@ -1,7 +1,7 @@
 //! Room for spill files on the state disk: what they may come to take has to fit.
 //!
-//! What the cache of other volumes holds is not counted as room, though its clean data gives way when the disk
-//! fills up: of the rest, nothing says when the store has it.
+//! What the cache of other volumes holds is not counted as room, though its clean data gives way when the
+//! disk fills up: of the rest, nothing says when the store has it.
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ use crate::node::store::block_cache::slab_path;
 /// The part of the disk that is left to other files of the daemon: one in so many. The cache leaves as much.
 const RESERVE: u64 = 64;
 
-/// Fails if the state disk has no room for a spill file of `most_bytes`, in addition to a slab of `slab_bytes`
-/// and to `promised_bytes` that other spill files may still take.
+/// Fails if the state disk has no room for a spill file of `most_bytes`, in addition to a slab of
+/// `slab_bytes` and to `promised_bytes` that other spill files may still take.
 ///
 /// # Errors
 /// [`NodeError::MemorySpillRoom`]; the filesystem does not answer.
