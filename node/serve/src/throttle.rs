@@ -48,6 +48,8 @@ pub(crate) struct Throttle {
     is_pausing: bool,
     /// Something came since the last pause began: the next has the time for what follows it.
     was_used: bool,
+    /// The latest time that it was told: those of the thread may be older than that of its own pause.
+    now: Millis,
     /// Nothing is limited any more, whatever limits come later.
     is_off: bool,
     status: LimitStatus,
@@ -84,7 +86,7 @@ impl Throttle {
         if self.waiting.is_empty() && self.takes(&request) {
             return true;
         }
-        self.waiting.push_back((request, now));
+        self.waiting.push_back((request, self.now));
         false
     }
 
@@ -99,6 +101,11 @@ impl Throttle {
         self.status.delayed_requests += 1;
         self.status.delayed_ms += now.saturating_sub(since);
         Some(request)
+    }
+
+    /// Returns true while a pause is in flight.
+    pub(crate) fn is_pausing(&self) -> bool {
+        self.is_pausing
     }
 
     /// Returns true if the caller is to make a pause.
@@ -121,6 +128,7 @@ impl Throttle {
     }
 
     fn refill(&mut self, now: Millis) {
+        self.now = self.now.max(now);
         for bucket in [&mut self.requests, &mut self.bytes].into_iter().flatten() {
             bucket.refill(now);
         }

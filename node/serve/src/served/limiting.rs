@@ -24,7 +24,9 @@ impl ServedVolume {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
-        if self.throttle.begins(NewRequest { id, op, range }, now) {
+        // Without a pause in flight, the thread's time is that of its last message.
+        let at = if self.throttle.is_pausing() { now } else { crate::clock::now() };
+        if self.throttle.begins(NewRequest { id, op, range }, at) {
             self.begin_other(ring, (id, op, range), now);
         }
         self.pause_for_limits(ring);

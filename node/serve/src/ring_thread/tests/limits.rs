@@ -133,6 +133,19 @@ fn requests_wait_for_their_limit_and_a_flush_does_not() {
     assert!(status.delayed_ms >= 5 * 20, "{status:?}");
 }
 
+/// The times of waits began up to a tick too early.
+#[test]
+fn a_wait_begins_when_the_request_comes() {
+    let mut limited = Limited::new(iops(100));
+    limited.thread.now -= 10_000;
+    limited.ask(READ, 1..4);
+    limited.answered(3);
+    limited.thread.on_message(Message::Tick, now());
+    let status = limited.published.limits();
+    assert_eq!(status.delayed_requests, 3);
+    assert!(status.delayed_ms < 9_000, "{status:?}");
+}
+
 #[test]
 fn a_changed_or_removed_limit_is_for_what_waits() {
     let mut limited = Limited::new(iops(10));
