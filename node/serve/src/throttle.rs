@@ -238,7 +238,7 @@ mod tests {
         assert!(throttle.is_idle());
     }
 
-    /// A change of the limits may be on its way when the volume is fenced.
+    /// A change of the limits may be in the inbox when the volume is fenced.
     #[test]
     fn limits_that_come_after_the_end_are_ignored() {
         let mut throttle = limited(limits(10, 0));

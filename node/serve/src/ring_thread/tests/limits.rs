@@ -184,7 +184,7 @@ fn no_limit_holds_up_the_end_of_the_host() {
     assert_eq!(published.limits().limits, IoLimits::NONE);
 }
 
-/// A change of the limits that was on its way when the volume was fenced made its requests wait again.
+/// A change of the limits that was in the inbox when the volume was fenced made its requests wait again.
 #[test]
 fn no_request_of_a_fenced_volume_waits() {
     let mut limited = Limited::new(iops(10));

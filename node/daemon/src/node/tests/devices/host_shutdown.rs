@@ -60,7 +60,7 @@ fn a_device_that_is_unmounted_meanwhile_is_detached() {
     });
 }
 
-/// What a file system in use wrote at its limit was lost with the host.
+/// Writes of a file system in use, at its limit, were lost with the host.
 #[test]
 fn a_volume_in_use_has_no_limits_until_the_host_ends() {
     let host = &Host::new(&["x"]);
