@@ -186,7 +186,7 @@ pub struct VolumeSpec {
             .message("spec.maxDirtyAge must lie between 1s and 1h: write for example `30s`"),
     )]
     pub max_dirty_age: String,
-    /// Limits of its requests; absent: none. A change of an attached volume takes effect within a second, without an error.
+    /// Limits of its requests; absent: none. A change of an attached volume takes effect within seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<VolumeLimits>,
     /// Home of the data. Immutable.

@@ -161,12 +161,12 @@ struct Attach {
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
     #[arg(long, value_enum, default_value_t)]
     durability: Class,
-    /// Serve at most so many reads, writes and discards in a second, such as 3000
+    /// Limit to this many reads, writes and discards per second, such as 3000; `none`: no limit
     #[arg(long, value_name = "NUMBER")]
-    max_iops: Option<u64>,
-    /// Move at most so many bytes in a second, such as 125Mi
+    max_iops: Option<MaxIops>,
+    /// Limit to this many bytes read and written per second, such as 125Mi; `none`: no limit
     #[arg(long, value_name = "SIZE")]
-    max_throughput: Option<ByteSize>,
+    max_throughput: Option<MaxThroughput>,
     #[command(flatten)]
     target: Target,
 }
@@ -183,10 +183,10 @@ struct Configure {
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
     #[arg(long, value_enum, group = "settings")]
     durability: Option<Class>,
-    /// Serve at most so many reads, writes and discards in a second, such as 3000; `none`: no limit
+    /// Limit to this many reads, writes and discards per second, such as 3000; `none`: no limit
     #[arg(long, value_name = "NUMBER", group = "settings")]
     max_iops: Option<MaxIops>,
-    /// Move at most so many bytes in a second, such as 125Mi; `none`: no limit
+    /// Limit to this many bytes read and written per second, such as 125Mi; `none`: no limit
     #[arg(long, value_name = "SIZE", group = "settings")]
     max_throughput: Option<MaxThroughput>,
     #[command(flatten)]

@@ -142,8 +142,8 @@ const VOLUME_METRICS: [VolumeMetric; 46] = [
         v.limits.limits.iops.map(|limit| limit as f64)
     }),
     gauge(
-        "holdfast_volume_limit_throughput",
-        Some(Unit::Bytes),
+        "holdfast_volume_limit_throughput_bytes_per_second",
+        None,
         "Limit of bytes read and written in a second, absent without one",
         |v| v.limits.limits.bytes_per_second.map(|limit| limit as f64),
     ),

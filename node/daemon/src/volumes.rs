@@ -192,8 +192,8 @@ impl Volumes for Node {
     async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<VolumeSettings, Failure> {
         self.refuse(
             volume,
-            "durability or age of data",
-            "Use a volume in an object store for data that is kept",
+            "durability, age of data or limits",
+            "Use a volume in an object store, which has them",
         )?;
         Self::configure(self, volume, change).await.map_err(|error| Failure::new(error.kind(), &error))
     }

@@ -153,6 +153,9 @@ pub enum Message {
     Tick,
     /// All volumes, also those that come later, commit soon while this is true.
     CommitSoon(bool),
+    /// No volume has limits from now on, also none that comes later: the host ends, and what it has in memory
+    /// is to be written.
+    DropLimits,
     /// Leaves all requests to the successor and ends the thread.
     Leave,
 }

@@ -46,6 +46,8 @@ pub struct RingThread {
     now: Millis,
     /// All volumes commit soon.
     commits_soon: bool,
+    /// No volume has limits.
+    drops_limits: bool,
     leaving: Option<Instant>,
     /// Volumes to release once no operation on their files is in flight.
     removed: Vec<(VolumeKey, Reply)>,
@@ -76,6 +78,7 @@ impl RingThread {
             completions: Vec::with_capacity(4096),
             now: now(),
             commits_soon: false,
+            drops_limits: false,
             leaving: None,
             removed: Vec::new(),
         })
@@ -288,18 +291,17 @@ impl RingThread {
                     served.on_cold(ring, read, found, now);
                 }
             }
-            Message::Tick => {
-                for served in self.volumes.iter_mut() {
-                    served.tick(&mut self.ring, now);
-                }
-                self.memory.tick(now);
-                let late = self.late + self.ring.late_completions();
-                self.figures.show(late, self.ring.max_operations());
-            }
+            Message::Tick => self.tick(now),
             Message::CommitSoon(soon) => {
                 self.commits_soon = soon;
                 for served in self.volumes.iter_mut() {
                     served.handle(&mut self.ring, Event::CommitSoon(soon), now);
+                }
+            }
+            Message::DropLimits => {
+                self.drops_limits = true;
+                for served in self.volumes.iter_mut() {
+                    served.drop_limits(&mut self.ring, now);
                 }
             }
             Message::Leave => {
@@ -310,6 +312,15 @@ impl RingThread {
                 self.leaving = Some(Instant::now());
             }
         }
+    }
+
+    fn tick(&mut self, now: Millis) {
+        for served in self.volumes.iter_mut() {
+            served.tick(&mut self.ring, now);
+        }
+        self.memory.tick(now);
+        let late = self.late + self.ring.late_completions();
+        self.figures.show(late, self.ring.max_operations());
     }
 
     fn open(&mut self, key: VolumeKey, device: Device, queues: OpenQueues) -> Result<(), RingRefusal> {
@@ -331,13 +342,17 @@ impl RingThread {
     fn add(&mut self, new: NewVolume, now: Millis) -> Result<VolumeKey, RingError> {
         let slots = self.register(&new)?;
         let NewVolume { planned, limits, label, work, published, place, .. } = new;
-        let (ring, shared, commits_soon) = (&mut self.ring, self.shared, self.commits_soon);
+        let (ring, shared) = (&mut self.ring, self.shared);
+        let (commits_soon, drops_limits) = (self.commits_soon, self.drops_limits);
         Ok(self.volumes.insert(|key| {
             let made = ServedParts { key, label, slots, shared, work, published, place };
             let mut served = ServedVolume::new(planned, made);
             served.begin(ring, limits, now);
             if commits_soon {
                 served.handle(ring, Event::CommitSoon(true), now);
+            }
+            if drops_limits {
+                served.drop_limits(ring, now);
             }
             served
         }))

@@ -48,6 +48,10 @@ pub(crate) struct Throttle {
     is_pausing: bool,
     /// Something came since the last pause began: the next has the time for what follows it.
     was_used: bool,
+    /// The latest time that it was told: those of the thread may be older than that of its own pause.
+    now: Millis,
+    /// Nothing is limited any more, whatever limits come later.
+    is_off: bool,
     status: LimitStatus,
 }
 
@@ -59,10 +63,17 @@ impl Throttle {
 
     /// These limits are in effect from now on, for what waits too.
     pub(crate) fn set(&mut self, limits: IoLimits, now: Millis) {
+        let limits = if self.is_off { IoLimits::NONE } else { limits };
         let IoLimits { iops, bytes_per_second } = limits;
         set_rate(&mut self.requests, iops, now);
         set_rate(&mut self.bytes, bytes_per_second, now);
         self.status.limits = limits;
+    }
+
+    /// No limit is in effect from now on, and later ones are ignored.
+    pub(crate) fn turn_off(&mut self, now: Millis) {
+        self.is_off = true;
+        self.set(IoLimits::NONE, now);
     }
 
     /// Returns true if a request that came may begin. Else it waits.
@@ -75,7 +86,7 @@ impl Throttle {
         if self.waiting.is_empty() && self.takes(&request) {
             return true;
         }
-        self.waiting.push_back((request, now));
+        self.waiting.push_back((request, self.now));
         false
     }
 
@@ -90,6 +101,11 @@ impl Throttle {
         self.status.delayed_requests += 1;
         self.status.delayed_ms += now.saturating_sub(since);
         Some(request)
+    }
+
+    /// Returns true while a pause is in flight.
+    pub(crate) fn is_pausing(&self) -> bool {
+        self.is_pausing
     }
 
     /// Returns true if the caller is to make a pause.
@@ -112,6 +128,7 @@ impl Throttle {
     }
 
     fn refill(&mut self, now: Millis) {
+        self.now = self.now.max(now);
         for bucket in [&mut self.requests, &mut self.bytes].into_iter().flatten() {
             bucket.refill(now);
         }
@@ -218,6 +235,18 @@ mod tests {
         assert!(!throttle.is_idle(), "some wait");
         assert!(!throttle.begins(request(30, Op::Read, 1), 150));
         assert_eq!(released(&mut throttle, 150).len(), 25);
+        assert!(throttle.is_idle());
+    }
+
+    /// A change of the limits may be in the inbox when the volume is fenced.
+    #[test]
+    fn limits_that_come_after_the_end_are_ignored() {
+        let mut throttle = limited(limits(10, 0));
+        assert!(!throttle.begins(request(0, Op::Read, 1), 0));
+        throttle.turn_off(0);
+        throttle.set(limits(10, 1 << 20), 0);
+        assert_eq!(throttle.status().limits, IoLimits::NONE);
+        assert_eq!(released(&mut throttle, 0), [0]);
         assert!(throttle.is_idle());
     }
 

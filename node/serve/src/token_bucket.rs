@@ -1,4 +1,4 @@
-//! A token bucket: a rate, and what was left of it for one second at most.
+//! A token bucket: a rate, and a burst: what is unused of it accumulates for one second at most.
 //!
 //! Owns: tokens of one kind, counted in thousandths, so that each millisecond makes a whole number of them
 //! and no rate is rounded. Does not own: a clock, and what waits for tokens.

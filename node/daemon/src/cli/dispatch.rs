@@ -6,7 +6,10 @@ use holdfast_proto::node::v1::{
 };
 
 use super::client::{connect, finish};
-use super::{Attach, Class, Command, Compression, Configure, create, gc, output, scrub, snapshot};
+use super::{
+    Attach, Class, Command, Compression, Configure, MaxIops, MaxThroughput, create, gc, output, scrub,
+    snapshot,
+};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
@@ -57,7 +60,11 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
                 durability: durability.into(),
                 memory,
-                limits: limits(max_iops, max_throughput.map(|size| size.0)),
+                // A new attach has no limits that could be removed.
+                limits: limits(
+                    max_iops.and_then(MaxIops::limit),
+                    max_throughput.and_then(MaxThroughput::limit),
+                ),
             };
             let mut client = connect(&target).await?;
             let answer = client.attach(request).await;

@@ -15,6 +15,20 @@ pub(super) struct MaxIops(pub(super) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MaxThroughput(pub(super) u64);
 
+impl MaxIops {
+    /// The limit, if it is one.
+    pub(super) fn limit(self) -> Option<u64> {
+        (self.0 > 0).then_some(self.0)
+    }
+}
+
+impl MaxThroughput {
+    /// The limit, if it is one.
+    pub(super) fn limit(self) -> Option<u64> {
+        (self.0 > 0).then_some(self.0)
+    }
+}
+
 impl FromStr for MaxIops {
     type Err = String;
 

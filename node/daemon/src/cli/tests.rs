@@ -111,7 +111,7 @@ async fn settings_of_an_attached_volume_change_by_name() {
 #[tokio::test]
 async fn limits_are_set_changed_and_removed_by_name() {
     let world = World::start().await;
-    world.ask("attach v --store main --max-iops 3000").await.unwrap();
+    world.ask("attach v --store main --max-iops 3000 --max-throughput none").await.unwrap();
     let request = world.fake.requests().pop().unwrap();
     assert_eq!((request.limits.iops, request.limits.bytes_per_second), (Some(3000), None));
     world.ask("configure v --max-throughput 125Mi").await.unwrap();

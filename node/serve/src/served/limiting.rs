@@ -24,7 +24,9 @@ impl ServedVolume {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
-        if self.throttle.begins(NewRequest { id, op, range }, now) {
+        // Without a pause in flight, the thread's time is that of its last message.
+        let at = if self.throttle.is_pausing() { now } else { crate::clock::now() };
+        if self.throttle.begins(NewRequest { id, op, range }, at) {
             self.begin_other(ring, (id, op, range), now);
         }
         self.pause_for_limits(ring);
@@ -36,10 +38,18 @@ impl ServedVolume {
         self.begin_waiting(ring, now);
     }
 
-    /// No request of a fenced volume waits: all of them fail.
-    pub(super) fn drop_limits(&mut self, now: Millis) {
-        self.throttle.set(IoLimits::NONE, now);
+    /// No request of a fenced volume waits: all of them fail. Those that do have their turn at the end of the
+    /// pause.
+    pub(super) fn fence_limits(&mut self, now: Millis) {
+        self.throttle.turn_off(now);
         self.is_limited = !self.throttle.is_idle();
+    }
+
+    /// The volume has no limits from here on, and ignores others.
+    pub(crate) fn drop_limits(&mut self, ring: &mut Ring, now: Millis) {
+        self.throttle.turn_off(now);
+        self.begin_waiting(ring, now);
+        self.show();
     }
 
     /// The pause is over: requests have their turn.

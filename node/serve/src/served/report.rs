@@ -13,7 +13,7 @@ impl ServedVolume {
         match *report {
             Report::Ready => self.published.report(WriterState::Ready),
             Report::Fenced => {
-                self.drop_limits(now());
+                self.fence_limits(now());
                 self.published.report(WriterState::Fenced);
             }
             Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => self.tally.local_read_errors += 1,

@@ -114,7 +114,7 @@ pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamag
     let text = wire::open(Kind::Attached, "the record of an attached volume", bytes)?;
     let Versioned { version } = serde_json::from_slice(text)?;
     if ![ATTACHED_VERSION, LOOP_VERSION, LIMITS_VERSION].contains(&version) {
-        return Err(LocalDamage::Version { found: version, known: ATTACHED_VERSION });
+        return Err(LocalDamage::Version { found: version, known: LIMITS_VERSION });
     }
     Ok(serde_json::from_slice(text)?)
 }

@@ -271,7 +271,7 @@ fn what_a_memory_volume_has_not_is_refused() {
         let refused = [
             ("snapshots", Volumes::list_snapshots(&node, at()).await.map(drop)),
             ("growth", Volumes::grow(&node, &volume, 1 << 20).await.map(drop)),
-            ("durability", Volumes::configure(&node, &volume, change).await.map(drop)),
+            ("durability, age of data or limits", Volumes::configure(&node, &volume, change).await.map(drop)),
             ("store", Volumes::attach(&node, attach.clone()).await.map(drop)),
         ];
         for (what, refused) in refused {

@@ -1,7 +1,7 @@
 //! The end of all volumes with their host: no request to them waits for a next daemon, which does not come
 //! before the host has ended.
 //!
-//! 1. all volumes commit soon;
+//! 1. all volumes commit soon, and none has limits any more: what the page cache has is written at once;
 //! 2. each is detached once its device is not in use any more: file systems are unmounted meanwhile;
 //! 3. after a while the process leaves the devices that are left, as before a restart ([`Node::shutdown`]);
 //! 4. those are stopped ([`LeftDevices::stop`]): the requests that wait there fail, and later ones do.
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use holdfast_serve::Message;
 use holdfast_service::chain;
 use holdfast_ublk::Device;
 use tokio::time::{sleep, timeout};
@@ -42,6 +43,7 @@ impl Node {
     /// Detaches what can be detached `within` a time. Nothing may attach or detach volumes any more.
     pub(crate) async fn release_all(&self, within: Duration) -> LeftDevices {
         draining::commit_soon(&self.0.rings, true).await;
+        join_all(self.0.rings.iter().map(|ring| ring.send(Message::DropLimits))).await;
         let present = self.0.volumes.presents();
         let released = join_all(present.into_iter().map(|(_, present)| self.clone().release_unused(present)));
         if timeout(within, released).await.is_err() {

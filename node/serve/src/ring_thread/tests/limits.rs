@@ -22,6 +22,8 @@ struct Limited {
     kernel: File,
     published: Arc<PublishedStatus>,
     answers: Vec<u64>,
+    /// Of those, the ones that are errors.
+    failed: usize,
 }
 
 fn iops(limit: u64) -> IoLimits {
@@ -52,7 +54,7 @@ impl Limited {
             Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
         });
         thread.open(key, device(), queues).unwrap();
-        let mut limited = Self { thread, key, kernel, published, answers: Vec::new() };
+        let mut limited = Self { thread, key, kernel, published, answers: Vec::new(), failed: 0 };
         limited.read_answers();
         assert_eq!(std::mem::take(&mut limited.answers), [RESEND]);
         limited
@@ -76,6 +78,7 @@ impl Limited {
                 // The queue is closed.
                 return;
             }
+            self.failed += usize::from(i32::from_ne_bytes(bytes[4..8].try_into().unwrap()) < 0);
             self.answers.push(u64::from_ne_bytes(bytes[8..16].try_into().unwrap()));
         }
     }
@@ -130,6 +133,19 @@ fn requests_wait_for_their_limit_and_a_flush_does_not() {
     assert!(status.delayed_ms >= 5 * 20, "{status:?}");
 }
 
+/// The times of waits began up to a tick too early.
+#[test]
+fn a_wait_begins_when_the_request_comes() {
+    let mut limited = Limited::new(iops(100));
+    limited.thread.now -= 10_000;
+    limited.ask(READ, 1..4);
+    limited.answered(3);
+    limited.thread.on_message(Message::Tick, now());
+    let status = limited.published.limits();
+    assert_eq!(status.delayed_requests, 3);
+    assert!(status.delayed_ms < 9_000, "{status:?}");
+}
+
 #[test]
 fn a_changed_or_removed_limit_is_for_what_waits() {
     let mut limited = Limited::new(iops(10));
@@ -148,6 +164,47 @@ fn a_changed_or_removed_limit_is_for_what_waits() {
     assert!(limited.answers.iter().copied().eq(1..21));
     limited.ask(READ, 21..22);
     limited.answered(21);
+}
+
+/// A file system that was unmounted at a shutdown of the host wrote at its limit, and lost what it had left.
+#[test]
+fn no_limit_holds_up_the_end_of_the_host() {
+    let mut limited = Limited::new(iops(10));
+    limited.ask(READ, 1..21);
+    limited.held(20);
+    limited.thread.on_message(Message::DropLimits, now());
+    let took = limited.answered(20);
+    assert!(took < Duration::from_millis(900), "20 without a limit took {took:?}");
+    limited.ask(READ, 21..31);
+    let took = limited.answered(30);
+    assert!(took < Duration::from_millis(900), "10 more took {took:?}");
+    let late = NewVolume { limits: iops(10), ..new_volume(2) };
+    let published = Arc::clone(&late.published);
+    limited.thread.add(late, now()).unwrap();
+    assert_eq!(published.limits().limits, IoLimits::NONE);
+}
+
+/// A change of the limits that was in the inbox when the volume was fenced made its requests wait again.
+#[test]
+fn no_request_of_a_fenced_volume_waits() {
+    let mut limited = Limited::new(iops(10));
+    limited.ask(READ, 1..21);
+    limited.held(20);
+    // Of another writer.
+    let event = Event::ManifestLoaded(Box::new(Manifest::empty("disk".parse().unwrap())));
+    limited.thread.on_message(Message::Event { key: limited.key, event }, now());
+    let settings = limited.published.status().settings;
+    let (done, _) = oneshot::channel();
+    limited
+        .thread
+        .on_message(Message::Configure { key: limited.key, settings, limits: iops(10), done }, now());
+    let took = limited.answered(20);
+    assert!(took < Duration::from_millis(900), "20 took {took:?}");
+    assert_eq!(limited.failed, 20);
+    assert_eq!(limited.published.limits().limits, IoLimits::NONE);
+    limited.ask(READ, 21..31);
+    let took = limited.answered(30);
+    assert!(took < Duration::from_millis(900), "10 more took {took:?}");
 }
 
 /// Ten seconds of requests wait: the daemon ends at once, and the kernel has them again.

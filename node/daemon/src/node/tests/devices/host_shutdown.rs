@@ -60,6 +60,23 @@ fn a_device_that_is_unmounted_meanwhile_is_detached() {
     });
 }
 
+/// Writes of a file system in use, at its limit, were lost with the host.
+#[test]
+fn a_volume_in_use_has_no_limits_until_the_host_ends() {
+    let host = &Host::new(&["x"]);
+    let limits = IoLimits { iops: Some(10), bytes_per_second: None };
+    host.daemon(|node| async move {
+        node.attach(AttachRequest { limits, ..host.request("x") }).await.unwrap();
+        host.kernel.change(1, |known| known.is_used = true);
+        let left = node.release_all(WITHIN).await;
+        assert_eq!(node.list().remove(0).limits.limits, IoLimits::NONE);
+        let record = host.dirs.local_of(&id("x")).read_record().unwrap().unwrap();
+        assert_eq!(record.limits.map(IoLimits::from), Some(limits), "the next daemon has them");
+        node.clone().shutdown().await;
+        left.stop().await;
+    });
+}
+
 #[test]
 fn a_store_that_does_not_answer_holds_up_no_shutdown() {
     let host = &Host::new(&["x"]);
