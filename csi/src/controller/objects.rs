@@ -2,9 +2,9 @@
 //!
 //! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change. A field that the API server does not know is an error: it would drop it, and
-//! another volume than the wanted one would come of it. A wait is one watch of one object from a version that was seen: no list, no
-//! polling.
+//! overwrites another change. A field that the API server does not know is an error: it would drop the field,
+//! and another volume than the wanted one would come of it. A wait is one watch of one object from a version
+//! that was seen: no list, no polling.
 //! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
 
 use std::collections::BTreeMap;

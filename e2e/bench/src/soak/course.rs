@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Course {
     samples: Vec<(f64, f64)>,
-    /// What came before is drawn, and not part of the trend, in seconds.
+    /// Begin of the trend, in seconds; earlier samples are drawn only.
     trend_from: f64,
 }
 
