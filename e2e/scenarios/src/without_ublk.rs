@@ -105,7 +105,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.cli(&["detach", "disk"]).map(drop)
 }
 
-/// Keepers take over from each other, [`HAND_OVERS`] times, while fio verifies what it writes. Returns their
+/// Keepers take over from each other, ten times, while fio verifies what it writes. Returns their
 /// number.
 ///
 /// # Errors
