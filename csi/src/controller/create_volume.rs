@@ -167,15 +167,22 @@ fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
 /// `RESOURCE_EXHAUSTED`: the scheduler chooses another node.
 fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: NodeRoom) -> Result<(), Status> {
     let most = parameters.most(size_bytes);
-    for (most_bytes, left_bytes, of, percent, value) in [
-        (most.memory_bytes, left.memory_bytes, "memory", "maxMemoryPercent", "node.memoryVolumes"),
-        (most.spill_bytes, left.spill_bytes, "disk for its spill file", "spillPercent", "node.memorySpill"),
+    let spill_fix = "node.memorySpill of the chart, or free space on its disk where that has less";
+    for (most_bytes, left_bytes, of, percent, fix) in [
+        (
+            most.memory_bytes,
+            left.memory_bytes,
+            "memory",
+            "maxMemoryPercent",
+            "node.memoryVolumes of the chart",
+        ),
+        (most.spill_bytes, left.spill_bytes, "disk for its spill file", "spillPercent", spill_fix),
     ] {
         if most_bytes > left_bytes {
             let [most, left] = [most_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
             return Err(Status::resource_exhausted(format!(
                 "capacity_range.required_bytes: the volume may take {most} of {of}, and node {node} can promise {left} more. Ask \
-                 for less, lower {percent} of the StorageClass, or raise {value} of the chart"
+                 for less, lower {percent} of the StorageClass, or raise {fix}"
             )));
         }
     }

@@ -135,7 +135,8 @@ pub(crate) enum NodeError {
     /// The state disk has no room for the spill file of a memory volume.
     #[error(
         "memory.spill_bytes: {volume} may take {most} of node.state_dir, and the disk of {} has room for {left} of spill files. \
-         The volume was not attached. Give less, detach other memory volumes, or free space on that disk",
+         The volume was not attached. Give less, detach other memory volumes, free space on that disk, or \
+         lower data.cache_size, where it is set: what the cache holds is no room",
         state_dir.display()
     )]
     MemorySpillRoom {
