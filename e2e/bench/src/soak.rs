@@ -1,5 +1,5 @@
 //! A long run: 16 volumes under verified load for half an hour with each transport. At first the daemon is
-//! killed, ended and replaced again and again; then it runs on, and what it takes of the node must not grow.
+//! killed, ended and replaced again and again; then it runs on, and its use of the node must not grow.
 //! Writes the course of each quantity as a picture.
 
 use std::fs;
@@ -143,7 +143,7 @@ fn load(vm: &Vm, devices: &[String], each: Duration) -> Result<()> {
     vm.spawn(FIO, &bash(&fio)).map(drop)
 }
 
-/// Ends the daemon: by a kill, by SIGTERM, by a successor, in turns.
+/// Ends the daemon by a kill, by SIGTERM or by a successor, one after the other.
 fn end(node: &Node, number: u32) -> Result<()> {
     match number % 3 {
         0 => node.kill().and_then(|()| node.restart()),

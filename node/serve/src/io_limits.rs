@@ -1,4 +1,4 @@
-//! Limits of the requests of a volume, and what they delayed.
+//! Limits of the requests of a volume, and the delays that they caused.
 
 /// Limits of a volume's requests. What has none is not limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -9,8 +9,8 @@
 //!
 //! Owns: the buckets, and the requests that wait for them. Does not own: the requests' memory, which stays
 //! with their queue; the ring's timer.
-//! Invariants: requests begin in the order in which they came, flushes apart, which move nothing and cover
-//! only what is complete; while one waits, or came since the last pause, another pause follows.
+//! Invariants: requests begin in the order of their arrival, but for flushes, which move nothing and cover
+//! completed writes only; while one waits, or came since the last pause, another pause follows.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,7 @@ pub(crate) struct Throttle {
     is_pausing: bool,
     /// Something came since the last pause began: the next has the time for what follows it.
     was_used: bool,
-    /// The latest time that it was told: those of the thread may be older than that of its own pause.
+    /// The latest time that it was given. That of the thread may be older than the end of the last pause.
     now: Millis,
     /// Nothing is limited any more, whatever limits come later.
     is_off: bool,

@@ -88,7 +88,7 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// Writes that the pace delayed.
     pub(crate) pace: PaceStatus,
-    /// Its limits in effect, and what they delayed.
+    /// Its limits in effect, and the delays that they caused.
     pub(crate) limits: LimitStatus,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
