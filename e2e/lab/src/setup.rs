@@ -328,6 +328,8 @@ impl Toolbox {
     pub fn counts(&self) -> Result<PathBuf> {
         report::step("cargo build the program that counts");
         let mut build = self.cargo("build");
+        // With it functions of other crates are not inlined.
+        build.env("CARGO_INCREMENTAL", "0");
         for package in COUNTED {
             for (key, value) in [
                 ("opt-level", "3"),

@@ -11,6 +11,8 @@ impl Errno {
     pub const EIO: Self = Self(libc::EIO);
     /// The file system has no room left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// No buffer is left.
+    pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// The operation is not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// An argument was not acceptable.
@@ -89,6 +91,17 @@ pub struct Completion {
     /// The user data of its entry.
     pub(crate) user_data: u64,
     pub(crate) outcome: IoResult,
+    pub(crate) continues: bool,
+}
+
+impl Completion {
+    /// True if the operation goes on: it is a multishot one, which has to be a word
+    /// ([`RingOperation::to_word`](crate::RingOperation::to_word)), and more completions of it come.
+    #[inline]
+    #[must_use]
+    pub const fn continues(self) -> bool {
+        self.continues
+    }
 }
 
 /// An operation that ended.

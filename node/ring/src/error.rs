@@ -45,6 +45,9 @@ pub enum RingError {
         /// The ring's limit.
         capacity: u32,
     },
+    /// A buffer could not be given to the kernel, or taken from it.
+    #[error("io_uring could not register or release a group of provided buffers")]
+    ProvideBuffer(#[source] io::Error),
     /// The eventfd of the waker could not be made.
     #[error("eventfd failed")]
     Eventfd(#[source] io::Error),

@@ -49,6 +49,7 @@ impl HeapBuffer {
         Layout::from_size_align(len, ALIGNMENT).expect("at most 4 GiB, aligned to a page")
     }
 
+    #[inline]
     pub(crate) fn as_raw(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
@@ -64,6 +65,7 @@ impl Drop for HeapBuffer {
 impl Deref for HeapBuffer {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` initialised bytes are owned by this value; the kernel has no access while it can
         // be borrowed, because it is moved into the ring for the time of an operation.

@@ -12,9 +12,10 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
 use crate::operation_table::{OperationKey, OperationTable};
-use crate::slot::{BufferTable, FileTable};
+use crate::slot::{BufferTable, FileTable, GroupTable};
 use crate::{
-    BufferRange, Completion, Ended, FileSlot, HeapBuffer, IoResult, RingError, RingOperation, Waker,
+    BufferRange, Completion, Ended, FileSlot, HeapBuffer, IoResult, ProvidedBuffer, RingError, RingOperation,
+    Waker,
 };
 
 /// Sizes of a ring and its tables.
@@ -58,6 +59,8 @@ pub struct Ring<T> {
     backlog: VecDeque<Entry>,
     files: FileTable,
     buffers: BufferTable,
+    groups: GroupTable,
+    reminders: Vec<T>,
     in_flight: OperationTable<T>,
     /// Operations in flight that are words.
     words: u32,
@@ -96,6 +99,8 @@ impl<T> Ring<T> {
             backlog: VecDeque::new(),
             files: FileTable::new(options.files),
             buffers: BufferTable::new(options.buffers),
+            groups: GroupTable::default(),
+            reminders: Vec::new(),
             in_flight: OperationTable::default(),
             words: 0,
             most_operations: 0,
@@ -164,6 +169,63 @@ impl<T> Ring<T> {
     /// Returns slots that hold no buffer any more.
     pub fn release_buffers(&mut self, range: BufferRange) {
         self.buffers.give_back(range);
+    }
+
+    /// Makes a buffer that multishot commands fill piece by piece, in a group of its own.
+    ///
+    /// # Errors
+    /// [`RingError::ProvideBuffer`], before Linux 6.12 always.
+    pub fn provide_buffer(&mut self, len_bytes: usize) -> Result<ProvidedBuffer, RingError> {
+        /// `IOU_PBUF_RING_INC` in `linux/io_uring.h`.
+        const PIECE_BY_PIECE: u16 = 2;
+        let mut buffer = ProvidedBuffer::new(self.groups.take(), len_bytes);
+        let (page, group) = (buffer.page_address(), buffer.group());
+        let submitter = self.uring.submitter();
+        // SAFETY: a page of the buffer. Dropped before it is withdrawn, it stays pinned: the kernel reads what is
+        // in it then only for an operation that names the group, and none does.
+        match unsafe { submitter.register_buf_ring_with_flags(page, 1, group, PIECE_BY_PIECE) } {
+            Ok(()) => {
+                buffer.provide();
+                Ok(buffer)
+            }
+            Err(source) => {
+                self.groups.give_back(group);
+                Err(RingError::ProvideBuffer(source))
+            }
+        }
+    }
+
+    /// Takes a buffer from the kernel that no operation fills any more.
+    ///
+    /// # Errors
+    /// [`RingError::ProvideBuffer`]; the group is then lost until the ring is dropped.
+    pub fn withdraw_buffer(&mut self, buffer: ProvidedBuffer) -> Result<(), RingError> {
+        let group = buffer.group();
+        match self.uring.submitter().unregister_buf_ring(group) {
+            Ok(()) => {
+                self.groups.give_back(group);
+                Ok(())
+            }
+            Err(source) => {
+                // The kernel may still read its page.
+                std::mem::forget(buffer);
+                Err(RingError::ProvideBuffer(source))
+            }
+        }
+    }
+
+    /// Has [`next_reminder`](Self::next_reminder) hand out a value: something is to be pushed before the next
+    /// wait that is still being collected.
+    #[inline]
+    pub fn remind(&mut self, of: T) {
+        self.reminders.push(of);
+    }
+
+    /// A value of [`remind`](Self::remind). The owner of the ring asks for them, until there is none, before it
+    /// waits.
+    #[inline]
+    pub fn next_reminder(&mut self) -> Option<T> {
+        self.reminders.pop()
     }
 
     /// # Safety
@@ -265,11 +327,12 @@ impl<T> Ring<T> {
         let mut woken = false;
         for entry in self.uring.completion() {
             let (user_data, outcome) = (entry.user_data(), IoResult(entry.result()));
+            let continues = cqueue::more(entry.flags());
             if user_data == OperationKey::WAKE.to_bits() {
                 woken = true;
-                self.waker_armed = cqueue::more(entry.flags());
+                self.waker_armed = continues;
             } else {
-                completions.push(Completion { user_data, outcome });
+                completions.push(Completion { user_data, outcome, continues });
             }
         }
         if woken {
@@ -342,14 +405,14 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(key.to_bits())) };
     }
 
-    /// Ends the operation of a completion: says what it was for and gives back the buffer it had. `None`, and
+    /// Ends the operation of a completion, unless it [continues](Completion::continues): says what it was for and gives back the buffer it had. `None`, and
     /// counted by [`late_completions`](Self::late_completions), where that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
         if let Some((operation, outcome)) = self.end_word(completion) {
             return Some(Ended { operation, outcome, buffer: None });
         }
-        let Completion { user_data, outcome } = completion;
+        let Completion { user_data, outcome, continues: _ } = completion;
         let (operation, buffer) = self.in_flight.take(OperationKey::from_bits(user_data))?;
         Some(Ended { operation, outcome, buffer })
     }
@@ -357,11 +420,11 @@ impl<T: RingOperation> Ring<T> {
     /// The same, for an operation that is a word; `None`, with nothing changed, for any other.
     #[inline]
     pub fn end_word(&mut self, completion: Completion) -> Option<(T, IoResult)> {
-        let Completion { user_data, outcome } = completion;
+        let Completion { user_data, outcome, continues } = completion;
         if user_data & WORD == 0 {
             return None;
         }
-        self.words -= 1;
+        self.words -= u32::from(!continues);
         Some((T::from_word(user_data & !WORD), outcome))
     }
 }

@@ -1,4 +1,4 @@
-//! Slots of the ring's two sparse tables.
+//! Slots of the ring's two sparse tables, and numbers of its groups of provided buffers.
 
 use crate::RingError;
 
@@ -77,6 +77,29 @@ impl FileTable {
     pub(crate) fn give_back(&mut self, slot: FileSlot) {
         debug_assert!(slot.0 < self.next_unused && !self.freed.contains(&slot.0), "the slot was taken");
         self.freed.push(slot.0);
+    }
+}
+
+/// Free numbers of groups of provided buffers.
+#[derive(Debug, Default)]
+pub(crate) struct GroupTable {
+    next_unused: u16,
+    freed: Vec<u16>,
+}
+
+impl GroupTable {
+    /// # Panics
+    /// If all are taken: each queue of a device takes one, and a ring has fewer slots of files.
+    pub(crate) fn take(&mut self) -> u16 {
+        self.freed.pop().unwrap_or_else(|| {
+            let group = self.next_unused;
+            self.next_unused = group.checked_add(1).expect("far fewer than 65,536 groups are in use");
+            group
+        })
+    }
+
+    pub(crate) fn give_back(&mut self, group: u16) {
+        self.freed.push(group);
     }
 }
 

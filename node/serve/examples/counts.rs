@@ -131,6 +131,7 @@ struct Served {
     /// Never dropped: the device has requests to the end of the process.
     thread: ManuallyDrop<RingThread>,
     device: FakeDevice,
+    has_batches: bool,
     depth: u16,
     /// Of the sectors of requests.
     random: u64,
@@ -175,11 +176,15 @@ enum Content {
 
 impl Served {
     fn new(transport: Transport, depth: u16, content: Content) -> io::Result<Self> {
+        Self::with(transport, false, depth, content)
+    }
+
+    fn with(transport: Transport, has_batches: bool, depth: u16, content: Content) -> io::Result<Self> {
         let (inbox, messages) = mpsc::channel(2048);
         let slab = read_at_once((SECTORS + u64::from(SPARE_SLOTS) * BLOCK_SECTORS) * 4096);
         let files = SharedFiles { slab, memory: in_memory(4096), zeros: zeros() };
         let mut thread = RingThread::new(&files, messages).map_err(io::Error::other)?;
-        let device = FakeDevice::new(depth, MAX_IO_BYTES)?;
+        let device = FakeDevice::new(depth, MAX_IO_BYTES, has_batches)?;
         let (work, kept) = mpsc::channel(1024);
         let waker = thread.waker();
         let send = |thread: &mut RingThread, message| {
@@ -210,6 +215,7 @@ impl Served {
             transport: Some(transport),
             server_pid: -1,
             tag: 0,
+            has_batches,
             foreign: ForeignFeatures::among(0),
         };
         let expected = Expected { tag: 0, sectors: SECTORS };
@@ -230,6 +236,7 @@ impl Served {
         let mut served = Self {
             thread: ManuallyDrop::new(thread),
             device,
+            has_batches,
             depth,
             random: 1,
             fresh: 0,
@@ -241,7 +248,7 @@ impl Served {
             slab: SlotTable::new((SECTORS / BLOCK_SECTORS) as u32 + SPARE_SLOTS, SPARE_SLOTS, 1),
         };
         // The first requests come with the first turn after the one that opens the queues.
-        served.load(Operation::Write, 1);
+        served.load(Operation::Write, 1)?;
         let (done, mut opened) = oneshot::channel();
         send(&mut served.thread, Message::Open { key, device: shown, queues, done })?;
         opened.try_recv().expect("it was opened in that turn").map_err(io::Error::other)?;
@@ -249,13 +256,19 @@ impl Served {
     }
 
     /// Sets a request of this kind for each tag.
-    fn load(&mut self, operation: Operation, sectors: u32) {
+    fn load(&mut self, operation: Operation, sectors: u32) -> io::Result<()> {
         for tag in 0..self.depth {
             self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let places = SECTORS / u64::from(sectors);
             let start_sector = (self.random >> 33) % places * u64::from(sectors);
             self.device.set(tag, Some(FakeRequest { operation, start_sector, sectors }));
         }
+        self.hand_over(self.depth)
+    }
+
+    /// With batches: hands over the first tags.
+    fn hand_over(&mut self, tags: u16) -> io::Result<()> {
+        self.device.hand_over(&(0..tags).collect::<Vec<_>>())
     }
 
     /// Serves what the device has, to its end. Meanwhile it gets nothing new.
@@ -322,9 +335,12 @@ impl Served {
         self.serve()?;
         let mut starts = (0..SECTORS).step_by(sectors as usize).peekable();
         while starts.peek().is_some() {
+            let mut tags = 0;
             for (tag, start_sector) in (0..self.depth).zip(&mut starts) {
                 self.device.set(tag, Some(FakeRequest { operation, start_sector, sectors }));
+                tags = tag + 1;
             }
+            self.hand_over(tags)?;
             self.serve()?;
         }
         Ok(())
@@ -342,11 +358,12 @@ impl Served {
     /// Counts requests that come all at once.
     fn row_under_load(&mut self, name: &CStr, operation: Operation, sectors: u32) -> io::Result<()> {
         // What a first request of its kind costs is not counted.
-        self.load(operation, sectors);
+        self.load(operation, sectors)?;
         self.serve()?;
         callgrind::dump(SET_UP);
         for _ in 0..BATCHES {
-            self.load(operation, sectors);
+            self.load(operation, sectors)?;
+            self.own_calls += u64::from(self.has_batches);
             self.count()?;
         }
         callgrind::dump(name);
@@ -469,27 +486,32 @@ fn volume(
 fn main() -> io::Result<()> {
     holdfast_ring::raise_open_file_limit()?;
     let bytes = SECTORS * 4096;
-    for (transport, rows) in [
-        (Transport::ZeroCopy, &[(c"read4k", 1), (c"read128k", 32), (c"read1m", 256)][..]),
-        (Transport::UserCopy, &[(c"user_copy_read4k", 1)]),
+    for (transport, has_batches, rows) in [
+        (Transport::ZeroCopy, true, &[(c"read4k", 1), (c"read128k", 32), (c"read1m", 256)][..]),
+        (Transport::UserCopy, true, &[(c"user_copy_read4k", 1)]),
+        (Transport::ZeroCopy, false, &[(c"single_read4k", 1)]),
+        (Transport::UserCopy, false, &[(c"single_user_copy_read4k", 1)]),
     ] {
-        let mut reads = Served::new(transport, DEPTH, local([read_at_once(bytes), in_memory(0)]))?;
+        let content = local([read_at_once(bytes), in_memory(0)]);
+        let mut reads = Served::with(transport, has_batches, DEPTH, content)?;
         reads.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             reads.row_under_load(name, Operation::Read, sectors)?;
         }
     }
-    for (transport, rows) in [
-        (Transport::ZeroCopy, &[(c"write4k", 1), (c"write128k", 32), (c"write1m", 256)][..]),
-        (Transport::UserCopy, &[(c"user_copy_write4k", 1)]),
+    for (transport, has_batches, rows) in [
+        (Transport::ZeroCopy, true, &[(c"write4k", 1), (c"write128k", 32), (c"write1m", 256)][..]),
+        (Transport::UserCopy, true, &[(c"user_copy_write4k", 1)]),
+        (Transport::ZeroCopy, false, &[(c"single_write4k", 1)]),
+        (Transport::UserCopy, false, &[(c"single_user_copy_write4k", 1)]),
     ] {
-        let mut writes = Served::new(transport, DEPTH, local([zeros(), zeros()]))?;
+        let mut writes = Served::with(transport, has_batches, DEPTH, local([zeros(), zeros()]))?;
         writes.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             writes.row_under_load(name, Operation::Write, sectors)?;
         }
     }
-    let mut cached = Served::new(Transport::ZeroCopy, DEPTH, stored(segment()))?;
+    let mut cached = Served::with(Transport::ZeroCopy, true, DEPTH, stored(segment()))?;
     cached.fill(Operation::Read)?;
     cached.row_under_load(c"cached_read4k", Operation::Read, 1)?;
     let mut flushed = Served::new(Transport::UserCopy, 1, local([in_memory(bytes), in_memory(bytes)]))?;

@@ -133,6 +133,7 @@ impl RingThread {
         let mut completions = std::mem::take(&mut self.completions);
         completions.clear();
         let timeout = self.leaving.map(|_| Duration::from_millis(10));
+        self.commit();
         let woken = self.ring.submit_and_wait(timeout, &mut completions)?;
         if woken {
             self.now = now();
@@ -158,7 +159,9 @@ impl RingThread {
     #[inline]
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         match self.ring.end_word(completion) {
-            Some((InFlight::Command(command), outcome)) => self.on_command(command, outcome, now),
+            Some((InFlight::Command(command), outcome)) => {
+                self.on_command(command, (outcome, completion.continues()), now);
+            }
             Some((InFlight::Fuse(_) | InFlight::Spill { .. }, _)) => unreachable!("it is no word"),
             Some((InFlight::File { volume, operation }, outcome)) => {
                 let FileOperation::MoveWhole { request } = operation else { unreachable!("it is no word") };
@@ -175,7 +178,7 @@ impl RingThread {
     fn on_entry(&mut self, completion: Completion, now: Millis) {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
         match operation {
-            InFlight::Command(command) => self.on_command(command, outcome, now),
+            InFlight::Command(command) => self.on_command(command, (outcome, false), now),
             InFlight::Fuse(command) => {
                 let served = self.volumes.get_mut(command.owner);
                 let in_time =
@@ -204,13 +207,24 @@ impl RingThread {
     }
 
     #[inline]
-    fn on_command(&mut self, command: QueueCommand<VolumeKey>, outcome: IoResult, now: Millis) {
+    fn on_command(&mut self, command: QueueCommand<VolumeKey>, outcome: (IoResult, bool), now: Millis) {
         let QueueCommand { owner, queue_id, tag } = command;
         let in_time = match self.volumes.get_mut(owner) {
             Some(served) => served.on_command(&mut self.ring, (queue_id, tag), outcome, now),
             None => self.memory.on_command(&mut self.ring, owner, (queue_id, tag), outcome, now),
         };
         self.late += u64::from(!in_time);
+    }
+
+    /// Gives the kernel what queues with batches have answered since the last wait.
+    #[inline]
+    fn commit(&mut self) {
+        while let Some(InFlight::Command(QueueCommand { owner, queue_id, .. })) = self.ring.next_reminder() {
+            match self.volumes.get_mut(owner) {
+                Some(served) => served.commit(&mut self.ring, queue_id),
+                None => self.memory.commit(&mut self.ring, owner, queue_id),
+            }
+        }
     }
 
     fn release_removed(&mut self) {
@@ -236,6 +250,7 @@ impl RingThread {
     }
 
     fn leave(&mut self) -> Result<OwnedFd, RingError> {
+        self.commit();
         self.ring.submit()?;
         for served in self.volumes.iter_mut() {
             served.leave();

@@ -92,7 +92,7 @@ impl VolumeQueue {
     /// Number of its operations that the kernel has.
     pub(crate) const fn with_kernel(&self) -> u16 {
         match self {
-            Self::Ublk(queue) => queue.tags_with_kernel(),
+            Self::Ublk(queue) => queue.commands_with_kernel(),
             Self::Fuse(queue) => queue.with_kernel(),
         }
     }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use libublk::sys;
 
 use crate::ControlError;
+#[cfg(feature = "fake")]
+use crate::fake_tags::FakeTags;
 
 /// Longest wait for a fresh device's node to appear.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,6 +26,7 @@ pub(crate) struct FakeFiles {
     pub(crate) commands: File,
     pub(crate) descriptors: File,
     pub(crate) buffers_at: u32,
+    pub(crate) tags: Option<FakeTags>,
 }
 
 /// `/dev/ublkcN`, opened. The kernel lets one process at a time have it open.
@@ -75,6 +78,12 @@ impl CharDevice {
             return fake.buffers_at;
         }
         0
+    }
+
+    /// The place of tags that are fetched in batches, where no driver is behind it.
+    #[cfg(feature = "fake")]
+    pub(crate) fn fake_tags(&self) -> Option<FakeTags> {
+        self.fake.as_ref()?.tags.clone()
     }
 
     /// True if no driver is behind it.

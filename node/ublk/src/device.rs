@@ -27,6 +27,7 @@ use libublk::sys;
 
 use crate::command::{self, ControlCommand};
 use crate::control_thread::{Subject, run_within};
+use crate::features::has_batches;
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
     CharDevice, ControlError, DeviceInfo, DeviceSpec, DeviceState, Features, ForeignFeatures, Holders,
@@ -72,6 +73,7 @@ pub struct Device {
     depth: u16,
     max_io_bytes: u32,
     transport: Transport,
+    has_batches: bool,
 }
 
 impl Device {
@@ -85,12 +87,13 @@ impl Device {
         features.check(spec.transport)?;
         let wanted = spec.id.unwrap_or(u32::MAX);
         let command = |name, code, device| ControlCommand { name, code, device, data: 0 };
+        let flags = features.device_flags(spec.transport, spec.queues, spec.depth);
         let asked = sys::ublksrv_ctrl_dev_info {
             nr_hw_queues: spec.queues,
             queue_depth: spec.depth,
             max_io_buf_bytes: spec.max_io_bytes,
             dev_id: wanted,
-            flags: features.device_flags(spec.transport),
+            flags,
             ublksrv_flags: spec.tag,
             ..Default::default()
         };
@@ -98,7 +101,8 @@ impl Device {
             spec;
         let new = move |added: sys::ublksrv_ctrl_dev_info| {
             let id = added.dev_id;
-            Self { id, tag, queues, depth, max_io_bytes, transport }
+            let has_batches = has_batches(flags);
+            Self { id, tag, queues, depth, max_io_bytes, transport, has_batches }
         };
         let unwanted = move |added: Result<_, ControlError>| {
             // The caller is gone. One that stays is found by its tag at the next start.
@@ -145,7 +149,7 @@ impl Device {
     /// [`ControlError::NotOurs`] for another tag; [`ControlError::Foreign`] and [`ControlError::Invalid`] for
     /// a device that cannot be served; [`ControlError::Resized`] for a larger one.
     pub fn of(info: &DeviceInfo, sectors: u64, expected: &Expected) -> Result<Self, ControlError> {
-        let &DeviceInfo { id, queues, depth, max_io_bytes, transport, tag, foreign, .. } = info;
+        let &DeviceInfo { id, queues, depth, max_io_bytes, transport, tag, has_batches, foreign, .. } = info;
         if tag != expected.tag {
             return Err(ControlError::NotOurs { id, found: tag });
         }
@@ -159,7 +163,7 @@ impl Device {
         if sectors > expected.sectors {
             return Err(ControlError::Resized { id, found: sectors, expected: expected.sectors });
         }
-        Ok(Self { id, tag, queues, depth, max_io_bytes, transport })
+        Ok(Self { id, tag, queues, depth, max_io_bytes, transport, has_batches })
     }
 
     /// The ids of all ublk devices of this machine, sorted.
@@ -220,6 +224,12 @@ impl Device {
     #[must_use]
     pub const fn transport(&self) -> Transport {
         self.transport
+    }
+
+    /// True if its queues have batches (`UBLK_F_BATCH_IO`): few commands about many tags.
+    #[must_use]
+    pub const fn has_batches(&self) -> bool {
+        self.has_batches
     }
 
     /// The path of the block device. It exists between start and stop.
@@ -481,6 +491,7 @@ impl Device {
             transport: Transport::of_device(info.flags),
             server_pid: info.ublksrv_pid,
             tag: info.ublksrv_flags,
+            has_batches: has_batches(info.flags),
             foreign: ForeignFeatures::among(info.flags),
         })
     }
@@ -614,6 +625,7 @@ mod tests {
             transport: Some(Transport::UserCopy),
             server_pid: -1,
             tag: 7,
+            has_batches: false,
             foreign: ForeignFeatures::among(0),
         }
     }
@@ -636,10 +648,10 @@ mod tests {
 
     #[test]
     fn a_device_with_another_conversation_is_refused_by_name() {
-        let batch = ForeignFeatures::among(sys::UBLK_F_BATCH_IO.into());
+        let zoned = ForeignFeatures::among(sys::UBLK_F_ZONED.into());
         let expected = Expected { tag: 7, sectors: 100 };
-        let refused = Device::of(&DeviceInfo { foreign: batch, ..info() }, 100, &expected).unwrap_err();
-        assert!(refused.to_string().contains("BATCH_IO"), "{refused}");
+        let refused = Device::of(&DeviceInfo { foreign: zoned, ..info() }, 100, &expected).unwrap_err();
+        assert!(refused.to_string().contains("ZONED"), "{refused}");
         // Set by the kernel itself on every device.
         let announced = sys::UBLK_F_PER_IO_DAEMON | sys::UBLK_F_SAFE_STOP_DEV;
         assert!(ForeignFeatures::among(announced.into()).is_empty());

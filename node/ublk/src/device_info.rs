@@ -45,6 +45,8 @@ pub struct DeviceInfo {
     pub server_pid: i32,
     /// Tag that its server wrote into it when it was added.
     pub tag: u64,
+    /// True if its queues have batches (`UBLK_F_BATCH_IO`): few commands about many tags.
+    pub has_batches: bool,
     /// Features its server asked for that change the conversation with the kernel and are not known here.
     pub foreign: ForeignFeatures,
 }

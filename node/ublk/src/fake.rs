@@ -15,6 +15,7 @@ use holdfast_ring::Ring;
 use libublk::sys;
 
 use crate::char_device::FakeFiles;
+use crate::fake_tags::{FakeTags, FakeTagsIn};
 use crate::{CharDevice, KERNEL_SECTORS_PER_SECTOR, Operation};
 
 /// A request that the device is to have.
@@ -39,6 +40,8 @@ pub struct FakeDevice {
     first: *mut sys::ublksrv_io_desc,
     buffers_at: u32,
     buffer_bytes: usize,
+    /// With batches.
+    tags: Option<(FakeTags, FakeTagsIn)>,
 }
 
 impl FakeDevice {
@@ -51,7 +54,7 @@ impl FakeDevice {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(depth: u16, max_io_bytes: u32) -> io::Result<Self> {
+    pub fn new(depth: u16, max_io_bytes: u32, has_batches: bool) -> io::Result<Self> {
         // SAFETY: the name is a C string; the result is checked below.
         let raw = unsafe { libc::memfd_create(c"descriptors".as_ptr(), libc::MFD_CLOEXEC) };
         if raw < 0 {
@@ -71,7 +74,8 @@ impl FakeDevice {
         }
         let buffers_at = MEMORY_AT.fetch_add(max_io_bytes, Ordering::Relaxed);
         let buffer_bytes = max_io_bytes as usize;
-        Ok(Self { depth, descriptors, first: first.cast(), buffers_at, buffer_bytes })
+        let tags = has_batches.then(FakeTags::new).transpose()?;
+        Ok(Self { depth, descriptors, first: first.cast(), buffers_at, buffer_bytes, tags })
     }
 
     /// The character device, for the queue.
@@ -82,7 +86,8 @@ impl FakeDevice {
         let open = |path| OpenOptions::new().read(true).write(true).open(path);
         let commands = open("/dev/null")?;
         let descriptors = self.descriptors.try_clone()?;
-        let fake = FakeFiles { commands, descriptors, buffers_at: self.buffers_at };
+        let tags = self.tags.as_ref().map(|(tags, _in)| tags.clone());
+        let fake = FakeFiles { commands, descriptors, buffers_at: self.buffers_at, tags };
         Ok(CharDevice::fake(open("/dev/zero")?, fake))
     }
 
@@ -92,8 +97,16 @@ impl FakeDevice {
         FakeMemory { depth: self.depth, at: self.buffers_at, bytes: self.buffer_bytes }
     }
 
+    /// With batches: hands over tags, whose requests were [set](Self::set). Without, each commit of a tag does.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn hand_over(&mut self, tags: &[u16]) -> io::Result<()> {
+        self.tags.as_mut().map_or(Ok(()), |(_, end)| end.write(tags))
+    }
+
     /// The request that the device has under a tag from the next fetch or commit of it on. Without one it has
-    /// again and again a request of an unknown kind, which the queue refuses.
+    /// again and again a request of an unknown kind, which the queue refuses; with batches it has none.
     ///
     /// # Panics
     /// If the tag is not below the queue's depth.

@@ -175,7 +175,6 @@ const FOREIGN: u64 = (sys::UBLK_F_NEED_GET_DATA
     | sys::UBLK_F_UNPRIVILEGED_DEV
     | sys::UBLK_F_ZONED
     | sys::UBLK_F_USER_RECOVERY_FAIL_IO
-    | sys::UBLK_F_BATCH_IO
     | sys::UBLK_F_INTEGRITY
     | sys::UBLK_F_SHMEM_ZC) as u64;
 
@@ -241,6 +240,17 @@ const REQUIRED: u64 =
 /// nothing from it, so attaching a volume fetches nothing; and the host's kernel parses no table that a
 /// tenant wrote.
 const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE | sys::UBLK_F_NO_AUTO_PART_SCAN) as u64;
+
+/// The most queues of a device with batches: the owner of a ring has 4 bits for the number of a queue in the word
+/// of a command.
+const MOST_QUEUES_WITH_BATCHES: u16 = 16;
+/// The least depth of one: the driver keeps tags in a `kfifo`, which has two at least.
+const LEAST_DEPTH_WITH_BATCHES: u16 = 2;
+
+/// True if the queues of a device with these flags have batches.
+pub(crate) const fn has_batches(flags: u64) -> bool {
+    flags & sys::UBLK_F_BATCH_IO as u64 != 0
+}
 
 /// The features of the running kernel's ublk driver.
 #[derive(Clone, Debug)]
@@ -352,14 +362,17 @@ impl Features {
         }
     }
 
-    /// The flags a device with this transport is added with. With zero copy, requests whose pages the kernel
-    /// cannot register are copied.
-    pub(crate) const fn device_flags(&self, transport: Transport) -> u64 {
-        let copies = match transport {
-            Transport::ZeroCopy | Transport::UserCopy => Transport::UserCopy.flags(),
-            Transport::KernelCopy | Transport::Fuse => 0,
+    /// The flags a device is added with. With zero copy, requests whose pages the kernel cannot register are
+    /// copied.
+    pub(crate) fn device_flags(&self, transport: Transport, queues: u16, depth: u16) -> u64 {
+        let can_batch = queues <= MOST_QUEUES_WITH_BATCHES && depth >= LEAST_DEPTH_WITH_BATCHES;
+        let batches =
+            if can_batch && self.release.batches_requests() { u64::from(sys::UBLK_F_BATCH_IO) } else { 0 };
+        let welcome = match transport {
+            Transport::ZeroCopy | Transport::UserCopy => WELCOME | Transport::UserCopy.flags() | batches,
+            Transport::KernelCopy | Transport::Fuse => WELCOME,
         };
-        REQUIRED | transport.flags() | ((WELCOME | copies) & self.bits)
+        REQUIRED | transport.flags() | (welcome & self.bits)
     }
 
     fn require(&self, wanted: u64) -> Result<(), Unsupported> {
@@ -373,7 +386,7 @@ impl Features {
 
 #[cfg(test)]
 mod tests {
-    use super::{Features, REQUIRED, Transport, sys};
+    use super::{Features, REQUIRED, Transport, has_batches, sys};
     use crate::KernelRelease;
 
     fn features(bits: u64) -> Features {
@@ -399,7 +412,7 @@ mod tests {
     fn a_device_asks_for_no_partition_scan_where_it_can() {
         let with = |more: u32| {
             let known = REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags();
-            features(known | u64::from(more)).device_flags(Transport::ZeroCopy)
+            features(known | u64::from(more)).device_flags(Transport::ZeroCopy, 1, 128)
         };
         let (scans, quiesces) = (sys::UBLK_F_NO_AUTO_PART_SCAN, sys::UBLK_F_QUIESCE);
         let either = u64::from(scans | quiesces);
@@ -407,7 +420,22 @@ mod tests {
         // Linux before 7.0 refuses a flag that it does not know.
         assert_eq!(with(quiesces) & either, u64::from(quiesces));
         let old = features(REQUIRED | Transport::UserCopy.flags());
-        assert_eq!(old.device_flags(Transport::UserCopy), REQUIRED | Transport::UserCopy.flags());
+        assert_eq!(old.device_flags(Transport::UserCopy, 1, 128), REQUIRED | Transport::UserCopy.flags());
+    }
+
+    /// Kernels that have batches but no lane in the tests get none.
+    #[test]
+    fn batches_are_asked_for_where_they_are_tested() {
+        let bits = REQUIRED | Transport::ZeroCopy.flags() | u64::from(sys::UBLK_F_BATCH_IO);
+        let of = |release, transport, queues, depth| {
+            let features = Features { release: KernelRelease::new(release), bits };
+            has_batches(features.device_flags(transport, queues, depth))
+        };
+        assert!(of("7.3.4", Transport::ZeroCopy, 16, 2) && of("8.0.0", Transport::UserCopy, 1, 128));
+        assert!(!of("7.2.9", Transport::ZeroCopy, 1, 128), "before 7.3");
+        assert!(!of("7.3.4", Transport::ZeroCopy, 17, 128), "more queues than commands can name");
+        assert!(!of("7.3.4", Transport::ZeroCopy, 1, 1), "the driver refuses it");
+        assert!(!of("7.3.4", Transport::KernelCopy, 1, 128), "commands have addresses");
     }
 
     /// A device is recovered with the transport that it was added with, whatever this version would choose.
@@ -415,7 +443,7 @@ mod tests {
     fn the_flags_of_a_device_say_its_transport() {
         let all = features(REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags());
         for transport in [Transport::ZeroCopy, Transport::UserCopy, Transport::KernelCopy] {
-            assert_eq!(Transport::of_device(all.device_flags(transport)), Some(transport));
+            assert_eq!(Transport::of_device(all.device_flags(transport, 1, 128)), Some(transport));
         }
         let without_index = u64::from(sys::UBLK_F_SUPPORT_ZERO_COPY);
         assert_eq!(Transport::of_device(REQUIRED | without_index), None, "another program's way");

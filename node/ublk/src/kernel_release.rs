@@ -38,6 +38,10 @@ const RESENDS_FUSE_REQUESTS_SINCE: (u32, u32) = (6, 9);
 /// its own count).
 const FREES_FILES_SINCE: (u32, u32) = (6, 13);
 
+/// The first series whose batches of requests are used. Linux 7.0 has them (`e2723e6ce602`), and fixed their recovery
+/// later (`3f3850785594`).
+const BATCHES_SINCE: (u32, u32) = (7, 3);
+
 /// Faults of a ublk driver that crash the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
@@ -77,6 +81,12 @@ impl KernelRelease {
     #[must_use]
     pub fn resends_fuse_requests(&self) -> bool {
         self.series().is_some_and(|series| series >= RESENDS_FUSE_REQUESTS_SINCE)
+    }
+
+    /// True if devices are added with batches of requests (`UBLK_F_BATCH_IO`) where the driver has them.
+    #[must_use]
+    pub fn batches_requests(&self) -> bool {
+        self.series().is_some_and(|series| series >= BATCHES_SINCE)
     }
 
     /// The fault for which no device is served on this kernel.

@@ -22,6 +22,8 @@ mod device_spec;
 mod error;
 #[cfg(feature = "fake")]
 mod fake;
+#[cfg(feature = "fake")]
+mod fake_tags;
 mod features;
 mod holders;
 mod io_flusher;
@@ -43,7 +45,7 @@ pub use holders::{Holder, Holders, Process};
 pub use io_flusher::become_io_flusher;
 pub use kernel_release::{Crash, KernelRelease};
 pub use lost_device::{flush_device, flush_from_outside};
-pub use queue::{Queue, QueueCommand, QueueEvent, QueueSpec, RequestPart};
+pub use queue::{BatchEvent, FetchedTags, Queue, QueueCommand, QueueEvent, QueueSpec, RequestPart};
 pub use request::{DeviceRequest, Operation};
 
 /// Bytes of a sector, the unit of every position and length in this crate's interface.

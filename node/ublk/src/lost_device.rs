@@ -77,6 +77,7 @@ mod tests {
             transport: None,
             server_pid,
             tag: 0,
+            has_batches: false,
             foreign: ForeignFeatures::among(0),
         }
     }

@@ -8,6 +8,8 @@
 //!    '-----------------'          complete (COMMIT_AND_FETCH)
 //! ```
 //!
+//! A device with batches (`UBLK_F_BATCH_IO`) has no command of each tag, but few of its own: see [`batch`].
+//!
 //! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy and of kernel copy.
 //! *Runs on*: the ring thread. No allocation and no lock for a request; with zero copy and kernel copy no
 //! system call but the ring's own, with user copy one for the copy.
@@ -26,20 +28,26 @@ use libublk::sys;
 use crate::buffer_memory::BufferMemory;
 use crate::char_device::Descriptors;
 use crate::copy_buffers::{BufferPart, CopyBuffers};
+use crate::queue::batch::Batch;
 use crate::{
     CharDevice, Device, DeviceRequest, KERNEL_SECTORS_PER_SECTOR, KernelRelease, Operation, QueueError,
     SECTOR_BYTES, Transport,
 };
 
-/// A queue's own operation in the ring: a tag that the kernel has. The type of the ring's operations is made
-/// from it; give its outcome to [`Queue::on_completion`].
+mod batch;
+
+pub use batch::{BatchEvent, FetchedTags};
+
+/// A queue's own operation in the ring: a tag that the kernel has, or a command about many tags. The type of the
+/// ring's operations is made from it, as a word ([`RingOperation::to_word`]) where the device has batches; give
+/// its outcome to [`Queue::on_completion`] or [`Queue::on_batch_completion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCommand<K> {
     /// The device, in the ring owner's words: [`QueueSpec::owner`].
     pub owner: K,
     /// Number of the queue on its device.
     pub queue_id: u16,
-    /// The tag.
+    /// The tag; with batches the number of the command.
     pub tag: u16,
 }
 
@@ -65,7 +73,7 @@ pub struct RequestPart {
     pub file_offset_bytes: u64,
 }
 
-/// Meanings of a completion.
+/// Meanings of the completion of a tag.
 #[derive(Debug)]
 #[must_use]
 pub enum QueueEvent {
@@ -75,13 +83,8 @@ pub enum QueueEvent {
     Held,
     /// The kernel was answered already: it asked for an operation the device never announced.
     Refused,
-    /// The kernel took a tag back, because the device is stopping or quiescing.
-    Aborted {
-        /// The tag.
-        tag: u16,
-        /// True if no tag is with the kernel any more.
-        last: bool,
-    },
+    /// The kernel gave a tag back, because the device is stopping or quiescing.
+    Aborted,
     /// The kernel did not accept a fetch or a commit; the tag is out of use. A bug, or a device that
     /// another process has taken.
     Failed {
@@ -119,6 +122,8 @@ pub struct Queue<K> {
     buffers_at: u32,
     /// With kernel copy: a buffer of each tag.
     kernel_copied: Option<BufferMemory>,
+    /// The commands about many tags; `None` where each tag has one.
+    batch: Option<Batch>,
 }
 
 impl<K: Copy> Queue<K> {
@@ -160,8 +165,18 @@ impl<K: Copy> Queue<K> {
             Transport::ZeroCopy => Some(ring.reserve_buffers(depth)?),
             Transport::UserCopy | Transport::KernelCopy | Transport::Fuse => None,
         };
-        let char_file = match register(ring, char_device) {
-            Ok(char_file) => char_file,
+        let opened = register(ring, char_device).and_then(|char_file| {
+            let batch = device.has_batches().then(|| Batch::new(ring, depth, char_device)).transpose();
+            match batch {
+                Ok(batch) => Ok((char_file, batch)),
+                Err(error) => {
+                    char_file.map_or(Ok(()), |slot| ring.unregister_file(slot))?;
+                    Err(error)
+                }
+            }
+        });
+        let (char_file, batch) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
                 if let Some(buffers) = registered {
                     ring.release_buffers(buffers);
@@ -183,6 +198,7 @@ impl<K: Copy> Queue<K> {
             draining: false,
             buffers_at: char_device.buffers_at(),
             kernel_copied,
+            batch,
         })
     }
 
@@ -193,12 +209,16 @@ impl<K: Copy> Queue<K> {
     /// If the queue was armed before.
     pub fn arm<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         assert!(self.with_kernel == 0 && self.with_owner == 0, "a queue is armed once");
+        if self.batch.is_some() {
+            return self.arm_batch(ring);
+        }
         for tag in 0..self.depth {
             self.push_command(ring, sys::UBLK_U_IO_FETCH_REQ, tag, -1);
         }
     }
 
-    /// Takes in the outcome of a [`QueueCommand`] of this queue.
+    /// Takes in the outcome of a [`QueueCommand`] of this queue, which has no batches:
+    /// [`on_batch_completion`](Self::on_batch_completion) takes theirs.
     #[inline(always)] // of each request
     pub fn on_completion<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
@@ -206,11 +226,12 @@ impl<K: Copy> Queue<K> {
         tag: u16,
         outcome: IoResult,
     ) -> QueueEvent {
+        debug_assert!(self.batch.is_none(), "no command is about a tag alone");
         self.with_kernel -= 1;
         match outcome.0 {
             0 if self.draining => QueueEvent::Held,
             0 => self.take_request(ring, tag),
-            sys::UBLK_IO_RES_ABORT => QueueEvent::Aborted { tag, last: self.with_kernel == 0 },
+            sys::UBLK_IO_RES_ABORT => QueueEvent::Aborted,
             _ => QueueEvent::Failed { tag, errno: outcome.result().err().unwrap_or(Errno::EINVAL) },
         }
     }
@@ -377,7 +398,8 @@ impl<K: Copy> Queue<K> {
     }
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
-    /// completed.
+    /// completed. With batches the answer waits for [`commit`](Self::commit), of which the ring
+    /// [reminds](Ring::next_reminder).
     #[inline]
     pub fn complete<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
@@ -404,12 +426,20 @@ impl<K: Copy> Queue<K> {
             (Err(errno), _) => -errno.number(),
         };
         self.with_owner -= 1;
-        self.push_command(ring, sys::UBLK_U_IO_COMMIT_AND_FETCH_REQ, tag, result);
+        if let Some(batch) = &mut self.batch {
+            let buffer = self.registered.as_ref().map_or(0, |buffers| buffers.index(tag));
+            if batch.collect(tag, buffer, result) {
+                self.with_kernel += 1;
+                ring.remind(QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: 0 }.into());
+            }
+        } else {
+            self.push_command(ring, sys::UBLK_U_IO_COMMIT_AND_FETCH_REQ, tag, result);
+        }
     }
 
     /// From now on requests are left to the successor ([`QueueEvent::Held`]). When
-    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`Ring::submit`] and drop the ring: the
-    /// kernel keeps what was held and hands it out again after recovery.
+    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`commit`](Self::commit) what the ring reminds
+    /// of, [`Ring::submit`] and drop the ring: the kernel keeps what was held and hands it out again after recovery.
     pub const fn drain(&mut self) {
         self.draining = true;
     }
@@ -424,15 +454,21 @@ impl<K: Copy> Queue<K> {
         request.leave_to_successor();
     }
 
+    /// True if its commands are about many tags.
+    #[must_use]
+    pub const fn has_batches(&self) -> bool {
+        self.batch.is_some()
+    }
+
     /// Number of requests that were handed out and not completed.
     #[must_use]
     pub const fn requests_with_owner(&self) -> u16 {
         self.with_owner
     }
 
-    /// Number of tags that the kernel has.
+    /// Number of the queue's commands that the kernel has: tags, or with batches few.
     #[must_use]
-    pub const fn tags_with_kernel(&self) -> u16 {
+    pub const fn commands_with_kernel(&self) -> u16 {
         self.with_kernel
     }
 
@@ -450,6 +486,9 @@ impl<K: Copy> Queue<K> {
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
         if let Some(buffers) = self.registered.take() {
             ring.release_buffers(buffers);
+        }
+        if let Some(batch) = self.batch.take() {
+            batch.close(ring)?;
         }
         self.char_file.map_or(Ok(()), |slot| ring.unregister_file(slot))?;
         Ok(())
@@ -509,11 +548,7 @@ impl<K: Copy> Queue<K> {
         argument[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());
         argument[2..4].copy_from_slice(&tag.to_ne_bytes());
         argument[4..8].copy_from_slice(&result.to_ne_bytes());
-        let entry = match self.char_file {
-            Some(slot) => opcode::UringCmd16::new(slot.fixed(), command),
-            None => opcode::UringCmd16::new(types::Fd(self.file.as_raw_fd()), command),
-        };
-        let mut entry = entry.cmd(argument);
+        let mut entry = self.command(command).cmd(argument);
         if let Some(buffers) = &self.registered {
             // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays
             // zero.
@@ -531,6 +566,15 @@ impl<K: Copy> Queue<K> {
         // buffer table or zero. With kernel copy the argument names the tag's buffer, which is unmapped only
         // when no tag is with the kernel and no request with the owner, else leaked.
         unsafe { ring.push(entry.build(), in_flight.into()) };
+    }
+
+    /// A command for the driver.
+    #[inline(always)] // as for `push_command`
+    fn command(&self, code: u32) -> opcode::UringCmd16 {
+        match self.char_file {
+            Some(slot) => opcode::UringCmd16::new(slot.fixed(), code),
+            None => opcode::UringCmd16::new(types::Fd(self.file.as_raw_fd()), code),
+        }
     }
 
     #[inline]
@@ -595,8 +639,9 @@ impl<K> Drop for Queue<K> {
             std::mem::forget(self.copies.take());
         }
         if self.with_owner > 0 || self.with_kernel > 0 {
-            // The same; and the kernel may fill the buffer of a tag that it has.
+            // The same; and the kernel may fill the buffer of a tag that it has, or of a batch.
             std::mem::forget(self.kernel_copied.take());
+            std::mem::forget(self.batch.take());
         }
     }
 }
@@ -624,67 +669,4 @@ fn register<T>(ring: &mut Ring<T>, char_device: &CharDevice) -> Result<Option<Fi
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::MetadataExt;
-
-    use holdfast_ring::RingOptions;
-
-    use super::*;
-    use crate::{DeviceInfo, DeviceState, Expected, ForeignFeatures};
-
-    impl RingOperation for QueueCommand<()> {
-        fn to_word(&self) -> Option<u64> {
-            None
-        }
-
-        fn from_word(word: u64) -> Self {
-            unreachable!("no command is the word {word}")
-        }
-    }
-
-    /// A queue that was dropped with requests kept the character device open with their memory, so that the
-    /// kernel quiesced the device only when the process had ended.
-    #[test]
-    fn a_dropped_queue_closes_its_character_device() {
-        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        let mut ring = Ring::<QueueCommand<()>>::new(&options).unwrap();
-        let info = DeviceInfo {
-            id: 0,
-            state: DeviceState::Live,
-            queues: 1,
-            depth: 2,
-            max_io_bytes: 4096,
-            transport: Some(Transport::UserCopy),
-            server_pid: -1,
-            tag: 0,
-            foreign: ForeignFeatures::among(0),
-        };
-        let device = Device::of(&info, 1, &Expected { tag: 0, sectors: 1 }).unwrap();
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(1 << 20).unwrap();
-        let inode = file.metadata().unwrap().ino();
-        let uses = || {
-            let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
-            files.filter(|file| fs::metadata(file.path()).is_ok_and(|data| data.ino() == inode)).count()
-        };
-        let char_device = CharDevice::of(file);
-        let spec = QueueSpec { owner: (), queue_id: 0 };
-        let mut queue = Queue::open(&mut ring, &device, &char_device, spec).unwrap();
-        drop(char_device);
-        queue.arm(&mut ring);
-        // What the kernel says when it has requests; the descriptors are zeros, which is a read of nothing.
-        let mut requests = (0..2).map(|tag| {
-            let event = queue.on_completion(&mut ring, tag, IoResult(0));
-            let QueueEvent::Request(request) = event else { panic!("{event:?}") };
-            request
-        });
-        let (parked, moving) = (requests.next().unwrap(), requests.next().unwrap());
-        drop(requests);
-        queue.leave(parked);
-        assert_eq!((queue.requests_with_owner(), uses()), (1, 1));
-        moving.leave_to_successor();
-        drop(queue);
-        assert_eq!(uses(), 0);
-    }
-}
+mod tests;

@@ -63,6 +63,7 @@ fn fix(error: &RingError, facts: &RingFacts) -> String {
         RingError::Setup(source)
         | RingError::Enter(source)
         | RingError::Eventfd(source)
+        | RingError::ProvideBuffer(source)
         | RingError::RegisterTable { source, .. }
         | RingError::UpdateFile { source, .. } => source.raw_os_error(),
         RingError::FilesExhausted { .. } | RingError::BuffersExhausted { .. } | RingError::Share(_) => None,

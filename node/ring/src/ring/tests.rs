@@ -1,10 +1,15 @@
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::AsFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use crate::{Ended, Errno, FileRange, FileSlot, HeapBuffer, RingError, RingOperation, RingOptions};
+use io_uring::opcode;
+use io_uring::types::Fd;
+
+use crate::{
+    Ended, Errno, FileRange, FileSlot, HeapBuffer, ProvidedBuffer, RingError, RingOperation, RingOptions,
+};
 
 /// A ring whose operations have a number.
 type Ring = crate::Ring<u16>;
@@ -193,4 +198,104 @@ fn full_tables_are_refused_and_freed_slots_serve_again() {
     assert!(matches!(ring.reserve_buffers(1), Err(RingError::BuffersExhausted { wanted: 1, capacity: 8 })));
     ring.release_buffers(range);
     assert_eq!(ring.reserve_buffers(3).unwrap().count(), 3);
+}
+
+/// Reads a pipe into a provided buffer, piece after piece, as an operation that goes on.
+struct Pieces {
+    ring: Ring,
+    buffer: ProvidedBuffer,
+    from: OwnedFd,
+    pipe: File,
+}
+
+impl Pieces {
+    const OPERATION: u16 = 1000;
+
+    fn new(completion_entries: u32, len_bytes: usize) -> Self {
+        let options = RingOptions { submission_entries: 4, completion_entries, files: 4, buffers: 0 };
+        let mut ring = Ring::new(&options).unwrap();
+        let buffer = ring.provide_buffer(len_bytes).unwrap();
+        let (from, pipe) = std::io::pipe().unwrap();
+        let mut pieces = Self { ring, buffer, from: from.into(), pipe: OwnedFd::from(pipe).into() };
+        pieces.read();
+        pieces
+    }
+
+    fn read(&mut self) {
+        let read = opcode::ReadMulti::new(Fd(self.from.as_raw_fd()), 0, self.buffer.group()).build();
+        // SAFETY: the entry names no memory but the provided buffer.
+        unsafe { self.ring.push(read, Self::OPERATION) };
+    }
+
+    fn write(&mut self, numbers: &[u16]) {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.pipe.write_all(&bytes).unwrap();
+    }
+
+    /// The numbers that come until there are so many, and how often the buffer was refilled.
+    fn numbers(&mut self, count: usize) -> (Vec<u16>, u32) {
+        let (mut numbers, mut refills) = (Vec::new(), 0);
+        let mut completions = Vec::new();
+        while numbers.len() < count {
+            completions.clear();
+            self.ring.submit_and_wait(SOON, &mut completions).unwrap();
+            assert!(!completions.is_empty(), "{count} numbers come, {} have", numbers.len());
+            for completion in &completions {
+                let ended = self.ring.end(*completion).unwrap();
+                match ended.outcome.result() {
+                    Ok(bytes) => {
+                        let piece = self.buffer.take(bytes);
+                        numbers.extend(piece.step_by(2).map(|at| self.buffer.number_at(at)));
+                    }
+                    Err(errno) => {
+                        assert_eq!((errno, completion.continues()), (Errno::ENOBUFS, false));
+                        self.buffer.refill();
+                        refills += 1;
+                    }
+                }
+                if !completion.continues() {
+                    self.read();
+                }
+            }
+        }
+        (numbers, refills)
+    }
+}
+
+#[test]
+fn a_provided_buffer_is_filled_piece_by_piece_and_again() {
+    let mut pieces = Pieces::new(64, 64);
+    assert_eq!(pieces.ring.operations(), 1);
+    let mut refills = 0;
+    for first in (0..300).step_by(5) {
+        let written: Vec<u16> = (first..first + 5).collect();
+        pieces.write(&written);
+        let (numbers, refilled) = pieces.numbers(5);
+        assert_eq!(numbers, written);
+        refills += refilled;
+        assert_eq!(pieces.ring.operations(), 1, "it goes on, or was sent again");
+    }
+    // 600 bytes in a buffer of 64.
+    assert!((8..=10).contains(&refills), "{refills}");
+}
+
+#[test]
+fn groups_of_withdrawn_buffers_are_used_again() {
+    let mut ring = ring(8);
+    let first = ring.provide_buffer(64).unwrap();
+    let second = ring.provide_buffer(64).unwrap();
+    assert_eq!((first.group(), second.group()), (0, 1));
+    ring.withdraw_buffer(first).unwrap();
+    assert_eq!(ring.provide_buffer(64).unwrap().group(), 0);
+    ring.withdraw_buffer(second).unwrap();
+}
+
+#[test]
+fn each_reminder_comes_once() {
+    let mut ring = ring(8);
+    ring.remind(1);
+    ring.remind(2);
+    let mut reminders = [ring.next_reminder(), ring.next_reminder()];
+    reminders.sort_unstable();
+    assert_eq!((reminders, ring.next_reminder()), ([Some(1), Some(2)], None));
 }

@@ -34,6 +34,7 @@ fn device() -> Device {
         transport: Some(Transport::UserCopy),
         server_pid: -1,
         tag: 0,
+        has_batches: false,
         foreign: ForeignFeatures::among(0),
     };
     Device::of(&info, 1, &Expected { tag: 0, sectors: 1 }).unwrap()

@@ -7,22 +7,27 @@ use holdfast_format::index::Runs;
 use holdfast_fuse::{FuseCommand, FuseQueue};
 use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{Chunk, Mask, Millis, SectorRange};
-use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
+use holdfast_ublk::{BatchEvent, DeviceRequest, FetchedTags, Operation, QueueEvent};
 
+use super::queues::Queues;
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::work::{BackgroundWork, ColdRead};
 
 impl ServedVolume {
-    /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
-    /// comes late is dropped.
+    /// A command of one of the device's queues ended, or goes on. Returns false if that queue was closed before:
+    /// what comes late is dropped.
     pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,
         (queue, tag): (u16, u16),
-        outcome: IoResult,
+        (outcome, continues): (IoResult, bool),
         now: Millis,
     ) -> bool {
+        if self.queues.with_batches(queue).is_some() {
+            self.on_batch_command(ring, (queue, tag), (outcome, continues), now);
+            return true;
+        }
         let Some(event) = self.queues.on_command(ring, queue, tag, outcome) else {
             self.lines.late_command(queue, tag, now);
             return false;
@@ -33,14 +38,60 @@ impl ServedVolume {
             }
             QueueEvent::Request(request) => self.begin_request(ring, queue, request, now),
             QueueEvent::Held | QueueEvent::Refused => {}
-            QueueEvent::Aborted { .. } => self.queues.finish_closing(ring),
-            QueueEvent::Failed { tag, errno } => {
-                self.lines.queue_refused(queue, tag, errno, now);
-                self.published.queue_refused(errno);
-                self.queues.finish_closing(ring);
-            }
+            QueueEvent::Aborted => self.queues.finish_closing(ring),
+            QueueEvent::Failed { tag, errno } => self.queue_refused(ring, (queue, tag), errno, now),
         }
         true
+    }
+
+    /// The same, of a queue with batches.
+    #[inline(never)] // its caller is the path of each request of other queues
+    fn on_batch_command(
+        &mut self,
+        ring: &mut Ring,
+        (number, command): (u16, u16),
+        (outcome, continues): (IoResult, bool),
+        now: Millis,
+    ) {
+        let Some(queue) = self.queues.with_batches(number) else { return };
+        match queue.on_batch_completion(ring, command, outcome, continues) {
+            BatchEvent::Fetched(mut tags) => {
+                let next = |queues: &mut Queues, ring: &mut Ring, tags: &mut FetchedTags| {
+                    queues.with_batches(number)?.next_fetched(ring, tags)
+                };
+                while let Some(request) = next(&mut self.queues, ring, &mut tags) {
+                    if self.is_limited {
+                        self.begin_limited(ring, number, request, now);
+                    } else {
+                        self.begin_request(ring, number, request, now);
+                    }
+                }
+            }
+            BatchEvent::Done | BatchEvent::Aborted => self.queues.finish_closing(ring),
+            BatchEvent::Failed { command, errno } => {
+                self.queue_refused(ring, (number, command), errno, now);
+            }
+        }
+    }
+
+    #[cold]
+    fn queue_refused(
+        &mut self,
+        ring: &mut Ring,
+        (queue, command): (u16, u16),
+        errno: holdfast_ring::Errno,
+        now: Millis,
+    ) {
+        self.lines.queue_refused(queue, command, errno, now);
+        self.published.queue_refused(errno);
+        self.queues.finish_closing(ring);
+    }
+
+    /// Gives the kernel what a queue has answered since the last wait of the ring.
+    pub(crate) fn commit(&mut self, ring: &mut Ring, queue: u16) {
+        if let Some(queue) = self.queues.with_batches(queue) {
+            queue.commit(ring);
+        }
     }
 
     /// Requests of the volume's FUSE file wait, or the wait for them ended. Returns false if its queue was
@@ -71,7 +122,7 @@ impl ServedVolume {
         true
     }
 
-    #[inline(always)] // it has two callers, and one of them is the path of each request of ublk
+    #[inline(always)] // two of its callers are the path of each request of ublk
     fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);

@@ -97,7 +97,8 @@ impl Queues {
         }
     }
 
-    /// Takes in what a command came to; `None` where its queue was closed, or the tag is not with the kernel.
+    /// Takes in what a command of a tag came to; `None` where its queue was closed, or the tag is not with the
+    /// kernel.
     #[inline(always)]
     pub(super) fn on_command(
         &mut self,
@@ -111,6 +112,15 @@ impl Queues {
             Some(VolumeQueue::Ublk(queue)) if !is_with_planner => {
                 Some(queue.on_completion(ring, tag, outcome))
             }
+            Some(VolumeQueue::Ublk(_) | VolumeQueue::Fuse(_)) | None => None,
+        }
+    }
+
+    /// A queue with batches.
+    #[inline(always)]
+    pub(super) fn with_batches(&mut self, queue: u16) -> Option<&mut holdfast_ublk::Queue<VolumeKey>> {
+        match self.queues.get_mut(usize::from(queue)) {
+            Some(VolumeQueue::Ublk(queue)) if queue.has_batches() => Some(queue),
             Some(VolumeQueue::Ublk(_) | VolumeQueue::Fuse(_)) | None => None,
         }
     }

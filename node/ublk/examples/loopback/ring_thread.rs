@@ -11,8 +11,8 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result, anyhow, bail};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOperation, RingOptions, Waker};
 use holdfast_ublk::{
-    CharDevice, Device, DeviceRequest, Operation, QueueCommand, QueueEvent, QueueSpec, RequestPart,
-    SECTOR_BYTES, become_io_flusher,
+    BatchEvent, CharDevice, Device, DeviceRequest, Operation, QueueCommand, QueueEvent, QueueSpec,
+    RequestPart, SECTOR_BYTES, become_io_flusher,
 };
 
 /// Purpose of an operation in the ring. The number is that of the device.
@@ -181,6 +181,7 @@ impl RingThread {
         let mut completions = Vec::with_capacity(1024);
         loop {
             completions.clear();
+            self.commit();
             if self.ring.submit_and_wait(None, &mut completions)? {
                 let messages: Vec<Message> = inbox
                     .lock()
@@ -194,7 +195,9 @@ impl RingThread {
             for &completion in &completions {
                 let ended = self.ring.end(completion).context("a completion of nothing in flight")?;
                 match ended.operation {
-                    InFlight::Command(command) => self.on_command(command, ended.outcome)?,
+                    InFlight::Command(command) => {
+                        self.on_command(command, ended.outcome, completion.continues())?;
+                    }
                     InFlight::Part { index, tag, expected_bytes } => {
                         self.on_part(index, tag, ended.outcome.exactly(expected_bytes))?;
                     }
@@ -202,6 +205,7 @@ impl RingThread {
             }
             let idle = self.served.iter().flatten().all(|served| served.queue.requests_with_owner() == 0);
             if idle && self.is_leaving {
+                self.commit();
                 self.ring.submit()?;
                 self.served.clear();
                 return Ok(self.ring.share()?);
@@ -287,13 +291,36 @@ impl RingThread {
         Ok(())
     }
 
-    fn on_command(&mut self, command: QueueCommand<u16>, outcome: IoResult) -> Result<()> {
+    /// Gives the kernel what queues with batches have answered since the last wait.
+    fn commit(&mut self) {
+        while let Some(InFlight::Command(command)) = self.ring.next_reminder() {
+            if let Some(served) = &mut self.served[usize::from(command.owner)] {
+                served.queue.commit(&mut self.ring);
+            }
+        }
+    }
+
+    fn on_command(&mut self, command: QueueCommand<u16>, outcome: IoResult, continues: bool) -> Result<()> {
         let QueueCommand { owner: index, queue_id: _, tag } = command;
         let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
+        if served.queue.has_batches() {
+            match served.queue.on_batch_completion(&mut self.ring, tag, outcome, continues) {
+                BatchEvent::Fetched(mut tags) => {
+                    while let Some(request) = served.queue.next_fetched(&mut self.ring, &mut tags) {
+                        start(&mut self.ring, served, index, request, self.part_bytes);
+                    }
+                }
+                BatchEvent::Done | BatchEvent::Aborted => self.close_if_idle(index),
+                BatchEvent::Failed { command, errno } => {
+                    bail!("device {index}: command {command} failed: {errno}")
+                }
+            }
+            return Ok(());
+        }
         match served.queue.on_completion(&mut self.ring, tag, outcome) {
             QueueEvent::Request(request) => start(&mut self.ring, served, index, request, self.part_bytes),
             QueueEvent::Held | QueueEvent::Refused => {}
-            QueueEvent::Aborted { .. } => self.close_if_idle(index),
+            QueueEvent::Aborted => self.close_if_idle(index),
             QueueEvent::Failed { tag, errno } => bail!("device {index}: tag {tag} is lost: {errno}"),
         }
         Ok(())
@@ -321,7 +348,7 @@ impl RingThread {
         let slot = &mut self.served[usize::from(index)];
         let idle = slot.as_ref().is_some_and(|served| {
             served.closing.is_some()
-                && served.queue.tags_with_kernel() == 0
+                && served.queue.commands_with_kernel() == 0
                 && served.queue.requests_with_owner() == 0
         });
         if idle && let Some(Served { queue, file, closing: Some(reply), .. }) = slot.take() {

@@ -419,6 +419,7 @@ fn info(id: u32, state: DeviceState, tag: u64) -> DeviceInfo {
         transport: Some(Transport::Fuse),
         server_pid: -1,
         tag,
+        has_batches: false,
         foreign: ForeignFeatures::among(0),
     }
 }

@@ -109,6 +109,7 @@ impl FakeKernel {
             transport: Some(Transport::UserCopy),
             server_pid: -1,
             tag,
+            has_batches: false,
             foreign: ForeignFeatures::among(0),
         };
         let known = Known {
@@ -289,6 +290,7 @@ impl Devices for FakeKernel {
                 transport: Some(spec.transport),
                 server_pid: -1,
                 tag: spec.tag,
+                has_batches: false,
                 foreign: ForeignFeatures::among(0),
             };
             let sectors = spec.sectors;

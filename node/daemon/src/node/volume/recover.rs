@@ -513,6 +513,7 @@ mod tests {
             transport: Some(Transport::ZeroCopy),
             server_pid: -1,
             tag: 5,
+            has_batches: false,
             foreign: ForeignFeatures::among(0),
         };
         let device = Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap();

@@ -15,6 +15,7 @@ fn lines() -> Lines {
         transport: Some(Transport::UserCopy),
         server_pid: -1,
         tag: 0,
+        has_batches: false,
         foreign: ForeignFeatures::among(0),
     };
     let label = Label::new("vol-1".parse().unwrap(), Epoch(3));

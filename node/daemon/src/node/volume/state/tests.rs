@@ -15,6 +15,7 @@ pub(in crate::node) fn device() -> Device {
         transport: Some(Transport::ZeroCopy),
         server_pid: -1,
         tag: 5,
+        has_batches: false,
         foreign: ForeignFeatures::among(0),
     };
     Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap()

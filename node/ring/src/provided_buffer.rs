@@ -1,0 +1,145 @@
+//! A buffer that multishot operations fill piece by piece.
+//!
+//! ```text
+//!   provided            piece 1   piece 2               used up: the operation ends with ENOBUFS
+//!   |..................|#######|.........|####...|    |##############################|
+//!                      ^ taken            ^ taken                                     refill
+//! ```
+//!
+//! The kernel keeps its place in the entry of the buffer (`IOU_PBUF_RING_INC`, Linux 6.12): it moves the address
+//! on by each piece, and sets the length to zero with the last.
+//!
+//! *Owns*: the memory of the pieces, and the page through which it is provided, the only one of its group.
+//! *Invariants*: a piece is read between its completion and the next refill; the kernel writes behind it only.
+#![allow(unsafe_code)] // fields that the kernel writes too, and the entry of an operation
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use io_uring::squeue::{Entry, Flags};
+use io_uring::types::BufRingEntry;
+
+use crate::HeapBuffer;
+
+/// Bytes of the page that has the entry: the kernel pins it.
+const PAGE_BYTES: usize = 4096;
+
+/// A buffer of a ring, in a group of its own. Give it back with
+/// [`Ring::withdraw_buffer`](crate::Ring::withdraw_buffer), or leave it to the end of the ring.
+pub struct ProvidedBuffer {
+    group: u16,
+    /// The entry, and the number of times that it was provided.
+    page: HeapBuffer,
+    memory: HeapBuffer,
+    taken_bytes: usize,
+}
+
+impl ProvidedBuffer {
+    /// Not provided yet.
+    pub(crate) fn new(group: u16, len_bytes: usize) -> Self {
+        Self {
+            group,
+            page: HeapBuffer::zeroed(PAGE_BYTES),
+            memory: HeapBuffer::zeroed(len_bytes),
+            taken_bytes: 0,
+        }
+    }
+
+    pub(crate) fn page_address(&self) -> u64 {
+        self.page.as_raw().expose_provenance() as u64
+    }
+
+    /// The number of its group.
+    #[must_use]
+    pub const fn group(&self) -> u16 {
+        self.group
+    }
+
+    fn entry(&self) -> *mut BufRingEntry {
+        self.page.as_raw().cast()
+    }
+
+    /// Gives the kernel all of the buffer.
+    pub(crate) fn provide(&mut self) {
+        let address = self.memory.as_raw().expose_provenance() as u64;
+        let len_bytes = u32::try_from(self.memory.len()).expect("a buffer is smaller than 4 GiB");
+        // SAFETY: the page begins with the entry. No operation has the buffer, so the kernel does not use it.
+        let entry = unsafe { &mut *self.entry() };
+        entry.set_addr(address);
+        entry.set_len(len_bytes);
+        // SAFETY: the entry is initialised; its address is that of the first.
+        let number = unsafe { BufRingEntry::tail(self.entry()) };
+        // SAFETY: the field is aligned, lives as long as the page, and is written here only.
+        let number = unsafe { AtomicU16::from_ptr(number.cast_mut()) };
+        number.store(number.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        self.taken_bytes = 0;
+    }
+
+    /// Takes the piece of a completion: its place in the buffer.
+    ///
+    /// # Panics
+    /// If the buffer ends before.
+    #[inline]
+    pub fn take(&mut self, len_bytes: u32) -> Range<usize> {
+        let begin = self.taken_bytes;
+        self.taken_bytes += len_bytes as usize;
+        assert!(self.taken_bytes <= self.memory.len(), "the kernel fills what it was given");
+        begin..self.taken_bytes
+    }
+
+    /// The number of 16 bits at a place in a piece.
+    ///
+    /// # Panics
+    /// If it does not lie in the buffer.
+    #[inline]
+    #[must_use]
+    pub fn number_at(&self, at: usize) -> u16 {
+        assert!(at + 2 <= self.memory.len(), "it lies in the buffer");
+        let place = self.memory.as_raw().wrapping_add(at).cast::<u16>();
+        // SAFETY: both bytes lie in the memory. The kernel wrote them before it posted the completion of the
+        // piece, and not since.
+        unsafe { place.read_unaligned() }
+    }
+
+    /// Goes on after an operation found no room: gives all of the buffer again if it is used up. Otherwise the
+    /// kernel had no room for a completion, and left out a piece.
+    ///
+    /// No operation may have the buffer.
+    pub fn refill(&mut self) {
+        // SAFETY: as for `provide`.
+        let entry = unsafe { &*self.entry() };
+        if entry.len() == 0 {
+            self.provide();
+        } else {
+            let at = entry.addr() - self.memory.as_raw().expose_provenance() as u64;
+            self.taken_bytes = usize::try_from(at).expect("an address in the buffer");
+        }
+    }
+
+    /// The entry of a command as a multishot one that fills this buffer.
+    #[must_use]
+    pub fn filled_by(&self, command: Entry) -> Entry {
+        /// `uring_cmd_flags` and `buf_group` of `struct io_uring_sqe`.
+        const COMMAND_FLAGS_AT: usize = 28;
+        const GROUP_AT: usize = 40;
+        /// `IORING_URING_CMD_MULTISHOT` in `linux/io_uring.h`.
+        const MULTISHOT: u32 = 1 << 1;
+        let mut command = command.flags(Flags::BUFFER_SELECT);
+        let bytes = (&raw mut command).cast::<u8>();
+        let (flags, group) = (bytes.wrapping_add(COMMAND_FLAGS_AT), bytes.wrapping_add(GROUP_AT));
+        // SAFETY: an entry has 64 bytes, all of them numbers.
+        unsafe { flags.cast::<u32>().write_unaligned(MULTISHOT) };
+        // SAFETY: as above.
+        unsafe { group.cast::<u16>().write_unaligned(self.group) };
+        command
+    }
+}
+
+impl std::fmt::Debug for ProvidedBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProvidedBuffer")
+            .field("group", &self.group)
+            .field("taken_bytes", &self.taken_bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,283 @@
+//! Batches: few commands about many tags in place of one command of each (`UBLK_F_BATCH_IO`).
+//!
+//! ```text
+//!  number  command  begins                      a completion says
+//!  0       FETCH    armed, or after it ended    some tags have requests; buffer used up; the device stops
+//!  1       PREPARE  armed                       the kernel has all tags
+//!  2...    COMMIT   before a wait of the ring   the kernel has the answers, and their tags again
+//! ```
+//!
+//! *Owns*: the buffer that the kernel fills with tags, and those of the answers that are collected or on their way.
+//! *Invariants*: a tag is in one piece that was not looked at, with the owner, in one list of answers, or with the
+//! kernel. A list changes only while no command has it.
+//! *Source*: `struct ublk_batch_io` in `linux/ublk_cmd.h`; `ublk_ch_batch_io_uring_cmd` in
+//! `drivers/block/ublk_drv.c`.
+#![allow(unsafe_code)] // entries that name the lists
+
+use holdfast_ring::{Errno, IoResult, ProvidedBuffer, Ring, RingError, RingOperation};
+use io_uring::squeue::Entry;
+use libublk::sys;
+
+use super::{Queue, QueueCommand, QueueEvent};
+#[cfg(feature = "fake")]
+use crate::fake_tags::FakeTags;
+use crate::{CharDevice, DeviceRequest};
+
+/// The numbers of commands. That of a list is added to the last.
+const FETCH: u16 = 0;
+const PREPARE: u16 = 1;
+const COMMIT: u16 = 2;
+/// Bytes for tags: after so many a fetch ends, and is sent again.
+const FETCHED_BYTES: usize = 16 << 10;
+const TAG_BYTES: usize = size_of::<u16>();
+const ANSWER_BYTES: usize = size_of::<sys::ublk_elem_header>();
+
+/// Tags that the kernel handed over with one completion, for [`Queue::next_fetched`].
+#[derive(Debug)]
+#[must_use = "requests that are not completed hang their issuers"]
+pub struct FetchedTags {
+    next: usize,
+    end: usize,
+}
+
+/// Meanings of a completion of a queue with batches.
+#[derive(Debug)]
+#[must_use]
+pub enum BatchEvent {
+    /// The kernel has handed over tags, perhaps none: [`Queue::next_fetched`] takes their requests.
+    Fetched(FetchedTags),
+    /// The kernel took in the tags, or answers.
+    Done,
+    /// The kernel ended the fetch, because the device is stopping or quiescing.
+    Aborted,
+    /// The kernel did not accept a command; its tags are out of use. A bug, or a device that another process has
+    /// taken.
+    Failed {
+        /// The number of the command.
+        command: u16,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+}
+
+/// Answers, as a command takes them.
+type Answers = Vec<sys::ublk_elem_header>;
+
+/// The state of a queue with batches.
+#[derive(Debug)]
+pub(super) struct Batch {
+    fetched: ProvidedBuffer,
+    /// Collected since the last commit.
+    answers: Answers,
+    /// The lists that commands have, by number.
+    sent: Vec<Answers>,
+    /// The numbers of lists that no command has: empty ones.
+    spare: Vec<u16>,
+    depth: u16,
+    /// In the place of a driver.
+    #[cfg(feature = "fake")]
+    fake: Option<FakeTags>,
+}
+
+impl Batch {
+    pub(super) fn new<T>(ring: &mut Ring<T>, depth: u16, device: &CharDevice) -> Result<Self, RingError> {
+        #[cfg(not(feature = "fake"))]
+        let _driver = device;
+        Ok(Self {
+            fetched: ring.provide_buffer(FETCHED_BYTES)?,
+            answers: Vec::with_capacity(depth.into()),
+            sent: Vec::new(),
+            spare: Vec::new(),
+            depth,
+            #[cfg(feature = "fake")]
+            fake: device.fake_tags(),
+        })
+    }
+
+    /// Adds an answer, and offers its tag again with this buffer for the pages. True if it is the first since the
+    /// last commit.
+    #[inline(always)] // of each request
+    pub(super) fn collect(&mut self, tag: u16, buf_index: u16, result: i32) -> bool {
+        self.answers.push(sys::ublk_elem_header { tag, buf_index, result });
+        self.answers.len() == 1
+    }
+
+    /// Releases the memory; no command has it.
+    pub(super) fn close<T>(self, ring: &mut Ring<T>) -> Result<(), RingError> {
+        ring.withdraw_buffer(self.fetched)
+    }
+
+    /// Closes the list of answers. Returns its number.
+    fn close_list(&mut self) -> u16 {
+        let list = self.spare.pop().unwrap_or_else(|| {
+            self.sent.push(Vec::with_capacity(self.depth.into()));
+            u16::try_from(self.sent.len() - 1).expect("there are no more lists than tags")
+        });
+        std::mem::swap(&mut self.sent[usize::from(list)], &mut self.answers);
+        list
+    }
+
+    /// Takes back the list of a command that ended. Returns its length.
+    fn take_back(&mut self, list: u16) -> usize {
+        self.spare.push(list);
+        let list = &mut self.sent[usize::from(list)];
+        let answers = list.len();
+        list.clear();
+        answers
+    }
+
+    /// The outcome of a commit of so many answers.
+    fn committed(&self, answers: usize, outcome: IoResult) -> Result<(), Errno> {
+        #[cfg(feature = "fake")]
+        if self.fake.is_some() {
+            return outcome.exactly(0);
+        }
+        outcome.exactly((answers * ANSWER_BYTES) as u32)
+    }
+
+    /// A fetch, made of the command for the driver.
+    fn fetch(&self, command: Entry) -> Entry {
+        #[cfg(feature = "fake")]
+        if let Some(fake) = &self.fake {
+            return fake.read_of(self.fetched.group());
+        }
+        self.fetched.filled_by(command)
+    }
+}
+
+impl<K: Copy> Queue<K> {
+    /// Gives the kernel all tags, and asks for requests.
+    pub(super) fn arm_batch<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
+        let Some(batch) = &mut self.batch else { return };
+        for tag in 0..self.depth {
+            let buffer = self.registered.as_ref().map_or(0, |buffers| buffers.index(tag));
+            batch.collect(tag, buffer, 0);
+        }
+        let list = batch.close_list();
+        self.with_kernel += 1;
+        self.push_list(ring, sys::UBLK_U_IO_PREP_IO_CMDS, list, PREPARE + list);
+        self.push_fetch(ring);
+    }
+
+    /// Takes in the outcome of a [`QueueCommand`] of this queue with batches, and whether it
+    /// [continues](holdfast_ring::Completion::continues).
+    pub fn on_batch_completion<T: From<QueueCommand<K>> + RingOperation>(
+        &mut self,
+        ring: &mut Ring<T>,
+        number: u16,
+        outcome: IoResult,
+        continues: bool,
+    ) -> BatchEvent {
+        let batch = self.batch.as_mut().expect("its command ended");
+        if !continues {
+            self.with_kernel -= 1;
+        }
+        let ended = match number {
+            FETCH => return self.on_fetch(ring, outcome, continues),
+            PREPARE => {
+                batch.take_back(0);
+                outcome.exactly(0)
+            }
+            commit => {
+                let answers = batch.take_back(commit - COMMIT);
+                batch.committed(answers, outcome)
+            }
+        };
+        match ended {
+            Ok(()) => BatchEvent::Done,
+            Err(errno) => BatchEvent::Failed { command: number, errno },
+        }
+    }
+
+    fn on_fetch<T: From<QueueCommand<K>> + RingOperation>(
+        &mut self,
+        ring: &mut Ring<T>,
+        outcome: IoResult,
+        continues: bool,
+    ) -> BatchEvent {
+        let batch = self.batch.as_mut().expect("its command ended");
+        let piece = match outcome.result() {
+            Ok(bytes) => batch.fetched.take(bytes),
+            Err(Errno::ENOBUFS) => {
+                batch.fetched.refill();
+                0..0
+            }
+            Err(_) if outcome.0 == sys::UBLK_IO_RES_ABORT => return BatchEvent::Aborted,
+            Err(errno) => return BatchEvent::Failed { command: FETCH, errno },
+        };
+        if !continues && !self.draining {
+            self.push_fetch(ring);
+        }
+        BatchEvent::Fetched(FetchedTags { next: piece.start, end: piece.end })
+    }
+
+    /// The request of the next of fetched tags; `None` after the last. Take all of them before the next completion.
+    /// While the queue is draining there is none: they are left to the successor.
+    #[inline(always)] // of each request
+    pub fn next_fetched<T: From<QueueCommand<K>> + RingOperation>(
+        &mut self,
+        ring: &mut Ring<T>,
+        tags: &mut FetchedTags,
+    ) -> Option<DeviceRequest> {
+        while tags.next < tags.end && !self.draining {
+            let tag = self.batch.as_ref()?.fetched.number_at(tags.next);
+            tags.next += TAG_BYTES;
+            if let QueueEvent::Request(request) = self.take_request(ring, tag) {
+                return Some(request);
+            }
+        }
+        None
+    }
+
+    /// Gives the kernel the answers that were collected: the ring reminds of it ([`Ring::next_reminder`]).
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn commit<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
+        let batch = self.batch.as_mut().filter(|batch| !batch.answers.is_empty());
+        let list = batch.expect("the ring reminds once of each first answer").close_list();
+        self.push_list(ring, sys::UBLK_U_IO_COMMIT_IO_CMDS, list, COMMIT + list);
+    }
+
+    /// Pushes a command with a list. It was counted when its first answer was collected.
+    fn push_list<T: From<QueueCommand<K>> + RingOperation>(
+        &self,
+        ring: &mut Ring<T>,
+        command: u32,
+        list: u16,
+        number: u16,
+    ) {
+        let Some(batch) = &self.batch else { return };
+        let answers = &batch.sent[usize::from(list)];
+        let fallback = if self.registered.is_some() { sys::UBLK_BATCH_F_AUTO_BUF_REG_FALLBACK } else { 0 };
+        let about = self.about(answers.len(), ANSWER_BYTES, fallback);
+        let address = answers.as_ptr().expose_provenance() as u64;
+        let entry = self.command(command).cmd(about).addr(Some(address)).build();
+        let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: number };
+        // SAFETY: the entry names a list, which is not changed until the command has ended. If the queue is
+        // dropped before, it is leaked.
+        unsafe { ring.push(entry, in_flight.into()) };
+    }
+
+    #[cold]
+    fn push_fetch<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
+        let Some(batch) = &self.batch else { return };
+        let command = self.command(sys::UBLK_U_IO_FETCH_IO_CMDS).cmd(self.about(0, TAG_BYTES, 0)).build();
+        let entry = batch.fetch(command);
+        let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: FETCH };
+        self.with_kernel += 1;
+        // SAFETY: the entry names the group of the provided buffer. If the queue is dropped before the command
+        // has ended, it is leaked.
+        unsafe { ring.push(entry, in_flight.into()) };
+    }
+
+    /// `struct ublk_batch_io`.
+    fn about(&self, elements: usize, element_bytes: usize, flags: u32) -> [u8; 16] {
+        let mut about = [0; 16];
+        about[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());
+        about[2..4].copy_from_slice(&(flags as u16).to_ne_bytes());
+        about[4..6].copy_from_slice(&(elements as u16).to_ne_bytes());
+        about[6] = element_bytes as u8;
+        about
+    }
+}
