@@ -70,7 +70,11 @@ pub(super) async fn answer(
         _ => volumes.create(&wanted.volume(storage_class)?).await?,
     };
     if wanted.made_by_mistake(&found) {
-        volumes.delete(&found).await?;
+        let still = |now: &Volume| match wanted.made_by_mistake(now) {
+            true => Ok(()),
+            false => Err(Status::aborted("the Volume changed meanwhile; it is tried again")),
+        };
+        volumes.delete(found.clone(), until, still).await?;
     }
     wanted.accept(&found)?;
     let uid = found.metadata.uid.clone();

@@ -6,7 +6,7 @@ use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::objects::{ApiFailure, Objects};
+use super::objects::Objects;
 use super::readers;
 use super::serving_node::serving_node;
 use super::volumes::ClusterVolumes;
@@ -26,23 +26,19 @@ pub(super) async fn answer(
     }
     let Some(volume) = volumes.get(name).await? else { return Ok(DeleteVolumeResponse {}) };
     let has_readers = readers::has_readers(&volume);
-    if volume.metadata.deletion_timestamp.is_none() {
-        deletable(&volume)?;
+    let mut volume = Some(volume);
+    if let Some(found) = volume.take_if(|volume| volume.metadata.deletion_timestamp.is_none()) {
         if has_readers {
+            deletable(&found)?;
             readers::of(volumes, name, "").await?.iter().try_for_each(deletable)?;
         }
-        match volumes.delete(&volume).await {
-            Ok(()) => {}
-            Err(ApiFailure::Stale) => {
-                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
-            }
-            Err(failure) => return Err(failure.into()),
-        }
+        volume = volumes.delete(found, until, deletable).await?;
     }
     // Only now: no reader begins while the volume is being deleted.
     if has_readers {
         readers::end_all(volumes, snapshots, name, until).await?;
     }
+    let Some(volume) = volume else { return Ok(DeleteVolumeResponse {}) };
     volumes.wait_until_gone(volume, until).await.map(|()| DeleteVolumeResponse {})
 }
 

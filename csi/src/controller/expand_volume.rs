@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 use super::capacity::{Capacity, quantity, signed};
 use super::memory;
 use super::object_name::{is_object_name, volume_id};
-use super::objects::{ApiFailure, TimedOut};
+use super::objects::TimedOut;
 use super::readers;
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
@@ -52,16 +52,14 @@ pub(super) async fn answer(
     }
     let volume = volumes.existing(name).await?;
     memory::refuse(&volume, "capacity_range", "growth", "Create a larger claim, and copy the files")?;
-    let (volume, bytes) = match plan(&volume, &capacity)? {
-        Plan::Done(bytes) => (volume, bytes),
-        Plan::Grow(bytes) => match volumes.change(&volume, json!({ "size": quantity(bytes) })).await {
-            Ok(changed) => (changed, bytes),
-            Err(ApiFailure::Stale) => {
-                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
-            }
-            Err(failure) => return Err(failure.into()),
-        },
+    let grow = |volume: &Volume| {
+        Ok(match plan(volume, &capacity)? {
+            Plan::Done(_) => None,
+            Plan::Grow(bytes) => Some(json!({ "size": quantity(bytes) })),
+        })
     };
+    let volume = volumes.change(volume, until, grow, &[]).await?;
+    let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let answer =
         ControllerExpandVolumeResponse { capacity_bytes: signed(bytes), node_expansion_required: !raw };
     match volumes.wait(name, Some(volume), until, |now| progress(name, now, bytes)).await {

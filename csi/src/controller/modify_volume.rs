@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 
 use super::memory;
 use super::object_name::{is_object_name, volume_id};
-use super::objects::{ApiFailure, TimedOut};
+use super::objects::TimedOut;
 use super::parameters::Settings;
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
@@ -34,16 +34,8 @@ pub(super) async fn answer(
     let volume = volumes.existing(name).await?;
     let fix = "Remove the VolumeAttributesClass from the claim";
     memory::refuse(&volume, "mutable_parameters", "durability, dirty age, failover or limits", fix)?;
-    let volume = match settings.change_of(&volume.spec) {
-        None => volume,
-        Some(fields) => match volumes.change(&volume, fields).await {
-            Ok(changed) => changed,
-            Err(ApiFailure::Stale) => {
-                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
-            }
-            Err(failure) => return Err(failure.into()),
-        },
-    };
+    let change = |volume: &Volume| Ok(settings.change_of(&volume.spec));
+    let volume = volumes.change(volume, until, change, &[]).await?;
     match volumes.wait(name, Some(volume), until, |now| progress(name, now, &settings)).await {
         Ok(outcome) => outcome.map(|()| ControllerModifyVolumeResponse {}),
         Err(TimedOut { last }) => {

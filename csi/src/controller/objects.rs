@@ -2,7 +2,7 @@
 //!
 //! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change. A field that the API server does not know is an error: it would drop the field,
+//! overwrites another change: it is planned again from what is there then. A field that the API server does not know is an error: it would drop the field,
 //! and another volume than the wanted one would come of it. A wait is one watch of one object from a version
 //! that was seen: no list, no polling.
 //! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
@@ -45,7 +45,7 @@ const FIELD_MANAGER: &str = "holdfast-csi";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiFailure {
     /// The object changed or is gone since it was read.
-    #[error("the object changed meanwhile")]
+    #[error("the object changed meanwhile; it is tried again")]
     Stale,
     /// The API server refused a value.
     #[error("{0}")]
@@ -149,32 +149,49 @@ where
         self.0.clone().into_client().request(request).await
     }
 
-    /// Deletes an object as it was read.
-    pub(crate) async fn delete(&self, object: &K) -> Result<(), ApiFailure> {
-        let preconditions = Preconditions { resource_version: object.resource_version(), uid: object.uid() };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        call(self.0.delete(&object.name_any(), &params)).await.map(drop)
+    /// Deletes an object as it was read, once `check` permits it; again where it changed meanwhile. Returns it as
+    /// it was then; none if it was gone.
+    ///
+    /// # Errors
+    /// Those of `check`; `ABORTED`: it changed until the deadline.
+    pub(crate) async fn delete(
+        &self,
+        mut object: K,
+        until: Instant,
+        check: impl Fn(&K) -> Result<(), Status>,
+    ) -> Result<Option<K>, Status> {
+        loop {
+            check(&object)?;
+            let (resource_version, uid) = (object.resource_version(), object.uid());
+            let preconditions = Preconditions { resource_version, uid };
+            let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+            let name = object.name_any();
+            match call(self.0.delete(&name, &params)).await {
+                Ok(_) => return Ok(Some(object)),
+                Err(ApiFailure::Stale) if Instant::now() < until => {}
+                Err(failure) => return Err(failure.into()),
+            }
+            match self.get(&name).await? {
+                Some(now) if now.uid() == object.uid() => object = now,
+                Some(_) | None => return Ok(None),
+            }
+        }
     }
 
     /// Deletes an object, and waits until it is gone. `condition` says what it waits for.
     ///
     /// # Errors
-    /// `ABORTED`: it is not gone yet, or changed meanwhile.
+    /// `ABORTED`: it is not gone yet, or changed until the deadline.
     pub(crate) async fn remove(
         &self,
-        object: K,
+        mut object: K,
         until: Instant,
         condition: impl Fn(&K) -> String,
     ) -> Result<(), Status> {
         let kind = K::kind(&());
         if object.meta().deletion_timestamp.is_none() {
-            match self.delete(&object).await {
-                Ok(()) => {}
-                Err(ApiFailure::Stale) => {
-                    return Err(Status::aborted(format!("the {kind} changed meanwhile; it is tried again")));
-                }
-                Err(failure) => return Err(failure.into()),
-            }
+            let Some(deleted) = self.delete(object, until, |_| Ok(())).await? else { return Ok(()) };
+            object = deleted;
         }
         let (name, uid) = (object.name_any(), object.uid());
         let is_gone = |now: Option<&K>| now.is_none_or(|now| now.meta().uid != uid).then_some(());
@@ -185,27 +202,37 @@ where
         })
     }
 
-    /// Changes fields of the spec of an object as it was read, and returns it as it is then.
-    pub(super) async fn change(&self, object: &K, spec: Value) -> Result<K, ApiFailure> {
-        self.change_with(object, spec, []).await
-    }
-
-    /// The same, and writes annotations.
-    pub(super) async fn change_with(
+    /// Changes fields of the spec of an object as `plan` says from what it is, and writes annotations; again where
+    /// it changed meanwhile. Returns it as it is then. Where there is nothing to change it stays as it is.
+    ///
+    /// # Errors
+    /// Those of `plan`; `ABORTED`: it is gone, or changed until the deadline.
+    pub(super) async fn change(
         &self,
-        object: &K,
-        spec: Value,
-        annotations: impl IntoIterator<Item = (&'static str, String)>,
-    ) -> Result<K, ApiFailure> {
-        let mut annotations: BTreeMap<&str, Option<String>> =
-            annotations.into_iter().map(|(key, value)| (key, Some(value))).collect();
+        mut object: K,
+        until: Instant,
+        plan: impl Fn(&K) -> Result<Option<Value>, Status>,
+        annotations: &[(&str, String)],
+    ) -> Result<K, Status> {
+        let mut written: BTreeMap<&str, Option<&str>> =
+            annotations.iter().map(|(key, value)| (*key, Some(value.as_str()))).collect();
+        let trace = trace::current();
         // Absent where no traces are exported: what follows is no part of an older trace.
-        annotations.insert(TRACEPARENT, trace::current());
-        let metadata = json!({ "resourceVersion": object.resource_version(), "annotations": annotations });
-        let patch = json!({ "metadata": metadata, "spec": spec });
+        written.insert(TRACEPARENT, trace.as_deref());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let params = params.validation_strict();
-        call(self.0.patch(&object.name_any(), &params, &Patch::Merge(patch))).await
+        loop {
+            let Some(spec) = plan(&object)? else { return Ok(object) };
+            let metadata = json!({ "resourceVersion": object.resource_version(), "annotations": &written });
+            let patch = json!({ "metadata": metadata, "spec": spec });
+            let name = object.name_any();
+            match call(self.0.patch(&name, &params, &Patch::Merge(patch))).await {
+                Ok(changed) => return Ok(changed),
+                Err(ApiFailure::Stale) if Instant::now() < until => {}
+                Err(failure) => return Err(failure.into()),
+            }
+            object = self.get(&name).await?.ok_or(ApiFailure::Stale)?;
+        }
     }
 
     /// The objects with these labels.
@@ -305,5 +332,105 @@ where
             }
         }
         ControlFlow::Continue(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use holdfast_crds::Volume;
+    use hyper::Method;
+    use kube::client::Body;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// A server with one Volume, to which another party writes before each of the first requests that name a
+    /// version.
+    fn server(other_writes: u32) -> (Objects<Volume>, Arc<Mutex<Vec<u32>>>) {
+        let versions = Arc::new(Mutex::new(Vec::new()));
+        let (seen, version) = (Arc::clone(&versions), Arc::new(Mutex::new(1)));
+        let answers = tower::service_fn(move |request: hyper::Request<Body>| {
+            let (seen, version) = (Arc::clone(&seen), Arc::clone(&version));
+            async move {
+                let method = request.method().clone();
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let named = [&body["metadata"], &body["preconditions"]];
+                let named =
+                    named.into_iter().find_map(|part| part["resourceVersion"].as_str()?.parse::<u32>().ok());
+                let mut version = version.lock();
+                if method != Method::GET && *version <= other_writes {
+                    *version += 1;
+                }
+                let object = json!({
+                    "apiVersion": Volume::api_version(&()), "kind": Volume::kind(&()),
+                    "metadata": { "name": "data", "uid": "1", "resourceVersion": version.to_string() },
+                    "spec": { "size": "1Gi", "objectStore": "main" },
+                });
+                seen.lock().extend(named);
+                let (code, answer) = match named {
+                    Some(named) if named != *version => (
+                        409,
+                        json!({ "kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409 }),
+                    ),
+                    _ => (200, object),
+                };
+                hyper::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()))
+            }
+        });
+        (Objects::new(Client::new(answers, "default")), versions)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    /// Each status that the operator or a node wrote between made the caller wait for its next try.
+    #[tokio::test]
+    async fn what_another_party_changed_meanwhile_is_planned_again() {
+        let (volumes, versions) = server(2);
+        let found = volumes.get("data").await.unwrap().unwrap();
+        let plans = Mutex::new(0);
+        let plan = |_: &Volume| {
+            *plans.lock() += 1;
+            Ok(Some(json!({ "nodeName": "a" })))
+        };
+        let changed = volumes.change(found.clone(), soon(), plan, &[]).await.unwrap();
+        assert_eq!(changed.resource_version().as_deref(), Some("3"));
+        assert_eq!((versions.lock().as_slice(), *plans.lock()), (&[1, 2, 3][..], 3));
+        let stays = volumes.change(found, soon(), |_| Ok(None), &[]).await.unwrap();
+        assert_eq!((stays.resource_version().as_deref(), versions.lock().len()), (Some("1"), 3));
+    }
+
+    /// A delete that was refused for a status of the operator was an error of the claim.
+    #[tokio::test]
+    async fn a_delete_is_checked_again_on_what_is_there() {
+        let (volumes, versions) = server(2);
+        let found = volumes.get("data").await.unwrap().unwrap();
+        let deleted = volumes.delete(found, soon(), |_| Ok(())).await.unwrap().unwrap();
+        assert_eq!(deleted.resource_version().as_deref(), Some("3"));
+        assert_eq!(*versions.lock(), [1, 2, 3]);
+
+        let (volumes, versions) = server(9);
+        let found = volumes.get("data").await.unwrap().unwrap();
+        let check = |now: &Volume| match now.resource_version().as_deref() {
+            Some("3") => Err(Status::failed_precondition("in use")),
+            _ => Ok(()),
+        };
+        let refused = volumes.delete(found, soon(), check).await.unwrap_err();
+        assert_eq!((refused.code(), versions.lock().as_slice()), (Code::FailedPrecondition, &[1, 2][..]));
+    }
+
+    #[tokio::test]
+    async fn a_change_ends_at_the_deadline() {
+        let (volumes, _versions) = server(u32::MAX);
+        let found = volumes.get("data").await.unwrap().unwrap();
+        let refused = volumes.delete(found.clone(), Instant::now(), |_| Ok(())).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Aborted);
+        let plan = |_: &Volume| Ok(Some(json!({ "nodeName": "a" })));
+        let refused = volumes.change(found, Instant::now(), plan, &[]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Aborted);
     }
 }

@@ -17,7 +17,7 @@ use tracing::Span;
 use super::create_volume;
 use super::memory;
 use super::object_name::volume_id;
-use super::objects::{ApiFailure, Objects, TimedOut};
+use super::objects::{Objects, TimedOut};
 use super::readers;
 use super::reason::{condition_text, first_unmet};
 use super::serving_node::serving_node;
@@ -96,13 +96,13 @@ pub(super) async fn answer(
     let name = volume.name_any();
     if let Plan::Request = plan(&volume, &node_id)? {
         let claim = volumes.later_claim(&volume).await.map(|claim| (CLAIM, claim));
-        volume = match volumes.change_with(&volume, json!({ "nodeName": node_id }), claim).await {
-            Ok(volume) => volume,
-            Err(ApiFailure::Stale) => {
-                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
-            }
-            Err(failure) => return Err(failure.into()),
+        let request = |volume: &Volume| {
+            Ok(match plan(volume, &node_id)? {
+                Plan::Request => Some(json!({ "nodeName": node_id })),
+                Plan::Wait => None,
+            })
         };
+        volume = volumes.change(volume, until, request, claim.as_slice()).await?;
     }
     match volumes.wait(&name, Some(volume), until, |now| progress(&name, now, &node_id)).await {
         Ok(outcome) => outcome.map(|publish_context| ControllerPublishVolumeResponse { publish_context }),

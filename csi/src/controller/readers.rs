@@ -23,7 +23,7 @@ use kube::{Resource, ResourceExt};
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::objects::{ApiFailure, Objects};
+use super::objects::Objects;
 use super::snapshots::condition;
 use super::volumes::ClusterVolumes;
 use super::{create_snapshot, volume_id};
@@ -131,22 +131,17 @@ pub(super) async fn end(
 async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Result<(), Status> {
     let name = reader.name_any();
     volumes.release(reader, "", until).await?;
-    // Operator and daemon may still write to its status.
-    while let Some(released) = volumes.get(&name).await? {
-        if released.spec.desired_node().is_some() {
-            return Err(Status::aborted(format!(
-                "Volume {name} was published again meanwhile; it is tried again"
-            )));
+    let Some(released) = volumes.get(&name).await? else { return Ok(()) };
+    let unpublished = |reader: &Volume| match reader.spec.desired_node() {
+        None => Ok(()),
+        Some(_) => {
+            Err(Status::aborted(format!("Volume {name} was published again meanwhile; it is tried again")))
         }
-        match volumes.delete(&released).await {
-            Err(ApiFailure::Stale) => {}
-            outcome => {
-                outcome?;
-                return volumes.wait_until_gone(released, until).await;
-            }
-        }
+    };
+    match volumes.delete(released, until, unpublished).await? {
+        Some(deleted) => volumes.wait_until_gone(deleted, until).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Deletes what was made for the readers of a volume that is being deleted.

@@ -96,23 +96,15 @@ impl ClusterVolumes {
     /// Takes a volume from that node (any node if none is named), and waits until it is released.
     ///
     /// # Errors
-    /// `ABORTED`: it is not released yet, or changed meanwhile.
-    pub(super) async fn release(
-        &self,
-        mut volume: Volume,
-        node_id: &str,
-        until: Instant,
-    ) -> Result<(), Status> {
+    /// `ABORTED`: it is not released yet, or changed until the deadline.
+    pub(super) async fn release(&self, volume: Volume, node_id: &str, until: Instant) -> Result<(), Status> {
         let name = volume.name_any();
-        if is_requested(&volume, node_id) {
-            volume = match self.change(&volume, json!({ "nodeName": "" })).await {
-                Ok(volume) => volume,
-                Err(ApiFailure::Stale) => {
-                    return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
-                }
-                Err(failure) => return Err(failure.into()),
-            };
-        }
+        let withdraw = |volume: &Volume| Ok(is_requested(volume, node_id).then(|| json!({ "nodeName": "" })));
+        let volume = match self.change(volume, until, withdraw, &[]).await {
+            // It is gone.
+            Err(_) if self.get(&name).await?.is_none() => return Ok(()),
+            changed => changed?,
+        };
         let released =
             self.wait(&name, Some(volume), until, |now| is_released(now, node_id).then_some(())).await;
         released.map_err(|TimedOut { last }| {

@@ -112,10 +112,16 @@ async fn wait(
             Err(Status::aborted("the VolumeGroupSnapshot was deleted meanwhile; it is created again"))
         }
         Ok(Ended::Failed(group)) => {
-            if members(&group).is_empty() {
-                groups.delete(&group).await?;
-            }
             let why = condition(&group);
+            if members(&group).is_empty() {
+                let still = |now: &VolumeGroupSnapshot| match members(now).is_empty() {
+                    true => Ok(()),
+                    false => {
+                        Err(Status::aborted("the VolumeGroupSnapshot changed meanwhile; it is tried again"))
+                    }
+                };
+                groups.delete(*group, until, still).await?;
+            }
             Err(Status::failed_precondition(format!("VolumeGroupSnapshot {name} failed: {why}")))
         }
         Err(TimedOut { last }) => {

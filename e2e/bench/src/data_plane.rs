@@ -70,11 +70,16 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("{} {}", fill(&device, 256), fill(&file, 256)))?;
     let rows = rows();
     let (mut ours, mut theirs) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
+    // Its batches make no difference to requests one after the other.
+    let mut batched = vec![Vec::new(); 2];
     let mut fresh = Vec::new();
     for round in 0..ROUNDS {
         measure(vm, &rows, &device, &mut ours)?;
         let reference = Kublk::serve(vm, 9, &file, mode)?;
         measure(vm, &rows, &reference.device(), &mut theirs)?;
+        reference.remove()?;
+        let reference = Kublk::serve(vm, 9, &file, mode.with_batches())?;
+        measure(vm, &rows[..batched.len()], &reference.device(), &mut batched)?;
         reference.remove()?;
         bench.create(&volume(round), "256Mi")?;
         let unwritten = bench.attach(&volume(round), &[])?;
@@ -84,6 +89,11 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("rm {file}"))?;
     discard_and_detach(bench, &name, &device)?;
     let (filled, reference) = (median(ours[1].clone()), median(theirs[0].clone()));
+    let with_batches = rows.iter().zip(ours.iter().zip(batched)).map(|(row, (ours, theirs))| {
+        let name = format!("{prefix}{}_vs_kublk_batches", row.name);
+        ratio(name, (median(ours.clone()), median(theirs)), "IOPS", None)
+    });
+    let with_batches: Vec<_> = with_batches.collect();
     let mut figures: Vec<Figure> = rows
         .iter()
         .zip(ours.into_iter().zip(theirs))
@@ -93,6 +103,7 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
         .collect();
     let name = format!("{prefix}randwrite4k_fresh_vs_filled");
     figures.push(ratio(name, (median(fresh), filled), "IOPS", Some(0.7)));
+    figures.extend(with_batches);
     figures.extend(cached(bench, prefix, reference)?);
     Ok(figures)
 }

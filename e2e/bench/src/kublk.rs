@@ -17,8 +17,22 @@ const DEPTH: u32 = 128;
 pub enum Mode {
     /// Registered request buffers.
     ZeroCopy,
+    /// Registered request buffers, and batches of requests.
+    ZeroCopyBatches,
     /// Reads and writes of the character device.
     UserCopy,
+    /// The same, and batches of requests.
+    UserCopyBatches,
+}
+
+impl Mode {
+    /// The same with batches of requests.
+    pub const fn with_batches(self) -> Self {
+        match self {
+            Self::ZeroCopy | Self::ZeroCopyBatches => Self::ZeroCopyBatches,
+            Self::UserCopy | Self::UserCopyBatches => Self::UserCopyBatches,
+        }
+    }
 }
 
 /// A device of kublk.
@@ -45,7 +59,9 @@ impl<'a> Kublk<'a> {
     pub fn serve(vm: &'a Vm, id: u32, file: &str, mode: Mode) -> Result<Self> {
         let mode = match mode {
             Mode::ZeroCopy => "--auto_zc",
+            Mode::ZeroCopyBatches => "--auto_zc -b",
             Mode::UserCopy => "-u",
+            Mode::UserCopyBatches => "-u -b",
         };
         vm.exec(&format!("kublk add -t loop -n {id} -q 1 -d {DEPTH} {mode} {file} > /dev/null"))
             .context("start kublk")?;
