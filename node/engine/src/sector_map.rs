@@ -121,6 +121,8 @@ pub(crate) enum CommitScope {
 pub struct SectorMap<M> {
     memory: M,
     sectors: u64,
+    /// As the memory has it, which is read at the beginning: each request asks for it.
+    active: Side,
     counted: PerSide<u64>,
 }
 
@@ -202,7 +204,13 @@ fn since_at(side: Side) -> usize {
     48 + 8 * side as usize
 }
 
+/// The active side that a map has noted.
+fn side_at(memory: &[u8]) -> Side {
+    if memory[ACTIVE_AT] == 0 { Side::A } else { Side::B }
+}
+
 const SECTORS_AT: usize = 8;
+const ACTIVE_AT: usize = 40;
 const EPOCH_AT: usize = 64;
 const SEQ_AT: usize = 72;
 
@@ -213,7 +221,8 @@ fn volume_hash(volume: &VolumeId) -> [u8; 16] {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     fn over(memory: M, sectors: u64) -> Self {
         assert!(memory.as_ref().len() as u64 >= map_bytes(sectors), "the memory holds the whole map");
-        Self { memory, sectors, counted: PerSide::default() }
+        let active = side_at(memory.as_ref());
+        Self { memory, sectors, active, counted: PerSide::default() }
     }
 
     /// Every change of the map goes through here. The process may be killed between any two of them, and what
@@ -291,11 +300,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     #[inline]
     pub(crate) fn active(&self) -> Side {
-        if self.memory.as_ref()[40] == 0 { Side::A } else { Side::B }
+        self.active
     }
 
     pub(crate) fn set_active(&mut self, side: Side) {
-        self.bytes_mut()[40] = side as u8;
+        self.bytes_mut()[ACTIVE_AT] = side as u8;
+        self.active = side;
     }
 
     /// The way to commit what is dirty.
@@ -391,7 +401,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Returns true if the chunk's part of the map may be touched; if not, every sector of it is remote and
     /// clean.
-    #[inline]
+    #[inline(always)] // of each request
     pub(crate) fn is_prepared(&self, chunk: Chunk) -> bool {
         self.memory.as_ref()[index(prepared_at(chunk))] & (1 << (chunk.0 % 8)) != 0
     }
@@ -461,7 +471,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    #[inline]
+    #[inline(always)] // of each read and write
     fn nibble(&self, sector: u64) -> Nibble {
         let byte = self.memory.as_ref()[index(nibble_at(sector))];
         Nibble((byte >> ((sector % 2) * 4)) & 15)
@@ -566,20 +576,27 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// The side that has the newest bytes of all of `range`, where it lies in one chunk.
-    #[inline]
+    #[inline(always)] // of each read
     pub(crate) fn newest_of_all(&self, range: SectorRange) -> Newest {
         if !is_in_one_chunk(range) || !self.is_prepared(range.start.chunk()) {
             return None;
         }
         let first = self.nibble(range.start.0);
         let side = first.newest()?;
+        // Most requests have one sector.
+        if range.sectors == 1 {
+            return Some(side);
+        }
         (self.are_all(range, first) || self.first_run(range) == (range, Some(side))).then_some(side)
     }
 
     /// Returns true if `range` lies in one chunk and each sector of it is `nibble`. What follows the sectors
     /// of a chunk may be those of the next one, or the beginning of the next group.
-    #[inline]
+    #[inline(always)] // of each read and write
     fn are_all(&self, range: SectorRange, nibble: Nibble) -> bool {
+        if range.sectors == 1 {
+            return self.nibble(range.start.0) == nibble;
+        }
         if range.sectors == 0 || !is_in_one_chunk(range) {
             return false;
         }
@@ -590,7 +607,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Records that `range` was written in `side`. Returns whether the map changed.
-    #[inline]
+    #[inline(always)] // of each write
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
         // What is written again, as most of a volume that is in use.
         let as_written = Nibble::on(side, dirty_bit(side), false);

@@ -1,5 +1,7 @@
 //! The end of one operation.
 
+use io_uring::cqueue;
+
 use crate::HeapBuffer;
 
 /// An error number of the kernel, positive, as in `errno.h`.
@@ -91,7 +93,7 @@ pub struct Completion {
     /// The user data of its entry.
     pub(crate) user_data: u64,
     pub(crate) outcome: IoResult,
-    pub(crate) continues: bool,
+    pub(crate) flags: u32,
 }
 
 impl Completion {
@@ -99,8 +101,8 @@ impl Completion {
     /// ([`RingOperation::to_word`](crate::RingOperation::to_word)), and more completions of it come.
     #[inline]
     #[must_use]
-    pub const fn continues(self) -> bool {
-        self.continues
+    pub fn continues(self) -> bool {
+        cqueue::more(self.flags)
     }
 }
 

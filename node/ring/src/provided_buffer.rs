@@ -143,3 +143,53 @@ impl std::fmt::Debug for ProvidedBuffer {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel does to the entry for a piece (`io_kbuf_inc_commit` in `io_uring/kbuf.c`).
+    fn fill(buffer: &ProvidedBuffer, bytes: u32) {
+        // SAFETY: the entry of a buffer that no ring has.
+        let entry = unsafe { &mut *buffer.entry() };
+        let left = entry.len() - bytes;
+        entry.set_len(left);
+        if left > 0 {
+            entry.set_addr(entry.addr() + u64::from(bytes));
+        }
+    }
+
+    fn number(buffer: &ProvidedBuffer) -> u16 {
+        // SAFETY: as above.
+        let number = unsafe { BufRingEntry::tail(buffer.entry()) };
+        // SAFETY: the field is aligned, and no kernel has the page.
+        unsafe { *number }
+    }
+
+    /// The kernel may find no room for a completion after it filled a piece: `ublk_drv` then hands over its tags
+    /// again.
+    #[test]
+    fn a_piece_without_completion_is_left_out() {
+        let mut buffer = ProvidedBuffer::new(7, 16);
+        buffer.provide();
+        fill(&buffer, 4);
+        assert_eq!(buffer.take(4), 0..4);
+        fill(&buffer, 6);
+        buffer.refill();
+        assert_eq!(number(&buffer), 1, "the rest of it is still the kernel's");
+        fill(&buffer, 2);
+        assert_eq!(buffer.take(2), 10..12);
+        fill(&buffer, 4);
+        assert_eq!(buffer.take(4), 12..16);
+        buffer.refill();
+        assert_eq!((number(&buffer), buffer.take(16)), (2, 0..16));
+    }
+
+    #[test]
+    #[should_panic(expected = "the kernel fills what it was given")]
+    fn a_piece_behind_the_end_is_a_bug_that_shows() {
+        let mut buffer = ProvidedBuffer::new(7, 16);
+        buffer.provide();
+        buffer.take(18);
+    }
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode};
+use io_uring::{IoUring, opcode};
 
 use crate::operation_table::{OperationKey, OperationTable};
 use crate::slot::{BufferTable, FileTable, GroupTable};
@@ -327,12 +327,12 @@ impl<T> Ring<T> {
         let mut woken = false;
         for entry in self.uring.completion() {
             let (user_data, outcome) = (entry.user_data(), IoResult(entry.result()));
-            let continues = cqueue::more(entry.flags());
+            let completion = Completion { user_data, outcome, flags: entry.flags() };
             if user_data == OperationKey::WAKE.to_bits() {
                 woken = true;
-                self.waker_armed = continues;
+                self.waker_armed = completion.continues();
             } else {
-                completions.push(Completion { user_data, outcome, continues });
+                completions.push(completion);
             }
         }
         if woken {
@@ -412,7 +412,7 @@ impl<T: RingOperation> Ring<T> {
         if let Some((operation, outcome)) = self.end_word(completion) {
             return Some(Ended { operation, outcome, buffer: None });
         }
-        let Completion { user_data, outcome, continues: _ } = completion;
+        let Completion { user_data, outcome, flags: _ } = completion;
         let (operation, buffer) = self.in_flight.take(OperationKey::from_bits(user_data))?;
         Some(Ended { operation, outcome, buffer })
     }
@@ -420,11 +420,11 @@ impl<T: RingOperation> Ring<T> {
     /// The same, for an operation that is a word; `None`, with nothing changed, for any other.
     #[inline]
     pub fn end_word(&mut self, completion: Completion) -> Option<(T, IoResult)> {
-        let Completion { user_data, outcome, continues } = completion;
+        let Completion { user_data, outcome, flags: _ } = completion;
         if user_data & WORD == 0 {
             return None;
         }
-        self.words -= u32::from(!continues);
+        self.words -= u32::from(!completion.continues());
         Some((T::from_word(user_data & !WORD), outcome))
     }
 }

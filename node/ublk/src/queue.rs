@@ -166,7 +166,10 @@ impl<K: Copy> Queue<K> {
             Transport::UserCopy | Transport::KernelCopy | Transport::Fuse => None,
         };
         let opened = register(ring, char_device).and_then(|char_file| {
-            let batch = device.has_batches().then(|| Batch::new(ring, depth, char_device)).transpose();
+            let batch = device
+                .has_batches()
+                .then(|| Batch::new(ring, depth, registered.as_ref(), char_device))
+                .transpose();
             match batch {
                 Ok(batch) => Ok((char_file, batch)),
                 Err(error) => {
@@ -311,7 +314,7 @@ impl<K: Copy> Queue<K> {
             };
         };
         let buffer = Self::buffer_part(request, part);
-        let position = self.copy_position(buffer.tag, buffer.offset_bytes);
+        let position = copy_position(self.queue_id, buffer.tag, buffer.offset_bytes);
         let entry = if copies.copy_in(&self.file, buffer, position) {
             Self::write_of(copies.address(buffer), part)
         } else {
@@ -363,7 +366,7 @@ impl<K: Copy> Queue<K> {
             return Ok(buffers.bytes(whole.tag, whole.len_bytes as usize));
         }
         let copies = self.copies_of(request).expect("its pages are not registered");
-        if copies.copy_in(&self.file, whole, self.copy_position(whole.tag, 0)) {
+        if copies.copy_in(&self.file, whole, copy_position(self.queue_id, whole.tag, 0)) {
             Ok(copies.part(whole))
         } else {
             Err(Errno::EIO)
@@ -400,7 +403,7 @@ impl<K: Copy> Queue<K> {
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed. With batches the answer waits for [`commit`](Self::commit), of which the ring
     /// [reminds](Ring::next_reminder).
-    #[inline]
+    #[inline(always)] // of each request
     pub fn complete<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -410,8 +413,8 @@ impl<K: Copy> Queue<K> {
         let (tag, operation, sectors) = request.disarm();
         let len_bytes = sectors * SECTOR_BYTES as u32;
         let mut outcome = outcome;
-        let position = self.copy_position(tag, 0);
         if let Some(copies) = self.copies.as_mut().filter(|copies| copies.has(tag)) {
+            let position = copy_position(self.queue_id, tag, 0);
             if operation == Operation::Read
                 && outcome.is_ok()
                 && !copies.copy_out(&self.file, tag, len_bytes, position)
@@ -427,8 +430,7 @@ impl<K: Copy> Queue<K> {
         };
         self.with_owner -= 1;
         if let Some(batch) = &mut self.batch {
-            let buffer = self.registered.as_ref().map_or(0, |buffers| buffers.index(tag));
-            if batch.collect(tag, buffer, result) {
+            if batch.collect(tag, result) {
                 self.with_kernel += 1;
                 ring.remind(QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: 0 }.into());
             }
@@ -619,16 +621,16 @@ impl<K: Copy> Queue<K> {
             len_bytes: part.len_bytes,
         }
     }
+}
 
-    /// Position at which the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
-    /// `linux/ublk_cmd.h`).
-    #[inline]
-    fn copy_position(&self, tag: u16, offset_bytes: u32) -> u64 {
-        u64::from(sys::UBLKSRV_IO_BUF_OFFSET)
-            + (u64::from(self.queue_id) << sys::UBLK_QID_OFF)
-            + (u64::from(tag) << sys::UBLK_TAG_OFF)
-            + u64::from(offset_bytes)
-    }
+/// Position at which the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
+/// `linux/ublk_cmd.h`).
+#[inline]
+fn copy_position(queue_id: u16, tag: u16, offset_bytes: u32) -> u64 {
+    u64::from(sys::UBLKSRV_IO_BUF_OFFSET)
+        + (u64::from(queue_id) << sys::UBLK_QID_OFF)
+        + (u64::from(tag) << sys::UBLK_TAG_OFF)
+        + u64::from(offset_bytes)
 }
 
 impl<K> Drop for Queue<K> {

@@ -251,6 +251,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// `range` was written in `side`.
+    #[inline]
     pub(super) fn record_write(&mut self, range: SectorRange, side: Side) {
         if self.map.mark_written(range, side) {
             self.became_dirty(range, side);

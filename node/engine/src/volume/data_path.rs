@@ -256,7 +256,7 @@ impl DataPath {
     }
 
     /// Begins a read that one part of a side answers whole. `None`, with nothing changed, for any other.
-    #[inline]
+    #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin_read<M: Memory>(
         &mut self,
         id: RequestId,
@@ -285,7 +285,7 @@ impl DataPath {
 
     /// Begins a write, nothing of which has to wait, while no seal is in progress. `None`, with nothing
     /// changed, for one that may have to.
-    #[inline]
+    #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin_write<M: Memory>(
         &mut self,
         id: RequestId,

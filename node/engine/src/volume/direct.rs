@@ -23,7 +23,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// range moves between the request and the side that is returned, in place of [`Event::Request`] and one
     /// [`Action::Read`] or [`Action::Write`]. `None`, with nothing changed but the time, for any other: then
     /// the event takes it. Most requests come this way, which costs them no list of actions.
-    #[inline]
+    #[inline(always)] // of each request
     pub fn begin(&mut self, now: Millis, id: RequestId, op: Op, range: SectorRange) -> Option<Side> {
         if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
             return None;

@@ -114,19 +114,19 @@ impl RequestTable {
     }
 
     /// A request comes.
-    #[inline]
+    #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin(&mut self, id: RequestId, op: Op, range: SectorRange, active: Side) {
         self.insert(id, Request::new(op, range, active));
     }
 
-    #[inline]
+    #[inline(always)] // as for `Volume::begin`
     pub(super) fn insert(&mut self, id: RequestId, request: Request) {
         let slot = &mut self.slots[id.0 as usize];
         assert!(slot.is_none(), "a request id is in use once");
         *slot = Some(request);
     }
 
-    #[inline]
+    #[inline(always)] // as for `Volume::begin`
     pub(super) fn get(&mut self, id: RequestId) -> &mut Request {
         self.slots[id.0 as usize].as_mut().expect("an answer belongs to a request in flight")
     }
@@ -208,24 +208,24 @@ impl RequestTable {
     }
 
     /// A write or punch on `side` was planned.
-    #[inline]
+    #[inline(always)] // as for `Volume::begin`
     pub(super) fn storing(&mut self, id: RequestId, side: Side) {
         let slot = self.get(id);
         slot.side = side;
         slot.pending = 1;
         slot.failed = None;
-        let request = *slot;
-        self.record_overlaps(id, request);
-        self.zeroing += u32::from(is_zeroing(request.op));
+        let zeroing = is_zeroing(slot.op);
+        if zeroing || self.zeroing > 0 {
+            self.record_overlaps(id);
+            self.zeroing += u32::from(zeroing);
+        }
     }
 
     /// Concurrent zeroing and writing of a sector complete in unknown order, so the sector counts as data.
-    #[inline]
-    fn record_overlaps(&mut self, id: RequestId, request: Request) {
+    #[cold]
+    fn record_overlaps(&mut self, id: RequestId) {
+        let request = *self.get(id);
         let zeroing = is_zeroing(request.op);
-        if !zeroing && self.zeroing == 0 {
-            return;
-        }
         for (other_id, other) in (0..).map(RequestId).zip(&self.slots) {
             let Some(other) = other else { continue };
             let is_opposite = if zeroing { other.op.is_write() } else { is_zeroing(other.op) };

@@ -36,7 +36,7 @@ impl ServedVolume {
             QueueEvent::Request(request) if self.is_limited => {
                 self.begin_limited(ring, queue, request, now);
             }
-            QueueEvent::Request(request) => self.begin_request(ring, queue, request, now),
+            QueueEvent::Request(request) => self.begin_single(ring, queue, request, now),
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted => self.queues.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => self.queue_refused(ring, (queue, tag), errno, now),
@@ -109,7 +109,7 @@ impl ServedVolume {
             if self.is_limited {
                 self.begin_limited(ring, 0, request, now);
             } else {
-                self.begin_request(ring, 0, request, now);
+                self.begin_single(ring, 0, request, now);
             }
         }
         if let Some(queue) = self.queues.fuse() {
@@ -122,7 +122,13 @@ impl ServedVolume {
         true
     }
 
-    #[inline(always)] // two of its callers are the path of each request of ublk
+    /// A request that came alone.
+    #[inline(never)]
+    fn begin_single(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
+        self.begin_request(ring, queue, request, now);
+    }
+
+    #[inline(always)] // of each request
     fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
@@ -200,10 +206,10 @@ impl ServedVolume {
 
     #[inline]
     fn moved_whole(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
-        let request = self.queues.request(id).1;
+        let request = self.queues.described(id);
         // A request has at most 1 MiB.
         let len_bytes = request.len_bytes() as u32;
-        if outcome.result() == Ok(len_bytes) && self.volume.end(now, id) {
+        if outcome == IoResult(len_bytes.cast_signed()) && self.volume.end(now, id) {
             return self.queues.complete(ring, id, Ok(()));
         }
         let result = moved(outcome, len_bytes, request.operation() == Operation::Write);
@@ -228,7 +234,7 @@ impl ServedVolume {
             }
             FileOperation::CopyKnown { request: id } => {
                 let slot = self.copied[id.0 as usize].take();
-                let request = self.queues.request(id).1;
+                let request = self.queues.described(id);
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
                 let result = exactly(outcome, bytes(range));
                 if result.is_ok() && self.volume.end(now, id) {

@@ -108,7 +108,7 @@ impl ServedVolume {
             self.passed.read(range, read.at == 0);
             return self.copy_cold(ring, read, slot);
         }
-        let request = self.queues.request(read.request).1;
+        let request = self.queues.described(read.request);
         let end = request.start_sector() + u64::from(request.sectors());
         // What follows it in the request comes to no task.
         let is_last_of_work = SectorRange::new(range.end(), end - range.end())
@@ -146,6 +146,7 @@ impl ServedVolume {
     }
 
     /// Moves all of a request between its pages and a side.
+    #[inline(always)] // of each request
     pub(super) fn move_whole(
         &mut self,
         ring: &mut Ring,
@@ -154,10 +155,16 @@ impl ServedVolume {
         side: Side,
         is_write: bool,
     ) {
-        let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
         let operation = self.begin_file(FileOperation::MoveWhole { request: id });
         let (queue, request) = self.queues.request(id);
-        debug_assert_eq!(u64::from(part.len_bytes), request.len_bytes(), "all of the request");
+        let part = RequestPart {
+            request_offset_bytes: 0,
+            // A request has at most 1 MiB.
+            len_bytes: request.len_bytes() as u32,
+            file: self.slots.sides[side as usize],
+            file_offset_bytes: range.start.byte_offset(),
+        };
+        debug_assert_eq!(u64::from(part.len_bytes), range.bytes(), "all of the request");
         if is_write {
             queue.write_part(ring, request, &part, operation);
         } else {

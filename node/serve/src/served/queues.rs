@@ -169,6 +169,12 @@ impl Queues {
         (&self.queues[usize::from(*queue)], request)
     }
 
+    /// A request, without its queue.
+    #[inline(always)]
+    pub(super) fn described(&self, id: RequestId) -> &DeviceRequest {
+        &self.requests[id.0 as usize].as_ref().expect("in flight").request
+    }
+
     #[inline(always)]
     pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
         let open = self.requests[id.0 as usize].take();

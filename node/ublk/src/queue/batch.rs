@@ -14,7 +14,7 @@
 //! `drivers/block/ublk_drv.c`.
 #![allow(unsafe_code)] // entries that name the lists
 
-use holdfast_ring::{Errno, IoResult, ProvidedBuffer, Ring, RingError, RingOperation};
+use holdfast_ring::{BufferRange, Errno, IoResult, ProvidedBuffer, Ring, RingError, RingOperation};
 use io_uring::squeue::Entry;
 use libublk::sys;
 
@@ -27,8 +27,8 @@ use crate::{CharDevice, DeviceRequest};
 const FETCH: u16 = 0;
 const PREPARE: u16 = 1;
 const COMMIT: u16 = 2;
-/// Bytes for tags: after so many a fetch ends, and is sent again.
-const FETCHED_BYTES: usize = 16 << 10;
+/// Bytes for tags: after so many, 2,048 requests, a fetch ends and is sent again.
+const FETCHED_BYTES: usize = 4096;
 const TAG_BYTES: usize = size_of::<u16>();
 const ANSWER_BYTES: usize = size_of::<sys::ublk_elem_header>();
 
@@ -67,6 +67,8 @@ type Answers = Vec<sys::ublk_elem_header>;
 #[derive(Debug)]
 pub(super) struct Batch {
     fetched: ProvidedBuffer,
+    /// The buffer as which the pages of tag 0 are registered, those of the next tags follow; with user copy none.
+    first_buffer: u16,
     /// Collected since the last commit.
     answers: Answers,
     /// The lists that commands have, by number.
@@ -80,11 +82,17 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new<T>(ring: &mut Ring<T>, depth: u16, device: &CharDevice) -> Result<Self, RingError> {
+    pub(super) fn new<T>(
+        ring: &mut Ring<T>,
+        depth: u16,
+        registered: Option<&BufferRange>,
+        device: &CharDevice,
+    ) -> Result<Self, RingError> {
         #[cfg(not(feature = "fake"))]
         let _driver = device;
         Ok(Self {
             fetched: ring.provide_buffer(FETCHED_BYTES)?,
+            first_buffer: registered.map_or(0, |buffers| buffers.index(0)),
             answers: Vec::with_capacity(depth.into()),
             sent: Vec::new(),
             spare: Vec::new(),
@@ -94,10 +102,10 @@ impl Batch {
         })
     }
 
-    /// Adds an answer, and offers its tag again with this buffer for the pages. True if it is the first since the
-    /// last commit.
+    /// Adds an answer, and offers its tag again. True if it is the first since the last commit.
     #[inline(always)] // of each request
-    pub(super) fn collect(&mut self, tag: u16, buf_index: u16, result: i32) -> bool {
+    pub(super) fn collect(&mut self, tag: u16, result: i32) -> bool {
+        let buf_index = self.first_buffer + tag;
         self.answers.push(sys::ublk_elem_header { tag, buf_index, result });
         self.answers.len() == 1
     }
@@ -150,8 +158,7 @@ impl<K: Copy> Queue<K> {
     pub(super) fn arm_batch<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         let Some(batch) = &mut self.batch else { return };
         for tag in 0..self.depth {
-            let buffer = self.registered.as_ref().map_or(0, |buffers| buffers.index(tag));
-            batch.collect(tag, buffer, 0);
+            batch.collect(tag, 0);
         }
         let list = batch.close_list();
         self.with_kernel += 1;

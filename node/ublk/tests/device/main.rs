@@ -455,6 +455,84 @@ fn a_device_survives_many_changes_of_server_under_writes() {
     }
 }
 
+/// A completion has 128 tags at most, and the buffer of a fetch 2,048.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn batches_of_a_deep_queue_carry_many_requests() {
+    const THREADS: u64 = 200;
+    for transport in transports() {
+        let mut fixture = Fixture::add(transport);
+        fixture.device.delete().unwrap();
+        let deep = DeviceSpec { depth: 256, ..spec(transport) };
+        fixture.device = Device::add(&features(), &deep).unwrap();
+        let has_batches = transport != Transport::KernelCopy && features().release().batches_requests();
+        assert_eq!(fixture.device.has_batches(), has_batches, "{transport}");
+        fixture.serve();
+        fixture.device.start().unwrap();
+        let path = fixture.device.block_path();
+        thread::scope(|scope| {
+            for first in 0..THREADS {
+                let path = &path;
+                scope.spawn(move || {
+                    let direct = OpenOptions::new()
+                        .read(true)
+                        .write(true)
+                        .custom_flags(libc::O_DIRECT)
+                        .open(path)
+                        .unwrap();
+                    let mut page = Aligned([0; 4096]);
+                    for sector in (first..SECTORS).step_by(THREADS as usize) {
+                        page.0.copy_from_slice(&pattern(sector as u8, 4096));
+                        direct.write_all_at(&page.0, sector * SECTOR_BYTES).unwrap();
+                        page.0.fill(0);
+                        direct.read_exact_at(&mut page.0, sector * SECTOR_BYTES).unwrap();
+                        assert!(page.0 == pattern(sector as u8, 4096)[..], "{transport}: sector {sector}");
+                    }
+                });
+            }
+        });
+        let mut stored = vec![0; 4096];
+        for sector in 0..SECTORS {
+            fixture.backing.read_exact_at(&mut stored, sector * SECTOR_BYTES).unwrap();
+            assert!(stored == pattern(sector as u8, 4096), "{transport}: sector {sector} of the file");
+        }
+    }
+}
+
+/// Memory for direct I/O.
+#[repr(align(4096))]
+struct Aligned([u8; 4096]);
+
+/// Devices are recovered as they were added: by an earlier version, without batches.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_without_batches_is_recovered_where_there_are_some() {
+    const BATCHES: u64 = 1 << 15;
+    let running = features();
+    let earlier = Features::of(running.release().clone(), running.bits() & !BATCHES).unwrap();
+    for transport in transports() {
+        let mut fixture = Fixture::add(transport);
+        fixture.device.delete().unwrap();
+        fixture.device = Device::add(&earlier, &spec(transport)).unwrap();
+        assert!(!fixture.device.has_batches(), "{transport}");
+        fixture.serve();
+        fixture.device.start().unwrap();
+        let block = fixture.open_block();
+        block.write_all_at(&pattern(1, 1 << 20), 0).unwrap();
+        block.sync_all().unwrap();
+        fixture.leave();
+        fixture.device = Device::find(fixture.device.id(), &OURS).unwrap();
+        fixture.recover();
+        block.write_all_at(&pattern(2, 1 << 20), 1 << 20).unwrap();
+        block.sync_all().unwrap();
+        let mut stored = vec![0; 1 << 20];
+        for (seed, at) in [(1, 0), (2, 1 << 20)] {
+            fixture.backing.read_exact_at(&mut stored, at).unwrap();
+            assert!(stored == pattern(seed, 1 << 20), "{transport}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_device_in_use_is_not_taken_over() {
