@@ -2,9 +2,9 @@
 //!
 //! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change: it is planned again from what is there then. A field that the API server does not know is an error: it would drop the field,
-//! and another volume than the wanted one would come of it. A wait is one watch of one object from a version
-//! that was seen: no list, no polling.
+//! overwrites another change: it is planned again from what is there then. A field that the API server does
+//! not know is an error: it would drop the field, and another volume than the wanted one would come of it. A
+//! wait is one watch of one object from a version that was seen: no list, no polling.
 //! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
 
 use std::collections::BTreeMap;
@@ -149,8 +149,8 @@ where
         self.0.clone().into_client().request(request).await
     }
 
-    /// Deletes an object as it was read, once `check` permits it; again where it changed meanwhile. Returns it as
-    /// it was then; none if it was gone.
+    /// Deletes an object as it was read, once `check` permits it; again where it changed meanwhile. Returns
+    /// it as it was then; none if it was gone.
     ///
     /// # Errors
     /// Those of `check`; `ABORTED`: it changed until the deadline.
@@ -202,8 +202,9 @@ where
         })
     }
 
-    /// Changes fields of the spec of an object as `plan` says from what it is, and writes annotations; again where
-    /// it changed meanwhile. Returns it as it is then. Where there is nothing to change it stays as it is.
+    /// Changes fields of the spec of an object as `plan` says from what it is, and writes annotations; again
+    /// where it changed meanwhile. Returns it as it is then. Where there is nothing to change it stays as it
+    /// is.
     ///
     /// # Errors
     /// Those of `plan`; `ABORTED`: it is gone, or changed until the deadline.

@@ -21,18 +21,6 @@ pub enum Mode {
     ZeroCopyBatches,
     /// Reads and writes of the character device.
     UserCopy,
-    /// The same, and batches of requests.
-    UserCopyBatches,
-}
-
-impl Mode {
-    /// The same with batches of requests.
-    pub const fn with_batches(self) -> Self {
-        match self {
-            Self::ZeroCopy | Self::ZeroCopyBatches => Self::ZeroCopyBatches,
-            Self::UserCopy | Self::UserCopyBatches => Self::UserCopyBatches,
-        }
-    }
 }
 
 /// A device of kublk.
@@ -61,7 +49,6 @@ impl<'a> Kublk<'a> {
             Mode::ZeroCopy => "--auto_zc",
             Mode::ZeroCopyBatches => "--auto_zc -b",
             Mode::UserCopy => "-u",
-            Mode::UserCopyBatches => "-u -b",
         };
         vm.exec(&format!("kublk add -t loop -n {id} -q 1 -d {DEPTH} {mode} {file} > /dev/null"))
             .context("start kublk")?;

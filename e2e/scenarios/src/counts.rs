@@ -11,10 +11,11 @@ use holdfast_lab::command::output;
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 
-/// Most instructions, allocations, calls of `io_uring_enter` and other system calls of a request: with batches
-/// where the row does not say `single` or `memory`. The first are 2 to 5 % above what is measured, since the C
-/// library copies memory otherwise on other processors: lower them with the cost. Under valgrind a look at the clock is a system call, two for a request that is timed:
-/// one of 64, and each flush. Those of memory volumes take the memory of slabs, or give it back.
+/// Most instructions, allocations, calls of `io_uring_enter` and other system calls of a request: with
+/// batches where the row does not say `single` or `memory`. The first are 2 to 5 % above what is measured,
+/// since the C library copies memory otherwise on other processors: lower them with the cost. Under valgrind
+/// a look at the clock is a system call, two for a request that is timed: one of 64, and each flush. Those of
+/// memory volumes take the memory of slabs, or give it back.
 const BARS: &[(&str, f64, f64, f64, f64)] = &[
     ("read4k", 600.0, 0.0, 0.07, 0.04),
     ("read128k", 686.0, 0.0, 0.07, 0.04),

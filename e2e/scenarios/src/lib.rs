@@ -312,13 +312,6 @@ pub const ALL: &[Scenario] = &[
         run: standalone::zero_copy,
     },
     Scenario {
-        name: "standalone-user-copy",
-        about: "the same with user copy",
-        expected: Duration::from_secs(75),
-        alone: false,
-        run: standalone::user_copy,
-    },
-    Scenario {
         name: "limits",
         about: "limits of IOPS and throughput hold within 5 %, change and go under load, outlive kills and restarts, and keep a busy volume from slowing down a quiet one",
         expected: Duration::from_secs(150),
@@ -494,13 +487,6 @@ pub const ALL: &[Scenario] = &[
         run: memory_pressure::zero_copy,
     },
     Scenario {
-        name: "memory-pressure-fuse",
-        about: "the same on a machine without ublk, by FUSE and a loop device",
-        expected: Duration::from_secs(90),
-        alone: false,
-        run: memory_pressure::fuse,
-    },
-    Scenario {
         name: "drain",
         about: "what an outage left dirty is uploaded within a memory limit of 512 MiB",
         expected: Duration::from_secs(150),
@@ -624,6 +610,20 @@ pub const BY_NAME: &[Scenario] = &[
         run: memory_pressure::user_copy,
     },
     Scenario {
+        name: "memory-pressure-fuse",
+        about: "the same as `memory-pressure-zero-copy`, on a machine without ublk, by FUSE and a loop device",
+        expected: Duration::from_secs(90),
+        alone: false,
+        run: memory_pressure::fuse,
+    },
+    Scenario {
+        name: "standalone-user-copy",
+        about: "the same as `standalone-zero-copy`, with user copy",
+        expected: Duration::from_secs(75),
+        alone: false,
+        run: standalone::user_copy,
+    },
+    Scenario {
         name: "story-user-copy",
         about: "the same as `story-zero-copy`, with user copy",
         expected: Duration::from_secs(100),
@@ -654,6 +654,8 @@ pub const IN_TURN: &[&str] = &[
     "story-user-copy",
     "held-requests-user-copy",
     "memory-pressure-user-copy",
+    "memory-pressure-fuse",
+    "standalone-user-copy",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.

@@ -97,7 +97,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// True if the operation goes on: it is a multishot one, which has to be a word
+    /// True if the operation continues: it is a multishot one, which has to be a word
     /// ([`RingOperation::to_word`](crate::RingOperation::to_word)), and more completions of it come.
     #[inline]
     #[must_use]

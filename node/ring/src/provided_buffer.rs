@@ -6,11 +6,12 @@
 //!                      ^ taken            ^ taken                                     refill
 //! ```
 //!
-//! The kernel keeps its place in the entry of the buffer (`IOU_PBUF_RING_INC`, Linux 6.12): it moves the address
-//! on by each piece, and sets the length to zero with the last.
+//! The kernel keeps its place in the entry of the buffer (`IOU_PBUF_RING_INC`, Linux 6.12): it moves the
+//! address on by each piece, and sets the length to zero with the last.
 //!
 //! *Owns*: the memory of the pieces, and the page through which it is provided, the only one of its group.
-//! *Invariants*: a piece is read between its completion and the next refill; the kernel writes behind it only.
+//! *Invariants*: a piece is read between its completion and the next refill; the kernel writes behind it
+//! only.
 #![allow(unsafe_code)] // fields that the kernel writes too, and the entry of an operation
 
 use std::ops::Range;
@@ -101,8 +102,8 @@ impl ProvidedBuffer {
         unsafe { place.read_unaligned() }
     }
 
-    /// Goes on after an operation found no room: gives all of the buffer again if it is used up. Otherwise the
-    /// kernel had no room for a completion, and left out a piece.
+    /// Continues after an operation found no room: gives all of the buffer again if it is used up. Otherwise
+    /// the kernel had no room for a completion, and left out a piece.
     ///
     /// No operation may have the buffer.
     pub fn refill(&mut self) {
@@ -148,7 +149,7 @@ impl std::fmt::Debug for ProvidedBuffer {
 mod tests {
     use super::*;
 
-    /// What the kernel does to the entry for a piece (`io_kbuf_inc_commit` in `io_uring/kbuf.c`).
+    /// Changes the entry for a piece as the kernel does (`io_kbuf_inc_commit` in `io_uring/kbuf.c`).
     fn fill(buffer: &ProvidedBuffer, bytes: u32) {
         // SAFETY: the entry of a buffer that no ring has.
         let entry = unsafe { &mut *buffer.entry() };
@@ -166,8 +167,8 @@ mod tests {
         unsafe { *number }
     }
 
-    /// The kernel may find no room for a completion after it filled a piece: `ublk_drv` then hands over its tags
-    /// again.
+    /// The kernel may find no room for a completion after it filled a piece: `ublk_drv` then hands over its
+    /// tags again.
     #[test]
     fn a_piece_without_completion_is_left_out() {
         let mut buffer = ProvidedBuffer::new(7, 16);

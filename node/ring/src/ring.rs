@@ -181,8 +181,8 @@ impl<T> Ring<T> {
         let mut buffer = ProvidedBuffer::new(self.groups.take(), len_bytes);
         let (page, group) = (buffer.page_address(), buffer.group());
         let submitter = self.uring.submitter();
-        // SAFETY: a page of the buffer. Dropped before it is withdrawn, it stays pinned: the kernel reads what is
-        // in it then only for an operation that names the group, and none does.
+        // SAFETY: a page of the buffer. Dropped before it is withdrawn, it stays pinned: the kernel reads
+        // what is in it then only for an operation that names the group, and none does.
         match unsafe { submitter.register_buf_ring_with_flags(page, 1, group, PIECE_BY_PIECE) } {
             Ok(()) => {
                 buffer.provide();
@@ -221,8 +221,8 @@ impl<T> Ring<T> {
         self.reminders.push(of);
     }
 
-    /// A value of [`remind`](Self::remind). The owner of the ring asks for them, until there is none, before it
-    /// waits.
+    /// A value of [`remind`](Self::remind). The owner of the ring asks for them, until there is none, before
+    /// it waits.
     #[inline]
     pub fn next_reminder(&mut self) -> Option<T> {
         self.reminders.pop()
@@ -405,8 +405,9 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(key.to_bits())) };
     }
 
-    /// Ends the operation of a completion, unless it [continues](Completion::continues): says what it was for and gives back the buffer it had. `None`, and
-    /// counted by [`late_completions`](Self::late_completions), where that operation has ended before.
+    /// Ends the operation of a completion, unless it [continues](Completion::continues): says what it was for
+    /// and gives back the buffer it had. `None`, and counted by [`late_completions`](Self::late_completions),
+    /// where that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
         if let Some((operation, outcome)) = self.end_word(completion) {

@@ -97,7 +97,8 @@ impl FakeDevice {
         FakeMemory { depth: self.depth, at: self.buffers_at, bytes: self.buffer_bytes }
     }
 
-    /// With batches: hands over tags, whose requests were [set](Self::set). Without, each commit of a tag does.
+    /// With batches: hands over tags, whose requests were [set](Self::set). Without, each commit of a tag
+    /// does.
     ///
     /// # Errors
     /// The kernel's.

@@ -26,7 +26,7 @@ impl FakeTags {
         Ok((Self(Arc::new(read.into())), FakeTagsIn(File::from(OwnedFd::from(write)))))
     }
 
-    /// A read that goes on, into the buffer of a group.
+    /// A read that continues, into the buffer of a group.
     pub(crate) fn read_of(&self, group: u16) -> Entry {
         opcode::ReadMulti::new(types::Fd(self.0.as_raw_fd()), 0, group).build()
     }

@@ -241,8 +241,8 @@ const REQUIRED: u64 =
 /// tenant wrote.
 const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE | sys::UBLK_F_NO_AUTO_PART_SCAN) as u64;
 
-/// The most queues of a device with batches: the owner of a ring has 4 bits for the number of a queue in the word
-/// of a command.
+/// The most queues of a device with batches: the owner of a ring has 4 bits for the number of a queue in the
+/// word of a command.
 const MOST_QUEUES_WITH_BATCHES: u16 = 16;
 /// The least depth of one: the driver keeps tags in a `kfifo`, which has two at least.
 const LEAST_DEPTH_WITH_BATCHES: u16 = 2;

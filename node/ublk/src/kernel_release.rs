@@ -38,8 +38,8 @@ const RESENDS_FUSE_REQUESTS_SINCE: (u32, u32) = (6, 9);
 /// its own count).
 const FREES_FILES_SINCE: (u32, u32) = (6, 13);
 
-/// The first series whose batches of requests are used. Linux 7.0 has them (`e2723e6ce602`), and fixed their recovery
-/// later (`3f3850785594`).
+/// The first series whose batches of requests are used. Linux 7.0 has them (`e2723e6ce602`), and fixed their
+/// recovery later (`3f3850785594`).
 const BATCHES_SINCE: (u32, u32) = (7, 3);
 
 /// Faults of a ublk driver that crash the host.

@@ -28,7 +28,7 @@ use libublk::sys;
 use crate::buffer_memory::BufferMemory;
 use crate::char_device::Descriptors;
 use crate::copy_buffers::{BufferPart, CopyBuffers};
-use crate::queue::batch::Batch;
+use crate::queue::batch::TagBatches;
 use crate::{
     CharDevice, Device, DeviceRequest, KERNEL_SECTORS_PER_SECTOR, KernelRelease, Operation, QueueError,
     SECTOR_BYTES, Transport,
@@ -38,9 +38,9 @@ mod batch;
 
 pub use batch::{BatchEvent, FetchedTags};
 
-/// A queue's own operation in the ring: a tag that the kernel has, or a command about many tags. The type of the
-/// ring's operations is made from it, as a word ([`RingOperation::to_word`]) where the device has batches; give
-/// its outcome to [`Queue::on_completion`] or [`Queue::on_batch_completion`].
+/// A queue's own operation in the ring: a tag that the kernel has, or a command about many tags. The type of
+/// the ring's operations is made from it, as a word ([`RingOperation::to_word`]) where the device has
+/// batches; give its outcome to [`Queue::on_completion`] or [`Queue::on_batch_completion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCommand<K> {
     /// The device, in the ring owner's words: [`QueueSpec::owner`].
@@ -123,7 +123,7 @@ pub struct Queue<K> {
     /// With kernel copy: a buffer of each tag.
     kernel_copied: Option<BufferMemory>,
     /// The commands about many tags; `None` where each tag has one.
-    batch: Option<Batch>,
+    batch: Option<TagBatches>,
 }
 
 impl<K: Copy> Queue<K> {
@@ -168,7 +168,7 @@ impl<K: Copy> Queue<K> {
         let opened = register(ring, char_device).and_then(|char_file| {
             let batch = device
                 .has_batches()
-                .then(|| Batch::new(ring, depth, registered.as_ref(), char_device))
+                .then(|| TagBatches::new(ring, depth, registered.as_ref(), char_device))
                 .transpose();
             match batch {
                 Ok(batch) => Ok((char_file, batch)),
@@ -400,7 +400,7 @@ impl<K: Copy> Queue<K> {
         (0..self.depth).for_each(|tag| fill(buffers.whole_mut(tag)));
     }
 
-    /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
+    /// AnswerList a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed. With batches the answer waits for [`commit`](Self::commit), of which the ring
     /// [reminds](Ring::next_reminder).
     #[inline(always)] // of each request
@@ -440,8 +440,9 @@ impl<K: Copy> Queue<K> {
     }
 
     /// From now on requests are left to the successor ([`QueueEvent::Held`]). When
-    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`commit`](Self::commit) what the ring reminds
-    /// of, [`Ring::submit`] and drop the ring: the kernel keeps what was held and hands it out again after recovery.
+    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`commit`](Self::commit) what the ring
+    /// reminds of, [`Ring::submit`] and drop the ring: the kernel keeps what was held and hands it out again
+    /// after recovery.
     pub const fn drain(&mut self) {
         self.draining = true;
     }

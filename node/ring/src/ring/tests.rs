@@ -200,7 +200,7 @@ fn full_tables_are_refused_and_freed_slots_serve_again() {
     assert_eq!(ring.reserve_buffers(3).unwrap().count(), 3);
 }
 
-/// Reads a pipe into a provided buffer, piece after piece, as an operation that goes on.
+/// Reads a pipe into a provided buffer, piece after piece, as an operation that continues.
 struct Pieces {
     ring: Ring,
     buffer: ProvidedBuffer,
@@ -273,7 +273,7 @@ fn a_provided_buffer_is_filled_piece_by_piece_and_again() {
         let (numbers, refilled) = pieces.numbers(5);
         assert_eq!(numbers, written);
         refills += refilled;
-        assert_eq!(pieces.ring.operations(), 1, "it goes on, or was sent again");
+        assert_eq!(pieces.ring.operations(), 1, "it continues, or was sent again");
     }
     // 600 bytes in a buffer of 64.
     assert!((8..=10).contains(&refills), "{refills}");

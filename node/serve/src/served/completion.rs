@@ -15,8 +15,8 @@ use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::work::{BackgroundWork, ColdRead};
 
 impl ServedVolume {
-    /// A command of one of the device's queues ended, or goes on. Returns false if that queue was closed before:
-    /// what comes late is dropped.
+    /// A command of one of the device's queues ended, or continues. Returns false if that queue was closed
+    /// before: what comes late is dropped.
     pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,

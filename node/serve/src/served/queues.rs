@@ -97,8 +97,8 @@ impl Queues {
         }
     }
 
-    /// Takes in what a command of a tag came to; `None` where its queue was closed, or the tag is not with the
-    /// kernel.
+    /// Takes in what a command of a tag came to; `None` where its queue was closed, or the tag is not with
+    /// the kernel.
     #[inline(always)]
     pub(super) fn on_command(
         &mut self,

@@ -7,9 +7,10 @@
 //!  2...    COMMIT   before a wait of the ring   the kernel has the answers, and their tags again
 //! ```
 //!
-//! *Owns*: the buffer that the kernel fills with tags, and those of the answers that are collected or on their way.
-//! *Invariants*: a tag is in one piece that was not looked at, with the owner, in one list of answers, or with the
-//! kernel. A list changes only while no command has it.
+//! *Owns*: the buffer that the kernel fills with tags, and those of the answers that are collected or on
+//! their way.
+//! *Invariants*: a tag is in one piece that was not looked at, with the owner, in one list of answers, or
+//! with the kernel. A list changes only while no command has it.
 //! *Source*: `struct ublk_batch_io` in `linux/ublk_cmd.h`; `ublk_ch_batch_io_uring_cmd` in
 //! `drivers/block/ublk_drv.c`.
 #![allow(unsafe_code)] // entries that name the lists
@@ -50,8 +51,8 @@ pub enum BatchEvent {
     Done,
     /// The kernel ended the fetch, because the device is stopping or quiescing.
     Aborted,
-    /// The kernel did not accept a command; its tags are out of use. A bug, or a device that another process has
-    /// taken.
+    /// The kernel did not accept a command; its tags are out of use. A bug, or a device that another process
+    /// has taken.
     Failed {
         /// The number of the command.
         command: u16,
@@ -60,19 +61,20 @@ pub enum BatchEvent {
     },
 }
 
-/// Answers, as a command takes them.
-type Answers = Vec<sys::ublk_elem_header>;
+/// AnswerList, as a command takes them.
+type AnswerList = Vec<sys::ublk_elem_header>;
 
 /// The state of a queue with batches.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct TagBatches {
     fetched: ProvidedBuffer,
-    /// The buffer as which the pages of tag 0 are registered, those of the next tags follow; with user copy none.
+    /// The buffer as which the pages of tag 0 are registered, those of the next tags follow; with user copy
+    /// none.
     first_buffer: u16,
     /// Collected since the last commit.
-    answers: Answers,
+    answers: AnswerList,
     /// The lists that commands have, by number.
-    sent: Vec<Answers>,
+    sent: Vec<AnswerList>,
     /// The numbers of lists that no command has: empty ones.
     spare: Vec<u16>,
     depth: u16,
@@ -81,7 +83,7 @@ pub(super) struct Batch {
     fake: Option<FakeTags>,
 }
 
-impl Batch {
+impl TagBatches {
     pub(super) fn new<T>(
         ring: &mut Ring<T>,
         depth: u16,
@@ -218,8 +220,8 @@ impl<K: Copy> Queue<K> {
         BatchEvent::Fetched(FetchedTags { next: piece.start, end: piece.end })
     }
 
-    /// The request of the next of fetched tags; `None` after the last. Take all of them before the next completion.
-    /// While the queue is draining there is none: they are left to the successor.
+    /// The request of the next of fetched tags; `None` after the last. Take all of them before the next
+    /// completion. While the queue is draining there is none: they are left to the successor.
     #[inline(always)] // of each request
     pub fn next_fetched<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
@@ -273,8 +275,8 @@ impl<K: Copy> Queue<K> {
         let entry = batch.fetch(command);
         let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: FETCH };
         self.with_kernel += 1;
-        // SAFETY: the entry names the group of the provided buffer. If the queue is dropped before the command
-        // has ended, it is leaked.
+        // SAFETY: the entry names the group of the provided buffer. If the queue is dropped before the
+        // command has ended, it is leaked.
         unsafe { ring.push(entry, in_flight.into()) };
     }
 
