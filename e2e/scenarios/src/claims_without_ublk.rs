@@ -194,6 +194,12 @@ fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<(
     })
 }
 
+/// Starts the first keeper of a machine, before a daemon: the DaemonSet mounts the run directory in both.
+pub(super) fn start_first_keeper(vm: &Vm, name: &'static str) -> Result<()> {
+    vm.exec("mkdir -p -m 0700 /run/holdfast")?;
+    start_keeper(vm, name, false)
+}
+
 /// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,
 /// until it can be asked.
 fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {

@@ -5,9 +5,11 @@ use std::fmt::Write;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi_node::{CsiNode, SOCKET};
 use holdfast_lab::vm::HOST;
+use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wire::Program;
 use holdfast_lab::world::World;
 
+use super::claims_without_ublk::start_first_keeper;
 use super::story::provision_store;
 
 const BUCKET: &str = "csi";
@@ -32,7 +34,15 @@ pub struct SanityCounts {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let outcome = sanity(world)?;
+    expected(sanity(world)?)
+}
+
+/// On a node without ublk.
+pub(super) fn fuse(world: &World) -> Result<()> {
+    expected(sanity_on(world, || start_first_keeper(&*world.vm_with("a", Options::without_ublk)?, "keeper"))?)
+}
+
+fn expected(outcome: SanityCounts) -> Result<()> {
     ensure!(outcome == RESULT, "not {RESULT:?} but {outcome:?}");
     Ok(())
 }
@@ -42,10 +52,16 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// # Errors
 /// If they cannot be run.
 pub fn sanity(world: &World) -> Result<SanityCounts> {
+    sanity_on(world, || Ok(()))
+}
+
+/// The same on the machine that `boot` may have booted.
+fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityCounts> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
     world.share(&world.toolbox().csi_sanity()?, "bin/csi-sanity")?;
+    boot()?;
     let node = world.node("a", "auto", "")?;
     let driver = CsiNode::start(world.vm("a")?)?;
     let vm = driver.vm();

@@ -624,6 +624,20 @@ pub const BY_NAME: &[Scenario] = &[
         run: standalone::user_copy,
     },
     Scenario {
+        name: "csi-sanity-fuse",
+        about: "the same as `csi-sanity`, on a node without ublk",
+        expected: Duration::from_secs(180),
+        alone: false,
+        run: csi_sanity::fuse,
+    },
+    Scenario {
+        name: "story-fuse",
+        about: "the same as `story-zero-copy`, on nodes without ublk",
+        expected: Duration::from_secs(150),
+        alone: false,
+        run: story::fuse,
+    },
+    Scenario {
         name: "story-user-copy",
         about: "the same as `story-zero-copy`, with user copy",
         expected: Duration::from_secs(100),
@@ -656,6 +670,8 @@ pub const IN_TURN: &[&str] = &[
     "memory-pressure-user-copy",
     "memory-pressure-fuse",
     "standalone-user-copy",
+    "csi-sanity-fuse",
+    "story-fuse",
 ];
 
 /// The lane whose turn it is on this day, counted from 1970.

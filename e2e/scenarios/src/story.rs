@@ -9,9 +9,11 @@ use holdfast_lab::node::{Control, Node};
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
+use super::claims_without_ublk::start_first_keeper;
 use super::load::Load;
 use super::provisioning::{apply, expect_removed, object_store, volume};
 
@@ -19,6 +21,8 @@ use super::provisioning::{apply, expect_removed, object_store, volume};
 pub const EXPECTED: Duration = Duration::from_secs(100);
 
 const BUCKET: &str = "volumes";
+/// The transport without ublk.
+const FUSE: &str = "fuse";
 const ATTACH_LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// Longest run time of fio, in seconds of the machine's time.
@@ -34,6 +38,14 @@ pub(super) fn zero_copy(world: &World) -> Result<()> {
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
     run(world, "user-copy")
+}
+
+/// On nodes without ublk.
+pub(super) fn fuse(world: &World) -> Result<()> {
+    for name in ["a", "b"] {
+        start_first_keeper(&*world.vm_with(name, Options::without_ublk)?, "keeper")?;
+    }
+    run(world, FUSE)
 }
 
 /// Plays the story with this transport.
@@ -76,6 +88,9 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
     let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
     a.vm().reset()?;
+    if transport == FUSE {
+        start_first_keeper(a.vm(), "keeper-after-reset")?;
+    }
     a.restart()?;
     // The devices went with the machine's memory: what the objects say is true again from the next epoch on.
     until("node a to attach its volumes again", ATTACH_LIMIT, || {
@@ -92,7 +107,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let b = Node::start(world.vm("b")?, &control, transport, "")?;
     let moved = serve(world, &b, "small")?;
     show(world)?;
-    a.vm().exec(&format!("! test -e {small}"))?;
+    a.vm().exec(&format!("! test -e {small} || ! losetup {small}"))?;
     let read = b.vm().exec(&format!(
         "e2fsck -fn {moved} >&2; mount -o ro {moved} /mnt; cd /mnt; {SUM}; cd /; umount /mnt"
     ))?;
@@ -104,7 +119,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
         world.kubectl(["delete", "volume", name, "--timeout=300s"])?;
     }
     for node in [&a, &b] {
-        node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
+        node.vm().exec("! ls /dev/ublkb* 2>/dev/null; test -z \"$(losetup --noheadings --list)\"")?;
     }
     expect_removed(&s3, BUCKET, 2)?;
     report::step("devices and data are gone; of each log two records and a marker stay");

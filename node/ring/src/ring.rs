@@ -61,6 +61,8 @@ pub struct Ring<T> {
     buffers: BufferTable,
     groups: GroupTable,
     reminders: Vec<T>,
+    /// Operations pushed since the last wait that end as they are submitted.
+    immediate: usize,
     in_flight: OperationTable<T>,
     /// Operations in flight that are words.
     words: u32,
@@ -101,6 +103,7 @@ impl<T> Ring<T> {
             buffers: BufferTable::new(options.buffers),
             groups: GroupTable::default(),
             reminders: Vec::new(),
+            immediate: 0,
             in_flight: OperationTable::default(),
             words: 0,
             most_operations: 0,
@@ -273,8 +276,9 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Submits everything, waits until at least one operation has ended, a [`Waker`] fired or `timeout`
-    /// passed (`None`: no limit; zero: don't wait), and appends what has ended to `completions`.
+    /// Submits everything, waits until at least one operation has ended that is not
+    /// [immediate](Self::push_immediate), a [`Waker`] fired or `timeout` passed (`None`: no limit; zero:
+    /// don't wait), and appends what has ended to `completions`.
     ///
     /// Returns whether a waker fired.
     ///
@@ -290,7 +294,8 @@ impl<T> Ring<T> {
         }
         let all_queued = self.refill();
         self.most_operations = self.most_operations.max(self.operations());
-        let wait_for = usize::from(all_queued && timeout != Some(Duration::ZERO));
+        let immediate = std::mem::take(&mut self.immediate);
+        let wait_for = if all_queued && timeout != Some(Duration::ZERO) { 1 + immediate } else { 0 };
         self.enters += 1;
         let entered = match timeout {
             Some(limit) if wait_for > 0 => {
@@ -393,6 +398,18 @@ impl<T: RingOperation> Ring<T> {
         };
         // SAFETY: the same contract.
         unsafe { self.queue(entry.user_data(user_data)) };
+    }
+
+    /// The same for an operation that ends as it is submitted, whatever comes of it: its completion does not
+    /// end the next wait.
+    ///
+    /// # Safety
+    /// As for [`push`](Self::push).
+    #[inline]
+    pub unsafe fn push_immediate(&mut self, entry: Entry, operation: T) {
+        self.immediate += 1;
+        // SAFETY: the same contract.
+        unsafe { self.push(entry, operation) };
     }
 
     /// The same with memory that is lent to it.

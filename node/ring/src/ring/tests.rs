@@ -299,3 +299,28 @@ fn each_reminder_comes_once() {
     reminders.sort_unstable();
     assert_eq!((reminders, ring.next_reminder()), ([Some(1), Some(2)], None));
 }
+
+/// The completion of each commit ended a wait, so that a request that came alone cost one call of
+/// `io_uring_enter` more.
+#[test]
+fn an_operation_that_ends_at_once_ends_no_wait() {
+    let mut ring = ring(8);
+    let mut completions = Vec::new();
+    let wait = Some(Duration::from_millis(50));
+    for (immediate, others) in [(3, 0), (2, 1)] {
+        for number in 0..immediate {
+            // SAFETY: the entry names no memory.
+            unsafe { ring.push_immediate(opcode::Nop::new().build(), 1000 + number) };
+        }
+        (0..others).for_each(|_| ring.no_operation(1));
+        completions.clear();
+        let begin = Instant::now();
+        assert!(!ring.submit_and_wait(wait, &mut completions).unwrap());
+        assert_eq!(completions.len(), usize::from(immediate) + others);
+        assert_eq!(begin.elapsed() >= wait.unwrap(), others == 0);
+        completions.drain(..).for_each(|completion| drop(ring.end(completion).unwrap()));
+    }
+    // The next wait is as long as ever.
+    ring.no_operation(1);
+    assert_eq!(wait_for_one(&mut ring).operation, 1);
+}

@@ -265,7 +265,7 @@ impl<K: Copy> Queue<K> {
         let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: number };
         // SAFETY: the entry names a list, which is not changed until the command has ended. If the queue is
         // dropped before, it is leaked.
-        unsafe { ring.push(entry, in_flight.into()) };
+        unsafe { ring.push_immediate(entry, in_flight.into()) };
     }
 
     #[cold]
