@@ -15,6 +15,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::csi_node::{claim, publish, release};
+use super::keeper::start_keeper;
 use super::provisioning::{condition, expect_removed};
 use super::story::provision_store;
 
@@ -192,25 +193,6 @@ fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<(
         let node = world.kubectl(["get", &volume, "--output=jsonpath={.status.node}"])?;
         Ok(node.is_empty().then_some(()))
     })
-}
-
-/// Starts the first keeper of a machine, before a daemon: the DaemonSet mounts the run directory in both.
-pub(super) fn start_first_keeper(vm: &Vm, name: &'static str) -> Result<()> {
-    vm.exec("mkdir -p -m 0700 /run/holdfast")?;
-    start_keeper(vm, name, false)
-}
-
-/// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,
-/// until it can be asked.
-fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {
-    let pid = vm.spawn(name, &bash("exec holdfast-node keeper"))?;
-    let wanted = if connections { "/dev/fuse" } else { "socket:" };
-    let has = format!("ls -l /proc/{pid}/fd | grep -q {wanted}");
-    until("the keeper to serve", ENDS, || {
-        ensure!(vm.status(name)?.is_none(), "the keeper ended: {}", vm.log(name)?);
-        Ok(vm.exec(&has).ok())
-    })?;
-    Ok(())
 }
 
 /// A pod that replaces a file again and again, each time after a sync.

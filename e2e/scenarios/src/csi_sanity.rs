@@ -9,7 +9,7 @@ use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wire::Program;
 use holdfast_lab::world::World;
 
-use super::claims_without_ublk::start_first_keeper;
+use super::keeper::start_first_keeper;
 use super::story::provision_store;
 
 const BUCKET: &str = "csi";

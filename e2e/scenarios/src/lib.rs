@@ -33,6 +33,7 @@ mod held_requests;
 pub mod host_daemons;
 mod host_shutdown;
 mod images;
+mod keeper;
 pub mod kill_rounds;
 mod limits;
 mod load;

@@ -13,7 +13,7 @@ use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
-use super::claims_without_ublk::start_first_keeper;
+use super::keeper::start_first_keeper;
 use super::load::Load;
 use super::provisioning::{apply, expect_removed, object_store, volume};
 
