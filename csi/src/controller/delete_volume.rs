@@ -3,6 +3,7 @@
 
 use holdfast_crds::{Volume, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
@@ -28,11 +29,14 @@ pub(super) async fn answer(
     let has_readers = readers::has_readers(&volume);
     let mut volume = Some(volume);
     if let Some(found) = volume.take_if(|volume| volume.metadata.deletion_timestamp.is_none()) {
+        let mut tries_until = until;
         if has_readers {
             deletable(&found)?;
             readers::of(volumes, name, "").await?.iter().try_for_each(deletable)?;
+            // Another try would have to look at the readers again.
+            tries_until = Instant::now();
         }
-        volume = volumes.delete(found, until, deletable).await?;
+        volume = volumes.delete(found, tries_until, deletable).await?;
     }
     // Only now: no reader begins while the volume is being deleted.
     if has_readers {

@@ -2,10 +2,11 @@
 //!
 //! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change: it is planned again from what is there then. A field that the API server does
-//! not know is an error: it would drop the field, and another volume than the wanted one would come of it. A
-//! wait is one watch of one object from a version that was seen: no list, no polling.
-//! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
+//! overwrites another change. Where only the status changed meanwhile it is tried again; another change of
+//! the spec, or a deletion, may be an answer to a later call, and ends this one. A field that the API server
+//! does not know is an error: it would drop the field, and another volume than the wanted one would come of
+//! it. A wait is one watch of one object from a version that was seen: no list, no polling. On failure: an
+//! [`ApiFailure`]. A wait outlives failed requests, until its deadline.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -149,17 +150,18 @@ where
         self.0.clone().into_client().request(request).await
     }
 
-    /// Deletes an object as it was read, once `check` permits it; again where it changed meanwhile. Returns
-    /// it as it was then; none if it was gone.
+    /// Deletes an object as it was read, once `check` permits it; again where its status changed meanwhile.
+    /// Returns it as it was then; none if it was gone.
     ///
     /// # Errors
-    /// Those of `check`; `ABORTED`: it changed until the deadline.
+    /// Those of `check`; `ABORTED`: its spec changed, or its status until the deadline.
     pub(crate) async fn delete(
         &self,
         mut object: K,
         until: Instant,
         check: impl Fn(&K) -> Result<(), Status>,
     ) -> Result<Option<K>, Status> {
+        let mut tries = 0;
         loop {
             check(&object)?;
             let (resource_version, uid) = (object.resource_version(), object.uid());
@@ -171,11 +173,22 @@ where
                 Err(ApiFailure::Stale) if Instant::now() < until => {}
                 Err(failure) => return Err(failure.into()),
             }
-            match self.get(&name).await? {
-                Some(now) if now.uid() == object.uid() => object = now,
-                Some(_) | None => return Ok(None),
+            tries += 1;
+            match self.again(&name, tries).await? {
+                Some(now) if now.uid() != object.uid() => return Ok(None),
+                Some(now) => object = with_same_spec(now, &object)?,
+                None => return Ok(None),
             }
         }
+    }
+
+    /// Reads an object that changed before it was written, `tries` times by now: two changes in a row are
+    /// nothing unusual, more are waited out.
+    async fn again(&self, name: &str, tries: u32) -> Result<Option<K>, ApiFailure> {
+        if tries > 2 {
+            sleep(RETRY).await;
+        }
+        self.get(name).await
     }
 
     /// Deletes an object, and waits until it is gone. `condition` says what it waits for.
@@ -203,11 +216,11 @@ where
     }
 
     /// Changes fields of the spec of an object as `plan` says from what it is, and writes annotations; again
-    /// where it changed meanwhile. Returns it as it is then. Where there is nothing to change it stays as it
-    /// is.
+    /// where its status changed meanwhile. Returns it as it is then. Where there is nothing to change it
+    /// stays as it is.
     ///
     /// # Errors
-    /// Those of `plan`; `ABORTED`: it is gone, or changed until the deadline.
+    /// Those of `plan`; `ABORTED`: it is gone, its spec changed, or its status until the deadline.
     pub(super) async fn change(
         &self,
         mut object: K,
@@ -222,6 +235,7 @@ where
         written.insert(TRACEPARENT, trace.as_deref());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let params = params.validation_strict();
+        let mut tries = 0;
         loop {
             let Some(spec) = plan(&object)? else { return Ok(object) };
             let metadata = json!({ "resourceVersion": object.resource_version(), "annotations": &written });
@@ -232,7 +246,9 @@ where
                 Err(ApiFailure::Stale) if Instant::now() < until => {}
                 Err(failure) => return Err(failure.into()),
             }
-            object = self.get(&name).await?.ok_or(ApiFailure::Stale)?;
+            tries += 1;
+            let now = self.again(&name, tries).await?.ok_or(ApiFailure::Stale)?;
+            object = with_same_spec(now, &object)?;
         }
     }
 
@@ -336,6 +352,13 @@ where
     }
 }
 
+/// The object as it is now, if nothing but its status changed since: the API server counts changes of the
+/// spec, and a deletion, in the generation.
+fn with_same_spec<K: Resource>(now: K, before: &K) -> Result<K, ApiFailure> {
+    let of = |object: &K| (object.meta().uid.clone(), object.meta().generation);
+    if of(&now) == of(before) { Ok(now) } else { Err(ApiFailure::Stale) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -347,9 +370,9 @@ mod tests {
 
     use super::*;
 
-    /// A server with one Volume, to which another party writes before each of the first requests that name a
-    /// version.
-    fn server(other_writes: u32) -> (Objects<Volume>, Arc<Mutex<Vec<u32>>>) {
+    /// A server with one Volume. Another party writes to its status before each of the first requests that
+    /// name a version, and to its spec with the one of this number.
+    fn server(other_writes: u32, of_spec: u32) -> (Objects<Volume>, Arc<Mutex<Vec<u32>>>) {
         let versions = Arc::new(Mutex::new(Vec::new()));
         let (seen, version) = (Arc::clone(&versions), Arc::new(Mutex::new(1)));
         let answers = tower::service_fn(move |request: hyper::Request<Body>| {
@@ -367,7 +390,10 @@ mod tests {
                 }
                 let object = json!({
                     "apiVersion": Volume::api_version(&()), "kind": Volume::kind(&()),
-                    "metadata": { "name": "data", "uid": "1", "resourceVersion": version.to_string() },
+                    "metadata": {
+                        "name": "data", "uid": "1", "resourceVersion": version.to_string(),
+                        "generation": if *version > of_spec { 2 } else { 1 },
+                    },
                     "spec": { "size": "1Gi", "objectStore": "main" },
                 });
                 seen.lock().extend(named);
@@ -391,7 +417,7 @@ mod tests {
     /// Each status that the operator or a node wrote between made the caller wait for its next try.
     #[tokio::test]
     async fn what_another_party_changed_meanwhile_is_planned_again() {
-        let (volumes, versions) = server(2);
+        let (volumes, versions) = server(2, 9);
         let found = volumes.get("data").await.unwrap().unwrap();
         let plans = Mutex::new(0);
         let plan = |_: &Volume| {
@@ -408,13 +434,13 @@ mod tests {
     /// A delete that was refused for a status of the operator was an error of the claim.
     #[tokio::test]
     async fn a_delete_is_checked_again_on_what_is_there() {
-        let (volumes, versions) = server(2);
+        let (volumes, versions) = server(2, 9);
         let found = volumes.get("data").await.unwrap().unwrap();
         let deleted = volumes.delete(found, soon(), |_| Ok(())).await.unwrap().unwrap();
         assert_eq!(deleted.resource_version().as_deref(), Some("3"));
         assert_eq!(*versions.lock(), [1, 2, 3]);
 
-        let (volumes, versions) = server(9);
+        let (volumes, versions) = server(9, 9);
         let found = volumes.get("data").await.unwrap().unwrap();
         let check = |now: &Volume| match now.resource_version().as_deref() {
             Some("3") => Err(Status::failed_precondition("in use")),
@@ -424,9 +450,21 @@ mod tests {
         assert_eq!((refused.code(), versions.lock().as_slice()), (Code::FailedPrecondition, &[1, 2][..]));
     }
 
+    /// Found by reading: an unpublication that was late took the node of the next publication away.
+    #[tokio::test]
+    async fn another_change_of_the_spec_ends_a_change() {
+        let (volumes, versions) = server(2, 2);
+        let found = volumes.get("data").await.unwrap().unwrap();
+        let plan = |_: &Volume| Ok(Some(json!({ "nodeName": "" })));
+        let refused = volumes.change(found.clone(), soon(), plan, &[]).await.unwrap_err();
+        assert_eq!((refused.code(), versions.lock().as_slice()), (Code::Aborted, &[1, 2][..]));
+        let refused = volumes.delete(found, soon(), |_| Ok(())).await.unwrap_err();
+        assert_eq!((refused.code(), versions.lock().as_slice()), (Code::Aborted, &[1, 2, 1][..]));
+    }
+
     #[tokio::test]
     async fn a_change_ends_at_the_deadline() {
-        let (volumes, _versions) = server(u32::MAX);
+        let (volumes, _versions) = server(u32::MAX, u32::MAX);
         let found = volumes.get("data").await.unwrap().unwrap();
         let refused = volumes.delete(found.clone(), Instant::now(), |_| Ok(())).await.unwrap_err();
         assert_eq!(refused.code(), Code::Aborted);

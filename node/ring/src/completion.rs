@@ -13,6 +13,8 @@ impl Errno {
     pub const EIO: Self = Self(libc::EIO);
     /// The file system has no room left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// The kernel has no memory.
+    pub const ENOMEM: Self = Self(libc::ENOMEM);
     /// No buffer is left.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// The operation is not supported.

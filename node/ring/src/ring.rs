@@ -400,8 +400,8 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(user_data)) };
     }
 
-    /// The same for an operation that ends as it is submitted, whatever comes of it: its completion does not
-    /// end the next wait.
+    /// The same for an operation that ends as it is submitted, whatever comes of it, though it may block
+    /// there: its completion does not end the next wait.
     ///
     /// # Safety
     /// As for [`push`](Self::push).

@@ -40,7 +40,7 @@ impl VolumeKey {
 /// An operation in a ring, and whose it is.
 #[derive(Debug)]
 pub enum InFlight {
-    /// A tag that the kernel has.
+    /// A command of a queue: a tag that the kernel has, or with batches one about many.
     Command(QueueCommand<VolumeKey>),
     /// The wait for requests of FUSE.
     Fuse(FuseCommand<VolumeKey>),
@@ -77,7 +77,7 @@ impl From<FuseCommand<VolumeKey>> for InFlight {
 /// ```text
 ///  62    61           32 31           16 15         12 11          0
 /// +---+-----------------+---------------+-------------+-------------+
-/// | 0 |  serial number  |     index     |    queue    |     tag     |  a command
+/// | 0 |  serial number  |     index     |    queue    |   number    |  a command: a tag, without batches
 /// +---+-----------------+---------------+-------------+-------------+
 /// | 1 |  serial number  |     index     |          request          |  moves a whole request
 /// +---+-----------------+---------------+---------------------------+

@@ -160,6 +160,10 @@ impl Device {
             field: "transport",
             rule: "must be zero copy, user copy or kernel copy",
         })?;
+        if has_batches && transport == Transport::KernelCopy {
+            let rule = "must be zero copy or user copy for a device with batches of requests";
+            return Err(ControlError::Invalid { field: "transport", rule });
+        }
         if sectors > expected.sectors {
             return Err(ControlError::Resized { id, found: sectors, expected: expected.sectors });
         }
@@ -336,9 +340,10 @@ impl Device {
         }
     }
 
-    /// Asks the kernel to take idle tags back so that the server can release the device, waiting at
-    /// most `timeout` for each queue to have an idle tag. Needs [`Features::can_quiesce`]. The device is
-    /// quiesced only after the last use of its character device has gone.
+    /// Asks the kernel to take idle tags back so that the server can release the device, waiting at most
+    /// `timeout` for each queue to have an idle tag. Needs [`Features::can_quiesce`]. The device is quiesced
+    /// only after the last use of its character device has gone. With batches the kernel waits for no tag,
+    /// and fails what is asked of the device from then on until its recovery.
     ///
     /// # Errors
     /// [`ControlError::Command`] with `EBUSY` if a queue had no idle tag in time: the device then starts
@@ -351,7 +356,8 @@ impl Device {
     }
 
     /// Removes the block device, failing what is still asked of it. The ring thread
-    /// must be pumping; all tags come back as [`QueueEvent::Aborted`](crate::QueueEvent::Aborted).
+    /// must be pumping; all tags come back as [`QueueEvent::Aborted`](crate::QueueEvent::Aborted), or with
+    /// batches one [`BatchEvent::Aborted`](crate::BatchEvent::Aborted) for each queue.
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -652,6 +658,9 @@ mod tests {
         let expected = Expected { tag: 7, sectors: 100 };
         let refused = Device::of(&DeviceInfo { foreign: zoned, ..info() }, 100, &expected).unwrap_err();
         assert!(refused.to_string().contains("ZONED"), "{refused}");
+        let copied = DeviceInfo { transport: Some(Transport::KernelCopy), has_batches: true, ..info() };
+        let refused = Device::of(&copied, 100, &expected).unwrap_err();
+        assert!(refused.to_string().contains("device with batches"), "{refused}");
         // Set by the kernel itself on every device.
         let announced = sys::UBLK_F_PER_IO_DAEMON | sys::UBLK_F_SAFE_STOP_DEV;
         assert!(ForeignFeatures::among(announced.into()).is_empty());

@@ -400,7 +400,7 @@ impl<K: Copy> Queue<K> {
         (0..self.depth).for_each(|tag| fill(buffers.whole_mut(tag)));
     }
 
-    /// AnswerList a request, all of it or with an error, and offers its tag again. All its parts must have
+    /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed. With batches the answer waits for [`commit`](Self::commit), of which the ring
     /// [reminds](Ring::next_reminder).
     #[inline(always)] // of each request

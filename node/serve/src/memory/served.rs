@@ -144,7 +144,7 @@ impl ServedMemory {
     fn refused(&mut self, ring: &mut Ring, (queue_id, command): (u16, u16), errno: Errno, now: Millis) {
         if let Some(held_back) = self.queue_refused.one(now) {
             let _volume = self.label.span().entered();
-            tracing::error!(queue_id, tag = command, %errno, held_back, "the kernel refused a queue command");
+            tracing::error!(queue_id, command, %errno, held_back, "the kernel refused a queue command");
         }
         self.published.queue_refused(errno);
         self.finish_closing(ring);

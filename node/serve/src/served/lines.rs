@@ -144,11 +144,12 @@ impl Lines {
         }
     }
 
-    /// The kernel did not accept a command of a queue: each tag of it may hear that.
-    pub(super) fn queue_refused(&self, queue: u16, tag: u16, errno: KernelErrno, now: Millis) {
+    /// The kernel did not accept a command of a queue, by its number: a tag, without batches. Each of the
+    /// queue may hear that.
+    pub(super) fn queue_refused(&self, queue: u16, command: u16, errno: KernelErrno, now: Millis) {
         let Some(held_back) = self.queue_refused.one(now) else { return };
         let _volume = self.label.span().entered();
-        tracing::error!(queue, tag, %errno, held_back, "the kernel refused a queue command");
+        tracing::error!(queue, command, %errno, held_back, "the kernel refused a queue command");
     }
 
     /// The kernel answered a command of a queue that was closed.

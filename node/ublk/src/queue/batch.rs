@@ -9,8 +9,8 @@
 //!
 //! *Owns*: the buffer that the kernel fills with tags, and those of the answers that are collected or on
 //! their way.
-//! *Invariants*: a tag is in one piece that was not looked at, with the owner, in one list of answers, or
-//! with the kernel. A list changes only while no command has it.
+//! *Invariants*: each tag is in exactly one place: a fetched piece that was not read yet, with the owner, a
+//! list of answers, or with the kernel. A list changes only while no command has it.
 //! *Source*: `struct ublk_batch_io` in `linux/ublk_cmd.h`; `ublk_ch_batch_io_uring_cmd` in
 //! `drivers/block/ublk_drv.c`.
 #![allow(unsafe_code)] // entries that name the lists
@@ -61,7 +61,7 @@ pub enum BatchEvent {
     },
 }
 
-/// AnswerList, as a command takes them.
+/// Answers, as a command takes them.
 type AnswerList = Vec<sys::ublk_elem_header>;
 
 /// The state of a queue with batches.
@@ -211,6 +211,8 @@ impl<K: Copy> Queue<K> {
                 batch.fetched.refill();
                 0..0
             }
+            // Sent again: without a fetch no request of the queue comes.
+            Err(Errno::ENOMEM) => 0..0,
             Err(_) if outcome.0 == sys::UBLK_IO_RES_ABORT => return BatchEvent::Aborted,
             Err(errno) => return BatchEvent::Failed { command: FETCH, errno },
         };
@@ -248,7 +250,7 @@ impl<K: Copy> Queue<K> {
         self.push_list(ring, sys::UBLK_U_IO_COMMIT_IO_CMDS, list, COMMIT + list);
     }
 
-    /// Pushes a command with a list. It was counted when its first answer was collected.
+    /// Pushes a command with a list, which its caller has counted.
     fn push_list<T: From<QueueCommand<K>> + RingOperation>(
         &self,
         ring: &mut Ring<T>,
