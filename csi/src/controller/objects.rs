@@ -4,9 +4,10 @@
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
 //! overwrites another change. Where only the status changed meanwhile it is tried again; another change of
 //! the spec, or a deletion, may be an answer to a later call, and ends this one. A field that the API server
-//! does not know is an error: it would drop the field, and another volume than the wanted one would come of
-//! it. A wait is one watch of one object from a version that was seen: no list, no polling. On failure: an
-//! [`ApiFailure`]. A wait outlives failed requests, until its deadline.
+//! does not know is an error: it would drop the field, and the driver would make another volume than the
+//! wanted one. A wait is one watch of one object from a version that was seen: no list, no polling.
+//!
+//! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -215,7 +216,7 @@ where
         })
     }
 
-    /// Changes fields of the spec of an object as `plan` says from what it is, and writes annotations; again
+    /// Changes the fields of the spec that `plan` returns for the object, and writes annotations; again
     /// where its status changed meanwhile. Returns it as it is then. Where there is nothing to change it
     /// stays as it is.
     ///

@@ -70,8 +70,8 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("{} {}", fill(&device, 256), fill(&file, 256)))?;
     let rows = rows();
     let (mut ours, mut theirs) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
-    // With batches of its own, which it has with zero copy only: with user copy no device comes of them. They
-    // make no difference to requests one after the other.
+    // `kublk` with batches of its own, which it has with zero copy only: with user copy its device did not
+    // appear within 600 s. Requests one after the other gain nothing by them.
     let mut batched = vec![Vec::new(); if mode == Mode::ZeroCopy { 2 } else { 0 }];
     let mut fresh = Vec::new();
     for round in 0..ROUNDS {

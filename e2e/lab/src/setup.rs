@@ -29,6 +29,7 @@ use root_fs::UserSpace;
 pub mod apt;
 pub mod boot;
 pub mod go;
+mod host_kernel;
 pub mod kernel;
 pub mod kublk;
 mod lanes;
@@ -158,6 +159,7 @@ impl Toolbox {
             vec![Part::new("programs under test", PROGRAMS_EXPECTED, || self.programs(Profile::Dev))];
         if tests {
             in_rust.push(Part::new("the workspace's tests", TESTS_EXPECTED, || {
+                host_kernel::check()?;
                 command::show(self.cargo("test").args(["--workspace", "--no-run"]))
             }));
         }
@@ -324,8 +326,9 @@ impl Toolbox {
     /// the profile for tests has built.
     ///
     /// # Errors
-    /// If cargo fails.
+    /// If cargo fails, or the kernel of this machine is too old.
     pub fn counts(&self) -> Result<PathBuf> {
+        host_kernel::check()?;
         report::step("cargo build the program that counts");
         let mut build = self.cargo("build");
         // With it functions of other crates are not inlined.

@@ -9,7 +9,7 @@ use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wire::Program;
 use holdfast_lab::world::World;
 
-use super::keeper::start_first_keeper;
+use super::keeper::start_keeper;
 use super::story::provision_store;
 
 const BUCKET: &str = "csi";
@@ -39,7 +39,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// On a node without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
-    expected(sanity_on(world, || start_first_keeper(&*world.vm_with("a", Options::without_ublk)?, "keeper"))?)
+    expected(sanity_on(world, || {
+        start_keeper(&*world.vm_with("a", Options::without_ublk)?, "keeper", false)
+    })?)
 }
 
 fn expected(outcome: SanityCounts) -> Result<()> {

@@ -9,12 +9,6 @@ use holdfast_lab::wait::until;
 /// Longest wait for a keeper to serve.
 const SERVES: Duration = Duration::from_secs(60);
 
-/// Starts the first keeper of a machine, before a daemon: the DaemonSet mounts the run directory in both.
-pub(super) fn start_first_keeper(vm: &Vm, name: &'static str) -> Result<()> {
-    vm.exec("mkdir -p -m 0700 /run/holdfast")?;
-    start_keeper(vm, name, false)
-}
-
 /// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,
 /// until it can be asked.
 pub(super) fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {

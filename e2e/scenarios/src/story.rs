@@ -9,11 +9,12 @@ use holdfast_lab::node::{Control, Node};
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use holdfast_lab::vm::Vm;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
-use super::keeper::start_first_keeper;
+use super::keeper::start_keeper;
 use super::load::Load;
 use super::provisioning::{apply, expect_removed, object_store, volume};
 
@@ -43,7 +44,7 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 /// On nodes without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
     for name in ["a", "b"] {
-        start_first_keeper(&*world.vm_with(name, Options::without_ublk)?, "keeper")?;
+        start_keeper(&*world.vm_with(name, Options::without_ublk)?, "keeper", false)?;
     }
     run(world, FUSE)
 }
@@ -89,7 +90,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
     a.vm().reset()?;
     if transport == FUSE {
-        start_first_keeper(a.vm(), "keeper-after-reset")?;
+        start_keeper(a.vm(), "keeper-after-reset", false)?;
     }
     a.restart()?;
     // The devices went with the machine's memory: what the objects say is true again from the next epoch on.
@@ -107,7 +108,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let b = Node::start(world.vm("b")?, &control, transport, "")?;
     let moved = serve(world, &b, "small")?;
     show(world)?;
-    a.vm().exec(&format!("! test -e {small} || ! losetup {small}"))?;
+    expect_no_device(a.vm(), &small)?;
     let read = b.vm().exec(&format!(
         "e2fsck -fn {moved} >&2; mount -o ro {moved} /mnt; cd /mnt; {SUM}; cd /; umount /mnt"
     ))?;
@@ -119,7 +120,8 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
         world.kubectl(["delete", "volume", name, "--timeout=300s"])?;
     }
     for node in [&a, &b] {
-        node.vm().exec("! ls /dev/ublkb* 2>/dev/null; test -z \"$(losetup --noheadings --list)\"")?;
+        node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
+        node.vm().exec("! ls /sys/block/loop*/loop/backing_file 2>/dev/null")?;
     }
     expect_removed(&s3, BUCKET, 2)?;
     report::step("devices and data are gone; of each log two records and a marker stay");
@@ -194,6 +196,15 @@ fn device_of(world: &World, node: &Node, name: &str) -> Result<String> {
     let device = world.kubectl(["get", &object, "--output=jsonpath={.status.devicePath}"])?;
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
     Ok(device)
+}
+
+/// Checks that the device of a volume is gone, or is a loop device that is bound to nothing.
+fn expect_no_device(vm: &Vm, device: &str) -> Result<()> {
+    let name = device.trim_start_matches("/dev/");
+    vm.exec(&format!(
+        "case {name} in loop*) ! test -e /sys/block/{name}/loop ;; *) ! test -e {device} ;; esac"
+    ))
+    .map(drop)
 }
 
 fn epoch_of(world: &World, name: &str) -> Result<u64> {

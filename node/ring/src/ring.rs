@@ -400,8 +400,8 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(user_data)) };
     }
 
-    /// The same for an operation that ends as it is submitted, whatever comes of it, though it may block
-    /// there: its completion does not end the next wait.
+    /// The same for an operation that the kernel ends as it takes the entry, with success or an error, though
+    /// it may block there: its completion does not end the next wait.
     ///
     /// # Safety
     /// As for [`push`](Self::push).
@@ -422,8 +422,8 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(key.to_bits())) };
     }
 
-    /// Ends the operation of a completion, unless it [continues](Completion::continues): says what it was for
-    /// and gives back the buffer it had. `None`, and counted by [`late_completions`](Self::late_completions),
+    /// Ends the operation of a completion, unless it [continues](Completion::continues): returns its purpose
+    /// and its buffer. `None`, and counted by [`late_completions`](Self::late_completions),
     /// where that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {

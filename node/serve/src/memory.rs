@@ -88,7 +88,7 @@ impl MemoryVolumes {
         ring: &mut Ring,
         key: VolumeKey,
         (queue, tag): (u16, u16),
-        outcome: (IoResult, bool),
+        outcome: IoResult,
         now: Millis,
     ) -> bool {
         let Self { volumes, codecs } = self;
@@ -96,13 +96,6 @@ impl MemoryVolumes {
             && volumes
                 .get_mut(without_mark(key))
                 .is_some_and(|served| served.on_command(ring, codecs, (queue, tag), outcome, now))
-    }
-
-    /// Gives the kernel what a queue has answered since the last wait of the ring.
-    pub(crate) fn commit(&mut self, ring: &mut Ring, key: VolumeKey, queue: u16) {
-        if let Some(served) = self.volumes.get_mut(without_mark(key)).filter(|_| is_memory(key)) {
-            served.commit(ring, queue);
-        }
     }
 
     /// A run on a spill file ended. False if its volume is gone.

@@ -211,18 +211,17 @@ impl RingThread {
         let QueueCommand { owner, queue_id, tag } = command;
         let in_time = match self.volumes.get_mut(owner) {
             Some(served) => served.on_command(&mut self.ring, (queue_id, tag), outcome, now),
-            None => self.memory.on_command(&mut self.ring, owner, (queue_id, tag), outcome, now),
+            None => self.memory.on_command(&mut self.ring, owner, (queue_id, tag), outcome.0, now),
         };
         self.late += u64::from(!in_time);
     }
 
-    /// Gives the kernel what queues with batches have answered since the last wait.
+    /// Gives the kernel the answers of queues with batches since the last wait. Memory volumes have none.
     #[inline]
     fn commit(&mut self) {
         while let Some(InFlight::Command(QueueCommand { owner, queue_id, .. })) = self.ring.next_reminder() {
-            match self.volumes.get_mut(owner) {
-                Some(served) => served.commit(&mut self.ring, queue_id),
-                None => self.memory.commit(&mut self.ring, owner, queue_id),
+            if let Some(served) = self.volumes.get_mut(owner) {
+                served.commit(&mut self.ring, queue_id);
             }
         }
     }

@@ -50,7 +50,7 @@ impl FakeDevice {
     /// `struct io_uring_rsrc_update2` in `linux/io_uring.h`.
     const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
 
-    /// A device of `depth` requests of at most `max_io_bytes`.
+    /// A device of `depth` requests of at most `max_io_bytes`, with batches or with a command for each tag.
     ///
     /// # Errors
     /// The kernel's.

@@ -25,10 +25,13 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// once it holds nothing; until then it serves, and says so to those that watch it. Call it while the
 /// process has no other thread.
 ///
+/// The run directory is made if there is none: the keeper may start before the daemon.
+///
 /// # Errors
-/// It cannot take the place, and holds nothing.
+/// The directory cannot be made, or the place not be taken, and it holds nothing.
 pub fn run(run_dir: &Path) -> io::Result<()> {
     set_name();
+    std::fs::create_dir_all(run_dir)?;
     // A daemon that starts waits for its answers. One that a daemon has started inherits this.
     if let Err(error) = become_io_flusher() {
         note(&format!(

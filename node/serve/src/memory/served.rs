@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use holdfast_background::{LineLimit, Rest};
 use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
-use holdfast_ring::{Errno, FileSlot, IoResult, RingError};
+use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
-use holdfast_ublk::{BatchEvent, Device, DeviceRequest, Operation, Queue, QueueEvent};
+use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
 
 use super::files::MemoryFiles;
 use super::new_volume::NewMemoryVolume;
@@ -78,83 +78,36 @@ impl ServedMemory {
         ring: &mut Ring,
         codecs: &mut Codecs,
         (queue_id, tag): (u16, u16),
-        (outcome, continues): (IoResult, bool),
+        outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Some(queue) = self.queues.get_mut(usize::from(queue_id)) else { return false };
-        if queue.has_batches() {
-            let event = queue.on_batch_completion(ring, tag, outcome, continues);
-            self.on_batch_event(ring, codecs, queue_id, event, now);
-            return true;
-        }
+        let Self { volume, queues, spill, tally, .. } = self;
+        let Some(queue) = queues.get_mut(usize::from(queue_id)) else { return false };
         match queue.on_completion(ring, tag, outcome) {
-            QueueEvent::Request(request) => self.on_request(ring, codecs, queue_id, request, now),
-            QueueEvent::Held | QueueEvent::Refused => {}
-            QueueEvent::Aborted => self.finish_closing(ring),
-            QueueEvent::Failed { tag, errno } => self.refused(ring, (queue_id, tag), errno, now),
-        }
-        true
-    }
-
-    #[cold]
-    fn on_batch_event(
-        &mut self,
-        ring: &mut Ring,
-        codecs: &mut Codecs,
-        queue_id: u16,
-        event: BatchEvent,
-        now: Millis,
-    ) {
-        match event {
-            BatchEvent::Fetched(mut tags) => {
-                let at = usize::from(queue_id);
-                while let Some(request) = self.queues[at].next_fetched(ring, &mut tags) {
-                    self.on_request(ring, codecs, queue_id, request, now);
+            QueueEvent::Request(request) if spill.is_some() => {
+                self.admit(ring, codecs, QueuedRequest { queue: queue_id, request }, now);
+            }
+            QueueEvent::Request(request) => {
+                let served = serve(volume, codecs, queue, &request, tally).map(drop);
+                tally.errors += u64::from(served.is_err());
+                let (first, sectors) = (request.start_sector(), request.sectors());
+                queue.complete(ring, request, served.map_err(ServeFailure::errno));
+                if let Err(failure) = served {
+                    self.log(failure, first, sectors, now);
                 }
             }
-            BatchEvent::Done | BatchEvent::Aborted => self.finish_closing(ring),
-            BatchEvent::Failed { command, errno } => self.refused(ring, (queue_id, command), errno, now),
+            QueueEvent::Held | QueueEvent::Refused => {}
+            QueueEvent::Aborted => self.finish_closing(ring),
+            QueueEvent::Failed { tag, errno } => {
+                if let Some(held_back) = self.queue_refused.one(now) {
+                    let _volume = self.label.span().entered();
+                    tracing::error!(queue_id, tag, %errno, held_back, "the kernel refused a queue command");
+                }
+                self.published.queue_refused(errno);
+                self.finish_closing(ring);
+            }
         }
-    }
-
-    #[inline(always)] // of each request
-    fn on_request(
-        &mut self,
-        ring: &mut Ring,
-        codecs: &mut Codecs,
-        queue_id: u16,
-        request: DeviceRequest,
-        now: Millis,
-    ) {
-        let Self { volume, queues, spill, tally, .. } = self;
-        if spill.is_some() {
-            return self.admit(ring, codecs, QueuedRequest { queue: queue_id, request }, now);
-        }
-        let queue = &mut queues[usize::from(queue_id)];
-        let served = serve(volume, codecs, queue, &request, tally).map(drop);
-        tally.errors += u64::from(served.is_err());
-        let (first, sectors) = (request.start_sector(), request.sectors());
-        queue.complete(ring, request, served.map_err(ServeFailure::errno));
-        if let Err(failure) = served {
-            self.log(failure, first, sectors, now);
-        }
-    }
-
-    #[cold]
-    fn refused(&mut self, ring: &mut Ring, (queue_id, command): (u16, u16), errno: Errno, now: Millis) {
-        if let Some(held_back) = self.queue_refused.one(now) {
-            let _volume = self.label.span().entered();
-            tracing::error!(queue_id, command, %errno, held_back, "the kernel refused a queue command");
-        }
-        self.published.queue_refused(errno);
-        self.finish_closing(ring);
-    }
-
-    /// Gives the kernel what a queue has answered since the last wait of the ring.
-    pub(super) fn commit(&mut self, ring: &mut Ring, queue: u16) {
-        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
-            queue.commit(ring);
-        }
+        true
     }
 
     /// Serves a request of a volume with a spill file, once none before it excludes it.

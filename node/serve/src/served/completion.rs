@@ -87,7 +87,7 @@ impl ServedVolume {
         self.queues.finish_closing(ring);
     }
 
-    /// Gives the kernel what a queue has answered since the last wait of the ring.
+    /// Gives the kernel the answers of a queue since the last wait of the ring.
     pub(crate) fn commit(&mut self, ring: &mut Ring, queue: u16) {
         if let Some(queue) = self.queues.with_batches(queue) {
             queue.commit(ring);
