@@ -105,7 +105,7 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
     validation = kube::core::Rule::new("self.backend == 'memory' || !has(self.memory)")
         .message("spec.memory needs spec.backend `memory`: remove it, or write backend `memory`"),
     validation = kube::core::Rule::new("has(self.memory) == has(oldSelf.memory)")
-        .message("spec.memory is immutable: restore the old value, or create another Volume"),
+        .message("spec.memory cannot be added or removed: restore the old value, or create another Volume"),
     validation = kube::core::Rule::new("self.backend != 'memory' || has(self.source.empty)")
         .message("spec.source must be `empty` with spec.backend `memory`, which begins with nothing: remove it, and copy the files"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.durability == 'local'")
@@ -114,8 +114,6 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
         .message("spec.limits cannot be used with spec.backend `memory`, whose requests are answered at once: remove it, or write backend `object`"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.deletionPolicy == 'Delete'")
         .message("spec.deletionPolicy cannot be `Retain` with spec.backend `memory`, which leaves nothing behind: write `Delete`"),
-    validation = kube::core::Rule::new("self.backend != 'memory' || !has(self.size) || !has(oldSelf.size) || self.size == oldSelf.size")
-        .message("spec.size is immutable with spec.backend `memory`: restore the old value, or create a larger Volume"),
     validation = kube::core::Rule::new("self.backend != 'memory' || !has(oldSelf.nodeName) || oldSelf.nodeName == '' || !has(self.nodeName) || self.nodeName == '' || self.nodeName == oldSelf.nodeName")
         .message("spec.nodeName cannot change to another node with spec.backend `memory`, whose content does not move: write '' first, which drops the content, and the other node after that"),
     validation = kube::core::Rule::new("has(self.objectStore) == has(oldSelf.objectStore) && (!has(self.objectStore) || self.objectStore == oldSelf.objectStore)")
@@ -194,10 +192,12 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.backend is immutable: restore the old value, or create another Volume"))]
     pub backend: Backend,
-    /// Memory of a volume with backend `memory`; absent with `object`. Immutable.
+    /// Memory of a volume with backend `memory`; absent with `object`. Its limits can only rise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
-        .message("spec.memory is immutable: restore the old value, or create another Volume"))]
+    #[x_kube(validation = kube::core::Rule::new("has(self.limit) == has(oldSelf.limit)")
+        .message("spec.memory.limit cannot be added or removed: restore the old value, or write a higher limit where there is one"),
+        validation = kube::core::Rule::new("has(self.spill) == has(oldSelf.spill)")
+        .message("spec.memory.spill cannot be added or removed: restore the old value, or create another Volume"))]
     pub memory: Option<MemorySpec>,
     /// Transport that the volume demands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -371,7 +371,9 @@ pub struct MemorySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
-        .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"))]
+        .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"),
+        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
+        .message("spec.memory.limit can only rise: restore the old value, or write a higher one"))]
     pub limit: Option<String>,
     /// Maximum disk space of the node for spilled pages, those that find no memory: a whole number of bytes with an optional suffix
     /// (`16Gi`), a multiple of 4096; more than `spec.size` is never taken. The node needs as much of `node.memorySpill` of the
@@ -379,10 +381,14 @@ pub struct MemorySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
-        .message("spec.memory.spill must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `16Gi`, or remove it"))]
+        .message("spec.memory.spill must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `16Gi`, or remove it"),
+        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
+        .message("spec.memory.spill can only rise: restore the old value, or write a higher one"))]
     pub spill: Option<String>,
-    /// Codec of its pages.
+    /// Codec of its pages. Immutable.
     #[serde(default)]
+    #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
+        .message("spec.memory.compression is immutable: restore the old value, or create another Volume"))]
     pub compression: MemoryCompression,
 }
 

@@ -51,14 +51,30 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
-    memory::refuse(&volume, "capacity_range", "growth", "Create a larger claim, and copy the files")?;
-    let grow = |volume: &Volume| {
-        Ok(match plan(volume, &capacity)? {
-            Plan::Done(_) => None,
-            Plan::Grow(bytes) => Some(json!({ "size": quantity(bytes) })),
-        })
+    let volume = match plan(&volume, &capacity)? {
+        Plan::Grow(bytes) if volume.spec.is_memory() => {
+            // Of two at once the second counts the first.
+            let _alone = volumes.promising().await;
+            let memory = memory::grown(volumes, &volume, bytes).await?;
+            let grow = |_: &Volume| {
+                let mut spec = json!({ "size": quantity(bytes) });
+                if let Some(memory) = &memory {
+                    spec["memory"] = json!(memory);
+                }
+                Ok(Some(spec))
+            };
+            volumes.change(volume, until, grow, &[]).await?
+        }
+        Plan::Grow(_) | Plan::Done(_) => {
+            let grow = |volume: &Volume| {
+                Ok(match plan(volume, &capacity)? {
+                    Plan::Done(_) => None,
+                    Plan::Grow(bytes) => Some(json!({ "size": quantity(bytes) })),
+                })
+            };
+            volumes.change(volume, until, grow, &[]).await?
+        }
     };
-    let volume = volumes.change(volume, until, grow, &[]).await?;
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let answer =
         ControllerExpandVolumeResponse { capacity_bytes: signed(bytes), node_expansion_required: !raw };

@@ -6,10 +6,11 @@
 //! refuse.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use holdfast_crds::{
-    MAX_SIZE_BYTES, MEMORY_NODE, MemoryCompression, MemorySpec, MemoryUse, SpillUse, Volume,
-    most_memory_bytes, most_spill_bytes,
+    ByteSize, FieldError, MAX_SIZE_BYTES, MEMORY_NODE, MemoryCompression, MemorySpec, MemoryUse, SpillUse,
+    Volume, VolumeSpec, most_memory_bytes, most_spill_bytes,
 };
 use kube::ResourceExt;
 use tonic::Status;
@@ -23,6 +24,10 @@ const LIMIT_STEP_BYTES: u64 = 64 << 10;
 const LEAST_LIMIT_BYTES: u64 = 1 << 20;
 /// Sizes of volumes are multiples of it.
 const SECTOR_BYTES: u64 = 4096;
+
+/// Percent of the size that content may take: of memory that of any content is a little more than 100, of the
+/// disk it is 100.
+pub(super) const PERCENT: RangeInclusive<u8> = 1..=100;
 
 /// Parameters of a StorageClass of memory volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +64,24 @@ impl MemoryParameters {
         }
     }
 
+    /// The parameters of which a volume of this size got its limits. A limit that is no share of its size is
+    /// not of a class: it is none of theirs.
+    fn of(memory: &MemorySpec, size_bytes: u64) -> Self {
+        let compression = memory.compression;
+        let share = |is_it: &dyn Fn(MemorySpec) -> bool, of: fn(u8) -> Self| {
+            PERCENT.rev().find(|percent| is_it(of(*percent).spec(size_bytes)))
+        };
+        let max_percent = share(&|spec| spec.limit == memory.limit, |percent| Self {
+            max_percent: Some(percent),
+            ..Self::default()
+        });
+        let spill_percent = share(&|spec| spec.spill == memory.spill, |percent| Self {
+            spill_percent: Some(percent),
+            ..Self::default()
+        });
+        Self { max_percent, spill_percent, compression }
+    }
+
     /// The most that a volume of this size may take of its node.
     pub(super) fn most(self, size_bytes: u64) -> NodeRoom {
         NodeRoom {
@@ -88,6 +111,14 @@ pub(super) struct NodeRoom {
 }
 
 impl NodeRoom {
+    /// The most that a volume may take.
+    ///
+    /// # Errors
+    /// A field of the spec cannot be read.
+    fn of(spec: &VolumeSpec) -> Result<Self, FieldError> {
+        Ok(Self { memory_bytes: spec.most_memory_bytes()?, spill_bytes: spec.most_spill_bytes()? })
+    }
+
     /// True if there is as much of both.
     fn has(self, wanted: Self) -> bool {
         wanted.memory_bytes <= self.memory_bytes && wanted.spill_bytes <= self.spill_bytes
@@ -129,6 +160,49 @@ fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clon
         memory_bytes: unpromised(*limit_bytes, *promised_bytes, memory),
         spill_bytes: unpromised(spill_limit_bytes, spill_promised_bytes, disk),
     }
+}
+
+/// `spec.memory` of a memory volume that grows to this size: limits that are a share of its size grow with it,
+/// others stay.
+///
+/// # Errors
+/// `RESOURCE_EXHAUSTED`: its node cannot promise as much. Those of the requests.
+pub(super) async fn grown(
+    volumes: &ClusterVolumes,
+    volume: &Volume,
+    size_bytes: u64,
+) -> Result<Option<MemorySpec>, Status> {
+    let internal = |error: FieldError| Status::internal(error.to_string());
+    let has = NodeRoom::of(&volume.spec).map_err(internal)?;
+    let mut spec = volume.spec.clone();
+    let from_bytes = spec.size_bytes().map_err(internal)?;
+    if let Some(memory) = &mut spec.memory {
+        let MemorySpec { limit, spill, compression: _ } =
+            MemoryParameters::of(memory, from_bytes).spec(size_bytes);
+        memory.limit = limit.or(memory.limit.take());
+        memory.spill = spill.or(memory.spill.take());
+    }
+    spec.size = Some(quantity(size_bytes));
+    let wanted = NodeRoom::of(&spec).map_err(internal)?;
+    let Some(node) = node_of(volume).or(volume.spec.node_name.as_deref()) else { return Ok(spec.memory) };
+    let more = NodeRoom {
+        memory_bytes: wanted.memory_bytes.saturating_sub(has.memory_bytes),
+        spill_bytes: wanted.spill_bytes.saturating_sub(has.spill_bytes),
+    };
+    let left = left_room(volumes, node).await?;
+    for (more_bytes, left_bytes, of, fix) in [
+        (more.memory_bytes, left.memory_bytes, "memory", "node.memoryVolumes"),
+        (more.spill_bytes, left.spill_bytes, "disk for its spill file", "node.memorySpill"),
+    ] {
+        if more_bytes > left_bytes {
+            let [more, left] = [more_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
+            return Err(Status::resource_exhausted(format!(
+                "capacity_range.required_bytes: the volume may take {more} of {of} more then, and node {node} can promise {left} \
+                 more. Ask for less, delete other memory volumes of the node, or raise {fix} of the chart"
+            )));
+        }
+    }
+    Ok(spec.memory)
 }
 
 /// Bytes that a node with this limit can still promise, which reported that it promised so many. `most`: what
@@ -205,6 +279,23 @@ mod tests {
         let whole = MemoryParameters { spill_percent: Some(100), ..half() };
         assert_eq!(whole.spec(MAX_SIZE_BYTES).spill.as_deref(), Some("64Ti"));
         assert_eq!(MemoryParameters::default().spec(GIB), MemorySpec::default());
+    }
+
+    /// A volume has its limits and not the class that they came from.
+    #[test]
+    fn limits_keep_their_share_of_a_size_that_grows() {
+        let grows = |memory: &MemorySpec| MemoryParameters::of(memory, GIB).spec(3 * GIB);
+        for parameters in [half(), spilling(), MemoryParameters::default()] {
+            assert_eq!(grows(&parameters.spec(GIB)), parameters.spec(3 * GIB));
+        }
+        for percent in PERCENT {
+            let parameters = MemoryParameters { spill_percent: Some(percent), ..MemoryParameters::default() };
+            assert_eq!(grows(&parameters.spec(GIB)), parameters.spec(3 * GIB), "{percent}");
+        }
+        // A person wrote it.
+        let memory = MemorySpec { limit: Some("300Mi".to_owned()), ..spilling().spec(GIB) };
+        let grown = grows(&memory);
+        assert_eq!((grown.limit, grown.spill.as_deref()), (None, Some("2304Mi")));
     }
 
     #[test]

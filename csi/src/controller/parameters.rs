@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::capacity::quantity;
 use super::limit_parameters::{Limit, MAX_IOPS, MAX_THROUGHPUT};
-use super::memory::MemoryParameters;
+use super::memory::{MemoryParameters, PERCENT};
 
 /// The key that only a StorageClass may have, and must.
 const OBJECT_STORE: &str = "objectStore";
@@ -28,9 +28,6 @@ pub(super) const BACKEND: &str = "backend";
 const COMPRESSION: &str = "compression";
 const MAX_MEMORY_PERCENT: &str = "maxMemoryPercent";
 const SPILL_PERCENT: &str = "spillPercent";
-/// Percent of the size that content may take: of memory that of any content is a little more than 100, of the
-/// disk it is 100.
-const PERCENT: std::ops::RangeInclusive<u8> = 1..=100;
 /// Keys that both may have.
 const KEYS: [&str; 5] = ["durability", "maxDirtyAge", "failoverPolicy", MAX_IOPS, MAX_THROUGHPUT];
 /// Keys that the provisioner adds (`--extra-create-metadata`).

@@ -30,7 +30,7 @@ const PAGE_BYTES: u64 = 4096;
 /// the smaller a volume is.
 const MEASURED_CORPORA: u64 = 4;
 /// Overwrites at random of each page of it, after which the overhead is measured.
-const OVERWRITES: u64 = 2;
+const OVERWRITES: u64 = 20;
 
 /// A row of the comparison.
 struct MemoryRow {

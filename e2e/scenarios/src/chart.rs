@@ -353,7 +353,6 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
     let (stored, scratch) = (class("stored")?, class("scratch")?);
     for line in [
         "volumeBindingMode: WaitForFirstConsumer",
-        "allowVolumeExpansion: false",
         "  backend: memory",
         "  compression: zstd",
         "  maxMemoryPercent: \"50\"",

@@ -17,6 +17,8 @@ const DATA: &str = "memory_volumes = \"256Mi\"\nmemory_spill = \"64Mi\"";
 const MIB: i64 = 1 << 20;
 /// Size of the claim.
 const CLAIM_BYTES: i64 = 128 * MIB;
+/// Its size after an expansion.
+const LARGER_BYTES: i64 = 160 * MIB;
 const CLAIM: &str = "pvc-scratch";
 /// Parameters of a class whose volumes spill: a quarter of the size is memory, all of it may be on the disk.
 const SPILLING: [(&str, &str); 2] = [("maxMemoryPercent", "25"), ("spillPercent", "100")];
@@ -56,6 +58,17 @@ pub(super) fn run(world: &World) -> Result<()> {
     on_a.vm().exec(&format!("echo 3 > /proc/sys/vm/drop_caches; grep -qx kept {target}/file"))?;
     ensure!(lost(world, CLAIM)?.is_empty(), "nothing was lost: {}", lost(world, CLAIM)?);
     refusals(&csi)?;
+
+    report::step("expand the claim while its pod uses it");
+    let too_large = csi.expand(CLAIM, 256 * MIB)?;
+    refused("more than the node has", too_large, "ResourceExhausted", "more then, and node a can promise")?;
+    ensure!(granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
+    granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
+    on_a.vm().exec(&format!(
+        "test $(($(stat -f -c '%b * %S' {target}) / {MIB})) -gt 140; grep -qx kept {target}/file"
+    ))?;
+    let less = capacity(&csi, &[], |bytes| bytes < left)?;
+    ensure!(less < left - 15 * MIB, "{less} bytes are left of {left}");
 
     report::step("restart the host: the loss is said before the empty device is made");
     on_a.vm().reset()?;
@@ -186,7 +199,6 @@ fn refusals(csi: &Csi) -> Result<()> {
         word,
         "which has no snapshots. Copy the files",
     )?;
-    refused("growth", csi.expand(CLAIM, 2 * CLAIM_BYTES)?, word, "which has no growth")?;
     let clone = NewVolume::in_memory("pvc-clone", MIB, "a").from_volume(CLAIM);
     refused("a clone", csi.create(&clone, LIMIT)?, word, "begins with nothing")?;
     let shared = NewVolume::in_memory("pvc-shared", MIB, "a").used(&Use::read("ext4"));
@@ -219,6 +231,27 @@ fn applied(world: &World, node: &Node) -> Result<()> {
         let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].reason}";
         Ok((world.kubectl(["get", "volume/tmp", path])? == "MemoryFull").then_some(()))
     })?;
+    report::step("raise its limit and its size: writes succeed, and its content stays");
+    for (change, words) in [
+        ("{limit: 4Mi}", "spec.memory.limit can only rise"),
+        ("{spill: 4Mi}", "spec.memory.spill cannot be added or removed"),
+        ("{limit: null}", "spec.memory.limit cannot be added or removed"),
+        ("{compression: lz4}", "spec.memory.compression is immutable"),
+    ] {
+        let change = format!("--patch=spec: {{memory: {change}}}");
+        let refused = world.kubectl(["patch", "volume/tmp", "--type=merge", &change]);
+        let refused = refused.err().context("it is refused")?;
+        ensure!(format!("{refused:#}").contains(words), "{change}: {refused:#}");
+    }
+    let change = "--patch=spec: {size: 96Mi, memory: {limit: 80Mi}}";
+    world.kubectl(["patch", "volume/tmp", "--type=merge", change])?;
+    until("the size", LIMIT, || {
+        let path = "--output=jsonpath={.status.attachedSizeBytes}";
+        Ok((world.kubectl(["get", "volume/tmp", path])? == (96 * MIB).to_string()).then_some(()))
+    })?;
+    node.vm().exec(&format!(
+        "dd if=/dev/urandom of={device} bs=1M seek=32 count=64 oflag=direct status=none; head -c 4M {device} | cmp - /tmp/part"
+    ))?;
     world.kubectl(["delete", "volume/tmp", "--timeout=60s"]).map(drop)
 }
 

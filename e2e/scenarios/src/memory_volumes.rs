@@ -1,6 +1,6 @@
 //! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
-//! as it was, in memory or in the spill file; a full one fails writes and loses nothing; a detach leaves
-//! nothing.
+//! as it was, in memory or in the spill file; it grows meanwhile; a full one fails writes and loses nothing; a
+//! detach leaves nothing.
 
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use holdfast_lab::churn::last_numbers;
 use holdfast_lab::node::{Control, Node, SIGKILL};
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::load::Load;
@@ -30,6 +31,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
 /// Threads that work on the file system.
 const WORKERS: u32 = 2;
+/// Sizes of a volume under load, in MiB: each end of the daemon interrupts a growth.
+const FIRST_MIB: u32 = 256;
+const STEP_MIB: u32 = 16;
 /// Most bytes that one discard covers.
 const MAX_DISCARD_BYTES: u32 = 4 << 20;
 const AT: &str = "/mnt";
@@ -58,7 +62,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Ends the daemon under a file system and under fio, which verifies what it wrote.
 fn ends(node: &Node) -> Result<()> {
     let vm = node.vm();
-    let files = attach(node, &["files", "--memory", "256Mi"])?;
+    let files = attach(node, &["files", "--memory", &format!("{FIRST_MIB}Mi")])?;
     vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
     vm.spawn("churn", &bash(&format!("exec holdfast-e2e churn {AT} {WORKERS}")))?;
     let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
@@ -68,12 +72,22 @@ fn ends(node: &Node) -> Result<()> {
     let queue = raw.replace("/dev/", "/sys/block/");
     vm.exec(&format!("test $(cat {queue}/queue/discard_max_bytes) = {MAX_DISCARD_BYTES}"))?;
     let load = Load::start(vm, &raw, LOAD_SECONDS)?;
+    let mut mib = FIRST_MIB;
     for end in ENDS {
+        mib += STEP_MIB;
+        let grow = ["grow", "files", &format!("{mib}Mi")];
+        vm.spawn(&format!("grow-{mib}"), &bash(&format!("exec holdfast-node {}", grow.join(" "))))?;
         match end {
             DaemonEnd::Kill => node.kill().and_then(|()| node.restart())?,
             DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,
             DaemonEnd::Handoff => node.hand_over()?,
         }
+        // The successor may still recover the volume.
+        until("the growth", LIMIT, || Ok(node.cli(&grow).inspect_err(|error| report::step(error)).ok()))?;
+        vm.exec(&format!(
+            "test $(blockdev --getsize64 {files}) = {} && resize2fs {files} >&2",
+            u64::from(mib) << 20
+        ))?;
         load.wait_progress()?;
         let ended = vm.status("churn")?;
         ensure!(ended.is_none(), "churn ended: {ended:?}\n{}", vm.log("churn")?);
@@ -128,6 +142,10 @@ fn full(node: &Node) -> Result<()> {
     ensure!(sum()? == before, "what was stored changed when the daemon was killed");
     vm.exec(&format!("blkdiscard -o 8M -l 56M {device}; {}", write(20, 4)))?;
     ensure!(sum()? == before, "what was stored changed when other pages were discarded");
+    // A higher limit, and it takes as much as it may.
+    node.cli(&["grow", "full", "64Mi", "--memory-limit", "128Mi"])?;
+    vm.exec(&write(8, 56))?;
+    ensure!(sum()? == before, "what was stored changed when the limit rose");
     node.cli(&["detach", "full"]).map(drop)
 }
 
@@ -190,6 +208,15 @@ fn spilled(node: &Node) -> Result<()> {
     let more = [&["more"][..], &asked, &["9Mi"]].concat();
     let refused = node.cli(&[&["attach"][..], &more].concat()).err().context("56 of 64 MiB are taken")?;
     ensure!(format!("{refused:#}").contains("8Mi of data.memory_spill (64Mi) is left"), "{refused:#}");
+    // It grows by what is left of the disk, and its new pages spill.
+    node.cli(&["grow", "spill", "72Mi", "--memory-spill", "64Mi"])?;
+    vm.exec(&format!(
+        "head -c 72M /dev/urandom > {SOURCE}; {}; echo 3 > /proc/sys/vm/drop_caches; cmp {SOURCE} {device}; rm {SOURCE}",
+        copy(0, 72)
+    ))?;
+    node.kill()?;
+    node.restart()?;
+    vm.exec(&format!("test $(blockdev --getsize64 {device}) = {}", 72 << 20))?;
     node.cli(&["detach", "spill"])?;
     vm.exec("! ls -d /var/lib/holdfast/memory.d/* >&2").map(drop)
 }
@@ -198,7 +225,9 @@ fn spilled(node: &Node) -> Result<()> {
 fn refusals(node: &Node) -> Result<()> {
     attach(node, &["small", "--memory", "4Mi"])?;
     for (asked, words) in [
-        (&["grow", "small", "8Mi"][..], "has no growth. Nothing was changed. Detach it"),
+        (&["grow", "small", "2Mi"][..], "is attached on this node with 4Mi, and the request has 2Mi"),
+        (&["grow", "small", "8Mi", "--memory-spill", "8Mi"], "a spill file is not added"),
+        (&["grow", "small", "2Gi"], "is left on this node"),
         (&["configure", "small", "--durability", "object"], "has no durability"),
         (&["snapshot", "create", "small"], "has no snapshots. Nothing was changed. Copy its files"),
         (&["attach", "small", "--store", "store"], "has no store"),

@@ -28,7 +28,7 @@ use holdfast_proto::node::v1::{
 };
 use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
-use holdfast_types::Seq;
+use holdfast_types::{Seq, VolumeId};
 use parking_lot::RwLock;
 use tonic::{Request, Response, Status};
 
@@ -39,7 +39,7 @@ use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::Handoff;
-use crate::node::{Instance, InstanceError, NodeVolumeStatus, VolumeInStore, run_blocking};
+use crate::node::{Instance, InstanceError, VolumeInStore, run_blocking};
 use crate::volumes::Volumes;
 
 /// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
@@ -99,6 +99,11 @@ impl<V: Volumes> Api<V> {
             let text = format!("this daemon serves what Kubernetes asks for; {instead}");
             Status::failed_precondition(text)
         })
+    }
+
+    /// True for a memory volume that a person attached: there is no Volume object to change instead.
+    fn is_of_a_person(&self, volume: &VolumeId) -> bool {
+        self.volumes.list().iter().any(|one| one.volume == *volume && one.is_of_a_person())
     }
 
     fn store(&self, name: &str) -> Result<S3Config, Status> {
@@ -194,20 +199,19 @@ impl<V: Volumes> node_server::Node for Api<V> {
     }
 
     async fn grow(&self, request: Request<GrowRequest>) -> Result<Response<GrowResponse>, Status> {
-        let GrowRequest { volume_id, size_bytes } = request.into_inner();
-        let volume = convert::volume_id(volume_id)?;
-        self.stores_or("change spec.size of the Volume object instead")?;
+        let (volume, to) = convert::grow(request.into_inner())?;
+        if !self.is_of_a_person(&volume) {
+            self.stores_or("change spec.size of the Volume object instead")?;
+        }
         let volumes = self.volumes.clone();
-        let attached = self.to_the_end(async move { volumes.grow(&volume, size_bytes).await }).await?;
+        let attached = self.to_the_end(async move { volumes.grow(&volume, to).await }).await?;
         Ok(Response::new(GrowResponse { device: Some(attached.into()) }))
     }
 
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
         let DetachRequest { volume_id } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
-        // Without a Volume object there is none that could be deleted instead.
-        let is_of_a_person = |one: &NodeVolumeStatus| one.volume == volume && one.is_of_a_person();
-        if !self.volumes.list().iter().any(is_of_a_person) {
+        if !self.is_of_a_person(&volume) {
             self.stores()?;
         }
         let volumes = self.volumes.clone();

@@ -63,6 +63,13 @@ enum Command {
         volume: String,
         /// New size
         size: ByteSize,
+        /// Most memory that the content of a memory volume takes; as before unless given
+        #[arg(long, value_name = "SIZE")]
+        memory_limit: Option<ByteSize>,
+        /// Maximum disk space for spilled pages of a memory volume that has a spill file; as before unless
+        /// given
+        #[arg(long, value_name = "SIZE")]
+        memory_spill: Option<ByteSize>,
         #[command(flatten)]
         target: Target,
     },

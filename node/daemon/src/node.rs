@@ -68,6 +68,7 @@ pub(crate) use volume::attach_steps::AttachTimes;
 #[cfg(test)]
 pub(crate) use volume::attach_steps::TimedStep;
 pub(crate) use volume::cut::CutStep;
+pub(crate) use volume::grow::GrowTo;
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
 pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, VolumeState};

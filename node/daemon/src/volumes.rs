@@ -13,9 +13,9 @@ use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, MemoryAttach, Node, NodeError,
-    NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed, SettingsChange, SweepRequest,
-    VolumeInStore, VolumeSettings,
+    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, GrowTo, MemoryAttach, Node,
+    NodeError, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed, SettingsChange,
+    SweepRequest, VolumeInStore, VolumeSettings,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -35,8 +35,8 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Serves a memory volume as a block device.
     fn attach_memory(&self, request: MemoryAttach) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
-    /// Grows a volume that is served here to this size in bytes; waits while the store is unreachable.
-    fn grow(&self, volume: &VolumeId, bytes: u64) -> impl Future<Output = Result<Attached, Failure>> + Send;
+    /// Grows a volume that is served here; that of an object store waits while the store is unreachable.
+    fn grow(&self, volume: &VolumeId, to: GrowTo) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
     /// Changes settings of a volume that is served here, which are in effect when this returns. Returns all
     /// of them.
@@ -184,9 +184,15 @@ impl Volumes for Node {
         Self::attach_memory(self, request).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
-    async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, Failure> {
-        self.refuse(volume, "growth", "Detach it and attach a larger one; its content goes with the detach")?;
-        Self::grow(self, volume, bytes).await.map_err(|error| Failure::new(error.kind(), &error))
+    async fn grow(&self, volume: &VolumeId, to: GrowTo) -> Result<Attached, Failure> {
+        let grown = if self.is_memory(volume) {
+            self.grow_memory(volume, to).await
+        } else if to == GrowTo::bytes(to.bytes) {
+            Self::grow(self, volume, to.bytes).await
+        } else {
+            Err(NodeError::NotOfMemory { volume: volume.clone() })
+        };
+        grown.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn configure(&self, volume: &VolumeId, change: SettingsChange) -> Result<VolumeSettings, Failure> {

@@ -16,7 +16,8 @@
 //! 4096      the table: a little-endian word for each page (`word.rs`)
 //! ```
 //! A release that knows version 1 alone would take a page in the spill file for damage, so it has to refuse
-//! the table. It is written once, before the record that makes the volume one of the node.
+//! the table. It is written before the record that makes the volume one of the node, and again when the
+//! volume grows: until it is whole then, that record has its content.
 
 use holdfast_types::VolumeId;
 

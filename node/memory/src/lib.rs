@@ -25,7 +25,7 @@ pub use disk_run::{DiskOperation, DiskRun};
 pub use head::{HEAD_BYTES, HeadError, TableHead};
 pub use memory::{HeapMemory, NoRoom, PageMemory};
 pub use spill_requests::{SpillEnd, SpillRequest, SpillRequests};
-pub use volume::{MemoryFigures, MemoryVolume, PageError, RecoverError};
+pub use volume::{MemoryFigures, MemoryGrowth, MemoryVolume, PageError, RecoverError};
 
 /// Bytes of a page: the unit of the table, and the logical block of the device.
 pub const PAGE_BYTES: usize = 4096;

@@ -53,6 +53,15 @@ impl HeapMemory {
         Self { words: vec![0; pages], slabs: vec![None; slabs], room }
     }
 
+    /// The same with room for so many pages and slabs, which are no fewer.
+    #[must_use]
+    pub fn larger(mut self, pages: usize, slabs: usize) -> Self {
+        assert!(pages >= self.words.len() && slabs >= self.slabs.len(), "memory only grows");
+        self.words.resize(pages, 0);
+        self.slabs.resize(slabs, None);
+        self
+    }
+
     /// Number of slabs whose memory is taken.
     #[must_use]
     pub fn taken(&self) -> usize {

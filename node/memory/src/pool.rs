@@ -23,6 +23,8 @@ const SLAB_UNITS: u64 = (SLAB_BYTES / CLASS_BYTES) as u64;
 const BITMAP_WORDS: usize = (SLAB_UNITS / 64) as usize;
 /// No slab.
 const NONE: u32 = u32::MAX;
+/// Slabs of a chunk of the pool.
+const CHUNK_SLABS: usize = 256;
 
 /// A slot: part of a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,15 +105,82 @@ const fn slots_of(class: u8) -> usize {
     SLAB_UNITS as usize / class as usize
 }
 
-/// A slab, without its bitmap.
+/// A slab.
 #[derive(Debug, Clone, Copy)]
 struct PoolSlab {
-    /// 0 while it has none.
-    class: u8,
-    used: u16,
+    /// A bit is set while its slot is used.
+    bitmap: [u64; BITMAP_WORDS],
     /// Neighbours in the list of slabs of its class with free slots, or of slabs without a class.
     next: u32,
     previous: u32,
+    used: u16,
+    /// 0 while it has none.
+    class: u8,
+}
+
+impl PoolSlab {
+    const UNUSED: Self = Self { bitmap: [0; BITMAP_WORDS], next: NONE, previous: NONE, used: 0, class: 0 };
+}
+
+/// Slabs by number, in chunks: a pool that grows moves none of them.
+#[derive(Debug, Clone, Default)]
+struct PoolSlabs {
+    chunks: Vec<Box<[PoolSlab]>>,
+    count: u32,
+}
+
+impl PoolSlabs {
+    fn get(&self, slab: u32) -> Option<&PoolSlab> {
+        if slab >= self.count {
+            return None;
+        }
+        let slab = slab as usize;
+        Some(&self.chunks[slab / CHUNK_SLABS][slab % CHUNK_SLABS])
+    }
+
+    fn get_mut(&mut self, slab: u32) -> Option<&mut PoolSlab> {
+        if slab >= self.count {
+            return None;
+        }
+        let slab = slab as usize;
+        Some(&mut self.chunks[slab / CHUNK_SLABS][slab % CHUNK_SLABS])
+    }
+
+    /// A slab that exists.
+    fn at(&mut self, slab: u32) -> &mut PoolSlab {
+        self.get_mut(slab).expect("the pool has the slab")
+    }
+}
+
+/// Slabs by which a pool grows, made on another thread: [`Pool::grow`] takes a time that does not depend on
+/// their number.
+#[derive(Debug)]
+pub struct PoolExtension {
+    from: u32,
+    to: u32,
+    /// The slabs from the first multiple of [`CHUNK_SLABS`] on, in a list.
+    chunks: Vec<Box<[PoolSlab]>>,
+}
+
+impl PoolExtension {
+    /// Slabs for a pool of `from` slabs, which is to have `to`.
+    ///
+    /// # Panics
+    /// If `to` is less than `from`, or 2^32 - 1.
+    #[must_use]
+    pub fn new(from: u32, to: u32) -> Self {
+        assert!(from <= to && to != NONE, "a pool only grows, and to a number of slabs");
+        let begin = from.next_multiple_of(CHUNK_SLABS as u32);
+        let chunk = |first: u32| {
+            let mut chunk = vec![PoolSlab::UNUSED; CHUNK_SLABS].into_boxed_slice();
+            for (slab, one) in (first..to).zip(&mut chunk) {
+                one.next = if slab + 1 < to { slab + 1 } else { NONE };
+                one.previous = if slab > begin { slab - 1 } else { NONE };
+            }
+            chunk
+        };
+        Self { from, to, chunks: (begin..to).step_by(CHUNK_SLABS).map(chunk).collect() }
+    }
 }
 
 /// A slot could not be marked as used.
@@ -131,10 +200,7 @@ pub enum SlotTaken {
 /// The pool.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    slabs: Vec<PoolSlab>,
-    slab_count: u32,
-    /// [`BITMAP_WORDS`] for each slab; a bit is set while its slot is used.
-    bitmaps: Vec<u64>,
+    slabs: PoolSlabs,
     /// By class: the first slab with free slots. By 0: the first without a class.
     first: [u32; PAGE_CLASS as usize + 1],
     /// Slabs with a class.
@@ -149,26 +215,53 @@ impl Pool {
     /// If it has 2^32 - 1 slabs or more.
     #[must_use]
     pub fn new(slabs: u32) -> Self {
-        assert!(slabs != NONE, "a number that is no slab");
-        let count = slabs as usize;
         let mut pool = Self {
-            slabs: vec![PoolSlab { class: 0, used: 0, next: NONE, previous: NONE }; count],
-            slab_count: slabs,
-            bitmaps: vec![0; count * BITMAP_WORDS],
+            slabs: PoolSlabs::default(),
             first: [NONE; PAGE_CLASS as usize + 1],
             in_use: 0,
             slot_bytes: 0,
         };
-        for slab in (0..slabs).rev() {
-            pool.link(0, slab);
-        }
+        pool.grow(PoolExtension::new(0, slabs));
         pool
+    }
+
+    /// Adds unused slabs. The next slab without a class stays the next.
+    ///
+    /// # Panics
+    /// If they were made for a pool with another number of slabs.
+    pub fn grow(&mut self, extension: PoolExtension) {
+        let PoolExtension { from, to, mut chunks } = extension;
+        assert_eq!(from, self.slabs.count, "the extension is for this pool");
+        let begin = from.next_multiple_of(CHUNK_SLABS as u32).min(to);
+        self.slabs.chunks.append(&mut chunks);
+        self.slabs.count = to;
+        // Those in the last chunk of before, which are few, and then the list of the others.
+        for slab in from..begin {
+            self.insert(slab, slab);
+        }
+        if begin < to {
+            self.insert(begin, to - 1);
+        }
+    }
+
+    /// Puts a list of slabs without a class behind the first of the others.
+    fn insert(&mut self, begin: u32, last: u32) {
+        let first = self.first[0];
+        let next = match self.slabs.get_mut(first) {
+            Some(first) => std::mem::replace(&mut first.next, begin),
+            None => std::mem::replace(&mut self.first[0], begin),
+        };
+        self.slabs.at(begin).previous = first;
+        self.slabs.at(last).next = next;
+        if let Some(next) = self.slabs.get_mut(next) {
+            next.previous = last;
+        }
     }
 
     /// Slabs that it may have.
     #[must_use]
     pub const fn slabs(&self) -> u32 {
-        self.slab_count
+        self.slabs.count
     }
 
     /// Slabs with a used slot.
@@ -186,19 +279,15 @@ impl Pool {
     /// True if a slab has a used slot.
     #[must_use]
     pub fn is_in_use(&self, slab: u32) -> bool {
-        self.slabs[slab as usize].class != 0
+        self.slabs.get(slab).is_some_and(|slab| slab.class != 0)
     }
 
     /// True if this slot is used: it lies in the pool, in a slab of its class.
     #[must_use]
     pub fn has(&self, slot: PageSlot) -> bool {
-        let Some((number, slab)) =
-            slot.slab().and_then(|number| Some((number, self.slabs.get(number as usize)?)))
-        else {
-            return false;
-        };
-        let (word, bit) = Self::place(number, slot.index());
-        slab.class == slot.class() && self.bitmaps[word] & bit != 0
+        let Some(slab) = slot.slab().and_then(|number| self.slabs.get(number)) else { return false };
+        let (word, bit) = Self::place(slot.index());
+        slab.class == slot.class() && slab.bitmap[word] & bit != 0
     }
 
     /// Uses a free slot of a class, in a slab that has used ones.
@@ -229,18 +318,18 @@ impl Pool {
     /// # Errors
     /// [`SlotTaken`]: the table is damaged.
     pub fn take_again(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
-        let slab = slot.slab().filter(|slab| (*slab as usize) < self.slabs.len()).ok_or(SlotTaken::Beyond)?;
-        let class = self.slabs[slab as usize].class;
-        if class == 0 {
-            self.set_class(slab, slot.class());
-        } else if class != slot.class() {
+        let number = slot.slab().ok_or(SlotTaken::Beyond)?;
+        let slab = *self.slabs.get(number).ok_or(SlotTaken::Beyond)?;
+        if slab.class == 0 {
+            self.set_class(number, slot.class());
+        } else if slab.class != slot.class() {
             return Err(SlotTaken::OtherClass);
         }
-        let (word, bit) = Self::place(slab, slot.index());
-        if self.bitmaps[word] & bit != 0 {
+        let (word, bit) = Self::place(slot.index());
+        if slab.bitmap[word] & bit != 0 {
             return Err(SlotTaken::Shared);
         }
-        self.mark(slab, slot);
+        self.mark(number, slot);
         Ok(())
     }
 
@@ -250,12 +339,12 @@ impl Pool {
     /// If it is not used.
     pub fn free(&mut self, slot: PageSlot) -> Option<u32> {
         let number = slot.slab().expect("a used slot lies in the pool");
-        let (word, bit) = Self::place(number, slot.index());
-        assert!(self.bitmaps[word] & bit != 0, "a slot is freed once");
-        self.bitmaps[word] &= !bit;
+        let (word, bit) = Self::place(slot.index());
+        let slab = self.slabs.at(number);
+        assert!(slab.bitmap[word] & bit != 0, "a slot is freed once");
+        slab.bitmap[word] &= !bit;
         self.slot_bytes -= slot.len_bytes() as u64;
         let class = slot.class();
-        let slab = &mut self.slabs[number as usize];
         let was_full = usize::from(slab.used) == slots_of(class);
         slab.used -= 1;
         let is_empty = slab.used == 0;
@@ -274,16 +363,15 @@ impl Pool {
 
     fn set_class(&mut self, slab: u32, class: u8) {
         self.unlink(0, slab);
-        self.slabs[slab as usize].class = class;
+        self.slabs.at(slab).class = class;
         self.in_use += 1;
         self.link(class, slab);
     }
 
     /// Uses a free slot of a slab that has one.
     fn take_in(&mut self, slab: u32) -> PageSlot {
-        let class = self.slabs[slab as usize].class;
-        let first = slab as usize * BITMAP_WORDS;
-        let bitmap = &self.bitmaps[first..first + BITMAP_WORDS];
+        let PoolSlab { class, bitmap, .. } = self.slabs.at(slab);
+        let class = *class;
         let (at, word) = bitmap
             .iter()
             .enumerate()
@@ -298,41 +386,41 @@ impl Pool {
 
     /// Marks a free slot as used.
     fn mark(&mut self, number: u32, slot: PageSlot) {
-        let (word, bit) = Self::place(number, slot.index());
+        let (word, bit) = Self::place(slot.index());
+        let slab = self.slabs.at(number);
         if safeguard(Safeguard::TakeSlotOnce) {
-            self.bitmaps[word] |= bit;
+            slab.bitmap[word] |= bit;
         }
         self.slot_bytes += slot.len_bytes() as u64;
-        let slab = &mut self.slabs[number as usize];
         slab.used += 1;
         if usize::from(slab.used) == slots_of(slot.class()) {
             self.unlink(slot.class(), number);
         }
     }
 
-    /// Word and bit of a slot in the bitmaps.
-    const fn place(slab: u32, index: usize) -> (usize, u64) {
-        (slab as usize * BITMAP_WORDS + index / 64, 1 << (index % 64))
+    /// Word and bit of a slot in the bitmap of its slab.
+    const fn place(index: usize) -> (usize, u64) {
+        (index / 64, 1 << (index % 64))
     }
 
     /// Puts a slab at the head of a list.
     fn link(&mut self, list: u8, slab: u32) {
         let next = std::mem::replace(&mut self.first[usize::from(list)], slab);
-        let one = &mut self.slabs[slab as usize];
+        let one = self.slabs.at(slab);
         (one.next, one.previous) = (next, NONE);
-        if let Some(next) = self.slabs.get_mut(next as usize) {
+        if let Some(next) = self.slabs.get_mut(next) {
             next.previous = slab;
         }
     }
 
     /// Takes a slab out of a list.
     fn unlink(&mut self, list: u8, slab: u32) {
-        let PoolSlab { next, previous, .. } = self.slabs[slab as usize];
-        match self.slabs.get_mut(previous as usize) {
+        let &mut PoolSlab { next, previous, .. } = self.slabs.at(slab);
+        match self.slabs.get_mut(previous) {
             Some(previous) => previous.next = next,
             None => self.first[usize::from(list)] = next,
         }
-        if let Some(next) = self.slabs.get_mut(next as usize) {
+        if let Some(next) = self.slabs.get_mut(next) {
             next.previous = previous;
         }
     }
@@ -363,6 +451,26 @@ mod tests {
             assert!(taken.into_iter().all(|slot| pool.free(slot).is_none()));
             assert_eq!(pool.free(last), Some(0), "the last one frees the slab");
             assert_eq!((pool.slabs_in_use(), pool.slot_bytes()), (0, 0));
+        }
+    }
+
+    /// The slab that is next has its memory already.
+    #[test]
+    fn a_pool_that_grew_gives_each_slab_once() {
+        for (from, to) in [(0, 1), (1, 1), (1, 3), (255, 256), (3, 256), (200, 700), (256, 512), (300, 301)] {
+            let mut pool = Pool::new(from);
+            let mut taken = BTreeSet::new();
+            if from > 1 {
+                taken.insert(pool.take_first(PAGE_CLASS).slab().unwrap());
+            }
+            let next = pool.next_slab();
+            pool.grow(PoolExtension::new(from, to));
+            assert_eq!(pool.slabs(), to);
+            assert!(next.is_none() || pool.next_slab() == next, "{from} {to}");
+            while let Some(slab) = pool.next_slab() {
+                assert!(taken.insert(pool.take_first(PAGE_CLASS).slab().unwrap()), "{slab} twice");
+            }
+            assert!(taken.into_iter().eq(0..to), "{from} {to}");
         }
     }
 

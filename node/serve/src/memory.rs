@@ -16,7 +16,7 @@ mod spill_queue;
 
 use std::os::fd::AsFd;
 
-use holdfast_memory::Codecs;
+use holdfast_memory::{Codecs, MemoryGrowth};
 use holdfast_ring::{IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::Device;
@@ -80,6 +80,15 @@ impl MemoryVolumes {
         ring.submit().map_err(RingRefusal::from)?;
         served.open(ring, device, queues);
         Ok(())
+    }
+
+    /// Makes a volume larger. Returns its files as they were mapped before.
+    pub(crate) fn grow(
+        &mut self,
+        key: VolumeKey,
+        growth: MemoryGrowth<MemoryFiles>,
+    ) -> Result<MemoryFiles, RingRefusal> {
+        Ok(self.find(key).ok_or(RingRefusal::Gone)?.grow(growth))
     }
 
     /// A command of a queue ended. False if its volume or queue is gone.

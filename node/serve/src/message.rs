@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::settings::Settings;
+use holdfast_memory::MemoryGrowth;
 use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
@@ -12,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::live_map::LiveMap;
+use crate::memory::MemoryFiles;
 use crate::memory::new_volume::NewMemoryVolume;
 use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;
@@ -132,6 +134,15 @@ pub enum Message {
         live_map: Box<LiveMap>,
         /// Sectors that it is to have.
         sectors: u64,
+    },
+    /// Makes a memory volume larger.
+    GrowMemory {
+        /// The volume.
+        key: VolumeKey,
+        /// What it gets.
+        growth: Box<MemoryGrowth<MemoryFiles>>,
+        /// Receives the files as they were mapped before: the time to unmap them grows with what they have.
+        done: oneshot::Sender<Result<MemoryFiles, RingRefusal>>,
     },
     /// An event for the planner of a volume.
     Event {

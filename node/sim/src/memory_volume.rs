@@ -4,15 +4,17 @@
 //! bytes. The disk has a spill file, in which each page of an operation is written, read or made a hole at a
 //! moment of its own; it may be full, or fail. Several requests are in flight, also for the same pages. The
 //! next life finds of each operation in flight some pages done, opens what is left, reads all pages, and gets
-//! the requests again that were not answered, as the kernel issues them again.
+//! the requests again that were not answered, as the kernel issues them again. Meanwhile the volume grows: its
+//! record says so before it has more, and the process may end in between.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 
+use holdfast_memory::pool::PoolExtension;
 use holdfast_memory::{
-    Codecs, DiskOperation, DiskRun, HeapMemory, MemoryFigures, MemoryVolume, NoRoom, PAGE_BYTES, PageCodec,
-    PageError, PageMemory, SpillEnd, SpillRequest, SpillRequests, TableHead,
+    Codecs, DiskOperation, DiskRun, HeapMemory, MemoryFigures, MemoryGrowth, MemoryVolume, NoRoom,
+    PAGE_BYTES, PageCodec, PageError, PageMemory, SpillEnd, SpillRequest, SpillRequests, TableHead,
 };
 
 use crate::Rng;
@@ -21,7 +23,10 @@ use crate::invariant::Invariant;
 use crate::memory::Killed;
 use crate::violation::{self, Violation};
 
+/// Most pages of the volume.
 const PAGES: usize = 24;
+/// Slabs that the system has memory for.
+const ROOM: usize = 4;
 /// Most stores of a life.
 const STORES: usize = 60;
 /// Most requests at a time.
@@ -181,10 +186,11 @@ impl MemoryRun {
         let mut rng = Rng::new(seed);
         let first = || vec![Candidate { page: Box::new([0; PAGE_BYTES]), by: None, ended: Some(0) }];
         let slabs = 1 + rng.below(3) as u32;
-        let spill_pages = *rng.pick(&[0, 6, PAGES as u64]);
+        let pages = *rng.pick(&[PAGES / 2, PAGES]) as u64;
+        let spill_pages = *rng.pick(&[0, 6, pages]);
         Self {
             codecs: Codecs::default(),
-            head: TableHead { pages: PAGES as u64, slabs, codec: PageCodec::Lz4, nonce: 1, spill_pages },
+            head: TableHead { pages, slabs, codec: PageCodec::Lz4, nonce: 1, spill_pages },
             now: 0,
             candidates: (0..PAGES).map(|_| first()).collect(),
             open: BTreeMap::new(),
@@ -196,8 +202,7 @@ impl MemoryRun {
     }
 
     fn play(&mut self, operations: u64) {
-        let slabs = self.head.slabs as usize;
-        let mut memory = HeapMemory::new(PAGES, slabs, slabs);
+        let mut memory = HeapMemory::new(self.pages(), self.head.slabs as usize, ROOM);
         let mut left = operations;
         while left > 0 {
             let (stores, last_bytes) = (self.rng.below(STORES), self.rng.below(PAGE_BYTES));
@@ -226,11 +231,16 @@ impl MemoryRun {
         }
     }
 
+    /// Pages of the volume.
+    fn pages(&self) -> usize {
+        self.head.pages as usize
+    }
+
     /// The volume in what a predecessor left, and holes where no word names a page of the spill file.
     fn recover(&mut self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
-        let volume = self.open(memory);
+        let volume = self.open(self.larger(memory));
         let mut named = [false; PAGES];
-        for page in volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()) {
+        for page in volume.spilled_runs(0, self.head.pages).flat_map(|run| run.range()) {
             named[page as usize] = true;
         }
         for (page, _) in self.disk.iter_mut().zip(named).filter(|(_, is_named)| !is_named) {
@@ -246,6 +256,30 @@ impl MemoryRun {
         }
     }
 
+    /// Memory as large as the head says.
+    fn larger(&self, memory: MortalMemory) -> MortalMemory {
+        let larger = memory.memory.larger(self.pages(), self.head.slabs as usize);
+        MortalMemory { memory: larger, ..memory }
+    }
+
+    /// The volume gets more pages, slabs or room in its spill file.
+    fn grow(&mut self, volume: &mut MemoryVolume<MortalMemory>) {
+        let from = self.head;
+        let TableHead { pages, slabs, spill_pages, .. } = &mut self.head;
+        *pages = PAGES as u64;
+        *slabs += self.rng.below(3) as u32;
+        if *spill_pages > 0 {
+            *spill_pages += self.rng.below(4) as u64;
+        }
+        if self.rng.once_in(3) {
+            panic_any(Killed);
+        }
+        let memory = self.larger(volume.memory().clone());
+        let slabs = PoolExtension::new(from.slabs, self.head.slabs);
+        let TableHead { pages, spill_pages, .. } = self.head;
+        volume.grow(MemoryGrowth { memory, pages, slabs, spill_pages });
+    }
+
     /// Serves requests, those that were not answered first, until the process ends.
     fn live(&mut self, volume: &mut MemoryVolume<MortalMemory>, left: &mut u64) {
         let mut side = SpillRequests::default();
@@ -254,6 +288,9 @@ impl MemoryRun {
         }
         while *left > 0 {
             *left -= 1;
+            if self.rng.once_in(30) {
+                self.grow(volume);
+            }
             let is_new = self.open.len() < REQUESTS && self.rng.once_in(2);
             if is_new || self.in_flight.is_empty() {
                 let id = self.begin();
@@ -433,12 +470,12 @@ impl MemoryRun {
     /// Reads all pages while nothing is in flight: each has a content that it may have. Where no request is
     /// open that writes it, that is its content.
     fn look(&mut self, volume: &MemoryVolume<MortalMemory>) {
-        let mut data = vec![1; PAGES * PAGE_BYTES];
+        let mut data = vec![1; self.pages() * PAGE_BYTES];
         let read = volume.read(&mut self.codecs, 0, &mut data);
         Invariant::MemoryPageIsWhole.check(read.is_ok(), || format!("{read:?}"));
         let mut pages: Vec<PageBytes> =
             data.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page)).collect();
-        for at in volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()) {
+        for at in volume.spilled_runs(0, self.head.pages).flat_map(|run| run.range()) {
             pages[at as usize].clone_from(&self.disk[at as usize]);
         }
         for (at, (page, candidates)) in pages.into_iter().zip(&mut self.candidates).enumerate() {
@@ -451,8 +488,8 @@ impl MemoryRun {
     }
 
     fn request(&mut self) -> MemoryRequest {
-        let first = self.rng.below(PAGES);
-        let count = 1 + self.rng.below(4.min(PAGES - first));
+        let first = self.rng.below(self.pages());
+        let count = 1 + self.rng.below(4.min(self.pages() - first));
         let kind = match self.rng.below(8) {
             0 => MemoryRequestKind::Discard,
             1 | 2 => MemoryRequestKind::Read,

@@ -15,7 +15,7 @@ use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, LimitChange, MemoryAttach,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, GrowTo, LimitChange, MemoryAttach,
     NodeVolumeStatus, ServedCounts, SettingsChange, StateDisk, VolumeSettings, VolumeState,
 };
 
@@ -182,6 +182,13 @@ pub(crate) fn memory_attach(
         epoch: 0,
         owner: None,
     })
+}
+
+/// Checks a [`wire::GrowRequest`].
+pub(crate) fn grow(request: wire::GrowRequest) -> Result<(VolumeId, GrowTo), InvalidField> {
+    let wire::GrowRequest { volume_id, size_bytes, memory_limit_bytes, memory_spill_bytes } = request;
+    let to = GrowTo { bytes: size(size_bytes)?, memory_limit_bytes, memory_spill_bytes };
+    Ok((self::volume_id(volume_id)?, to))
 }
 
 fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {

@@ -86,9 +86,14 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             };
             finish(client.configure(request).await, &target, out)
         }
-        Command::Grow { volume, size, target } => {
+        Command::Grow { volume, size, memory_limit, memory_spill, target } => {
             let mut client = connect(&target).await?;
-            let request = GrowRequest { volume_id: volume, size_bytes: size.0 };
+            let request = GrowRequest {
+                volume_id: volume,
+                size_bytes: size.0,
+                memory_limit_bytes: memory_limit.map(|limit| limit.0),
+                memory_spill_bytes: memory_spill.map(|spill| spill.0),
+            };
             finish(client.grow(request).await, &target, out)
         }
         Command::Detach { volume, target } => {

@@ -20,7 +20,8 @@ pub(super) enum Misfit {
     /// It is of another backend, of another object, or of an attach that a later one replaced: it is
     /// detached.
     Other,
-    /// It is of this Volume, whose spec has changed: its content is not dropped unasked.
+    /// It is of this Volume, whose spec has changed to what no growth makes of it: its content is not dropped
+    /// unasked.
     Differs {
         /// Field of the Volume.
         field: &'static str,
@@ -53,6 +54,14 @@ pub(super) fn misfit(facts: &NodeFacts, here: &NodeVolumeStatus) -> Option<Misfi
         _ => "spec.memory.compression",
     };
     Some(Misfit::Differs { field, attached, asked })
+}
+
+/// True if a memory volume that is here has a smaller size or limit than its spec.
+pub(super) fn has_less_memory(facts: &NodeFacts, here: &NodeVolumeStatus) -> bool {
+    let asked = memory_attach(here.volume.clone(), &facts.spec, None, 0);
+    let asked = asked.ok().and_then(|request| MemoryIdentity::of(&request).ok());
+    let identity = here.memory_identity.as_ref();
+    identity.zip(asked).is_some_and(|(identity, asked)| identity.is_less_than(&asked))
 }
 
 /// The request to attach the memory volume of a spec.

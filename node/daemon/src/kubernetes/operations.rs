@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
+use crate::node::GrowTo;
 
 /// Ends that wait for the controller, at most; it only queues the volume's name. A task that
 /// finds no place waits for one: there is one task for each volume.
@@ -34,10 +35,7 @@ pub(crate) enum Doing {
     /// It is being attached.
     Attaching,
     /// It is being made to grow to this size.
-    Growing {
-        /// Bytes.
-        bytes: u64,
-    },
+    Growing(GrowTo),
     /// It is being detached.
     Detaching,
     /// Its files are being cleared: another node holds it.
@@ -51,8 +49,8 @@ pub(crate) enum OperationOutcome {
     Attached,
     /// It is attached, and did not grow to this size: that is no reason to do anything else with it later.
     NotGrown {
-        /// Bytes.
-        bytes: u64,
+        /// The size.
+        to: GrowTo,
         /// The reason.
         failure: OperationFailure,
     },
@@ -122,7 +120,7 @@ impl OperationEntry {
                 self.failures = self.failures.saturating_add(1);
                 self.not_before = Some(now + failure.retry.delay(self.failures, random));
                 self.last = Some(match done {
-                    Some(Doing::Growing { bytes }) => OperationOutcome::NotGrown { bytes, failure },
+                    Some(Doing::Growing(to)) => OperationOutcome::NotGrown { to, failure },
                     Some(Doing::Attaching | Doing::Detaching | Doing::Clearing) | None => {
                         OperationOutcome::Failed(failure)
                     }

@@ -24,11 +24,11 @@ use super::conditions::{self, DETACHING};
 use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
 use super::limits;
-use super::misfit::{Misfit, misfit};
+use super::misfit::{Misfit, has_less_memory, misfit};
 use super::operations::{Doing, OperationOutcome, WantedSettings};
 use super::retry::{OperationFailure, UBLK_NEEDED};
 use super::transport::transport_name;
-use crate::node::{self, VolumeState};
+use crate::node::{self, GrowTo, VolumeState};
 use holdfast_engine::settings::Durability;
 
 /// Interval at which figures that always change (dirty bytes, commits) are written.
@@ -71,11 +71,8 @@ pub(crate) enum NodeStep {
     },
     /// Give a volume that is served the settings of the spec.
     Configure(WantedSettings),
-    /// Begin to grow the volume and its device to the size of the spec.
-    Grow {
-        /// Bytes.
-        bytes: u64,
-    },
+    /// Begin to grow the volume and its device to the size of the spec, and its limits.
+    Grow(GrowTo),
     /// Begin to detach.
     Detach,
     /// Begin to clear the files of a volume that another node holds.
@@ -105,9 +102,9 @@ impl NodePlan {
 pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
-        (Some(Doing::Growing { bytes }), here) => {
+        (Some(Doing::Growing(to)), here) => {
             let settings = here.as_ref().and_then(|here| other_settings(facts, here));
-            configure(settings, report(facts, served(facts, settings, bytes), now))
+            configure(settings, report(facts, served(facts, settings, to), now))
         }
         (Some(Doing::Detaching), _) => report_detach(facts, now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
@@ -176,21 +173,32 @@ fn operators_turn(facts: &NodeFacts) -> Option<Duration> {
 /// A volume that is served where it is wanted: it gets the settings of the spec, and its device the size.
 fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let settings = other_settings(facts, here);
-    // A memory volume does not grow.
-    let device = here.attached.as_ref().filter(|_| !facts.spec.is_memory()).map(|device| device.bytes);
-    let Some(bytes) = facts.spec.size_bytes().ok().filter(|bytes| device.is_some_and(|has| has < *bytes))
-    else {
+    let Some(to) = growth(facts, here) else {
         let reason = unconfigured(facts, settings).unwrap_or(ATTACHED);
         return configure(settings, report(facts, reason, now));
     };
-    let mut plan = configure(settings, report(facts, served(facts, settings, bytes), now));
-    if not_grown(facts, bytes).is_some() && !facts.wait.is_zero() {
+    let mut plan = configure(settings, report(facts, served(facts, settings, to), now));
+    if not_grown(facts, to).is_some() && !facts.wait.is_zero() {
         plan.again = Some(if settings.is_some() { SOON.min(facts.wait) } else { facts.wait });
     } else {
-        plan.steps.push(NodeStep::Grow { bytes });
+        plan.steps.push(NodeStep::Grow(to));
         plan.again = Some(SOON);
     }
     plan
+}
+
+/// The size and the limits of the spec, if a volume that is served has less.
+fn growth(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<GrowTo> {
+    let bytes = facts.spec.size_bytes().ok()?;
+    let is_smaller = here.attached.as_ref()?.bytes < bytes;
+    if !facts.spec.is_memory() {
+        return is_smaller.then(|| GrowTo::bytes(bytes));
+    }
+    (is_smaller || has_less_memory(facts, here)).then_some(GrowTo {
+        bytes,
+        memory_limit_bytes: facts.spec.memory_limit_bytes().ok()?,
+        memory_spill_bytes: facts.spec.memory_spill_bytes().ok()?,
+    })
 }
 
 /// The settings of the spec, if a volume that is served where it is wanted has others.
@@ -228,22 +236,22 @@ fn unconfigured(facts: &NodeFacts, settings: Option<WantedSettings>) -> Option<&
 }
 
 /// Reason while a volume that is served is to have other settings, or its device this size.
-fn served(facts: &NodeFacts, settings: Option<WantedSettings>, bytes: u64) -> &'static str {
-    unconfigured(facts, settings).unwrap_or_else(|| growing(facts, bytes))
+fn served(facts: &NodeFacts, settings: Option<WantedSettings>, to: GrowTo) -> &'static str {
+    unconfigured(facts, settings).unwrap_or_else(|| growing(facts, to))
 }
 
 /// Reason that the last growth to this size failed.
-fn not_grown(facts: &NodeFacts, wanted: u64) -> Option<&OperationFailure> {
+fn not_grown(facts: &NodeFacts, wanted: GrowTo) -> Option<&OperationFailure> {
     match &facts.last {
-        Some(OperationOutcome::NotGrown { bytes, failure }) if *bytes == wanted => Some(failure),
+        Some(OperationOutcome::NotGrown { to, failure }) if *to == wanted => Some(failure),
         Some(_) | None => None,
     }
 }
 
 /// Reason while the device of a volume that is served is to grow: a retry does not hide why the last try
 /// failed.
-fn growing(facts: &NodeFacts, bytes: u64) -> &'static str {
-    not_grown(facts, bytes).map_or(ATTACHED, |failure| failure.reason)
+fn growing(facts: &NodeFacts, to: GrowTo) -> &'static str {
+    not_grown(facts, to).map_or(ATTACHED, |failure| failure.reason)
 }
 
 /// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about

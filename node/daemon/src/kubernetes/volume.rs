@@ -37,7 +37,7 @@ use super::plan::{NodeStep, daemons_part, flush_class, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::node::{AttachRequest, FailureKind, LimitChange, MemoryAttach, SettingsChange};
+use crate::node::{AttachRequest, FailureKind, GrowTo, LimitChange, MemoryAttach, SettingsChange};
 use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
@@ -228,8 +228,8 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 self.context.operations.configured(&self.id, wanted, configured.map(drop));
                 Ok(())
             }
-            NodeStep::Grow { bytes } => {
-                self.grow(bytes);
+            NodeStep::Grow(to) => {
+                self.grow(to);
                 Ok(())
             }
             NodeStep::Detach => {
@@ -323,10 +323,10 @@ impl<V: Volumes> Reconciliation<'_, V> {
         span
     }
 
-    fn grow(&self, bytes: u64) {
+    fn grow(&self, to: GrowTo) {
         let (id, volumes) = (self.id.clone(), self.context.volumes.clone());
-        self.begin(Doing::Growing { bytes }, async move {
-            match tokio::time::timeout(GROW_WITHIN, volumes.grow(&id, bytes)).await {
+        self.begin(Doing::Growing(to), async move {
+            match tokio::time::timeout(GROW_WITHIN, volumes.grow(&id, to)).await {
                 Ok(grown) => {
                     grown?;
                     Ok(OperationOutcome::Attached)
@@ -334,8 +334,9 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 Err(_elapsed) => Err(OperationFailure {
                     reason: "GrowthWaits",
                     message: format!(
-                        "the volume does not have {bytes} bytes after {} s: a record of its log says so first, and waits for the \
+                        "the volume does not have {} bytes after {} s: a record of its log says so first, and waits for the \
                          upload in progress or for the object store; it is tried again",
+                        to.bytes,
                         GROW_WITHIN.as_secs()
                     ),
                     retry: Retry::Later,

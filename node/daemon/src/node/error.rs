@@ -85,6 +85,14 @@ pub(crate) enum NodeError {
         /// The action to take instead.
         fix: &'static str,
     },
+    /// A volume of an object store is to have a limit of memory volumes.
+    #[error(
+        "memory: {volume} is a volume of an object store, which has no limits of memory. Nothing was changed. Give its size alone"
+    )]
+    NotOfMemory {
+        /// The volume.
+        volume: VolumeId,
+    },
     /// A memory volume is attached with another size, limit or codec than asked for.
     #[error(
         "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
@@ -100,10 +108,26 @@ pub(crate) enum NodeError {
         /// The value of the request.
         asked: String,
     },
+    /// A memory volume that is attached is to have a smaller size or limit, or a spill file that it has not.
+    #[error(
+        "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
+         While it is attached its size and its limits only rise, and a spill file is not added. Give no less than it has, or \
+         detach it first; its content goes with the detach"
+    )]
+    MemoryShrinks {
+        /// The volume.
+        volume: VolumeId,
+        /// The field of the request.
+        field: &'static str,
+        /// The value that it has.
+        attached: String,
+        /// The value of the request.
+        asked: String,
+    },
     /// The node's limit leaves no room for a memory volume.
     #[error(
         "memory.limit_bytes: {volume} may take {most} of memory with its table, and {left} of data.memory_volumes ({limit}) is \
-         left on this node. The volume was not attached. Give a lower limit, detach other memory volumes, or raise \
+         left on this node. Nothing was changed. Give a lower limit, detach other memory volumes, or raise \
          data.memory_volumes (chart: node.memoryVolumes)"
     )]
     MemoryLimit {
@@ -119,7 +143,7 @@ pub(crate) enum NodeError {
     /// The node's limit of spill files leaves no room for that of a memory volume.
     #[error(
         "memory.spill_bytes: {volume} may take {most} of node.state_dir, and {left} of data.memory_spill ({limit}) is left on \
-         this node. The volume was not attached. Give less, detach other memory volumes, or raise data.memory_spill (chart: \
+         this node. Nothing was changed. Give less, detach other memory volumes, or raise data.memory_spill (chart: \
          node.memorySpill)"
     )]
     MemorySpill {
@@ -134,8 +158,8 @@ pub(crate) enum NodeError {
     },
     /// The state disk has no room for the spill file of a memory volume.
     #[error(
-        "memory.spill_bytes: {volume} may take {most} of node.state_dir, and the disk of {} has room for {left} of spill files. \
-         The volume was not attached. Give less, detach other memory volumes, free space on that disk, or \
+        "memory.spill_bytes: {volume} may take {most} more of node.state_dir, and the disk of {} has room for {left} of spill \
+         files. Nothing was changed. Give less, detach other memory volumes, free space on that disk, or \
          lower data.cache_size, where it is set: what the cache holds is no room",
         state_dir.display()
     )]
@@ -151,8 +175,8 @@ pub(crate) enum NodeError {
     },
     /// The run directory has no room for a memory volume.
     #[error(
-        "memory.limit_bytes: {volume} may take {most} with its table, and {} has room for {left} of memory volumes. The volume \
-         was not attached. Give a lower --memory-limit, or enlarge that tmpfs",
+        "memory.limit_bytes: {volume} may take {most} more with its table, and {} has room for {left} of memory volumes. \
+         Nothing was changed. Give a lower --memory-limit, or enlarge that tmpfs",
         run_dir.display()
     )]
     MemoryRoom {
@@ -568,6 +592,8 @@ impl NodeError {
             | Self::Size(_)
             | Self::MemoryVolume { .. }
             | Self::MemoryDiffers { .. }
+            | Self::MemoryShrinks { .. }
+            | Self::NotOfMemory { .. }
             | Self::MemoryRoom { .. }
             | Self::RunDir(_)
             | Self::SameDir(_)

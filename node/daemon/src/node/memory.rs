@@ -10,6 +10,7 @@
 
 mod attach;
 mod detach;
+mod grow;
 mod local;
 mod present;
 mod recover;

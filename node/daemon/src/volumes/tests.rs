@@ -25,9 +25,9 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
-    FailureKind, MemoryAttach, MemoryIdentity, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest,
-    Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest, TimedStep,
-    VolumeInStore, VolumeSettings, VolumeState, millis,
+    FailureKind, GrowTo, MemoryAttach, MemoryIdentity, NodeVolumeStatus, ReadAheadFigures, RingStatus,
+    ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest,
+    TimedStep, VolumeInStore, VolumeSettings, VolumeState, millis,
 };
 
 /// Attaches whatever was created, at once.
@@ -287,7 +287,7 @@ impl Volumes for Fake {
         Ok(device)
     }
 
-    async fn grow(&self, volume: &VolumeId, bytes: u64) -> Result<Attached, Failure> {
+    async fn grow(&self, volume: &VolumeId, to: GrowTo) -> Result<Attached, Failure> {
         let mut inner = self.inner.lock();
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
@@ -297,7 +297,7 @@ impl Volumes for Fake {
             let message = format!("volume {volume} is not attached here");
             return Err(Failure { kind: FailureKind::NotFound, message });
         };
-        device.bytes = bytes;
+        device.bytes = to.bytes;
         Ok(device.clone())
     }
 

@@ -120,7 +120,7 @@ fn a_full_volume_keeps_its_pages() {
         }
         assert_eq!(volume.figures().plain_pages, PAGES as u64);
         let more = PAGES..3 * SLAB_BYTES / PAGE_BYTES;
-        let taken: Vec<PageSlot> = more.map(|_| volume.take(PAGE_CLASS).unwrap()).collect();
+        let taken: Vec<PageSlot> = more.map(|_| volume.take(PAGE_CLASS, Word::Zeros).unwrap()).collect();
         assert_eq!(volume.write(&mut codecs, 3, &page(15, 99)), Err(PageError::NoSpace));
         assert_eq!(volume.write(&mut codecs, 4, &page(7, 99)), Err(PageError::NoSpace), "in no class");
         assert_eq!(volume.figures().refused_pages, 2);

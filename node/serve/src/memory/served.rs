@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use holdfast_background::{LineLimit, Rest};
-use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
+use holdfast_memory::{
+    Codecs, DiskRun, MemoryGrowth, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest,
+};
 use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
@@ -70,6 +72,12 @@ impl ServedMemory {
         for queue in &mut self.queues {
             queue.arm(ring);
         }
+    }
+
+    pub(super) fn grow(&mut self, growth: MemoryGrowth<MemoryFiles>) -> MemoryFiles {
+        let former = self.volume.grow(growth);
+        self.show();
+        former
     }
 
     /// False if the queue is closed.
@@ -216,7 +224,7 @@ impl ServedMemory {
                     spill_limit_bytes = figures.spill_limit_pages * PAGE_BYTES as u64,
                     held_back,
                     "a memory volume is at its limits, or node.run_dir or the disk of its spill file is full: writes \
-                     fail; delete files and trim, or attach it with a higher limit"
+                     fail; delete files and trim, or give it a higher limit"
                 );
             }
             ServeFailure::Page(PageError::Damaged(page)) => {

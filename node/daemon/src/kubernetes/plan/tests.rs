@@ -99,7 +99,7 @@ fn failed(reason: &'static str) -> Option<OperationOutcome> {
 fn not_grown(bytes: u64) -> Option<OperationOutcome> {
     let (reason, message) = ("Refused", "because of the kernel".to_owned());
     let failure = OperationFailure { reason, message, retry: Retry::Rarely };
-    Some(OperationOutcome::NotGrown { bytes, failure })
+    Some(OperationOutcome::NotGrown { to: GrowTo::bytes(bytes), failure })
 }
 
 fn me() -> Option<String> {
@@ -175,7 +175,7 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
             "while it grows",
             present(|f| {
                 larger(f);
-                f.doing = Some(Doing::Growing { bytes: 2 << 30 });
+                f.doing = Some(Doing::Growing(GrowTo::bytes(2 << 30)));
             }),
             &[],
         ),
@@ -203,7 +203,7 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
     let again = present(|f| {
         refused(f);
         reported(f);
-        (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing { bytes: 2 << 30 }));
+        (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing(GrowTo::bytes(2 << 30))));
     });
     assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
 }

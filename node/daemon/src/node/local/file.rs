@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::node::error::{NodeError, file};
+use crate::node::error::{LocalDamage, NodeError, file};
 
 /// `st_blocks` counts in these. Source: stat(3type).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -46,6 +46,23 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");
     bytes
+}
+
+/// Cuts a file to a length.
+///
+/// # Errors
+/// [`NodeError::Damaged`]: it is shorter. The kernel's.
+pub(in crate::node) fn cut(handle: &File, path: &Path, length: u64) -> Result<(), NodeError> {
+    let found = handle.metadata().map_err(file(path, "read"))?.len();
+    if found < length {
+        let [found, expected] = [found, length].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let source = LocalDamage::Length { found, expected };
+        return Err(NodeError::Damaged { path: path.to_owned(), source });
+    }
+    if found > length {
+        handle.set_len(length).map_err(file(path, "resized"))?;
+    }
+    Ok(())
 }
 
 /// Bytes a file takes of its filesystem; none when there is no such file.

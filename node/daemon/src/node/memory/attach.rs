@@ -1,15 +1,16 @@
 //! Attaching a memory volume: place on a ring thread, files, record, device, in this order.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use holdfast_crds::ByteSize;
-use holdfast_memory::TableHead;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{DeviceSpec, Transport};
+use parking_lot::Mutex;
 
 use super::detach::delete_device;
 use super::local::{MemoryLocal, MemoryRecord, OpenedMemory};
@@ -65,7 +66,7 @@ impl Node {
 
     /// Fails if a volume may take more than the node's limit leaves. Of two attaches at once each counts the
     /// other.
-    fn check_memory_limit(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
+    pub(super) fn check_memory_limit(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
         let limit_bytes = self.0.config.memory_volumes_bytes;
         let left_bytes = limit_bytes.saturating_sub(self.0.memory.most_bytes(volume));
         if shape.most_bytes() <= left_bytes {
@@ -79,16 +80,22 @@ impl Node {
         })
     }
 
-    /// Fails if a volume may take more of the state disk than the node's limit leaves, or than there is; as
-    /// above. The disk is not asked for a volume that has no spill file.
-    async fn check_memory_spill(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
-        let most_bytes = shape.spill_bytes();
-        if most_bytes == 0 {
+    /// Fails if a volume that may take `from_bytes` of the state disk is to take more, and that is more than
+    /// the node's limit leaves, or than there is; as above. `spill`: what all volumes had before. The disk is
+    /// not asked for a volume that has no spill file.
+    pub(super) async fn check_memory_spill(
+        &self,
+        volume: &VolumeId,
+        from_bytes: u64,
+        most_bytes: u64,
+        spill: SpillBytes,
+    ) -> Result<(), NodeError> {
+        if most_bytes <= from_bytes {
             return Ok(());
         }
         let NodeConfig { memory_spill_bytes: limit_bytes, slab_bytes, .. } = self.0.config;
-        let SpillBytes { promised_bytes, used_bytes } = self.0.memory.spill_bytes(Some(volume));
-        let left_bytes = limit_bytes.saturating_sub(promised_bytes);
+        let SpillBytes { promised_bytes, used_bytes } = spill;
+        let left_bytes = limit_bytes.saturating_sub(promised_bytes - from_bytes);
         if most_bytes > left_bytes {
             return Err(NodeError::MemorySpill {
                 volume: volume.clone(),
@@ -99,7 +106,8 @@ impl Node {
         }
         let unfilled_bytes = promised_bytes.saturating_sub(used_bytes);
         let (named, state_dir) = (volume.clone(), self.0.dirs.state.clone());
-        blocking(move || check_spill_room(&state_dir, &named, most_bytes, slab_bytes, unfilled_bytes)).await
+        let more_bytes = most_bytes - from_bytes;
+        blocking(move || check_spill_room(&state_dir, &named, more_bytes, slab_bytes, unfilled_bytes)).await
     }
 
     async fn try_attach_memory(
@@ -109,9 +117,9 @@ impl Node {
     ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
         let volume = &request.volume;
-        let MemoryShape { pages, slabs, codec, spill_pages } = shape;
         self.check_memory_limit(volume, &shape)?;
-        self.check_memory_spill(volume, &shape).await?;
+        let others = self.0.memory.spill_bytes(Some(volume));
+        self.check_memory_spill(volume, 0, shape.spill_bytes(), others).await?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
         blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;
@@ -124,7 +132,7 @@ impl Node {
         })
         .await?;
         let nonce = u64::from_le_bytes(random());
-        let head = TableHead { pages, slabs, codec, nonce, spill_pages };
+        let (head, pages) = (shape.head(nonce), shape.pages);
         let local = MemoryLocal::new(&self.0.dirs, volume);
         let tag = self.0.installation.tag(volume, nonce).0;
         let record = MemoryRecord::new(tag, pages, nonce, (request.epoch, request.owner.clone()));
@@ -132,11 +140,11 @@ impl Node {
             let (local, record) = (local.clone(), record.clone());
             move || {
                 let opened = local.create(&head)?;
-                local.remember(record)?;
+                local.remember(&record)?;
                 Ok(opened)
             }
         });
-        let present = self.add_memory(volume, local, record, opened.await?).await?;
+        let present = self.add_memory(volume, local, record, opened.await?, pages).await?;
         let spec = DeviceSpec {
             id: None,
             sectors: pages,
@@ -181,6 +189,7 @@ impl Node {
         local: MemoryLocal,
         record: MemoryRecord,
         opened: OpenedMemory,
+        device_sectors: u64,
     ) -> Result<Arc<PresentMemory>, NodeError> {
         let OpenedMemory { volume: opened, spill_file } = opened;
         let files = u32::from(QUEUES) + u32::from(spill_file.is_some());
@@ -190,7 +199,7 @@ impl Node {
         let slabs = u32::try_from(slabs).expect("its head says how many");
         let spill_pages = figures.spill_limit_pages;
         let shape = MemoryShape { pages: record.sectors, slabs, codec: opened.codec(), spill_pages };
-        let identity = MemoryIdentity { shape, owner: record.owner };
+        let identity = Mutex::new(MemoryIdentity { shape, owner: record.owner.clone() });
         let published = Arc::<PublishedMemory>::default();
         let new = NewMemoryVolume {
             volume: opened,
@@ -201,9 +210,16 @@ impl Node {
         };
         let added = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
         let key = added.map_err(|error| NodeError::Queue(error.into()))?;
-        let (volume_id, epoch) = (volume.clone(), record.epoch);
-        let present = PresentMemory { volume: volume_id, local, identity, epoch, ring, key, published };
-        let present = Arc::new(present);
+        let present = Arc::new(PresentMemory {
+            volume: volume.clone(),
+            local,
+            identity,
+            device_sectors: AtomicU64::new(device_sectors),
+            record,
+            ring,
+            key,
+            published,
+        });
         self.0.memory.came(volume, Arc::clone(&present));
         Ok(present)
     }

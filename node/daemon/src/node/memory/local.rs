@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use holdfast_memory::pool::{PAGE_CLASS, SLAB_BYTES};
-use holdfast_memory::{HEAD_BYTES, MemoryVolume, TableHead};
+use holdfast_memory::{HEAD_BYTES, MemoryVolume, PageCodec, TableHead};
 use holdfast_serve::MemoryFiles;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::spill_file::SpillFile;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::detached_cache::trash_dir;
-use crate::node::local::file::{allocated_bytes, random};
+use crate::node::local::file::{allocated_bytes, cut, random};
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
 use crate::node::local::volume_files::{LocalDirs, spill_files_dir, volumes_under};
@@ -50,11 +50,41 @@ pub(in crate::node) struct MemoryRecord {
     /// The uid of its Volume object; none where a person attached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) owner: Option<String>,
+    /// It grows: the head of its table is to say this, and may say what was before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    growth: Option<RecordedGrowth>,
+}
+
+/// The head of a table as a record has it: with the size and the nonce of the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordedGrowth {
+    slabs: u32,
+    spill_pages: u64,
+    zstd: bool,
 }
 
 impl MemoryRecord {
     pub(super) fn new(tag: u64, sectors: u64, nonce: u64, (epoch, owner): (u64, Option<String>)) -> Self {
-        Self { version: VERSION, tag, sectors, nonce, epoch, owner }
+        Self { version: VERSION, tag, sectors, nonce, epoch, owner, growth: None }
+    }
+
+    /// The record of the volume while its head becomes this one.
+    fn growing(self, head: &TableHead) -> Self {
+        let &TableHead { pages, slabs, codec, nonce: _, spill_pages } = head;
+        let growth = RecordedGrowth { slabs, spill_pages, zstd: codec == PageCodec::Zstd };
+        Self { sectors: pages, growth: Some(growth), ..self }
+    }
+
+    /// The head that a growth was to write.
+    fn head(&self) -> Option<TableHead> {
+        self.growth.as_ref().map(|&RecordedGrowth { slabs, spill_pages, zstd }| TableHead {
+            pages: self.sectors,
+            slabs,
+            codec: if zstd { PageCodec::Zstd } else { PageCodec::Lz4 },
+            nonce: self.nonce,
+            spill_pages,
+        })
     }
 }
 
@@ -143,6 +173,16 @@ pub(super) fn slabs_of(pages: u64, limit_bytes: Option<u64>) -> Option<u32> {
     u32::try_from(slabs).ok().filter(|slabs| *slabs < u32::MAX)
 }
 
+/// Bytes of a table.
+const fn table_bytes(head: &TableHead) -> u64 {
+    HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64
+}
+
+/// Bytes of the slabs.
+const fn slab_bytes(head: &TableHead) -> u64 {
+    head.slabs as u64 * SLAB_BYTES as u64
+}
+
 impl MemoryLocal {
     pub(in crate::node) fn new(dirs: &LocalDirs, volume: &VolumeId) -> Self {
         Self {
@@ -189,13 +229,8 @@ impl MemoryLocal {
             options.open(path).map_err(file(path, "created"))
         };
         let (table, slabs) = (make(&table_path)?, make(&slabs_path)?);
-        let table_bytes = HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64;
-        fallocate(&table, FallocateFlags::empty(), 0, table_bytes)
-            .map_err(|errno| file(&table_path, "allocated")(errno.into()))?;
-        let slab_bytes = u64::from(head.slabs) * SLAB_BYTES as u64;
-        slabs.set_len(slab_bytes).map_err(file(&slabs_path, "resized"))?;
-        io::Write::write_all(&mut &table, &head.encode(&self.volume))
-            .map_err(file(&table_path, "written"))?;
+        self.allocate(&table, &slabs, head)?;
+        self.write_head(&table, head)?;
         let volume = self.map(&table, slabs, head)?;
         let spill_file = match head.spill_pages {
             0 => None,
@@ -204,38 +239,22 @@ impl MemoryLocal {
         Ok(OpenedMemory { volume, spill_file })
     }
 
-    /// Opens the files that a predecessor left, which writes no more.
+    /// Opens the files that a predecessor left, which writes no more, and ends a growth that it began.
     ///
     /// # Errors
     /// [`NodeError::Damaged`]; they cannot be opened.
     pub(in crate::node) fn open(&self, record: &MemoryRecord) -> Result<OpenedMemory, NodeError> {
-        let (table_path, slabs_path) = (self.table_path(), self.slabs_path());
-        let open =
-            |path: &Path| OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"));
-        let (table, slabs) = (open(&table_path)?, open(&slabs_path)?);
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut io::Read::take(&table, HEAD_BYTES as u64), &mut bytes)
-            .map_err(file(&table_path, "read"))?;
-        let damaged = |source| NodeError::Damaged { path: table_path.clone(), source };
-        let head = TableHead::decode(&bytes, &self.volume).map_err(|error| damaged(error.into()))?;
-        if (head.pages, head.nonce) != (record.sectors, record.nonce) {
-            return Err(damaged(LocalDamage::OtherAttach));
-        }
-        let lengths = [
-            (&table, &table_path, HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64),
-            (&slabs, &slabs_path, u64::from(head.slabs) * SLAB_BYTES as u64),
-        ];
-        for (handle, path, expected) in lengths {
-            let found = handle.metadata().map_err(file(path, "read"))?.len();
-            if found != expected {
-                let [found, expected] =
-                    [found, expected].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-                return Err(NodeError::Damaged {
-                    path: path.clone(),
-                    source: LocalDamage::Length { found, expected },
-                });
+        let (table, slabs) = self.open_memory()?;
+        let head = match record.head() {
+            Some(head) => {
+                self.end_growth(&table, record, &head)?;
+                head
             }
-        }
+            None => self.read_head(&table, record)?,
+        };
+        // A growth that was not begun in the record may have made them longer.
+        cut(&table, &self.table_path(), table_bytes(&head))?;
+        cut(&slabs, &self.slabs_path(), slab_bytes(&head))?;
         let volume = self.map(&table, slabs, &head)?;
         let spill_file = match head.spill_pages {
             0 => None,
@@ -244,24 +263,94 @@ impl MemoryLocal {
         Ok(OpenedMemory { volume, spill_file })
     }
 
+    fn open_memory(&self) -> Result<(File, File), NodeError> {
+        let open =
+            |path: &Path| OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"));
+        Ok((open(&self.table_path())?, open(&self.slabs_path())?))
+    }
+
+    fn read_head(&self, table: &File, record: &MemoryRecord) -> Result<TableHead, NodeError> {
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(table, HEAD_BYTES as u64), &mut bytes)
+            .map_err(file(&self.table_path(), "read"))?;
+        let damaged = |source| NodeError::Damaged { path: self.table_path(), source };
+        let head = TableHead::decode(&bytes, &self.volume).map_err(|error| damaged(error.into()))?;
+        if (head.pages, head.nonce) != (record.sectors, record.nonce) {
+            return Err(damaged(LocalDamage::OtherAttach));
+        }
+        Ok(head)
+    }
+
+    fn write_head(&self, table: &File, head: &TableHead) -> Result<(), NodeError> {
+        table.write_all_at(&head.encode(&self.volume), 0).map_err(file(&self.table_path(), "written"))
+    }
+
+    /// Makes the files as long as the volume needs, and the table's memory its own.
+    fn allocate(&self, table: &File, slabs: &File, head: &TableHead) -> Result<(), NodeError> {
+        slabs.set_len(slab_bytes(head)).map_err(file(&self.slabs_path(), "resized"))?;
+        fallocate(table, FallocateFlags::empty(), 0, table_bytes(head))
+            .map_err(|errno| file(&self.table_path(), "allocated")(errno.into()))
+    }
+
+    /// Makes the files of a volume that is served long enough for a growth. If that fails it has taken no
+    /// memory.
+    ///
+    /// # Errors
+    /// No room.
+    pub(super) fn lengthen(&self, to: &TableHead) -> Result<(), NodeError> {
+        let (table, slabs) = self.open_memory()?;
+        if to.spill_pages > 0 {
+            self.spill_file(to.nonce).lengthen(to.pages)?;
+        }
+        self.allocate(&table, &slabs, to)
+    }
+
+    /// Makes a growth, for which the files are [long enough](Self::lengthen), the volume's: one that is
+    /// opened from here on has it. Returns its memory as the volume is to have it.
+    ///
+    /// # Errors
+    /// The files cannot be written or mapped. The growth may be begun again.
+    pub(super) fn commit_growth(
+        &self,
+        record: MemoryRecord,
+        to: &TableHead,
+    ) -> Result<MemoryFiles, NodeError> {
+        let (table, slabs) = self.open_memory()?;
+        let files = self.map_files(&table, slabs, to)?;
+        let record = record.growing(to);
+        self.remember(&record)?;
+        self.end_growth(&table, &record, to)?;
+        Ok(files)
+    }
+
+    /// Writes the head that a record has. Then the record is one that each release reads.
+    fn end_growth(&self, table: &File, record: &MemoryRecord, to: &TableHead) -> Result<(), NodeError> {
+        self.write_head(table, to)?;
+        self.remember(&MemoryRecord { growth: None, ..record.clone() })
+    }
+
     fn map(
         &self,
         table: &File,
         slabs: File,
         head: &TableHead,
     ) -> Result<MemoryVolume<MemoryFiles>, NodeError> {
-        // SAFETY: the files lie in a directory of the daemon, whose lock makes this process their only user,
-        // and the table of volumes has each once. They are never truncated; the table is allocated, and the
-        // volume takes the memory of a slab before it touches it.
-        let files = unsafe { MemoryFiles::map(table, slabs, head.slabs) };
-        let files = files.map_err(file(&self.slabs_path(), "mapped"))?;
-        MemoryVolume::open(files, head)
+        MemoryVolume::open(self.map_files(table, slabs, head)?, head)
             .map_err(|error| NodeError::Damaged { path: self.table_path(), source: error.into() })
     }
 
+    fn map_files(&self, table: &File, slabs: File, head: &TableHead) -> Result<MemoryFiles, NodeError> {
+        // SAFETY: the files lie in a directory of the daemon, whose lock makes this process their only user.
+        // The table of volumes has each once, and one that grows uses the mapping that it got last. They are
+        // cut to what a volume has, never below; the table is allocated, and the volume takes the memory of a
+        // slab before it touches it.
+        let files = unsafe { MemoryFiles::map(table, slabs, head.slabs) };
+        files.map_err(file(&self.slabs_path(), "mapped"))
+    }
+
     /// Makes the volume one of the node: a restarted daemon recovers it.
-    pub(super) fn remember(&self, record: MemoryRecord) -> Result<(), NodeError> {
-        record_json::write(&self.record_path(), &record)
+    pub(super) fn remember(&self, record: &MemoryRecord) -> Result<(), NodeError> {
+        record_json::write(&self.record_path(), record)
     }
 
     /// True if the volume has files in the run directory.

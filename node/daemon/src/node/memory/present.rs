@@ -1,14 +1,16 @@
 //! A memory volume on a ring thread.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_ring::Errno;
 use holdfast_serve::{Message, PublishedMemory, RingRefusal, VolumeKey};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
+use parking_lot::Mutex;
 
-use super::local::MemoryLocal;
-use super::shape::MemoryIdentity;
+use super::local::{MemoryLocal, MemoryRecord};
+use super::shape::{MemoryIdentity, MemoryShape};
 use crate::node::device::kernel::Devices;
 use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::blocking;
@@ -18,9 +20,12 @@ use crate::node::{Attached, NodeError};
 pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
-    pub(super) identity: MemoryIdentity,
-    /// Number of its attach.
-    pub(super) epoch: u64,
+    /// Changes when it grows, once its files have the new shape.
+    pub(super) identity: Mutex<MemoryIdentity>,
+    /// Sectors of its device, which grows last.
+    pub(super) device_sectors: AtomicU64,
+    /// The record of its attach, with the size that it had then.
+    pub(super) record: MemoryRecord,
     pub(super) ring: RingHandle,
     pub(super) key: VolumeKey,
     pub(super) published: Arc<PublishedMemory>,
@@ -32,10 +37,32 @@ impl PresentMemory {
         Attached {
             device_path: device.block_path(),
             transport: device.transport(),
-            epoch: self.epoch,
-            bytes: self.identity.shape.pages * SECTOR_BYTES,
+            epoch: self.record.epoch,
+            bytes: self.device_sectors.load(Ordering::Relaxed) * SECTOR_BYTES,
             displaced: None,
         }
+    }
+
+    /// Its shape.
+    pub(super) fn shape(&self) -> MemoryShape {
+        self.identity.lock().shape
+    }
+
+    /// Makes the device as large as the volume. Again it changes nothing.
+    pub(super) async fn grow_device(
+        self: &Arc<Self>,
+        kernel: &Arc<dyn Devices>,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let (kernel, present, sectors) = (Arc::clone(kernel), Arc::clone(self), self.shape().pages);
+        blocking(move || {
+            if present.device_sectors.load(Ordering::Relaxed) < sectors {
+                kernel.resize(device, sectors)?;
+                present.device_sectors.store(sectors, Ordering::Relaxed);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Arms the queues of a device that was added, or whose recovery was begun.
@@ -80,7 +107,7 @@ impl PresentMemory {
         }
     }
 
-    fn refused(&self, why: RingRefusal) -> NodeError {
+    pub(super) fn refused(&self, why: RingRefusal) -> NodeError {
         let volume = self.volume.clone();
         match why {
             RingRefusal::Gone | RingRefusal::Removing => NodeError::NotOnRing(volume),

@@ -137,7 +137,9 @@ impl Node {
                 let files = local.clone();
                 let read = record.clone();
                 let opened = blocking(move || files.open(&read)).await?;
-                let present = self.add_memory(volume, local.clone(), record, opened).await?;
+                let sizes = Arc::clone(&kernel);
+                let device_sectors = blocking(move || Ok(sizes.sectors(device)?)).await?;
+                let present = self.add_memory(volume, local.clone(), record, opened, device_sectors).await?;
                 Arc::clone(progress.present.insert(present))
             }
         };
@@ -145,7 +147,13 @@ impl Node {
             present.arm(&kernel, device).await?;
             progress.is_armed = true;
         }
-        present.unless_refused(device, blocking(move || Ok(kernel.end_recovery(device)?))).await?;
+        let ends = Arc::clone(&kernel);
+        present.unless_refused(device, blocking(move || Ok(ends.end_recovery(device)?))).await?;
+        // A growth ended with its predecessor.
+        if let Err(error) = present.grow_device(&kernel, device).await {
+            // It serves as it is, and grows when that is asked for again.
+            tracing::warn!(error = chain(&error), "the device of a memory volume that was to grow did not");
+        }
         self.0.memory.set(volume, MemoryState::Serving(device));
         tracing::info!(device = device.id(), "recovered a memory volume");
         Ok(())

@@ -2,11 +2,11 @@
 
 use holdfast_crds::ByteSize;
 use holdfast_memory::pool::SLAB_BYTES;
-use holdfast_memory::{HEAD_BYTES, PageCodec};
+use holdfast_memory::{HEAD_BYTES, PageCodec, TableHead};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 
 use super::local::slabs_of;
-use crate::node::{NodeError, sectors_of};
+use crate::node::{GrowTo, NodeError, sectors_of};
 
 /// Requests of a memory volume's device, and the longest read or write. With kernel copy each request has a
 /// buffer of this length, which is locked in memory: longer requests come in pieces.
@@ -53,9 +53,15 @@ impl MemoryIdentity {
         Ok(Self { shape: MemoryShape::of(request)?, owner: request.owner.clone() })
     }
 
-    /// The first of size, limits and codec that differs: its name in a request, and its two values.
+    /// The first of size, limits and codec that cannot become what is asked for by a growth: its name in a
+    /// request, and its two values.
     pub(crate) fn difference(&self, asked: &Self) -> Option<(&'static str, String, String)> {
-        self.shape.difference(&asked.shape)
+        self.shape.difference(&asked.shape, true)
+    }
+
+    /// True if it has not all that is asked for.
+    pub(crate) fn is_less_than(&self, asked: &Self) -> bool {
+        self.shape != asked.shape
     }
 }
 
@@ -83,6 +89,34 @@ impl MemoryShape {
         Ok(Self { pages, slabs, codec, spill_pages })
     }
 
+    /// The shape after a growth.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`]; [`NodeError::MemoryShrinks`].
+    pub(super) fn grown(&self, volume: &VolumeId, to: &GrowTo) -> Result<Self, NodeError> {
+        let &GrowTo { bytes, memory_limit_bytes, memory_spill_bytes } = to;
+        let pages = sectors_of(bytes)?;
+        let takes_any_content = slabs_of(self.pages, None) == Some(self.slabs);
+        let slabs = match memory_limit_bytes {
+            None if !takes_any_content => Some(self.slabs),
+            limit_bytes => slabs_of(pages, limit_bytes),
+        };
+        let slabs = slabs.ok_or(NodeError::Size(bytes))?;
+        let spill_pages =
+            memory_spill_bytes.map_or(self.spill_pages, |bytes| bytes.div_ceil(SECTOR_BYTES).min(pages));
+        let grown = Self { pages, slabs, codec: self.codec, spill_pages };
+        if let Some((field, attached, asked)) = self.difference(&grown, true) {
+            return Err(NodeError::MemoryShrinks { volume: volume.clone(), field, attached, asked });
+        }
+        Ok(grown)
+    }
+
+    /// Its head.
+    pub(super) const fn head(&self, nonce: u64) -> TableHead {
+        let &Self { pages, slabs, codec, spill_pages } = self;
+        TableHead { pages, slabs, codec, nonce, spill_pages }
+    }
+
     /// The most memory that it may take, in bytes: its files, and the buffers of its device.
     pub(super) const fn most_bytes(&self) -> u64 {
         self.file_bytes() + BUFFER_BYTES
@@ -108,7 +142,7 @@ impl MemoryShape {
     /// # Errors
     /// [`NodeError::MemoryDiffers`].
     pub(super) fn check_same(&self, volume: &VolumeId, asked: &Self) -> Result<(), NodeError> {
-        match self.difference(asked) {
+        match self.difference(asked, false) {
             None => Ok(()),
             Some((field, attached, asked)) => {
                 Err(NodeError::MemoryDiffers { volume: volume.clone(), field, attached, asked })
@@ -116,22 +150,30 @@ impl MemoryShape {
         }
     }
 
-    fn difference(&self, asked: &Self) -> Option<(&'static str, String, String)> {
-        let [had, wanted] = [self, asked].map(|shape| {
-            let codec = match shape.codec {
-                PageCodec::Lz4 => "lz4",
-                PageCodec::Zstd => "zstd",
-            };
+    /// The first of size, limits and codec that is not what is asked for, nor can become it by a growth if it
+    /// `may_grow`.
+    fn difference(&self, asked: &Self, may_grow: bool) -> Option<(&'static str, String, String)> {
+        let numbers = |shape: &Self| {
             let limit_bytes = u64::from(shape.slabs) * SLAB_BYTES as u64;
-            [
-                ("size_bytes", ByteSize(shape.pages * SECTOR_BYTES).to_string()),
-                ("limit_bytes", ByteSize(limit_bytes).to_string()),
-                ("spill_bytes", ByteSize(shape.spill_bytes()).to_string()),
-                ("compression", codec.to_owned()),
-            ]
-        });
-        let mut fields = had.into_iter().zip(wanted).map(|((field, had), (_, wanted))| (field, had, wanted));
-        fields.find(|(_, had, wanted)| had != wanted)
+            [shape.pages * SECTOR_BYTES, limit_bytes, shape.spill_bytes()]
+        };
+        // A spill file is made at an attach.
+        let grows = [may_grow, may_grow, may_grow && self.spill_pages > 0];
+        for (((field, grows), had), wanted) in ["size_bytes", "limit_bytes", "spill_bytes"]
+            .into_iter()
+            .zip(grows)
+            .zip(numbers(self))
+            .zip(numbers(asked))
+        {
+            if had != wanted && !(grows && had < wanted) {
+                return Some((field, ByteSize(had).to_string(), ByteSize(wanted).to_string()));
+            }
+        }
+        let codec = |codec| match codec {
+            PageCodec::Lz4 => "lz4".to_owned(),
+            PageCodec::Zstd => "zstd".to_owned(),
+        };
+        (self.codec != asked.codec).then(|| ("compression", codec(self.codec), codec(asked.codec)))
     }
 }
 

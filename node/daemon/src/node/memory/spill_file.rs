@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
 use crate::node::error::{LocalDamage, NodeError, file};
-use crate::node::local::file::{open_direct, open_mode};
+use crate::node::local::file::{cut, open_direct, open_mode};
 
 /// The spill file of a volume.
 pub(super) struct SpillFile {
@@ -38,6 +38,16 @@ impl SpillFile {
         open_direct(&self.path, file_bytes(pages))
     }
 
+    /// Makes the file long enough for a volume of so many pages.
+    ///
+    /// # Errors
+    /// The filesystem refuses it.
+    pub(super) fn lengthen(&self, pages: u64) -> Result<(), NodeError> {
+        let spill_file =
+            OpenOptions::new().write(true).open(&self.path).map_err(file(&self.path, "opened"))?;
+        spill_file.set_len(file_bytes(pages)).map_err(file(&self.path, "resized"))
+    }
+
     /// Opens the file that a predecessor left, and makes holes of what the table does not name.
     ///
     /// # Errors
@@ -54,12 +64,7 @@ impl SpillFile {
             }
             opened => opened.map_err(file(&self.path, "opened"))?,
         };
-        let found = spill_file.metadata().map_err(file(&self.path, "read"))?.len();
-        if found != file_bytes(pages) {
-            let [found, expected] =
-                [found, file_bytes(pages)].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-            return Err(damaged(LocalDamage::Length { found, expected }));
-        }
+        cut(&spill_file, &self.path, file_bytes(pages))?;
         match settle(&spill_file, volume, pages).map_err(file(&self.path, "read"))? {
             0 => Ok(spill_file),
             pages => Err(damaged(LocalDamage::SpillFile { pages })),

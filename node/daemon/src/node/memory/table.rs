@@ -35,8 +35,21 @@ struct TableEntry {
     state: MemoryState,
     /// Once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
-    /// The most that its files may take, in memory and on the disk, before it is on a ring thread.
+    /// The most that its files may take, in memory and on the disk: of one that grows, after that.
     most: MostBytes,
+    is_growing: bool,
+}
+
+/// A growth that was begun.
+pub(super) struct BegunGrowth {
+    pub(super) present: Arc<PresentMemory>,
+    pub(super) device: Device,
+    pub(super) from: MemoryShape,
+    pub(super) to: MemoryShape,
+    /// Bytes that the files of all volumes might still take before.
+    pub(super) promised_bytes: u64,
+    /// The same of the state disk, of the spill files.
+    pub(super) spill: SpillBytes,
 }
 
 impl From<&MemoryShape> for MostBytes {
@@ -46,28 +59,29 @@ impl From<&MemoryShape> for MostBytes {
 }
 
 impl TableEntry {
-    fn most(&self) -> MostBytes {
-        self.present.as_ref().map_or(self.most, |present| MostBytes::from(&present.identity.shape))
+    fn new(state: MemoryState, most: MostBytes) -> Self {
+        Self { state, present: None, most, is_growing: false }
     }
 
     /// The most memory that it may take, in bytes.
     fn most_bytes(&self) -> u64 {
-        self.most().memory + BUFFER_BYTES
+        self.most.memory + BUFFER_BYTES
     }
 
     /// Bytes that its files may still take.
     fn unused_bytes(&self) -> u64 {
-        self.present.as_ref().map_or(self.most.memory, |present| {
+        let taken_bytes = self.present.as_ref().map_or(0, |present| {
             let (figures, _) = present.published.shown();
-            figures.limit_bytes.saturating_sub(figures.slab_bytes)
-        })
+            present.shape().table_bytes() + figures.slab_bytes
+        });
+        self.most.memory.saturating_sub(taken_bytes)
     }
 
     /// Bytes of memory that it takes, with its table and the buffers of its device.
     fn used_bytes(&self) -> u64 {
         self.present.as_ref().map_or(0, |present| {
             let (figures, _) = present.published.shown();
-            present.identity.shape.table_bytes() + figures.slab_bytes + BUFFER_BYTES
+            present.shape().table_bytes() + figures.slab_bytes + BUFFER_BYTES
         })
     }
 
@@ -83,6 +97,15 @@ impl TableEntry {
 pub(super) struct SpillBytes {
     pub(super) promised_bytes: u64,
     pub(super) used_bytes: u64,
+}
+
+impl SpillBytes {
+    fn of<'a>(entries: impl Iterator<Item = &'a TableEntry>) -> Self {
+        entries.fold(Self::default(), |bytes, entry| Self {
+            promised_bytes: bytes.promised_bytes.saturating_add(entry.most.spill),
+            used_bytes: bytes.used_bytes.saturating_add(entry.spilled_bytes()),
+        })
+    }
 }
 
 /// The table.
@@ -105,24 +128,23 @@ impl MemoryTable {
         shape: &MemoryShape,
     ) -> Result<Option<Attached>, NodeError> {
         let mut entries = self.0.lock();
-        let Some(TableEntry { state, present, .. }) = entries.get(volume) else {
-            let entry = TableEntry { state: MemoryState::Attaching, present: None, most: shape.into() };
-            entries.insert(volume.clone(), entry);
+        let Some(entry) = entries.get(volume) else {
+            entries.insert(volume.clone(), TableEntry::new(MemoryState::Attaching, shape.into()));
             return Ok(None);
         };
-        match (state, present) {
-            (MemoryState::Serving(device), Some(present)) => {
-                present.identity.shape.check_same(volume, shape)?;
+        match (&entry.state, &entry.present) {
+            (MemoryState::Serving(device), Some(present)) if !entry.is_growing => {
+                present.shape().check_same(volume, shape)?;
                 Ok(Some(present.attached_by(*device)))
             }
-            (state, _) => Err(refusal(volume, state)),
+            _ => Err(refusal(volume, entry)),
         }
     }
 
     /// Reserves a volume for its recovery, whose files may take so many bytes.
     pub(super) fn recover(&self, volume: VolumeId, most: MostBytes) {
         let state = MemoryState::Recovering { error: None };
-        self.0.lock().insert(volume, TableEntry { state, present: None, most });
+        self.0.lock().insert(volume, TableEntry::new(state, most));
     }
 
     /// The most bytes that the volumes but this one may take in all.
@@ -136,10 +158,7 @@ impl MemoryTable {
     pub(super) fn spill_bytes(&self, apart: Option<&VolumeId>) -> SpillBytes {
         let entries = self.0.lock();
         let counted = entries.iter().filter(|(volume, _)| Some(*volume) != apart);
-        counted.fold(SpillBytes::default(), |bytes, (_, entry)| SpillBytes {
-            promised_bytes: bytes.promised_bytes.saturating_add(entry.most().spill),
-            used_bytes: bytes.used_bytes.saturating_add(entry.spilled_bytes()),
-        })
+        SpillBytes::of(counted.map(|(_, entry)| entry))
     }
 
     /// The most bytes that all volumes may take, and those that they take now.
@@ -154,18 +173,55 @@ impl MemoryTable {
     pub(super) fn promised_bytes(&self, apart: &VolumeId) -> u64 {
         let entries = self.0.lock();
         let others = entries.iter().filter(|(volume, _)| *volume != apart);
-        others.map(|(_, entry)| entry.unused_bytes()).fold(0, u64::saturating_add)
+        unused_bytes(others.map(|(_, entry)| entry))
     }
 
     /// Bytes that the files of all volumes may still take.
     pub(super) fn unused_bytes(&self) -> u64 {
-        self.0.lock().values().map(TableEntry::unused_bytes).fold(0, u64::saturating_add)
+        unused_bytes(self.0.lock().values())
     }
 
     /// Publishes that a volume came onto a ring thread.
     pub(super) fn came(&self, volume: &VolumeId, present: Arc<PresentMemory>) {
         if let Some(entry) = self.0.lock().get_mut(volume) {
+            entry.most = MostBytes::from(&present.shape());
             entry.present = Some(present);
+        }
+    }
+
+    /// Begins a growth to the shape that `grown` makes of the volume's: from here on it counts with that.
+    ///
+    /// # Errors
+    /// What its state refuses, and `grown`.
+    pub(super) fn begin_growth(
+        &self,
+        volume: &VolumeId,
+        grown: impl FnOnce(&MemoryShape) -> Result<MemoryShape, NodeError>,
+    ) -> Result<BegunGrowth, NodeError> {
+        let mut entries = self.0.lock();
+        let (promised_bytes, spill) = (unused_bytes(entries.values()), SpillBytes::of(entries.values()));
+        let entry = entries.get_mut(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
+        let (MemoryState::Serving(device), Some(present), false) =
+            (&entry.state, &entry.present, entry.is_growing)
+        else {
+            return Err(refusal(volume, entry));
+        };
+        let from = present.shape();
+        let to = grown(&from)?;
+        let begun =
+            BegunGrowth { present: Arc::clone(present), device: *device, from, to, promised_bytes, spill };
+        entry.most = MostBytes::from(&to);
+        entry.is_growing = true;
+        Ok(begun)
+    }
+
+    /// A growth ended: the volume counts with the shape that it has.
+    pub(super) fn end_growth(&self, volume: &VolumeId) {
+        if let Some(entry) = self.0.lock().get_mut(volume) {
+            entry.is_growing = false;
+            if let Some(present) = &entry.present {
+                entry.most = MostBytes::from(&present.shape());
+            }
         }
     }
 
@@ -187,9 +243,11 @@ impl MemoryTable {
         let mut entries = self.0.lock();
         let entry = entries.get_mut(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
         let found = match (&entry.state, &entry.present) {
-            (MemoryState::Serving(device), Some(present)) => (Arc::clone(present), *device, false),
+            (MemoryState::Serving(device), Some(present)) if !entry.is_growing => {
+                (Arc::clone(present), *device, false)
+            }
             (MemoryState::Stopped(device), Some(present)) => (Arc::clone(present), *device, true),
-            (state, _) => return Err(refusal(volume, state)),
+            _ => return Err(refusal(volume, entry)),
         };
         entry.state = MemoryState::Detaching;
         Ok(found)
@@ -229,7 +287,7 @@ impl MemoryTable {
                     .filter(|(figures, _)| figures.limit_bytes > 0)
                     .map(|(figures, _)| figures.content_pages() > 0),
                 memory: figures.map(|(figures, _)| figures),
-                memory_identity: present.as_ref().map(|present| present.identity.clone()),
+                memory_identity: present.as_ref().map(|present| present.identity.lock().clone()),
                 ..NodeVolumeStatus::unknown(volume.clone(), shown, String::new(), None)
             }
         });
@@ -237,9 +295,14 @@ impl MemoryTable {
     }
 }
 
-fn refusal(volume: &VolumeId, state: &MemoryState) -> NodeError {
+fn unused_bytes<'a>(entries: impl Iterator<Item = &'a TableEntry>) -> u64 {
+    entries.map(TableEntry::unused_bytes).fold(0, u64::saturating_add)
+}
+
+fn refusal(volume: &VolumeId, entry: &TableEntry) -> NodeError {
     let volume = volume.clone();
-    match state {
+    match &entry.state {
+        MemoryState::Serving(_) if entry.is_growing => NodeError::Busy { volume, doing: "being grown" },
         MemoryState::Attaching | MemoryState::Serving(_) => {
             NodeError::Busy { volume, doing: "being attached" }
         }

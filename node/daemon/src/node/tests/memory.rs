@@ -6,6 +6,8 @@ use holdfast_crds::{SpillUse, most_memory_bytes};
 use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
+mod growth;
+
 use super::*;
 use crate::node::MemoryAttach;
 use crate::volumes::Volumes;
@@ -270,7 +272,6 @@ fn what_a_memory_volume_has_not_is_refused() {
         let attach = AttachRequest { volume: volume.clone(), ..request() };
         let refused = [
             ("snapshots", Volumes::list_snapshots(&node, at()).await.map(drop)),
-            ("growth", Volumes::grow(&node, &volume, 1 << 20).await.map(drop)),
             ("durability, age of data or limits", Volumes::configure(&node, &volume, change).await.map(drop)),
             ("store", Volumes::attach(&node, attach.clone()).await.map(drop)),
         ];

@@ -22,6 +22,25 @@ use crate::node::volume::table::refusal;
 use crate::node::{Attached, Node, sectors_of};
 use holdfast_serve::Message;
 
+/// The size that a volume is to have, and the limits of a memory volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GrowTo {
+    /// Size.
+    pub(crate) bytes: u64,
+    /// The most memory that the content of a memory volume takes; absent: as before, which is as much as any
+    /// content needs where it was that.
+    pub(crate) memory_limit_bytes: Option<u64>,
+    /// Maximum disk space for its spilled pages; absent: as before.
+    pub(crate) memory_spill_bytes: Option<u64>,
+}
+
+impl GrowTo {
+    /// The growth of a volume of an object store.
+    pub(crate) const fn bytes(bytes: u64) -> Self {
+        Self { bytes, memory_limit_bytes: None, memory_spill_bytes: None }
+    }
+}
+
 impl Node {
     /// Grows a volume that is served, and its device, to this size. Again it changes nothing. Waits while the
     /// store is unreachable.

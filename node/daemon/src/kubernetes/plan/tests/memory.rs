@@ -46,12 +46,62 @@ fn lost(status: &VolumeStatus) -> Option<(&str, &str)> {
 }
 
 #[test]
-fn a_memory_volume_has_neither_settings_nor_growth() {
+fn a_memory_volume_has_no_settings() {
     let mut facts = served();
     facts.spec.max_dirty_age = "1m".to_owned();
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     let mut types = facts.status.conditions.iter().map(|condition| condition.type_.as_str());
     assert!(types.by_ref().eq([ATTACHED, WRITABLE]), "nothing of a store or a disk");
+}
+
+/// A limit that was raised too late for a full volume took its detach, and the content with it.
+#[test]
+fn a_memory_volume_gets_the_size_and_the_limits_of_its_spec() {
+    let memory = |size: &str, memory: serde_json::Value| {
+        let mut facts = served();
+        let spec = json!({ "size": size, "backend": "memory", "memory": memory, "nodeName": "a" });
+        facts.spec = serde_json::from_value(spec).unwrap();
+        facts
+    };
+    let grows = |facts: &NodeFacts| match &plan(facts, &now()).steps[..] {
+        [NodeStep::Grow(to)] => Some(*to),
+        [] => None,
+        other => panic!("{other:?}"),
+    };
+    let (gib, any) = (1 << 30, GrowTo::bytes(2 << 30));
+    assert_eq!(grows(&memory("1Gi", json!({}))), None);
+    let mut larger = memory("2Gi", json!({}));
+    assert_eq!(grows(&larger), Some(any));
+    // The kernel or the node refuses it: it is served as it is, and that is said.
+    let failure = OperationFailure { reason: "NodeFull", message: "no room".to_owned(), retry: Retry::Later };
+    larger.last = Some(OperationOutcome::NotGrown { to: any, failure });
+    larger.wait = WAIT;
+    let refused = plan(&larger, &now());
+    assert_eq!((acts(&refused), refused.again), (vec!["report"], Some(WAIT)));
+    let attached = &written(&refused).unwrap().conditions[0];
+    assert_eq!((attached.status.as_str(), attached.reason.as_str()), ("True", "NodeFull"));
+
+    // Of a volume with limits.
+    let attached = |spec: &NodeFacts| {
+        let request = memory_attach("v".parse().unwrap(), &spec.spec, Some("uid".to_owned()), EPOCH);
+        node::MemoryIdentity::of(&request.unwrap()).ok()
+    };
+    let (limit, spill) = (1 << 29, 1 << 28);
+    let before = memory("1Gi", json!({ "limit": "256Mi", "spill": "128Mi" }));
+    for (after, expected) in [
+        (json!({ "limit": "256Mi", "spill": "128Mi" }), None),
+        (json!({ "limit": "512Mi", "spill": "128Mi" }), Some((limit, 1 << 27))),
+        (json!({ "limit": "256Mi", "spill": "256Mi" }), Some((1 << 28, spill))),
+    ] {
+        let mut facts = memory("1Gi", after);
+        facts.here.as_mut().unwrap().memory_identity = attached(&before);
+        let to = expected.map(|(limit, spill)| GrowTo {
+            bytes: gib,
+            memory_limit_bytes: Some(limit),
+            memory_spill_bytes: Some(spill),
+        });
+        assert_eq!(grows(&facts), to);
+    }
 }
 
 #[test]
@@ -229,7 +279,7 @@ fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
     let spec =
         |text: serde_json::Value| move |f: &mut NodeFacts| f.spec = serde_json::from_value(text).unwrap();
     for (field, text) in [
-        ("spec.size: is 2Gi, and", json!({ "size": "2Gi", "backend": "memory", "nodeName": "a" })),
+        ("spec.size: is 512Mi, and", json!({ "size": "512Mi", "backend": "memory", "nodeName": "a" })),
         (
             "spec.memory.limit: is 1Mi, and",
             json!({ "size": "1Gi", "backend": "memory", "nodeName": "a", "memory": { "limit": "1Mi" } }),

@@ -48,7 +48,7 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
             present(|f| {
                 other_settings(f);
                 f.spec.size = Some("2Gi".to_owned());
-                f.doing = Some(Doing::Growing { bytes: 2 << 30 });
+                f.doing = Some(Doing::Growing(GrowTo::bytes(2 << 30)));
             }),
             &["configure"],
         ),

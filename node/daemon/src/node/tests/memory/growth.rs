@@ -1,0 +1,203 @@
+//! Growth of memory volumes: their size, their limits, and a death of the daemon in between.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::node::GrowTo;
+
+const LARGER: u64 = 2 * SECTORS * SECTOR_BYTES;
+
+fn to(bytes: u64) -> GrowTo {
+    GrowTo::bytes(bytes)
+}
+
+fn only_device(kernel: &FakeKernel) -> u32 {
+    *kernel.devices().keys().next().unwrap()
+}
+
+fn sectors(kernel: &FakeKernel) -> u64 {
+    let mut sectors = 0;
+    kernel.change(only_device(kernel), |known| sectors = known.sectors);
+    sectors
+}
+
+/// Writes a page of the volume, as the device's requests would have.
+fn write(dirs: &Dirs, page: u64, byte: u8) {
+    let files = volume_files(dirs);
+    let record = files.record().unwrap().unwrap();
+    let mut volume = files.open(&record).unwrap().volume;
+    volume.write(&mut Codecs::default(), page, &[byte; PAGE_BYTES]).unwrap();
+}
+
+fn pages(dirs: &Dirs, range: std::ops::Range<u64>) -> Vec<u8> {
+    let files = volume_files(dirs);
+    let record = files.record().unwrap().unwrap();
+    let volume = files.open(&record).unwrap().volume;
+    let mut data = vec![1; (range.end - range.start) as usize * PAGE_BYTES];
+    volume.read(&mut Codecs::default(), range.start, &mut data).unwrap();
+    data.chunks(PAGE_BYTES).map(|page| page[0]).collect()
+}
+
+/// The daemon may die before the device grows: the next one does that.
+#[test]
+fn a_memory_volume_grows_over_the_death_of_its_daemon() {
+    for device_sectors in [2 * SECTORS, SECTORS] {
+        let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+        daemon(&dirs, &kernel, async |node| drop(node.attach_memory(scratch()).await.unwrap()));
+        write(&dirs, 3, 7);
+        daemon(&dirs, &kernel, async |node| {
+            let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+            let before = status.memory.unwrap();
+            let grown = Volumes::grow(&node, &status.volume, to(LARGER)).await.unwrap();
+            assert_eq!((grown.bytes, sectors(&kernel)), (LARGER, 2 * SECTORS));
+            assert_eq!(Volumes::grow(&node, &status.volume, to(LARGER)).await.unwrap(), grown, "again");
+            let after = only(&node).memory.unwrap();
+            assert_eq!(after.limit_bytes - before.limit_bytes, SECTORS * SECTOR_BYTES, "any content fits");
+            assert_eq!(after.same_filled_pages, 1);
+            let attach = MemoryAttach { bytes: LARGER, ..scratch() };
+            assert_eq!(node.attach_memory(attach).await.unwrap(), grown, "it has the size");
+        });
+        write(&dirs, 2 * SECTORS - 1, 9);
+        kernel.change(only_device(&kernel), |known| known.sectors = device_sectors);
+        daemon(&dirs, &kernel, async |node| {
+            let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+            assert_eq!((status.attached.unwrap().bytes, sectors(&kernel)), (LARGER, 2 * SECTORS));
+        });
+        let found = pages(&dirs, 0..2 * SECTORS);
+        let written = found.iter().enumerate().filter(|(_, byte)| **byte != 0);
+        assert!(written.eq([(3, &7), (2 * SECTORS as usize - 1, &9)]), "{found:?}");
+        assert_eq!(kernel.wrong(), Vec::<String>::new());
+    }
+}
+
+/// The steps of a growth, of which the last one that was made is the first, the second and so on.
+#[test]
+fn a_growth_that_was_killed_is_undone_before_its_record_and_done_after_it() {
+    for step in ["files", "record", "torn head", "head"] {
+        let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+        daemon(&dirs, &kernel, async |node| drop(node.attach_memory(scratch()).await.unwrap()));
+        write(&dirs, 3, 7);
+        let (table, slabs, record) =
+            (files(&dirs).join("table"), files(&dirs).join("slabs"), files(&dirs).join("attached"));
+        let lengths = || [&table, &slabs].map(|path| fs::metadata(path).unwrap().len());
+        let (before, slab_bytes) = (lengths(), SECTORS * SECTOR_BYTES);
+        let resize = |path, by| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(by).unwrap();
+        resize(&table, before[0] + SECTORS * 8);
+        resize(&slabs, before[1] + slab_bytes);
+        if step != "files" {
+            let mut value: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+            value["sectors"] = json!(2 * SECTORS);
+            let slabs = (before[1] + slab_bytes) / (64 << 10);
+            value["growth"] = json!({ "slabs": slabs, "spill_pages": 0, "zstd": false });
+            fs::write(&record, value.to_string()).unwrap();
+        }
+        if step == "torn head" {
+            flip_a_bit(&table);
+        }
+        let (sectors_after, after) = match step {
+            "files" => (SECTORS, before),
+            _ => (2 * SECTORS, [before[0] + SECTORS * 8, before[1] + slab_bytes]),
+        };
+        if step == "head" {
+            assert_eq!(pages(&dirs, 0..4), [0, 0, 0, 7], "the head is written");
+        }
+        daemon(&dirs, &kernel, async |node| {
+            wait(&node, |status| status.state == VolumeState::Attached).await;
+            let bytes = sectors_after * SECTOR_BYTES;
+            until(|| only(&node).attached.is_some_and(|device| device.bytes == bytes)).await;
+            assert_eq!((lengths(), sectors(&kernel)), (after, sectors_after), "{step}");
+            let text = fs::read_to_string(&record).unwrap();
+            assert!(!text.contains("growth"), "{step}: a release without growth reads it: {text}");
+        });
+        assert_eq!(pages(&dirs, 0..4), [0, 0, 0, 7], "{step}");
+        assert_eq!(kernel.wrong(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn limits_of_a_memory_volume_rise_and_do_not_fall() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let config = NodeConfig { memory_spill_bytes: 1 << 30, ..dirs.config() };
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let node = Node::start_with(config, kernel.clone(), WITHIN).await.unwrap();
+        let (size, volume) = (SECTORS * SECTOR_BYTES, scratch().volume);
+        let limits = MemoryAttach { limit_bytes: Some(64 << 10), spill_bytes: Some(8192), ..scratch() };
+        node.attach_memory(limits).await.unwrap();
+        let grow = |to| Volumes::grow(&node, &volume, to);
+        let shown = || {
+            let memory = only(&node).memory.unwrap();
+            (memory.limit_bytes, memory.spill_limit_pages)
+        };
+        let wanted =
+            |limit, spill| GrowTo { bytes: size, memory_limit_bytes: limit, memory_spill_bytes: spill };
+        for (field, to) in [
+            ("size_bytes", GrowTo { bytes: size - SECTOR_BYTES, ..wanted(None, None) }),
+            ("limit_bytes", wanted(Some(1), None)),
+            ("spill_bytes", wanted(None, Some(4096))),
+        ] {
+            if field == "limit_bytes" {
+                grow(wanted(Some(128 << 10), None)).await.unwrap();
+                assert_eq!(shown(), (128 << 10, 2));
+            }
+            let refused = grow(to).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::Invalid);
+            assert!(
+                refused.message.starts_with(&format!("memory.{field}: scratch is")),
+                "{}",
+                refused.message
+            );
+        }
+        grow(wanted(None, Some(1 << 30))).await.unwrap();
+        assert_eq!(shown(), (128 << 10, SECTORS), "no more than the size");
+        // The disk is promised to it, and memory of the node to another.
+        assert_eq!(node.memory_use().spill.unwrap().promised_bytes, size);
+        grow(GrowTo { bytes: LARGER, ..wanted(None, None) }).await.unwrap();
+        assert_eq!(shown(), (128 << 10, SECTORS), "limits stay unless they are named");
+        let without = MemoryAttach { volume: "without".parse().unwrap(), ..scratch() };
+        node.attach_memory(without).await.unwrap();
+        let spill = GrowTo { memory_spill_bytes: Some(4096), ..to(size) };
+        let refused = Volumes::grow(&node, &"without".parse().unwrap(), spill).await.unwrap_err();
+        assert!(refused.message.contains("a spill file is not added"), "{}", refused.message);
+    });
+}
+
+/// Of two that together are too much, the second is refused, and counts as before.
+#[test]
+fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let most = most_memory_bytes(SECTORS * SECTOR_BYTES, None);
+    let config = NodeConfig { memory_volumes_bytes: most + (1 << 20), ..dirs.config() };
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let node = Node::start_with(config, kernel.clone(), WITHIN).await.unwrap();
+        let volume = scratch().volume;
+        let grow = |bytes| Volumes::grow(&node, &volume, to(bytes));
+        assert_eq!(grow(LARGER).await.unwrap_err().kind, FailureKind::NotFound);
+        node.attach_memory(scratch()).await.unwrap();
+        let table = files(&dirs).join("table");
+        let (length, promised) = (fs::metadata(&table).unwrap().len(), node.memory_use().promised_bytes);
+        let unchanged = || {
+            assert_eq!(fs::metadata(&table).unwrap().len(), length);
+            assert_eq!(node.memory_use().promised_bytes, promised);
+            assert_eq!(only(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);
+        };
+        assert_eq!(grow(1 << 30).await.unwrap_err().kind, FailureKind::Full);
+        unchanged();
+        assert_eq!(grow(LARGER + 1).await.unwrap_err().kind, FailureKind::Invalid);
+        kernel.refuse(&["features"]);
+        let older = grow(LARGER).await.unwrap_err();
+        assert!(older.message.contains("Linux 6.16"), "{}", older.message);
+        unchanged();
+        // The volume has grown, and its device has not: the next try does that alone.
+        kernel.refuse(&["resize"]);
+        grow(LARGER).await.unwrap_err();
+        assert_eq!(only(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);
+        assert!(node.memory_use().promised_bytes > promised);
+        kernel.refuse(&[]);
+        assert_eq!(grow(LARGER).await.unwrap().bytes, LARGER);
+        node.detach_memory(&volume).await.unwrap();
+        assert_eq!(node.memory_use().promised_bytes, 0);
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
