@@ -82,6 +82,13 @@ pub const ALL: &[Benchmark] = &[
         run: memory::run,
     },
     Benchmark {
+        name: "memory-faults",
+        about: "memory volumes over 40 ends of the daemon, with pages on the disk, and in a full control group",
+        expected: Duration::from_secs(600),
+        profile: Profile::Release,
+        run: memory::faults::run,
+    },
+    Benchmark {
         name: "without-ublk-requests",
         about: "requests of volumes without ublk, by FUSE and a loop device, against those with ublk",
         expected: Duration::from_secs(150),

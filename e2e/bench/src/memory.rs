@@ -21,6 +21,7 @@ use load::{DeviceLoad, PlaceOrder};
 
 mod corpus;
 mod device;
+pub(super) mod faults;
 mod load;
 
 const BUCKET: &str = "bench";

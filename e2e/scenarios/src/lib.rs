@@ -39,7 +39,7 @@ mod limits;
 mod load;
 mod memory_claims;
 mod memory_pressure;
-mod memory_volumes;
+pub mod memory_volumes;
 pub mod node_loss;
 mod object;
 mod partition;

@@ -65,7 +65,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
     granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
     on_a.vm().exec(&format!(
-        "test $(($(stat -f -c '%b * %S' {target}) / {MIB})) -gt 140; grep -qx kept {target}/file"
+        "test $(($(stat -f -c '%b * %S' {target}) / {MIB})) -gt 128; grep -qx kept {target}/file"
     ))?;
     let less = capacity(&csi, &[], |bytes| bytes < left)?;
     ensure!(less < left - 15 * MIB, "{less} bytes are left of {left}");

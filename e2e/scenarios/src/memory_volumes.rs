@@ -34,6 +34,7 @@ const WORKERS: u32 = 2;
 /// Sizes of a volume under load, in MiB: each end of the daemon interrupts a growth.
 const FIRST_MIB: u32 = 256;
 const STEP_MIB: u32 = 16;
+const MOST_MIB: u32 = 336;
 /// Most bytes that one discard covers.
 const MAX_DISCARD_BYTES: u32 = 4 << 20;
 const AT: &str = "/mnt";
@@ -51,7 +52,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
-    ends(&node)?;
+    ends(&node, &ENDS)?;
     full(&node)?;
     spilled(&node)?;
     refusals(&node)?;
@@ -59,8 +60,19 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// So many kills of the daemon, each with a handoff after it.
+///
+/// # Errors
+/// A page is not as it was written, or a device hangs.
+pub fn rounds(world: &World, kills: usize) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    ends(&node, &[DaemonEnd::Kill, DaemonEnd::Handoff].repeat(kills))
+}
+
 /// Ends the daemon under a file system and under fio, which verifies what it wrote.
-fn ends(node: &Node) -> Result<()> {
+fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let vm = node.vm();
     let files = attach(node, &["files", "--memory", &format!("{FIRST_MIB}Mi")])?;
     vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
@@ -73,10 +85,11 @@ fn ends(node: &Node) -> Result<()> {
     vm.exec(&format!("test $(cat {queue}/queue/discard_max_bytes) = {MAX_DISCARD_BYTES}"))?;
     let load = Load::start(vm, &raw, LOAD_SECONDS)?;
     let mut mib = FIRST_MIB;
-    for end in ENDS {
-        mib += STEP_MIB;
+    for (number, end) in all.iter().enumerate() {
+        // The size of the last ones is asked for again.
+        mib = MOST_MIB.min(mib + STEP_MIB);
         let grow = ["grow", "files", &format!("{mib}Mi")];
-        vm.spawn(&format!("grow-{mib}"), &bash(&format!("exec holdfast-node {}", grow.join(" "))))?;
+        vm.spawn(&format!("grow-{number}"), &bash(&format!("exec holdfast-node {}", grow.join(" "))))?;
         match end {
             DaemonEnd::Kill => node.kill().and_then(|()| node.restart())?,
             DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,

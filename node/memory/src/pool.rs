@@ -23,8 +23,6 @@ const SLAB_UNITS: u64 = (SLAB_BYTES / CLASS_BYTES) as u64;
 const BITMAP_WORDS: usize = (SLAB_UNITS / 64) as usize;
 /// No slab.
 const NONE: u32 = u32::MAX;
-/// Slabs of a chunk of the pool.
-const CHUNK_SLABS: usize = 256;
 
 /// A slot: part of a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +38,9 @@ impl PageSlot {
         if class == 0 || class > PAGE_CLASS {
             return None;
         }
-        let in_slab = unit % SLAB_UNITS;
-        let fits = in_slab.is_multiple_of(class as u64) && in_slab + class as u64 <= SLAB_UNITS;
+        // Of 32 bits: a division of 64 takes twice as long.
+        let in_slab = (unit % SLAB_UNITS) as u32;
+        let fits = in_slab.is_multiple_of(class as u32) && in_slab + class as u32 <= SLAB_UNITS as u32;
         if fits { Some(Self { class, unit }) } else { None }
     }
 
@@ -80,7 +79,7 @@ impl PageSlot {
 
     /// Its number in its slab.
     const fn index(self) -> usize {
-        (self.unit % SLAB_UNITS / self.class as u64) as usize
+        ((self.unit % SLAB_UNITS) as u32 / self.class as u32) as usize
     }
 }
 
@@ -106,44 +105,55 @@ const fn slots_of(class: u8) -> usize {
 }
 
 /// A slab.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
+#[repr(C)] // what is read of each slab lies together
 struct PoolSlab {
-    /// A bit is set while its slot is used.
-    bitmap: [u64; BITMAP_WORDS],
     /// Neighbours in the list of slabs of its class with free slots, or of slabs without a class.
     next: u32,
     previous: u32,
     used: u16,
     /// 0 while it has none.
     class: u8,
+    /// A bit is set while its slot is used.
+    bitmap: [u64; BITMAP_WORDS],
 }
 
 impl PoolSlab {
-    const UNUSED: Self = Self { bitmap: [0; BITMAP_WORDS], next: NONE, previous: NONE, used: 0, class: 0 };
+    const UNUSED: Self = Self { next: NONE, previous: NONE, used: 0, class: 0, bitmap: [0; BITMAP_WORDS] };
 }
 
-/// Slabs by number, in chunks: a pool that grows moves none of them.
+/// Slabs by number. Those of each growth are apart: none of the others moves.
 #[derive(Debug, Clone, Default)]
 struct PoolSlabs {
-    chunks: Vec<Box<[PoolSlab]>>,
+    /// By the number of the first slab.
+    parts: Vec<(u32, Box<[PoolSlab]>)>,
     count: u32,
 }
 
 impl PoolSlabs {
-    fn get(&self, slab: u32) -> Option<&PoolSlab> {
+    /// The part of a slab, and its place there.
+    #[inline]
+    fn locate(&self, slab: u32) -> Option<(usize, usize)> {
         if slab >= self.count {
             return None;
         }
-        let slab = slab as usize;
-        Some(&self.chunks[slab / CHUNK_SLABS][slab % CHUNK_SLABS])
+        let part = match &self.parts[..] {
+            [_all] => 0,
+            parts => parts.partition_point(|(first, _)| *first <= slab) - 1,
+        };
+        Some((part, (slab - self.parts[part].0) as usize))
     }
 
+    #[inline]
+    fn get(&self, slab: u32) -> Option<&PoolSlab> {
+        let (part, place) = self.locate(slab)?;
+        Some(&self.parts[part].1[place])
+    }
+
+    #[inline]
     fn get_mut(&mut self, slab: u32) -> Option<&mut PoolSlab> {
-        if slab >= self.count {
-            return None;
-        }
-        let slab = slab as usize;
-        Some(&mut self.chunks[slab / CHUNK_SLABS][slab % CHUNK_SLABS])
+        let (part, place) = self.locate(slab)?;
+        Some(&mut self.parts[part].1[place])
     }
 
     /// A slab that exists.
@@ -157,9 +167,8 @@ impl PoolSlabs {
 #[derive(Debug)]
 pub struct PoolExtension {
     from: u32,
-    to: u32,
-    /// The slabs from the first multiple of [`CHUNK_SLABS`] on, in a list.
-    chunks: Vec<Box<[PoolSlab]>>,
+    /// In a list, in order.
+    slabs: Box<[PoolSlab]>,
 }
 
 impl PoolExtension {
@@ -170,16 +179,12 @@ impl PoolExtension {
     #[must_use]
     pub fn new(from: u32, to: u32) -> Self {
         assert!(from <= to && to != NONE, "a pool only grows, and to a number of slabs");
-        let begin = from.next_multiple_of(CHUNK_SLABS as u32);
-        let chunk = |first: u32| {
-            let mut chunk = vec![PoolSlab::UNUSED; CHUNK_SLABS].into_boxed_slice();
-            for (slab, one) in (first..to).zip(&mut chunk) {
-                one.next = if slab + 1 < to { slab + 1 } else { NONE };
-                one.previous = if slab > begin { slab - 1 } else { NONE };
-            }
-            chunk
+        let slab = |number: u32| PoolSlab {
+            next: if number + 1 < to { number + 1 } else { NONE },
+            previous: if number > from { number - 1 } else { NONE },
+            ..PoolSlab::UNUSED
         };
-        Self { from, to, chunks: (begin..to).step_by(CHUNK_SLABS).map(chunk).collect() }
+        Self { from, slabs: (from..to).map(slab).collect() }
     }
 }
 
@@ -195,6 +200,104 @@ pub enum SlotTaken {
     /// It lies beyond the pool.
     #[error("it lies beyond the pool")]
     Beyond,
+}
+
+/// The pool of a predecessor, which is read off its table. Its slots lie anywhere, so what is kept of each is a
+/// bit: the whole fits into the processor's cache.
+#[derive(Debug)]
+pub struct PoolRecovery {
+    /// By slab; 0 while it has none.
+    classes: Vec<u8>,
+    /// By slab: the first byte of its bits in `used`.
+    first_bytes: Vec<usize>,
+    used: Vec<u8>,
+}
+
+impl PoolRecovery {
+    /// Of a pool of so many slabs.
+    #[must_use]
+    pub fn new(slabs: u32) -> Self {
+        Self { classes: vec![0; slabs as usize], first_bytes: Vec::new(), used: Vec::new() }
+    }
+
+    /// Looks at a slot that the table names. All are looked at before the first one is [taken](Self::take).
+    ///
+    /// # Errors
+    /// [`SlotTaken`]: the table is damaged.
+    #[inline]
+    pub fn look(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
+        let class =
+            slot.slab().and_then(|slab| self.classes.get_mut(slab as usize)).ok_or(SlotTaken::Beyond)?;
+        if *class == 0 {
+            *class = slot.class();
+        }
+        if *class == slot.class() { Ok(()) } else { Err(SlotTaken::OtherClass) }
+    }
+
+    /// Makes room for the slots of the slabs that were looked at.
+    pub fn make_room(&mut self) {
+        let mut bytes = 0;
+        self.first_bytes = self
+            .classes
+            .iter()
+            .map(|class| {
+                let first = bytes;
+                bytes += bytes_of(*class);
+                first
+            })
+            .collect();
+        self.used = vec![0; bytes];
+    }
+
+    /// Uses a slot that was looked at.
+    ///
+    /// # Errors
+    /// [`SlotTaken::Shared`]: the table is damaged.
+    #[inline]
+    pub fn take(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
+        let slab = slot.slab().ok_or(SlotTaken::Beyond)? as usize;
+        let byte = &mut self.used[self.first_bytes[slab] + slot.index() / 8];
+        let bit = 1 << (slot.index() % 8);
+        if *byte & bit != 0 {
+            return Err(SlotTaken::Shared);
+        }
+        if safeguard(Safeguard::TakeSlotOnce) {
+            *byte |= bit;
+        }
+        Ok(())
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn finish(self) -> Pool {
+        let Self { classes, first_bytes, used } = self;
+        let slab = |(class, first): (u8, usize)| {
+            let mut slab = PoolSlab { class, ..PoolSlab::UNUSED };
+            for (at, byte) in used[first..first + bytes_of(class)].iter().enumerate() {
+                slab.bitmap[at / 8] |= u64::from(*byte) << (at % 8 * 8);
+                slab.used += byte.count_ones() as u16;
+            }
+            slab
+        };
+        let slabs: Box<[PoolSlab]> = classes.into_iter().zip(first_bytes).map(slab).collect();
+        let mut pool = Pool::new(0);
+        pool.slabs.count = u32::try_from(slabs.len()).expect("a number of slabs");
+        pool.slabs.parts.push((0, slabs));
+        for number in (0..pool.slabs.count).rev() {
+            let &mut PoolSlab { class, used, .. } = pool.slabs.at(number);
+            pool.in_use += u32::from(class > 0);
+            pool.slot_bytes += u64::from(used) * u64::from(class) * CLASS_BYTES as u64;
+            if class == 0 || usize::from(used) < slots_of(class) {
+                pool.link(class, number);
+            }
+        }
+        pool
+    }
+}
+
+/// Bytes that have a bit for each slot of a slab; 0 of one without a class.
+const fn bytes_of(class: u8) -> usize {
+    if class == 0 { 0 } else { slots_of(class).div_ceil(8) }
 }
 
 /// The pool.
@@ -230,28 +333,18 @@ impl Pool {
     /// # Panics
     /// If they were made for a pool with another number of slabs.
     pub fn grow(&mut self, extension: PoolExtension) {
-        let PoolExtension { from, to, mut chunks } = extension;
+        let PoolExtension { from, slabs } = extension;
         assert_eq!(from, self.slabs.count, "the extension is for this pool");
-        let begin = from.next_multiple_of(CHUNK_SLABS as u32).min(to);
-        self.slabs.chunks.append(&mut chunks);
-        self.slabs.count = to;
-        // Those in the last chunk of before, which are few, and then the list of the others.
-        for slab in from..begin {
-            self.insert(slab, slab);
-        }
-        if begin < to {
-            self.insert(begin, to - 1);
-        }
-    }
-
-    /// Puts a list of slabs without a class behind the first of the others.
-    fn insert(&mut self, begin: u32, last: u32) {
+        let count = u32::try_from(slabs.len()).expect("it has fewer than 2^32");
+        let Some(last) = count.checked_sub(1).map(|last| from + last) else { return };
+        self.slabs.parts.push((from, slabs));
+        self.slabs.count += count;
         let first = self.first[0];
         let next = match self.slabs.get_mut(first) {
-            Some(first) => std::mem::replace(&mut first.next, begin),
-            None => std::mem::replace(&mut self.first[0], begin),
+            Some(first) => std::mem::replace(&mut first.next, from),
+            None => std::mem::replace(&mut self.first[0], from),
         };
-        self.slabs.at(begin).previous = first;
+        self.slabs.at(from).previous = first;
         self.slabs.at(last).next = next;
         if let Some(next) = self.slabs.get_mut(next) {
             next.previous = last;
@@ -311,26 +404,6 @@ impl Pool {
         let slab = self.next_slab().expect("the caller asked for it");
         self.set_class(slab, class);
         self.take_in(slab)
-    }
-
-    /// Uses a slot that the table names.
-    ///
-    /// # Errors
-    /// [`SlotTaken`]: the table is damaged.
-    pub fn take_again(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
-        let number = slot.slab().ok_or(SlotTaken::Beyond)?;
-        let slab = *self.slabs.get(number).ok_or(SlotTaken::Beyond)?;
-        if slab.class == 0 {
-            self.set_class(number, slot.class());
-        } else if slab.class != slot.class() {
-            return Err(SlotTaken::OtherClass);
-        }
-        let (word, bit) = Self::place(slot.index());
-        if slab.bitmap[word] & bit != 0 {
-            return Err(SlotTaken::Shared);
-        }
-        self.mark(number, slot);
-        Ok(())
     }
 
     /// Frees a slot. Returns its slab if that has no used slot any more.
@@ -477,12 +550,16 @@ mod tests {
     /// Slots that a damaged table may name.
     #[test]
     fn a_slot_that_cannot_be_is_refused() {
-        let mut pool = Pool::new(1);
-        pool.take_again(PageSlot::at(3, 6).unwrap()).unwrap();
-        assert_eq!(pool.take_again(PageSlot::at(3, 6).unwrap()), Err(SlotTaken::Shared));
-        assert_eq!(pool.take_again(PageSlot::at(4, 8).unwrap()), Err(SlotTaken::OtherClass));
-        assert_eq!(pool.take_again(PageSlot::at(3, SLAB_UNITS).unwrap()), Err(SlotTaken::Beyond));
-        assert_eq!(pool.take_again(PageSlot::at(3, 1 << 47).unwrap()), Err(SlotTaken::Beyond));
+        let at = |class, unit| PageSlot::at(class, unit).unwrap();
+        let mut recovery = PoolRecovery::new(1);
+        recovery.look(at(3, 6)).unwrap();
+        assert_eq!(recovery.look(at(4, 8)), Err(SlotTaken::OtherClass));
+        assert_eq!(recovery.look(at(3, SLAB_UNITS)), Err(SlotTaken::Beyond));
+        assert_eq!(recovery.look(at(3, 1 << 47)), Err(SlotTaken::Beyond));
+        recovery.make_room();
+        recovery.take(at(3, 6)).unwrap();
+        assert_eq!(recovery.take(at(3, 6)), Err(SlotTaken::Shared));
+        let mut pool = recovery.finish();
         let has = |class, unit| pool.has(PageSlot::at(class, unit).unwrap());
         assert!(has(3, 6), "it is used");
         assert!(

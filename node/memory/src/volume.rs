@@ -26,7 +26,9 @@ use crate::codec::{Codecs, PageCodec};
 use crate::disk_run::{DiskOperation, DiskRun, join_holes, push_page};
 use crate::head::TableHead;
 use crate::memory::PageMemory;
-use crate::pool::{CLASS_BYTES, PAGE_CLASS, PageSlot, Pool, PoolExtension, SLAB_BYTES, SlotTaken, class_of};
+use crate::pool::{
+    CLASS_BYTES, PAGE_CLASS, PageSlot, Pool, PoolExtension, PoolRecovery, SLAB_BYTES, SlotTaken, class_of,
+};
 use crate::same_filled::{fill, half, pattern_of};
 use crate::word::{Form, InvalidWord, Word};
 use crate::{PAGE_BYTES, same_filled};
@@ -163,7 +165,7 @@ impl<M: PageMemory> MemoryVolume<M> {
             memory,
             pages: head.pages,
             codec: head.codec,
-            pool: Pool::new(head.slabs),
+            pool: Pool::new(0),
             spare: None,
             same_filled_pages: 0,
             compressed_pages: 0,
@@ -174,14 +176,22 @@ impl<M: PageMemory> MemoryVolume<M> {
             spill_limit_pages: head.spill_pages,
             disk_runs: Vec::new(),
         };
+        let mut recovery = PoolRecovery::new(head.slabs);
         for page in 0..head.pages {
             let word = volume.memory.word(page);
             let word = Word::of(word).map_err(|source| RecoverError::Word { page, source })?;
             if let Some(slot) = word.slot() {
-                volume.pool.take_again(slot).map_err(|source| RecoverError::Slot { page, source })?;
+                recovery.look(slot).map_err(|source| RecoverError::Slot { page, source })?;
             }
             volume.count(word, 1);
         }
+        recovery.make_room();
+        for page in 0..head.pages {
+            if let Some(slot) = Word::of(volume.memory.word(page)).ok().and_then(Word::slot) {
+                recovery.take(slot).map_err(|source| RecoverError::Slot { page, source })?;
+            }
+        }
+        volume.pool = recovery.finish();
         let (spilled, limit) = (volume.spilled_pages, volume.spill_limit_pages);
         if spilled > limit {
             return Err(RecoverError::Spilled { spilled, limit });

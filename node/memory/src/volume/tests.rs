@@ -334,7 +334,8 @@ fn a_discard_makes_one_hole() {
     assert_eq!((volume.transit_pages, volume.figures().spilled_pages), (0, 0));
 }
 
-/// The memory in addition to the stored bytes, after many overwrites with pages of other lengths.
+/// The memory in addition to the stored bytes, after many overwrites with pages of other lengths, all equally
+/// frequent, which is harder than files are. Without slots that are a little larger it is 7.2 %.
 #[test]
 fn the_pool_takes_little_more_than_it_stores() {
     const MANY: usize = 40_000;
@@ -346,10 +347,11 @@ fn the_pool_takes_little_more_than_it_stores() {
         bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         bits >> 33
     };
-    for at in 0..3 * MANY as u64 {
+    for at in 0..4 * MANY as u64 {
         let number = if at < MANY as u64 { at } else { noise() % MANY as u64 };
-        let kind = 3 + (noise() % 11) as u8;
-        volume.write(&mut codecs, number, &page(kind, noise())).unwrap();
+        let (mut content, noisy) = (vec![7; PAGE_BYTES], 64 + noise() as usize % 3500);
+        content[..noisy].fill_with(|| noise() as u8);
+        volume.write(&mut codecs, number, &content).unwrap();
     }
     let MemoryFigures { slot_bytes, slab_bytes, .. } = volume.figures();
     let table_bytes = 8 * MANY as u64;
@@ -358,5 +360,5 @@ fn the_pool_takes_little_more_than_it_stores() {
         "slots {slot_bytes}, slabs {slab_bytes}, table {table_bytes}: overhead {:.1} %",
         100.0 * overhead
     );
-    assert!(overhead < 0.05, "{overhead}");
+    assert!(overhead < 0.055, "{overhead}");
 }
