@@ -26,6 +26,7 @@ mod kubernetes;
 pub mod kublk;
 mod main_job;
 mod memory;
+pub mod nvme_target;
 mod proof;
 mod proof_faults;
 mod proof_turns;
