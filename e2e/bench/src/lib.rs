@@ -27,6 +27,7 @@ pub mod kublk;
 mod main_job;
 mod memory;
 pub mod nvme_target;
+mod nvme_tcp;
 mod proof;
 mod proof_faults;
 mod proof_turns;
@@ -95,6 +96,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(2400),
         profile: Profile::Dev,
         run: without_ublk::run_kills,
+    },
+    Benchmark {
+        name: "nvme-tcp",
+        about: "an NVMe/TCP target on the loopback: kills of it on three kernels, requests against volumes by FUSE",
+        expected: Duration::from_secs(400),
+        profile: Profile::Release,
+        run: nvme_tcp::run,
     },
     Benchmark {
         name: "index-policy",
