@@ -19,9 +19,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::OFlags;
 
-use input::Input;
-use output::Output;
-use queue::Queue;
+use input::CapsuleInput;
+use output::AnswerOutput;
+use queue::NvmeQueue;
 
 mod admin;
 mod command;
@@ -99,9 +99,9 @@ fn listen(port: u16) -> Result<TcpListener> {
 fn serve(connection: &TcpStream, subsystem: &Subsystem) -> Result<()> {
     connection.set_nodelay(true)?;
     connect(connection)?;
-    let mut input = Input::new();
-    let mut output = Output::new(connection);
-    let mut queue = Queue::new(subsystem);
+    let mut input = CapsuleInput::new();
+    let mut output = AnswerOutput::new(connection);
+    let mut queue = NvmeQueue::new(subsystem);
     loop {
         while let Some(capsule) = input.capsule()? {
             queue.answer(&capsule, &mut output)?;

@@ -16,7 +16,7 @@ use super::daemon::{Bench, STATE_DIR};
 use super::fio::{self, Job};
 use super::{Figure, LOG_LINES, median};
 use kills::{KillFigures, Successor};
-use target::Target;
+use target::RunningTarget;
 
 mod kills;
 mod target;
@@ -48,7 +48,7 @@ fn options(modules: &[&str]) -> Options {
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let bench = Bench::start_on(world, options(&["ublk_drv", "fuse", "loop", "nvme-tcp"]), HELD_BACK)?;
     let vm = Arc::clone(&bench.vm);
-    let target = Target::start(&vm, STATE_DIR)?;
+    let target = RunningTarget::start(&vm, STATE_DIR)?;
     let mut kills = KillFigures::default();
     for successor in Successor::ALL {
         kills.add(successor, kills::kill(&target, successor)?);
@@ -74,16 +74,16 @@ fn kill_on(world: &World, kills: &mut KillFigures) -> Result<()> {
     vm.exec(&format!(
         "modprobe brd rd_nr=1 rd_size=1048576; mkfs.ext4 -q -F /dev/ram0; mount /dev/ram0 {STATE_DIR}"
     ))?;
-    let target = Target::start(&vm, STATE_DIR)?;
+    let target = RunningTarget::start(&vm, STATE_DIR)?;
     for successor in Successor::ALL {
         kills.add(successor, kills::kill(&target, successor)?);
     }
     vm.power_off()
 }
 
-/// Requests to the target's device against those to a volume by FUSE and a loop device, in turns. The files
-/// of both lie on the same file system.
-fn requests(mut bench: Bench, target: &Target<'_>) -> Result<Vec<Figure>> {
+/// Requests to the target's device against those to a volume by FUSE and a loop device, round after round.
+/// The files of both lie on the same file system.
+fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>> {
     bench.change_transport("fuse", HELD_BACK)?;
     bench.create(VOLUME, "256Mi")?;
     let devices = [target.raw()?, bench.attach(VOLUME, &[])?];

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::command::{Capsule, Outcome, Status};
-use super::output::Output;
+use super::command::{Capsule, CommandStatus, Outcome};
+use super::output::AnswerOutput;
 use super::{Subsystem, identify};
 
 /// Offsets of properties. Source: NVM Express base specification 2.0, 3.1.3.
@@ -28,12 +28,12 @@ const KEEP_ALIVE_TIMER: u8 = 0x0f;
 const ASYNC_EVENTS: u8 = 0x0b;
 
 /// A controller, by its admin queue.
-pub(super) struct Controller {
+pub(super) struct NvmeController {
     id: u16,
     configuration: u32,
 }
 
-impl Controller {
+impl NvmeController {
     pub(super) fn new(id: u16) -> Self {
         Self { id, configuration: 0 }
     }
@@ -41,9 +41,9 @@ impl Controller {
     /// Sets a property.
     pub(super) fn set(&mut self, property: u32, value: u64) -> Outcome {
         if property != CONFIGURATION {
-            return Err(Status::InvalidField);
+            return Err(CommandStatus::InvalidField);
         }
-        self.configuration = u32::try_from(value).map_err(|_longer| Status::InvalidField)?;
+        self.configuration = u32::try_from(value).map_err(|_longer| CommandStatus::InvalidField)?;
         Ok(0)
     }
 
@@ -58,7 +58,7 @@ impl Controller {
                 let shut_down = if self.configuration >> 14 & 3 == 0 { 0 } else { 2 << 2 };
                 Ok(ready | shut_down)
             }
-            _ => Err(Status::InvalidField),
+            _ => Err(CommandStatus::InvalidField),
         }
     }
 
@@ -67,7 +67,7 @@ impl Controller {
         &self,
         subsystem: &Subsystem,
         capsule: &Capsule<'_>,
-        output: &mut Output<'_>,
+        output: &mut AnswerOutput<'_>,
     ) -> Result<()> {
         let outcome = match capsule.opcode() {
             IDENTIFY => {
@@ -88,12 +88,12 @@ impl Controller {
                 // As many as are asked for.
                 NUMBER_OF_QUEUES => Ok(u64::from(capsule.u32(44))),
                 KEEP_ALIVE_TIMER | ASYNC_EVENTS => Ok(0),
-                _ => Err(Status::InvalidField),
+                _ => Err(CommandStatus::InvalidField),
             },
             KEEP_ALIVE => Ok(0),
             // Bit 0: the command was not aborted.
             ABORT => Ok(1),
-            _ => Err(Status::InvalidOpcode),
+            _ => Err(CommandStatus::InvalidOpcode),
         };
         output.response(capsule.id(), outcome)
     }

@@ -54,12 +54,12 @@ impl Capsule<'_> {
 }
 
 /// Outcome of a command: a result of 8 bytes, or a status.
-pub(super) type Outcome = Result<u64, Status>;
+pub(super) type Outcome = Result<u64, CommandStatus>;
 
 /// Statuses of failed commands: type and code, without the bit of the phase. Not to be retried, but for a
 /// failed read or write of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Status {
+pub(super) enum CommandStatus {
     InvalidOpcode = 0x4001,
     InvalidField = 0x4002,
     InvalidNamespace = 0x400b,

@@ -2,7 +2,7 @@
 //!
 //! Source of the offsets: NVM Express base specification 2.0, 5.17.2.
 
-use super::command::{COMMAND_BYTES, Capsule, Outcome, Status};
+use super::command::{COMMAND_BYTES, Capsule, CommandStatus, Outcome};
 use super::{BLOCK_BYTES, DATA_BYTES, NQN, Subsystem};
 
 /// 1.3: the first one with descriptors of namespaces.
@@ -26,14 +26,14 @@ pub(super) fn fill(
     capsule: &Capsule<'_>,
 ) -> Outcome {
     if page.len() != PAGE_BYTES {
-        return Err(Status::InvalidField);
+        return Err(CommandStatus::InvalidField);
     }
     page.fill(0);
-    let mut page = Page(page);
+    let mut page = IdentifyPage(page);
     match capsule.command[40] {
         NAMESPACE => {
             let id = capsule.namespace();
-            let blocks = subsystem.namespace(id).ok_or(Status::InvalidNamespace)?.blocks;
+            let blocks = subsystem.namespace(id).ok_or(CommandStatus::InvalidNamespace)?.blocks;
             for size in [0, 8, 16] {
                 page.put(size, &blocks.to_le_bytes());
             }
@@ -53,16 +53,16 @@ pub(super) fn fill(
         }
         DESCRIPTORS => {
             let id = capsule.namespace();
-            subsystem.namespace(id).ok_or(Status::InvalidNamespace)?;
+            subsystem.namespace(id).ok_or(CommandStatus::InvalidNamespace)?;
             page.put(0, &UUID);
             page.put(4, &uuid(id));
         }
-        _ => return Err(Status::InvalidField),
+        _ => return Err(CommandStatus::InvalidField),
     }
     Ok(0)
 }
 
-fn describe_controller(page: &mut Page<'_>, subsystem: &Subsystem, controller: u16) {
+fn describe_controller(page: &mut IdentifyPage<'_>, subsystem: &Subsystem, controller: u16) {
     page.put(4, b"1                   ");
     page.put(24, format!("{:40}", "Holdfast experiment").as_bytes());
     page.put(64, b"1       ");
@@ -100,9 +100,9 @@ fn uuid(id: u32) -> [u8; 16] {
     uuid
 }
 
-struct Page<'a>(&'a mut [u8]);
+struct IdentifyPage<'a>(&'a mut [u8]);
 
-impl Page<'_> {
+impl IdentifyPage<'_> {
     fn put(&mut self, at: usize, bytes: &[u8]) {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }

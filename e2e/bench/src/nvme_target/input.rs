@@ -17,13 +17,13 @@ const COMMAND: u8 = 4;
 const BUFFER_BYTES: usize = 2 * DATA_BYTES;
 
 /// Bytes that were read and not yet used: those from `begin` to `end` of the buffer.
-pub(super) struct Input {
+pub(super) struct CapsuleInput {
     buffer: Vec<u8>,
     begin: usize,
     end: usize,
 }
 
-impl Input {
+impl CapsuleInput {
     pub(super) fn new() -> Self {
         Self { buffer: vec![0; BUFFER_BYTES], begin: 0, end: 0 }
     }

@@ -22,14 +22,14 @@ const LAST_AND_SUCCESS: u8 = 0b1100;
 const BUFFER_BYTES: usize = 2 * (DATA_BYTES + PAGE);
 
 /// Answers of a connection. Each has its own piece of the buffer; pieces are sent together.
-pub(super) struct Output<'a> {
+pub(super) struct AnswerOutput<'a> {
     connection: &'a TcpStream,
     buffer: PageBuffer,
     used: usize,
     pieces: Vec<Range<usize>>,
 }
 
-impl<'a> Output<'a> {
+impl<'a> AnswerOutput<'a> {
     pub(super) fn new(connection: &'a TcpStream) -> Self {
         Self { connection, buffer: PageBuffer::new(BUFFER_BYTES), used: 0, pieces: Vec::new() }
     }

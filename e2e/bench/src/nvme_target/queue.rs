@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use anyhow::Result;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::admin::Controller;
-use super::command::{Capsule, Outcome, Status};
-use super::output::{Output, PageBuffer};
+use super::admin::NvmeController;
+use super::command::{Capsule, CommandStatus, Outcome};
+use super::output::{AnswerOutput, PageBuffer};
 use super::{BLOCK_BYTES, DATA_BYTES, Namespace, Subsystem};
 
 const FABRICS: u8 = 0x7f;
@@ -27,60 +27,60 @@ const FORCED: u32 = 1 << 30;
 const RANGE_BYTES: usize = 16;
 
 /// A connection with its state.
-pub(super) struct Queue<'a> {
+pub(super) struct NvmeQueue<'a> {
     subsystem: &'a Subsystem,
-    kind: Kind,
+    kind: QueueKind,
     /// Memory from which direct I/O writes.
     aligned: PageBuffer,
 }
 
-enum Kind {
+enum QueueKind {
     /// Nothing was heard but the connection.
     New,
-    Admin(Controller),
+    Admin(NvmeController),
     Io,
 }
 
-impl<'a> Queue<'a> {
+impl<'a> NvmeQueue<'a> {
     pub(super) fn new(subsystem: &'a Subsystem) -> Self {
-        Self { subsystem, kind: Kind::New, aligned: PageBuffer::new(DATA_BYTES) }
+        Self { subsystem, kind: QueueKind::New, aligned: PageBuffer::new(DATA_BYTES) }
     }
 
     /// Does a command and answers it.
-    pub(super) fn answer(&mut self, capsule: &Capsule<'_>, output: &mut Output<'_>) -> Result<()> {
+    pub(super) fn answer(&mut self, capsule: &Capsule<'_>, output: &mut AnswerOutput<'_>) -> Result<()> {
         if capsule.opcode() == FABRICS {
             let outcome = self.fabrics(capsule);
             return output.response(capsule.id(), outcome);
         }
         match &mut self.kind {
-            Kind::New => output.response(capsule.id(), Err(Status::InvalidField)),
-            Kind::Admin(controller) => controller.answer(self.subsystem, capsule, output),
-            Kind::Io => self.io(capsule, output),
+            QueueKind::New => output.response(capsule.id(), Err(CommandStatus::InvalidField)),
+            QueueKind::Admin(controller) => controller.answer(self.subsystem, capsule, output),
+            QueueKind::Io => self.io(capsule, output),
         }
     }
 
     fn fabrics(&mut self, capsule: &Capsule<'_>) -> Outcome {
         match (capsule.fabrics_type(), &mut self.kind) {
-            (CONNECT, Kind::New) => {
+            (CONNECT, QueueKind::New) => {
                 let queue = capsule.u16(42);
                 if queue == 0 {
                     let id = self.subsystem.new_controller();
-                    self.kind = Kind::Admin(Controller::new(id));
+                    self.kind = QueueKind::Admin(NvmeController::new(id));
                     return Ok(u64::from(id));
                 }
-                self.kind = Kind::Io;
-                let id = capsule.data.get(16..18).ok_or(Status::InvalidField)?;
+                self.kind = QueueKind::Io;
+                let id = capsule.data.get(16..18).ok_or(CommandStatus::InvalidField)?;
                 Ok(u64::from(id[0]) | u64::from(id[1]) << 8)
             }
-            (PROPERTY_SET, Kind::Admin(controller)) => controller.set(capsule.u32(44), capsule.u64(48)),
-            (PROPERTY_GET, Kind::Admin(controller)) => controller.get(capsule.u32(44)),
-            (_, _) => Err(Status::InvalidField),
+            (PROPERTY_SET, QueueKind::Admin(controller)) => controller.set(capsule.u32(44), capsule.u64(48)),
+            (PROPERTY_GET, QueueKind::Admin(controller)) => controller.get(capsule.u32(44)),
+            (_, _) => Err(CommandStatus::InvalidField),
         }
     }
 
-    fn io(&mut self, capsule: &Capsule<'_>, output: &mut Output<'_>) -> Result<()> {
+    fn io(&mut self, capsule: &Capsule<'_>, output: &mut AnswerOutput<'_>) -> Result<()> {
         let Some(namespace) = self.subsystem.namespace(capsule.namespace()) else {
-            return output.response(capsule.id(), Err(Status::InvalidNamespace));
+            return output.response(capsule.id(), Err(CommandStatus::InvalidNamespace));
         };
         let outcome = match capsule.opcode() {
             READ => {
@@ -95,7 +95,7 @@ impl<'a> Queue<'a> {
             FLUSH => namespace.flush(),
             WRITE_ZEROES => namespace.zero(capsule.u64(40), u64::from(capsule.u16(48)) + 1),
             DEALLOCATE => deallocate(namespace, capsule),
-            _ => Err(Status::InvalidOpcode),
+            _ => Err(CommandStatus::InvalidOpcode),
         };
         output.response(capsule.id(), outcome)
     }
@@ -115,32 +115,37 @@ fn deallocate(namespace: &Namespace, capsule: &Capsule<'_>) -> Outcome {
 
 impl Namespace {
     /// Place of so many bytes from a block on.
-    fn place(&self, block: u64, bytes: usize) -> Result<u64, Status> {
-        let bytes = u64::try_from(bytes).map_err(|_longer| Status::OutOfRange)?;
+    fn place(&self, block: u64, bytes: usize) -> Result<u64, CommandStatus> {
+        let bytes = u64::try_from(bytes).map_err(|_longer| CommandStatus::OutOfRange)?;
         let room = self.blocks.checked_sub(block).and_then(|blocks| blocks.checked_mul(BLOCK_BYTES));
-        if room.is_some_and(|room| bytes <= room) { Ok(block * BLOCK_BYTES) } else { Err(Status::OutOfRange) }
+        if room.is_some_and(|room| bytes <= room) {
+            Ok(block * BLOCK_BYTES)
+        } else {
+            Err(CommandStatus::OutOfRange)
+        }
     }
 
     fn read(&self, block: u64, data: &mut [u8]) -> Outcome {
         let place = self.place(block, data.len())?;
-        self.file.read_exact_at(data, place).map(|()| 0).map_err(|_failed| Status::UnrecoveredRead)
+        self.file.read_exact_at(data, place).map(|()| 0).map_err(|_failed| CommandStatus::UnrecoveredRead)
     }
 
     fn write(&self, block: u64, data: &[u8], forced: bool) -> Outcome {
         let place = self.place(block, data.len())?;
-        self.file.write_all_at(data, place).map_err(|_failed| Status::WriteFault)?;
+        self.file.write_all_at(data, place).map_err(|_failed| CommandStatus::WriteFault)?;
         if forced { self.flush() } else { Ok(0) }
     }
 
     fn flush(&self) -> Outcome {
-        self.file.sync_data().map(|()| 0).map_err(|_failed| Status::WriteFault)
+        self.file.sync_data().map(|()| 0).map_err(|_failed| CommandStatus::WriteFault)
     }
 
     /// Makes blocks read as zeros and frees their space.
     fn zero(&self, block: u64, blocks: u64) -> Outcome {
-        let bytes = blocks.checked_mul(BLOCK_BYTES).ok_or(Status::OutOfRange)?;
-        let place = self.place(block, usize::try_from(bytes).map_err(|_longer| Status::OutOfRange)?)?;
+        let bytes = blocks.checked_mul(BLOCK_BYTES).ok_or(CommandStatus::OutOfRange)?;
+        let place =
+            self.place(block, usize::try_from(bytes).map_err(|_longer| CommandStatus::OutOfRange)?)?;
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.file, how, place, bytes).map(|()| 0).map_err(|_failed| Status::WriteFault)
+        fallocate(&self.file, how, place, bytes).map(|()| 0).map_err(|_failed| CommandStatus::WriteFault)
     }
 }

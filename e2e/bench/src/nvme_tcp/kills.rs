@@ -9,7 +9,7 @@ use holdfast_lab::report;
 use holdfast_lab::vm::bash;
 use holdfast_scenarios::kill_rounds::longest_write;
 
-use super::target::Target;
+use super::target::RunningTarget;
 use crate::Figure;
 
 /// Kills in each way.
@@ -26,7 +26,7 @@ const SIGKILL: i32 = 9;
 const SIGINT: i32 = 2;
 const END_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the successor of a killed target does beside listening.
+/// What the successor of a killed target does, besides listening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Successor {
     /// Nothing: the kernel connects again after the delay, which is one second at least.
@@ -58,14 +58,14 @@ impl Successor {
 }
 
 /// Outcome of the kills in one way.
-pub(super) struct Killed {
+pub(super) struct TargetKills {
     rounds: usize,
     errors: Vec<String>,
     longest: Duration,
 }
 
 /// Kills the target under load and compares.
-pub(super) fn kill(target: &Target<'_>, successor: Successor) -> Result<Killed> {
+pub(super) fn kill(target: &RunningTarget<'_>, successor: Successor) -> Result<TargetKills> {
     let (raw, ext4) = (target.raw()?, target.for_file_system()?);
     target.vm.exec(&format!("mkfs.ext4 -q -F {ext4}; mkdir -p {MOUNT_POINT}; mount {ext4} {MOUNT_POINT}"))?;
     target.vm.exec(&format!("rm -f /var/log/holdfast/{{{RAW},{EXT4}}}.log; dmesg --clear"))?;
@@ -75,7 +75,7 @@ pub(super) fn kill(target: &Target<'_>, successor: Successor) -> Result<Killed> 
          --numjobs=4 --offset_increment=8M --size=8M --time_based --runtime=100000 --group_reporting --output-format=json"
     );
     target.vm.spawn(RAW, &bash(&fio))?;
-    let mut killed = Killed { rounds: 0, errors: Vec::new(), longest: Duration::ZERO };
+    let mut killed = TargetKills { rounds: 0, errors: Vec::new(), longest: Duration::ZERO };
     let round = successor.round(&raw, &ext4);
     for number in 0..KILLS {
         // Two kills are not always the same time apart.
@@ -106,7 +106,7 @@ pub(super) fn kill(target: &Target<'_>, successor: Successor) -> Result<Killed> 
 }
 
 /// Ends the load. Returns the longest time of a forced write.
-fn end(target: &Target<'_>) -> Result<Duration> {
+fn end(target: &RunningTarget<'_>) -> Result<Duration> {
     target.vm.signal(EXT4, SIGKILL)?;
     target.vm.wait(EXT4, END_LIMIT)?;
     target.vm.signal(RAW, SIGINT)?;
@@ -115,7 +115,7 @@ fn end(target: &Target<'_>) -> Result<Duration> {
 }
 
 /// The kernel reported no error, the file system is sound, and each file whose flush was reported is there.
-fn check(target: &Target<'_>, ext4: &str) -> Result<()> {
+fn check(target: &RunningTarget<'_>, ext4: &str) -> Result<()> {
     let found = target.vm.exec(&format!(
         "umount {MOUNT_POINT}; e2fsck -fn {ext4} >&2; mount {ext4} {MOUNT_POINT}; holdfast-e2e churn-check {MOUNT_POINT}; \
          umount {MOUNT_POINT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
@@ -142,7 +142,7 @@ pub(super) struct KillFigures {
 }
 
 impl KillFigures {
-    pub(super) fn add(&mut self, successor: Successor, Killed { rounds, errors, longest }: Killed) {
+    pub(super) fn add(&mut self, successor: Successor, TargetKills { rounds, errors, longest }: TargetKills) {
         self.rounds += rounds;
         self.errors += errors.len();
         let all = match successor {

@@ -15,11 +15,11 @@ const PORT: u16 = 4420;
 const APPEAR: Duration = Duration::from_secs(30);
 
 /// A target with two namespaces, one that is used as it is and one for a file system.
-pub(super) struct Target<'a> {
+pub(super) struct RunningTarget<'a> {
     pub(super) vm: &'a Vm,
 }
 
-impl<'a> Target<'a> {
+impl<'a> RunningTarget<'a> {
     /// Makes its files below `directory`, starts it and connects the kernel.
     pub(super) fn start(vm: &'a Vm, directory: &str) -> Result<Self> {
         vm.put(FUNCTIONS, 0o644, functions(directory).as_bytes())?;
