@@ -100,7 +100,7 @@ pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "nvme-tcp",
         about: "an NVMe/TCP target on the loopback: kills of it on three kernels, requests against volumes by FUSE",
-        expected: Duration::from_secs(400),
+        expected: Duration::from_secs(600),
         profile: Profile::Release,
         run: nvme_tcp::run,
     },

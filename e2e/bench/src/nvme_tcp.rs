@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use holdfast_lab::pins::{KernelPin, LTS_KERNEL, OLD_KERNEL};
 use holdfast_lab::report;
 use holdfast_lab::setup::Profile;
-use holdfast_lab::vm::Vm;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::world::World;
 
@@ -95,7 +94,6 @@ fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>>
     }
     report::step(format_args!("measure {} and {}", devices[0], devices[1]));
     let mut figures = Vec::new();
-    let before = Ticks::of(&bench.vm)?;
     for (name, job) in rows() {
         let mut speeds = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
@@ -112,33 +110,10 @@ fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>>
             bar: None,
         });
     }
-    let after = Ticks::of(&bench.vm)?;
-    figures.push(Figure {
-        name: "nvme_tcp_idle_percent".to_owned(),
-        value: 100.0 * (after.idle - before.idle) / (after.all - before.all),
-        unit: "percent",
-        against: "of the one processor in these rows: the ratios are those of instructions too".to_owned(),
-        bar: None,
-    });
     target.disconnect()?;
     // Its upload is of holes.
     bench.vm.exec(&format!("blkdiscard {}", devices[1]))?;
     bench.detach(VOLUME)?;
     bench.vm.power_off()?;
     Ok(figures)
-}
-
-/// Time of the machine's processor, in ticks.
-struct Ticks {
-    idle: f64,
-    all: f64,
-}
-
-impl Ticks {
-    /// Reads them. Source: proc_stat(5); idle and iowait are fourth and fifth.
-    fn of(vm: &Vm) -> Result<Self> {
-        let line = vm.exec("head -n 1 /proc/stat")?;
-        let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
-        Ok(Self { idle: ticks.iter().skip(3).take(2).sum(), all: ticks.iter().take(8).sum() })
-    }
 }

@@ -26,7 +26,7 @@ const SIGKILL: i32 = 9;
 const SIGINT: i32 = 2;
 const END_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the successor of a killed target does, besides listening.
+/// Work of the successor of a killed target, besides listening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Successor {
     /// Nothing: the kernel connects again after the delay, which is one second at least.
@@ -41,18 +41,21 @@ impl Successor {
 
     /// A script: one kill, and the successor until it serves both devices.
     fn round(self, raw: &str, ext4: &str) -> String {
-        let replace = match self {
-            Self::Waits => "",
-            Self::Connects => {
-                "until connect ,duplicate_connect; do sleep 0.001; done\n\
-                 echo 1 > /sys/class/nvme/$old/delete_controller\n"
-            }
+        let (connect, remove) = match self {
+            Self::Waits => ("", ""),
+            // The first controller is removed once there is a path to both namespaces by the second: with no
+            // path left, Linux 6.1 fails requests.
+            Self::Connects => (
+                "until connect ,duplicate_connect; do sleep 0.001; done",
+                "echo 1 > /sys/class/nvme/$old/delete_controller",
+            ),
         };
         format!(
-            "old=$(controllers); stop; start\n{replace}\
+            "old=$(controllers); stop; start\n{connect}\n\
              for device in {raw} {ext4}; do\n\
-               timeout 60 dd if=$device of=/dev/null bs=4k count=1 iflag=direct status=none || {{ echo \"$device hangs\"; exit 1; }}\n\
-             done"
+               read=\"dd if=$device of=/dev/null bs=4k count=1 iflag=direct status=none\"\n\
+               timeout 60 $read || {{ echo \"$device hangs\"; exit 1; }}\n\
+             done\n{remove}"
         )
     }
 }
@@ -81,7 +84,8 @@ pub(super) fn kill(target: &RunningTarget<'_>, successor: Successor) -> Result<T
         // Two kills are not always the same time apart.
         let apart = 0.2 + 0.01 * (number % 10) as f64;
         if let Err(error) = target.script(&format!("sleep {apart}\n{round}")) {
-            killed.errors.push(format!("kill {number}: {error:#}"));
+            report::step(format_args!("{successor:?}, kill {number}: {error:#}"));
+            killed.errors.push(error.to_string());
             return Ok(killed);
         }
         killed.rounds += 1;

@@ -7,8 +7,8 @@ use holdfast_lab::vm::Vm;
 
 use crate::nvme_target::NQN;
 
-/// Functions of the scripts. The kernel connects when its options are written to `/dev/nvme-fabrics`; the same
-/// open file then has its answer.
+/// Functions of the scripts. The kernel connects when its options are written to `/dev/nvme-fabrics`; its
+/// answer is read from the same open file.
 const FUNCTIONS: &str = "/root/nvme.sh";
 const PORT: u16 = 4420;
 /// Longest wait for a device.

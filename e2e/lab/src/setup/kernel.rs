@@ -142,10 +142,10 @@ fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Takes the ELF image out of a bzImage; takes all of one that LZ4 has compressed, which the host has no
-/// program for: QEMU starts that too, and it decompresses itself. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel
-/// Header" (setup_sects at 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload is a
-/// compressed stream followed by its uncompressed length in 4 bytes.
+/// Takes the ELF image out of a bzImage. One that LZ4 has compressed stays as it is: the host has no program
+/// for that, and QEMU starts it too. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header"
+/// (setup_sects at 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload is a compressed
+/// stream followed by its uncompressed length in 4 bytes.
 fn extract_vmlinux(vmlinuz: &Path, vmlinux: &Path) -> Result<()> {
     let image = fs::read(vmlinuz).with_context(|| format!("read {}", vmlinuz.display()))?;
     let word = |at: usize| -> Result<usize> {
