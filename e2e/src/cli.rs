@@ -1,11 +1,13 @@
 //! The command line: `cargo e2e <command>`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use holdfast_bench::coverage::Coverage;
+use holdfast_bench::nvme_target;
 use holdfast_lab::inside::Inside;
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
@@ -64,6 +66,14 @@ enum Order {
         /// A bash script
         command: String,
     },
+    /// Serve files by NVMe/TCP in a test machine, for the experiment
+    #[command(hide = true)]
+    NvmeTarget {
+        /// Port of the loopback
+        port: u16,
+        /// A namespace each
+        files: Vec<PathBuf>,
+    },
     #[command(flatten)]
     Inside(Inside),
 }
@@ -94,6 +104,7 @@ pub fn run() -> Result<ExitCode> {
         Order::Images => images::run().map(|()| ExitCode::SUCCESS),
         Order::Shell { kernel } => shell::run(kernel.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
+        Order::NvmeTarget { port, files } => nvme_target::run(port, &files).map(|()| ExitCode::SUCCESS),
         Order::Inside(order) => order.run().map(|()| ExitCode::SUCCESS),
     }
 }

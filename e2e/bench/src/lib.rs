@@ -26,6 +26,8 @@ mod kubernetes;
 pub mod kublk;
 mod main_job;
 mod memory;
+pub mod nvme_target;
+mod nvme_tcp;
 mod proof;
 mod proof_faults;
 mod proof_turns;
@@ -101,6 +103,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(2400),
         profile: Profile::Dev,
         run: without_ublk::run_kills,
+    },
+    Benchmark {
+        name: "nvme-tcp",
+        about: "an NVMe/TCP target on the loopback: kills of it on three kernels, requests against volumes by FUSE",
+        expected: Duration::from_secs(600),
+        profile: Profile::Release,
+        run: nvme_tcp::run,
     },
     Benchmark {
         name: "index-policy",

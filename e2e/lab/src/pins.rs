@@ -56,7 +56,11 @@ pub const LTS_KERNEL: KernelPin = KernelPin {
     release: "6.12.117+deb13-cloud-amd64",
     emulated_processors: 1,
 };
-/// All of them.
+/// The long-term kernel of Debian 12, on which no volume is served: it has no ublk, and FUSE that cannot send
+/// requests again. For the experiment `nvme-tcp`.
+pub const OLD_KERNEL: KernelPin =
+    KernelPin { suites: &["bookworm"], release: "6.1.0-50-cloud-amd64", emulated_processors: 1 };
+/// All on which volumes are served.
 pub const KERNELS: &[KernelPin] = &[KERNEL, OLDER_KERNEL, LTS_KERNEL];
 /// Suite of the test machine's user space and of the programs that are unpacked on the host.
 pub const GUEST_SUITE: &str = "forky";

@@ -239,7 +239,10 @@ fn end(node: &Node) -> Result<Duration> {
 }
 
 /// The longest time of a write in what fio printed at its end.
-fn longest_write(printed: &str) -> Result<Duration> {
+///
+/// # Errors
+/// If fio printed no report.
+pub fn longest_write(printed: &str) -> Result<Duration> {
     let start = printed.find('{').context("fio printed no report")?;
     let mut values = serde_json::Deserializer::from_str(&printed[start..]).into_iter::<Value>();
     let report = values.next().context("fio printed no report")?.context("read fio's report")?;

@@ -15,6 +15,9 @@ use crate::setup::apt::{self, AptRoot};
 
 /// Modules the initramfs loads, in order, before there is a root file system.
 const EARLY_MODULES: &[&str] = &["virtio_blk"];
+/// Modules that it loads before those where the kernel's packages have them; newer kernels contain them.
+const EARLIER_MODULES: &[&str] =
+    &["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"];
 /// Package names in front of a kernel release: since 7.0 modules have packages of their own, before one
 /// package has all.
 const SPLIT: &str = "linux-binary-";
@@ -58,6 +61,11 @@ pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
         let unpacked = dir.join("packages");
         root.unpack(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
         let modules = unpacked.join("usr/lib/modules").join(&release);
+        let old_place = unpacked.join("lib/modules");
+        if old_place.exists() {
+            fs::create_dir_all(unpacked.join("usr/lib"))?;
+            fs::rename(old_place, unpacked.join("usr/lib/modules"))?;
+        }
         let in_boot = unpacked.join("boot").join(format!("vmlinuz-{release}"));
         let image = if in_boot.exists() { in_boot } else { modules.join("vmlinuz") };
         extract_vmlinux(&image, &dir.join("vmlinux"))?;
@@ -134,9 +142,10 @@ fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Takes the ELF image out of a bzImage. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel
-/// Header" (setup_sects at 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload is a
-/// compressed stream followed by its uncompressed length in 4 bytes.
+/// Takes the ELF image out of a bzImage. One that LZ4 has compressed stays as it is: the host has no program
+/// for that, and QEMU starts it too. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header"
+/// (setup_sects at 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload is a compressed
+/// stream followed by its uncompressed length in 4 bytes.
 fn extract_vmlinux(vmlinuz: &Path, vmlinux: &Path) -> Result<()> {
     let image = fs::read(vmlinuz).with_context(|| format!("read {}", vmlinuz.display()))?;
     let word = |at: usize| -> Result<usize> {
@@ -155,6 +164,7 @@ fn extract_vmlinux(vmlinuz: &Path, vmlinux: &Path) -> Result<()> {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
         [0xfd, b'7', b'z', b'X', b'Z', ..] => "xz",
         [0x1f, 0x8b, ..] => "gzip",
+        [0x02, 0x21, 0x4c, 0x18, ..] => return Ok(fs::write(vmlinux, image)?),
         _ => anyhow::bail!("the kernel is compressed in a way this harness does not know"),
     };
     let packed = vmlinux.with_extension("packed");
@@ -179,9 +189,14 @@ fn make_initramfs(cache: &Cache, modules: &Path, image: &Path) -> Result<()> {
     }
     let busybox = apt::unpacked_tools(cache)?.join("usr/bin/busybox");
     fs::copy(busybox, tree.path().join("bin/busybox"))?;
-    for module in EARLY_MODULES {
+    let mut loaded = Vec::new();
+    for module in EARLIER_MODULES.iter().chain(EARLY_MODULES) {
         let found = output(Command::new("find").arg(modules).args(["-name", &format!("{module}.ko*")]))?;
-        let packed = found.lines().next().with_context(|| format!("the kernel packages hold no {module}"))?;
+        let Some(packed) = found.lines().next() else {
+            ensure!(EARLIER_MODULES.contains(module), "the kernel packages hold no {module}");
+            continue;
+        };
+        loaded.push(*module);
         let to = tree.path().join(format!("lib/{module}.ko"));
         if packed.ends_with(".xz") {
             let unpacked = Command::new("xz").args(["-dc", packed]).output()?;
@@ -192,7 +207,7 @@ fn make_initramfs(cache: &Cache, modules: &Path, image: &Path) -> Result<()> {
         }
     }
     let init = tree.path().join("init");
-    fs::write(&init, init_script())?;
+    fs::write(&init, init_script(&loaded))?;
     output(Command::new("chmod").arg("755").arg(init))?;
     output(
         Command::new("sh")
@@ -204,8 +219,8 @@ fn make_initramfs(cache: &Cache, modules: &Path, image: &Path) -> Result<()> {
 }
 
 /// Disks appear in the order they are attached: root file system, share, state.
-fn init_script() -> String {
-    let insmod: String = EARLY_MODULES.iter().map(|module| format!("$B insmod /lib/{module}.ko\n")).collect();
+fn init_script(modules: &[&str]) -> String {
+    let insmod: String = modules.iter().map(|module| format!("$B insmod /lib/{module}.ko\n")).collect();
     format!(
         r#"#!/bin/busybox sh
 B=/bin/busybox

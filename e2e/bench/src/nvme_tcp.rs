@@ -1,0 +1,119 @@
+//! NVMe/TCP to a target in user space on the loopback: what it would cost, and what its applications see
+//! when the target is killed. It is the experiment of `docs/adr/0032-nvme-tcp-on-loopback.md`: no volume is
+//! served so.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use holdfast_lab::pins::{KernelPin, LTS_KERNEL, OLD_KERNEL};
+use holdfast_lab::report;
+use holdfast_lab::setup::Profile;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::world::World;
+
+use super::daemon::{Bench, STATE_DIR};
+use super::fio::{self, Job};
+use super::{Figure, LOG_LINES, median};
+use kills::{KillFigures, Successor};
+use target::RunningTarget;
+
+mod kills;
+mod target;
+
+/// Uploads held back: nothing is sealed while a volume is measured.
+const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
+const VOLUME: &str = "by-fuse";
+/// Rounds; the median of each side counts.
+const ROUNDS: u32 = 3;
+/// Older kernels on which the target is killed too.
+const OLDER: [KernelPin; 2] = [LTS_KERNEL, OLD_KERNEL];
+
+/// Name of the figure, and the job.
+fn rows() -> [(&'static str, Job<'static>); 4] {
+    let random = |pattern| Job::of(&[], pattern, 12_000);
+    let large = |pattern| Job { block_bytes: 1 << 20, depth: Some(32), ..Job::of(&[], pattern, 500) };
+    [
+        ("randread4k", random("randread")),
+        ("randwrite4k", random("randwrite")),
+        ("read1m", large("read")),
+        ("write1m", large("write")),
+    ]
+}
+
+fn options(modules: &[&str]) -> Options {
+    Options { modules: modules.iter().map(|&module| module.to_owned()).collect(), ..Options::benchmark() }
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    let bench = Bench::start_on(world, options(&["ublk_drv", "fuse", "loop", "nvme-tcp"]), HELD_BACK)?;
+    let vm = Arc::clone(&bench.vm);
+    let target = RunningTarget::start(&vm, STATE_DIR)?;
+    let mut kills = KillFigures::default();
+    for successor in Successor::ALL {
+        kills.add(successor, kills::kill(&target, successor)?);
+    }
+    let mut figures = requests(bench, &target)?;
+    for kernel in OLDER {
+        report::step(format_args!("kill the target on {}", kernel.series()));
+        let world =
+            World::new(world.toolbox(), &format!("nvme-tcp-{}", kernel.series()), kernel, Profile::Release)?;
+        let killed = kill_on(&world, &mut kills);
+        if killed.is_err() {
+            eprintln!("{}", world.logs(LOG_LINES));
+        }
+        killed?;
+    }
+    figures.extend(kills.figures());
+    Ok(figures)
+}
+
+/// Kills of the target on the kernel of a world, without a daemon.
+fn kill_on(world: &World, kills: &mut KillFigures) -> Result<()> {
+    let vm = world.vm_with("bench", || options(&["nvme-tcp"]))?;
+    vm.exec(&format!(
+        "modprobe brd rd_nr=1 rd_size=1048576; mkfs.ext4 -q -F /dev/ram0; mount /dev/ram0 {STATE_DIR}"
+    ))?;
+    let target = RunningTarget::start(&vm, STATE_DIR)?;
+    for successor in Successor::ALL {
+        kills.add(successor, kills::kill(&target, successor)?);
+    }
+    vm.power_off()
+}
+
+/// Requests to the target's device against those to a volume by FUSE and a loop device, round after round.
+/// The files of both lie on the same file system.
+fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>> {
+    bench.change_transport("fuse", HELD_BACK)?;
+    bench.create(VOLUME, "256Mi")?;
+    let devices = [target.raw()?, bench.attach(VOLUME, &[])?];
+    for device in &devices {
+        let filled = bench.vm.exec(&format!(
+            "dd if=/dev/zero of={device} bs=1M count=256 oflag=direct conv=notrunc status=none; sync"
+        ));
+        filled.with_context(|| format!("fill {device}"))?;
+    }
+    report::step(format_args!("measure {} and {}", devices[0], devices[1]));
+    let mut figures = Vec::new();
+    for (name, job) in rows() {
+        let mut speeds = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            for (device, speeds) in devices.iter().zip(&mut speeds) {
+                speeds.push(fio::run(&bench.vm, &Job { targets: &[device], ..job.clone() })?.iops);
+            }
+        }
+        let [tcp, fuse] = speeds.map(median);
+        figures.push(Figure {
+            name: format!("nvme_tcp_{name}_vs_fuse"),
+            value: tcp / fuse,
+            unit: "ratio",
+            against: format!("{tcp:.0} to {fuse:.0} requests a second"),
+            bar: None,
+        });
+    }
+    target.disconnect()?;
+    // Its upload is of holes.
+    bench.vm.exec(&format!("blkdiscard {}", devices[1]))?;
+    bench.detach(VOLUME)?;
+    bench.vm.power_off()?;
+    Ok(figures)
+}
