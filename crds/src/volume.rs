@@ -114,6 +114,8 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
         .message("spec.limits cannot be used with spec.backend `memory`, whose requests are answered at once: remove it, or write backend `object`"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.deletionPolicy == 'Delete'")
         .message("spec.deletionPolicy cannot be `Retain` with spec.backend `memory`, which leaves nothing behind: write `Delete`"),
+    validation = kube::core::Rule::new("self.backend == 'memory' || !has(self.size) || !has(oldSelf.size) || !isQuantity(self.size) || quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0")
+        .message("spec.size cannot shrink: write the old size or a larger one"),
     validation = kube::core::Rule::new("self.backend != 'memory' || !has(oldSelf.nodeName) || oldSelf.nodeName == '' || !has(self.nodeName) || self.nodeName == '' || self.nodeName == oldSelf.nodeName")
         .message("spec.nodeName cannot change to another node with spec.backend `memory`, whose content does not move: write '' first, which drops the content, and the other node after that"),
     validation = kube::core::Rule::new("has(self.objectStore) == has(oldSelf.objectStore) && (!has(self.objectStore) || self.objectStore == oldSelf.objectStore)")
@@ -143,8 +145,6 @@ pub struct VolumeSpec {
             .message("spec.size must be a multiple of 4096 bytes: use a suffix such as `Mi` or `Gi`"),
         validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity('64Ti')) <= 0")
             .message("spec.size must be at most 64Ti: write a smaller size"),
-        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
-            .message("spec.size cannot shrink: write the old size or a larger one"),
     )]
     pub size: Option<String>,
     /// Identity of the volume in the object store: lower-case letters, digits and '-'. Immutable. Where it is absent the
@@ -192,7 +192,8 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.backend is immutable: restore the old value, or create another Volume"))]
     pub backend: Backend,
-    /// Memory of a volume with backend `memory`; absent with `object`. Its limits can only rise.
+    /// Memory of a volume with backend `memory`; absent with `object`. While a node serves the volume its limits
+    /// can only rise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = kube::core::Rule::new("has(self.limit) == has(oldSelf.limit)")
         .message("spec.memory.limit cannot be added or removed: restore the old value, or write a higher limit where there is one"),
@@ -371,9 +372,7 @@ pub struct MemorySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
-        .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"),
-        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
-        .message("spec.memory.limit can only rise: restore the old value, or write a higher one"))]
+        .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"))]
     pub limit: Option<String>,
     /// Maximum disk space of the node for spilled pages, those that find no memory: a whole number of bytes with an optional suffix
     /// (`16Gi`), a multiple of 4096; more than `spec.size` is never taken. The node needs as much of `node.memorySpill` of the
@@ -381,9 +380,7 @@ pub struct MemorySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
-        .message("spec.memory.spill must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `16Gi`, or remove it"),
-        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
-        .message("spec.memory.spill can only rise: restore the old value, or write a higher one"))]
+        .message("spec.memory.spill must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `16Gi`, or remove it"))]
     pub spill: Option<String>,
     /// Codec of its pages. Immutable.
     #[serde(default)]

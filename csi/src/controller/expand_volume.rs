@@ -25,7 +25,7 @@ const REFUSED: &str = "Refused";
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// Write this size, in bytes.
+    /// Write this size, in bytes: more than before, or what is left of a growth that was refused.
     Grow(u64),
     /// The volume has this size already, in bytes.
     Done(u64),
@@ -129,13 +129,21 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
         ));
     }
     let present = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
-    let wanted = present.max(capacity.bytes);
+    let wanted = least_bytes(volume, present).max(capacity.bytes);
     if !capacity.allows(wanted) {
         return Err(Status::out_of_range(format!(
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
         )));
     }
-    Ok(if wanted > present { Plan::Grow(wanted) } else { Plan::Done(present) })
+    Ok(if wanted == present { Plan::Done(present) } else { Plan::Grow(wanted) })
+}
+
+/// The least size that a volume may have. A memory volume that its node did not let grow may be asked for less
+/// again: what it has is the size of its device.
+fn least_bytes(volume: &Volume, present: u64) -> u64 {
+    let device =
+        serving_node(volume).and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);
+    if volume.spec.is_memory() { device.unwrap_or(0).min(present) } else { present }
 }
 
 #[cfg(test)]
@@ -160,6 +168,20 @@ mod tests {
         assert_eq!(plan(&free, &capacity(1 << 29, 0)).ok(), Some(Plan::Done(GIB)));
         let smaller = plan(&free, &capacity(1 << 29, 1 << 29)).expect_err("cannot shrink");
         assert_eq!(smaller.code(), Code::OutOfRange);
+    }
+
+    /// Found by reading: a claim whose expansion its node refused could not be made smaller again.
+    #[test]
+    fn a_memory_volume_that_did_not_grow_takes_a_smaller_size() {
+        let mut memory = volume(Some("a"), Some("a"));
+        let spec = json!({ "size": "8Gi", "backend": "memory", "nodeName": "a" });
+        memory.spec = serde_json::from_value(spec).expect("a spec");
+        memory.status.as_mut().expect("a status").attached_size_bytes = Some(GIB);
+        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
+        assert_eq!(plan(&memory, &capacity(1 << 29, 0)).ok(), Some(Plan::Grow(GIB)), "what its device has");
+        assert_eq!(plan(&memory, &capacity(8 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)));
+        memory.status.as_mut().expect("a status").attached_size_bytes = Some(8 * GIB);
+        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it has grown");
     }
 
     /// It was refused while the volume was attached.

@@ -142,9 +142,13 @@ pub(super) async fn left_room(volumes: &ClusterVolumes, node: &str) -> Result<No
 
 /// The same, of a node that reported `memory`.
 fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clone, node: &str) -> NodeRoom {
+    // One that is yet to grow is not in the report as it is to be.
     let is_attached = |volume: &Volume| {
-        let status = volume.status.as_ref();
-        status.is_some_and(|status| status.node.as_deref() == Some(node) && status.epoch.is_some())
+        let size_bytes = volume.spec.size_bytes().unwrap_or_default();
+        volume.status.as_ref().is_some_and(|status| {
+            let is_there = status.node.as_deref() == Some(node) && status.epoch.is_some();
+            is_there && status.attached_size_bytes.is_none_or(|bytes| bytes >= size_bytes)
+        })
     };
     let of_node = of_node.map(|volume| (volume, is_attached(volume)));
     let MemoryUse { limit_bytes, promised_bytes, used_bytes: _, spill } = memory;
@@ -197,8 +201,8 @@ pub(super) async fn grown(
         if more_bytes > left_bytes {
             let [more, left] = [more_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
             return Err(Status::resource_exhausted(format!(
-                "capacity_range.required_bytes: the volume may take {more} of {of} more then, and node {node} can promise {left} \
-                 more. Ask for less, delete other memory volumes of the node, or raise {fix} of the chart"
+                "capacity_range.required_bytes: with that size the volume may take another {more} of {of}, and node {node} can \
+                 promise {left} more. Ask for less, delete other memory volumes of the node, or raise {fix} of the chart"
             )));
         }
     }
@@ -338,6 +342,10 @@ mod tests {
         assert_eq!(left(0, &[volume(true)]), most, "it is not in the report yet");
         assert_eq!(left(most, &[]), most, "a person attached it");
         assert_eq!(left(most, &[volume(false)]), 2 * most);
+        // Found by reading: of a volume that was yet to grow, the node had promised less than its spec says.
+        let mut grows = volume(true);
+        grows.status.as_mut().expect("a status").attached_size_bytes = Some(GIB / 2);
+        assert_eq!(left(most, &[grows]), 2 * most);
         let full = memory(11 * GIB);
         assert_eq!(super::left(&full, [].into_iter(), "a"), NodeRoom::default());
     }

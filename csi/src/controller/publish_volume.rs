@@ -211,8 +211,10 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
     Some(Ok(publish_context::write(&PublishContext { volume_id, epoch, trace: trace::current() })))
 }
 
+/// True if the node has no room for the device. That of a volume that is served has none for its growth.
 fn is_full(conditions: &[Condition]) -> bool {
-    find_condition(conditions, ATTACHED).is_some_and(|attached| attached.reason == NODE_FULL)
+    !is_true(conditions, ATTACHED)
+        && find_condition(conditions, ATTACHED).is_some_and(|attached| attached.reason == NODE_FULL)
 }
 
 #[cfg(test)]
@@ -338,6 +340,10 @@ pub(super) mod tests {
         );
         full.spec.node_name = Some("b".to_owned());
         assert!(progress("data", Some(&full), "b").is_none(), "another node may have room");
+        // Found by reading: a volume that could not grow was not published again.
+        let mut served = volume(Some("a"), Some("a"));
+        served.status.as_mut().expect("a status").conditions[0].reason = "NodeFull".to_owned();
+        assert!(progress("data", Some(&served), "a").is_some_and(|answer| answer.is_ok()));
     }
 
     /// Its last report stays until it is back: with the epoch that was taken from it.

@@ -62,7 +62,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("expand the claim while its pod uses it");
     let small = granted("stats", on_a.total(&scratch, "pod")?)?;
     let too_large = csi.expand(CLAIM, 256 * MIB)?;
-    refused("more than the node has", too_large, "ResourceExhausted", "more then, and node a can promise")?;
+    refused("more than the node has", too_large, "ResourceExhausted", "and node a can promise")?;
     ensure!(granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
     granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
     let total = granted("stats", on_a.total(&scratch, "pod")?)?;
@@ -234,7 +234,6 @@ fn applied(world: &World, node: &Node) -> Result<()> {
     })?;
     report::step("raise its limit and its size: writes succeed, and its content stays");
     for (change, words) in [
-        ("{limit: 4Mi}", "spec.memory.limit can only rise"),
         ("{spill: 4Mi}", "spec.memory.spill cannot be added or removed"),
         ("{limit: null}", "spec.memory.limit cannot be added or removed"),
         ("{compression: lz4}", "spec.memory.compression is immutable"),
@@ -244,8 +243,23 @@ fn applied(world: &World, node: &Node) -> Result<()> {
         let refused = refused.err().context("it is refused")?;
         ensure!(format!("{refused:#}").contains(words), "{change}: {refused:#}");
     }
-    let change = "--patch=spec: {size: 96Mi, memory: {limit: 80Mi}}";
-    world.kubectl(["patch", "volume/tmp", "--type=merge", change])?;
+    let patch = |spec: &str| {
+        let change = format!("--patch=spec: {spec}");
+        world.kubectl(["patch", "volume/tmp", "--type=merge", &change]).map(drop)
+    };
+    let attached = |words: &str| {
+        until(words, LIMIT, || {
+            let path = "--output=jsonpath={.status.conditions[?(@.type=='Attached')]['reason','message']}";
+            Ok(world.kubectl(["get", "volume/tmp", path])?.contains(words).then_some(()))
+        })
+    };
+    // What it has stays, and that is said.
+    patch("{memory: {limit: 4Mi}}")?;
+    attached("SpecDiffers spec.memory.limit: is 4Mi")?;
+    // The node has no room for it, and the volume is served; a smaller size is taken.
+    patch("{size: 2Gi, memory: {limit: 1Gi}}")?;
+    attached("NodeFull memory.limit_bytes: ")?;
+    patch("{size: 96Mi, memory: {limit: 80Mi}}")?;
     until("the size", LIMIT, || {
         let path = "--output=jsonpath={.status.attachedSizeBytes}";
         Ok((world.kubectl(["get", "volume/tmp", path])? == (96 * MIB).to_string()).then_some(()))

@@ -201,7 +201,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
     async fn grow(&self, request: Request<GrowRequest>) -> Result<Response<GrowResponse>, Status> {
         let (volume, to) = convert::grow(request.into_inner())?;
         if !self.is_of_a_person(&volume) {
-            self.stores_or("change spec.size of the Volume object instead")?;
+            self.stores_or("change spec.size and spec.memory of the Volume object instead")?;
         }
         let volumes = self.volumes.clone();
         let attached = self.to_the_end(async move { volumes.grow(&volume, to).await }).await?;

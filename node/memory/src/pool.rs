@@ -256,6 +256,10 @@ impl PoolRecovery {
     #[inline]
     pub fn take(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
         let slab = slot.slab().ok_or(SlotTaken::Beyond)? as usize;
+        // Another program may have changed the word since it was looked at.
+        if self.classes.get(slab) != Some(&slot.class()) {
+            return Err(SlotTaken::OtherClass);
+        }
         let byte = &mut self.used[self.first_bytes[slab] + slot.index() / 8];
         let bit = 1 << (slot.index() % 8);
         if *byte & bit != 0 {

@@ -7,7 +7,7 @@
 //! once for 16 pages or more. No allocation for a request. Invariants: the key of a memory volume is no other
 //! volume's.
 
-mod files;
+pub(crate) mod files;
 pub(crate) mod new_volume;
 mod published;
 mod serve_failure;

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::live_map::LiveMap;
-use crate::memory::MemoryFiles;
+use crate::memory::files::MemoryFiles;
 use crate::memory::new_volume::NewMemoryVolume;
 use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;

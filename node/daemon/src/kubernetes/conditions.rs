@@ -316,7 +316,7 @@ fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Con
     };
     let message = format!(
         "writes fail with ENOSPC: the content takes all {} bytes of memory{of_disk} that the volume may have, and {pages} pages \
-         were not written. Delete files and trim the file system, or use a volume with a higher spec.memory.limit{or_more}",
+         were not written. Raise spec.memory.limit{or_more}, or delete files and trim the file system",
         memory.limit_bytes
     );
     facts.conditions(now).build(WRITABLE, ConditionStatus::False, "MemoryFull", message)

@@ -34,7 +34,7 @@ const MAX_ENDS: usize = 64;
 pub(crate) enum Doing {
     /// It is being attached.
     Attaching,
-    /// It is being made to grow to this size.
+    /// It is being made to grow to this size and these limits.
     Growing(GrowTo),
     /// It is being detached.
     Detaching,
@@ -49,7 +49,7 @@ pub(crate) enum OperationOutcome {
     Attached,
     /// It is attached, and did not grow to this size: that is no reason to do anything else with it later.
     NotGrown {
-        /// The size.
+        /// The size and the limits.
         to: GrowTo,
         /// The reason.
         failure: OperationFailure,

@@ -124,6 +124,12 @@ pub(crate) enum NodeError {
         /// The value of the request.
         asked: String,
     },
+    /// The kernel lacks `UBLK_F_UPDATE_SIZE`: the size of a memory volume stays.
+    #[error(
+        "size_bytes: {0} keeps its size, and has the limits that were asked for: this kernel cannot change the size of a device in \
+         use (Linux 6.16 and newer can). Run a newer kernel, or copy the files to a larger volume"
+    )]
+    MemoryDeviceCannotGrow(VolumeId),
     /// The node's limit leaves no room for a memory volume.
     #[error(
         "memory.limit_bytes: {volume} may take {most} of memory with its table, and {left} of data.memory_volumes ({limit}) is \
@@ -176,7 +182,7 @@ pub(crate) enum NodeError {
     /// The run directory has no room for a memory volume.
     #[error(
         "memory.limit_bytes: {volume} may take {most} more with its table, and {} has room for {left} of memory volumes. \
-         Nothing was changed. Give a lower --memory-limit, or enlarge that tmpfs",
+         Nothing was changed. Give a lower limit (--memory-limit), or enlarge that tmpfs",
         run_dir.display()
     )]
     MemoryRoom {
@@ -579,7 +585,8 @@ impl NodeError {
             Self::RingsFull(_)
             | Self::MemoryLimit { .. }
             | Self::MemorySpill { .. }
-            | Self::MemorySpillRoom { .. } => FailureKind::Full,
+            | Self::MemorySpillRoom { .. }
+            | Self::MemoryRoom { .. } => FailureKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
                 FailureKind::HeldElsewhere
             }
@@ -593,8 +600,8 @@ impl NodeError {
             | Self::MemoryVolume { .. }
             | Self::MemoryDiffers { .. }
             | Self::MemoryShrinks { .. }
+            | Self::MemoryDeviceCannotGrow(_)
             | Self::NotOfMemory { .. }
-            | Self::MemoryRoom { .. }
             | Self::RunDir(_)
             | Self::SameDir(_)
             | Self::TooLarge { .. }

@@ -18,7 +18,7 @@ use super::present::PresentMemory;
 use super::room::check_room;
 use super::shape::{DEPTH, MAX_IO_BYTES, MAX_ZERO_BYTES, MemoryAttach, MemoryIdentity, MemoryShape};
 use super::spill_room::check_spill_room;
-use super::table::{MemoryState, SpillBytes};
+use super::table::{MemoryState, OthersMost, SpillBytes};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::ring::room::RingNeed;
@@ -64,49 +64,53 @@ impl Node {
         self.refuse_left_memory(volume).await
     }
 
-    /// Fails if a volume may take more than the node's limit leaves. Of two attaches at once each counts the
-    /// other.
-    pub(super) fn check_memory_limit(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
-        let limit_bytes = self.0.config.memory_volumes_bytes;
-        let left_bytes = limit_bytes.saturating_sub(self.0.memory.most_bytes(volume));
-        if shape.most_bytes() <= left_bytes {
-            return Ok(());
-        }
-        Err(NodeError::MemoryLimit {
-            volume: volume.clone(),
-            most: ByteSize(shape.most_bytes()).rounded(),
-            left: ByteSize(left_bytes).rounded(),
-            limit: ByteSize(limit_bytes),
-        })
-    }
-
-    /// Fails if a volume that may take `from_bytes` of the state disk is to take more, and that is more than
-    /// the node's limit leaves, or than there is; as above. `spill`: what all volumes had before. The disk is
-    /// not asked for a volume that has no spill file.
-    pub(super) async fn check_memory_spill(
+    /// Fails if a volume of this shape may take more than the limits of the node leave next to the others, of
+    /// what it may not take as `from` already. Of two attaches at once each counts the other.
+    pub(super) fn check_memory_limits(
         &self,
         volume: &VolumeId,
-        from_bytes: u64,
-        most_bytes: u64,
-        spill: SpillBytes,
+        (from, to): (Option<&MemoryShape>, &MemoryShape),
+        others: OthersMost,
     ) -> Result<(), NodeError> {
-        if most_bytes <= from_bytes {
-            return Ok(());
+        let NodeConfig { memory_volumes_bytes, memory_spill_bytes, .. } = self.0.config;
+        let has = |of: fn(&MemoryShape) -> u64| from.map_or(0, of);
+        let (most_bytes, left_bytes) =
+            (to.most_bytes(), memory_volumes_bytes.saturating_sub(others.memory_bytes));
+        if most_bytes > left_bytes.max(has(MemoryShape::most_bytes)) {
+            return Err(NodeError::MemoryLimit {
+                volume: volume.clone(),
+                most: ByteSize(most_bytes).rounded(),
+                left: ByteSize(left_bytes).rounded(),
+                limit: ByteSize(memory_volumes_bytes),
+            });
         }
-        let NodeConfig { memory_spill_bytes: limit_bytes, slab_bytes, .. } = self.0.config;
-        let SpillBytes { promised_bytes, used_bytes } = spill;
-        let left_bytes = limit_bytes.saturating_sub(promised_bytes - from_bytes);
-        if most_bytes > left_bytes {
+        let (most_bytes, left_bytes) =
+            (to.spill_bytes(), memory_spill_bytes.saturating_sub(others.spill_bytes));
+        if most_bytes > left_bytes.max(has(MemoryShape::spill_bytes)) {
             return Err(NodeError::MemorySpill {
                 volume: volume.clone(),
                 most: ByteSize(most_bytes).rounded(),
                 left: ByteSize(left_bytes).rounded(),
-                limit: ByteSize(limit_bytes),
+                limit: ByteSize(memory_spill_bytes),
             });
         }
-        let unfilled_bytes = promised_bytes.saturating_sub(used_bytes);
+        Ok(())
+    }
+
+    /// Fails if spill files may take `more_bytes` more of the state disk than there is, where all took and may
+    /// take `spill` before. The disk is not asked for nothing.
+    pub(super) async fn check_spill_disk(
+        &self,
+        volume: &VolumeId,
+        more_bytes: u64,
+        spill: SpillBytes,
+    ) -> Result<(), NodeError> {
+        if more_bytes == 0 {
+            return Ok(());
+        }
+        let unfilled_bytes = spill.promised_bytes.saturating_sub(spill.used_bytes);
         let (named, state_dir) = (volume.clone(), self.0.dirs.state.clone());
-        let more_bytes = most_bytes - from_bytes;
+        let slab_bytes = self.0.config.slab_bytes;
         blocking(move || check_spill_room(&state_dir, &named, more_bytes, slab_bytes, unfilled_bytes)).await
     }
 
@@ -117,9 +121,9 @@ impl Node {
     ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
         let volume = &request.volume;
-        self.check_memory_limit(volume, &shape)?;
+        self.check_memory_limits(volume, (None, &shape), self.0.memory.others_most(volume))?;
         let others = self.0.memory.spill_bytes(Some(volume));
-        self.check_memory_spill(volume, 0, shape.spill_bytes(), others).await?;
+        self.check_spill_disk(volume, shape.spill_bytes(), others).await?;
         let promised_bytes = self.0.memory.promised_bytes(volume);
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
         blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;
@@ -199,7 +203,8 @@ impl Node {
         let slabs = u32::try_from(slabs).expect("its head says how many");
         let spill_pages = figures.spill_limit_pages;
         let shape = MemoryShape { pages: record.sectors, slabs, codec: opened.codec(), spill_pages };
-        let identity = Mutex::new(MemoryIdentity { shape, owner: record.owner.clone() });
+        let (identity, recorded) =
+            (Mutex::new(MemoryIdentity { shape, owner: record.owner.clone() }), Mutex::new(shape));
         let published = Arc::<PublishedMemory>::default();
         let new = NewMemoryVolume {
             volume: opened,
@@ -214,6 +219,7 @@ impl Node {
             volume: volume.clone(),
             local,
             identity,
+            recorded,
             device_sectors: AtomicU64::new(device_sectors),
             record,
             ring,

@@ -1,17 +1,19 @@
 //! Growth of a memory volume that is served: its files, its record, its ring thread, its device, in this
 //! order.
 //!
-//! 1. the limits of the node and the room of its filesystems are checked, and the volume counts with its new
-//!    shape from here on;
+//! 1. the volume counts with its new shape, if the limits of the node allow that; the room of the filesystems is
+//!    checked;
 //! 2. the files are made long enough;
 //! 3. the record says the new shape, and then the head of the table: a daemon that restarts from here on
 //!    recovers it and does the rest;
 //! 4. the ring thread uses the new shape;
 //! 5. the kernel is told: requests to the new sectors come from then on.
 //!
-//! On failure: the volume serves as before. The same request, or one for more, continues.
+//! On failure: the volume serves as before. Before its record says the new shape nothing is left of it; after
+//! that the next growth, which is for no less, continues.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use holdfast_memory::MemoryGrowth;
@@ -23,7 +25,7 @@ use super::room::check_room;
 use super::table::BegunGrowth;
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::run_blocking::blocking;
-use crate::node::{Attached, GrowTo, Node, NodeError};
+use crate::node::{Attached, GrowTo, Node, NodeError, sectors_of};
 
 impl Node {
     /// Makes a memory volume that is served larger, or its limits higher. Again it changes nothing. It
@@ -32,59 +34,69 @@ impl Node {
     /// # Errors
     /// [`NodeError::Size`]; [`NodeError::MemoryShrinks`]; [`NodeError::MemoryLimit`];
     /// [`NodeError::MemorySpill`]; [`NodeError::MemorySpillRoom`]; [`NodeError::MemoryRoom`];
-    /// [`NodeError::MemoryVolume`] where the kernel cannot resize a device in use;
+    /// [`NodeError::MemoryDeviceCannotGrow`], with its limits as they are asked for;
     /// [`NodeError::NotAttached`], or what its state refuses.
     #[tracing::instrument(name = "grow_memory", skip_all, fields(%volume, bytes = to.bytes))]
     pub(crate) async fn grow_memory(&self, volume: &VolumeId, to: GrowTo) -> Result<Attached, NodeError> {
-        let begun = self.0.memory.begin_growth(volume, |from| from.grown(volume, &to))?;
-        let (node, volume) = (self.clone(), volume.clone());
+        sectors_of(to.bytes)?;
+        let device = self.0.memory.growing_device(volume)?;
+        let kernel = Arc::clone(self.0.devices.kernel());
+        let can_resize = blocking(move || Ok(kernel.can_resize(device.transport())?)).await?;
+        let begun = self.0.memory.begin_growth(volume, |from, others| {
+            // The limits of a full volume rise on every kernel.
+            let most_bytes = if can_resize { u64::MAX } else { from.pages * SECTOR_BYTES };
+            let grown = from.grown(volume, &GrowTo { bytes: to.bytes.min(most_bytes), ..to })?;
+            self.check_memory_limits(volume, (Some(from), &grown), others)?;
+            Ok(grown)
+        })?;
+        let (node, named) = (self.clone(), volume.clone());
         let grown = self.0.tasks.run(async move {
             let _alone = ExitOnPanic("the growth of a memory volume");
-            let grown = node.try_grow_memory(&volume, &begun).await;
-            node.0.memory.end_growth(&volume);
+            let grown = node.try_grow_memory(&named, &begun).await;
+            node.0.memory.end_growth(&named);
             grown
         });
-        grown.await.map_err(|_stopped| NodeError::RingLost)?
+        let attached = grown.await.map_err(|_stopped| NodeError::RingLost)??;
+        if attached.bytes < to.bytes {
+            return Err(NodeError::MemoryDeviceCannotGrow(volume.clone()));
+        }
+        Ok(attached)
     }
 
     async fn try_grow_memory(&self, volume: &VolumeId, begun: &BegunGrowth) -> Result<Attached, NodeError> {
         let started = Instant::now();
         let &BegunGrowth { ref present, device, from, to, promised_bytes, spill } = begun;
-        let kernel = Arc::clone(self.0.devices.kernel());
-        if to.pages > from.pages {
-            let asked = Arc::clone(&kernel);
-            if !blocking(move || Ok(asked.can_resize(device.transport())?)).await? {
-                return Err(NodeError::MemoryVolume {
-                    volume: volume.clone(),
-                    what: "growth of its size on this kernel (Linux 6.16 and newer have it)",
-                    fix: "Detach it and attach a larger one; its content goes with the detach",
-                });
-            }
-        }
-        if to != from {
+        let serves = present.shape();
+        if to != serves {
             let more_bytes = to.file_bytes() - from.file_bytes();
             if more_bytes > 0 {
-                self.check_memory_limit(volume, &to)?;
                 let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
                 blocking(move || check_room(&run_dir, &named, more_bytes, promised_bytes)).await?;
             }
-            self.check_memory_spill(volume, from.spill_bytes(), to.spill_bytes(), spill).await?;
-            let (local, record) = (present.local.clone(), present.record.clone());
-            let head = to.head(record.nonce);
+            self.check_spill_disk(volume, to.spill_bytes() - from.spill_bytes(), spill).await?;
+            let growing = Arc::clone(present);
             let growth = blocking(move || {
-                local.lengthen(&head)?;
-                let memory = local.commit_growth(record, &head)?;
-                let slabs = PoolExtension::new(from.slabs, to.slabs);
-                Ok(MemoryGrowth { memory, pages: to.pages, slabs, spill_pages: to.spill_pages })
+                let (record, is_recorded) = (growing.record.clone(), AtomicBool::new(false));
+                let heads = [from, to].map(|shape| shape.head(record.nonce));
+                let memory = growing.local.grow(record, (&heads[0], &heads[1]), &is_recorded);
+                if is_recorded.into_inner() {
+                    *growing.recorded.lock() = to;
+                }
+                let slabs = PoolExtension::new(serves.slabs, to.slabs);
+                Ok(MemoryGrowth { memory: memory?, pages: to.pages, slabs, spill_pages: to.spill_pages })
             });
             let growth = Box::new(growth.await?);
             let former = present.ring.call(|done| Message::GrowMemory { key: present.key, growth, done });
             let former = former.await?.map_err(|why| present.refused(why))?;
             present.identity.lock().shape = to;
             // It takes long to unmap what has much content.
-            blocking(move || Ok(drop(former))).await?;
+            blocking(move || {
+                drop(former);
+                Ok(())
+            })
+            .await?;
         }
-        present.grow_device(&kernel, device).await?;
+        present.grow_device(self.0.devices.kernel(), device).await?;
         tracing::info!(
             from_bytes = from.pages * SECTOR_BYTES,
             bytes = to.pages * SECTOR_BYTES,

@@ -15,10 +15,12 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_memory::pool::{PAGE_CLASS, SLAB_BYTES};
 use holdfast_memory::{HEAD_BYTES, MemoryVolume, PageCodec, TableHead};
 use holdfast_serve::MemoryFiles;
+use holdfast_service::chain;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
@@ -247,12 +249,18 @@ impl MemoryLocal {
         let (table, slabs) = self.open_memory()?;
         let head = match record.head() {
             Some(head) => {
+                let is_possible = slabs_of(head.pages, None).is_some_and(|most| head.slabs <= most);
+                if !is_possible || head.spill_pages > head.pages {
+                    let source = LocalDamage::OtherAttach;
+                    return Err(NodeError::Damaged { path: self.record_path(), source });
+                }
+                self.allocate(&table, &slabs, &head)?;
                 self.end_growth(&table, record, &head)?;
                 head
             }
             None => self.read_head(&table, record)?,
         };
-        // A growth that was not begun in the record may have made them longer.
+        // A growth of which the record says nothing may have made them longer.
         cut(&table, &self.table_path(), table_bytes(&head))?;
         cut(&slabs, &self.slabs_path(), slab_bytes(&head))?;
         let volume = self.map(&table, slabs, &head)?;
@@ -285,42 +293,76 @@ impl MemoryLocal {
         table.write_all_at(&head.encode(&self.volume), 0).map_err(file(&self.table_path(), "written"))
     }
 
-    /// Makes the files as long as the volume needs, and the table's memory its own.
+    /// Makes the files as long as the volume needs, and the table's memory its own. They do not become
+    /// shorter.
     fn allocate(&self, table: &File, slabs: &File, head: &TableHead) -> Result<(), NodeError> {
-        slabs.set_len(slab_bytes(head)).map_err(file(&self.slabs_path(), "resized"))?;
-        fallocate(table, FallocateFlags::empty(), 0, table_bytes(head))
-            .map_err(|errno| file(&self.table_path(), "allocated")(errno.into()))
+        let length = |handle: &File, path: &Path| {
+            handle.metadata().map(|found| found.len()).map_err(file(path, "read"))
+        };
+        let (table_path, slabs_path) = (self.table_path(), self.slabs_path());
+        if length(slabs, &slabs_path)? < slab_bytes(head) {
+            slabs.set_len(slab_bytes(head)).map_err(file(&slabs_path, "resized"))?;
+        }
+        let (from, to) = (length(table, &table_path)?, table_bytes(head));
+        if from < to {
+            fallocate(table, FallocateFlags::empty(), from, to - from)
+                .map_err(|errno| file(&table_path, "allocated")(errno.into()))?;
+        }
+        Ok(())
     }
 
-    /// Makes the files of a volume that is served long enough for a growth. If that fails it has taken no
-    /// memory.
+    /// Cuts the files to what a volume needs that is served with this head, or is about to be.
+    fn shorten(&self, head: &TableHead) -> Result<(), NodeError> {
+        let (table, slabs) = self.open_memory()?;
+        cut(&table, &self.table_path(), table_bytes(head))?;
+        cut(&slabs, &self.slabs_path(), slab_bytes(head))?;
+        match head.spill_pages {
+            0 => Ok(()),
+            1.. => self.spill_file(head.nonce).cut(head.pages),
+        }
+    }
+
+    /// Makes a growth the volume's. From the record on, one that is opened has it; if that cannot be written,
+    /// the files are as before. Returns its memory as the volume is to have it.
+    ///
+    /// # Errors
+    /// No room; the files cannot be written or mapped. `is_recorded` says whether the record has the growth:
+    /// then it may be made again, and not be undone.
+    pub(super) fn grow(
+        &self,
+        record: MemoryRecord,
+        (from, to): (&TableHead, &TableHead),
+        is_recorded: &AtomicBool,
+    ) -> Result<MemoryFiles, NodeError> {
+        let recorded = self.lengthen(to).and_then(|()| {
+            // What a growth that failed left longer, an older release would take for damage.
+            self.shorten(to)?;
+            let (table, slabs) = self.open_memory()?;
+            let memory = self.map_files(&table, slabs, to)?;
+            let record = record.growing(to);
+            self.remember(&record)?;
+            Ok((table, record, memory))
+        });
+        let (table, record, memory) = recorded.inspect_err(|_error| {
+            if let Err(error) = self.shorten(from) {
+                tracing::warn!(error = chain(&error), "a memory volume keeps memory that it does not use");
+            }
+        })?;
+        is_recorded.store(true, Ordering::Relaxed);
+        self.end_growth(&table, &record, to)?;
+        Ok(memory)
+    }
+
+    /// Makes the files long enough for a volume that is served.
     ///
     /// # Errors
     /// No room.
-    pub(super) fn lengthen(&self, to: &TableHead) -> Result<(), NodeError> {
+    fn lengthen(&self, to: &TableHead) -> Result<(), NodeError> {
         let (table, slabs) = self.open_memory()?;
         if to.spill_pages > 0 {
             self.spill_file(to.nonce).lengthen(to.pages)?;
         }
         self.allocate(&table, &slabs, to)
-    }
-
-    /// Makes a growth, for which the files are [long enough](Self::lengthen), the volume's: one that is
-    /// opened from here on has it. Returns its memory as the volume is to have it.
-    ///
-    /// # Errors
-    /// The files cannot be written or mapped. The growth may be begun again.
-    pub(super) fn commit_growth(
-        &self,
-        record: MemoryRecord,
-        to: &TableHead,
-    ) -> Result<MemoryFiles, NodeError> {
-        let (table, slabs) = self.open_memory()?;
-        let files = self.map_files(&table, slabs, to)?;
-        let record = record.growing(to);
-        self.remember(&record)?;
-        self.end_growth(&table, &record, to)?;
-        Ok(files)
     }
 
     /// Writes the head that a record has. Then the record is one that each release reads.
@@ -368,12 +410,17 @@ impl MemoryLocal {
         TableHead::decode(&head, &self.volume).ok()
     }
 
+    /// The head that a growth was to write, or the one of the table; none where neither can be read.
+    fn recorded_head(&self) -> Option<TableHead> {
+        self.record().ok().flatten().and_then(|record| record.head()).or_else(|| self.head())
+    }
+
     /// The most bytes that the files of a predecessor may take; 0 where they cannot be looked at.
     pub(super) fn most_bytes(&self) -> MostBytes {
         let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
         MostBytes {
             memory: bytes(self.table_path()).saturating_add(bytes(self.slabs_path())),
-            spill: self.head().map_or(0, |head| head.spill_pages * SECTOR_BYTES),
+            spill: self.recorded_head().map_or(0, |head| head.spill_pages * SECTOR_BYTES),
         }
     }
 

@@ -20,8 +20,11 @@ use crate::node::{Attached, NodeError};
 pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
-    /// Changes when it grows, once its files have the new shape.
+    /// Changes when it grows, once the ring thread serves the new shape.
     pub(super) identity: Mutex<MemoryIdentity>,
+    /// The shape that its record has, from which a growth begins. It is ahead of that of `identity` where a
+    /// growth failed after its record was written.
+    pub(super) recorded: Mutex<MemoryShape>,
     /// Sectors of its device, which grows last.
     pub(super) device_sectors: AtomicU64,
     /// The record of its attach, with the size that it had then.

@@ -38,14 +38,29 @@ impl SpillFile {
         open_direct(&self.path, file_bytes(pages))
     }
 
-    /// Makes the file long enough for a volume of so many pages.
+    /// Makes the file long enough for a volume of so many pages. It does not become shorter.
     ///
     /// # Errors
     /// The filesystem refuses it.
     pub(super) fn lengthen(&self, pages: u64) -> Result<(), NodeError> {
-        let spill_file =
-            OpenOptions::new().write(true).open(&self.path).map_err(file(&self.path, "opened"))?;
-        spill_file.set_len(file_bytes(pages)).map_err(file(&self.path, "resized"))
+        let spill_file = self.open_for_length()?;
+        let found = spill_file.metadata().map_err(file(&self.path, "read"))?.len();
+        if found < file_bytes(pages) {
+            spill_file.set_len(file_bytes(pages)).map_err(file(&self.path, "resized"))?;
+        }
+        Ok(())
+    }
+
+    /// Cuts the file to what a volume of so many pages needs.
+    ///
+    /// # Errors
+    /// [`NodeError::Damaged`]: it is shorter. The filesystem refuses it.
+    pub(super) fn cut(&self, pages: u64) -> Result<(), NodeError> {
+        cut(&self.open_for_length()?, &self.path, file_bytes(pages))
+    }
+
+    fn open_for_length(&self) -> Result<File, NodeError> {
+        OpenOptions::new().write(true).open(&self.path).map_err(file(&self.path, "opened"))
     }
 
     /// Opens the file that a predecessor left, and makes holes of what the table does not name.

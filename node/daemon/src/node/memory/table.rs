@@ -44,12 +44,22 @@ struct TableEntry {
 pub(super) struct BegunGrowth {
     pub(super) present: Arc<PresentMemory>,
     pub(super) device: Device,
+    /// The shape that the record has.
     pub(super) from: MemoryShape,
     pub(super) to: MemoryShape,
     /// Bytes that the files of all volumes might still take before.
     pub(super) promised_bytes: u64,
     /// The same of the state disk, of the spill files.
     pub(super) spill: SpillBytes,
+}
+
+/// The most that the other volumes may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OthersMost {
+    /// Bytes of memory.
+    pub(super) memory_bytes: u64,
+    /// Bytes of the state disk.
+    pub(super) spill_bytes: u64,
 }
 
 impl From<&MemoryShape> for MostBytes {
@@ -147,11 +157,9 @@ impl MemoryTable {
         self.0.lock().insert(volume, TableEntry::new(state, most));
     }
 
-    /// The most bytes that the volumes but this one may take in all.
-    pub(super) fn most_bytes(&self, apart: &VolumeId) -> u64 {
-        let entries = self.0.lock();
-        let others = entries.iter().filter(|(volume, _)| *volume != apart);
-        others.map(|(_, entry)| entry.most_bytes()).fold(0, u64::saturating_add)
+    /// The most that the volumes but this one may take in all.
+    pub(super) fn others_most(&self, apart: &VolumeId) -> OthersMost {
+        others_most(&self.0.lock(), apart)
     }
 
     /// Bytes of the state disk that spill files may take and take: of all volumes, or of all but one.
@@ -189,25 +197,40 @@ impl MemoryTable {
         }
     }
 
-    /// Begins a growth to the shape that `grown` makes of the volume's: from here on it counts with that.
+    /// The device of a volume that is served and may grow.
+    ///
+    /// # Errors
+    /// What its state refuses.
+    pub(super) fn growing_device(&self, volume: &VolumeId) -> Result<Device, NodeError> {
+        let entries = self.0.lock();
+        let entry = entries.get(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
+        match (&entry.state, entry.is_growing) {
+            (MemoryState::Serving(device), false) => Ok(*device),
+            _ => Err(refusal(volume, entry)),
+        }
+    }
+
+    /// Begins a growth to the shape that `grown` makes of the volume's and allows: from here on it counts with
+    /// that.
     ///
     /// # Errors
     /// What its state refuses, and `grown`.
     pub(super) fn begin_growth(
         &self,
         volume: &VolumeId,
-        grown: impl FnOnce(&MemoryShape) -> Result<MemoryShape, NodeError>,
+        grown: impl FnOnce(&MemoryShape, OthersMost) -> Result<MemoryShape, NodeError>,
     ) -> Result<BegunGrowth, NodeError> {
         let mut entries = self.0.lock();
         let (promised_bytes, spill) = (unused_bytes(entries.values()), SpillBytes::of(entries.values()));
+        let others = others_most(&entries, volume);
         let entry = entries.get_mut(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
         let (MemoryState::Serving(device), Some(present), false) =
             (&entry.state, &entry.present, entry.is_growing)
         else {
             return Err(refusal(volume, entry));
         };
-        let from = present.shape();
-        let to = grown(&from)?;
+        let from = *present.recorded.lock();
+        let to = grown(&from, others)?;
         let begun =
             BegunGrowth { present: Arc::clone(present), device: *device, from, to, promised_bytes, spill };
         entry.most = MostBytes::from(&to);
@@ -215,12 +238,12 @@ impl MemoryTable {
         Ok(begun)
     }
 
-    /// A growth ended: the volume counts with the shape that it has.
+    /// A growth ended: the volume counts with the shape that its record has.
     pub(super) fn end_growth(&self, volume: &VolumeId) {
         if let Some(entry) = self.0.lock().get_mut(volume) {
             entry.is_growing = false;
             if let Some(present) = &entry.present {
-                entry.most = MostBytes::from(&present.shape());
+                entry.most = MostBytes::from(&*present.recorded.lock());
             }
         }
     }
@@ -292,6 +315,14 @@ impl MemoryTable {
             }
         });
         all.collect()
+    }
+}
+
+fn others_most(entries: &BTreeMap<VolumeId, TableEntry>, apart: &VolumeId) -> OthersMost {
+    let others = entries.iter().filter(|(volume, _)| *volume != apart).map(|(_, entry)| entry);
+    OthersMost {
+        memory_bytes: others.clone().map(TableEntry::most_bytes).fold(0, u64::saturating_add),
+        spill_bytes: others.map(|entry| entry.most.spill).fold(0, u64::saturating_add),
     }
 }
 

@@ -179,7 +179,7 @@ fn what_the_run_directory_has_no_room_for_is_refused() {
         let error = node.attach_memory(of("large", 2 * free, free)).await.unwrap_err();
         let message = error.to_string();
         assert!(message.starts_with("memory.limit_bytes: large may take "), "{message}");
-        assert!(message.contains("lower --memory-limit"), "{message}");
+        assert!(message.contains("lower limit (--memory-limit)"), "{message}");
         assert!(node.list().is_empty() && !dirs.run.path().join("memory.d/large").exists());
         // Two that fit each and not together, though neither has written anything.
         node.attach_memory(of("one", free / 2, free / 2)).await.unwrap();

@@ -143,7 +143,7 @@ fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
         message.contains("all 1048576 bytes of memory and all 32768 bytes of the node's disk"),
         "{message}"
     );
-    assert!(message.ends_with("higher spec.memory.limit or spec.memory.spill"), "{message}");
+    assert!(message.contains("Raise spec.memory.limit or spec.memory.spill"), "{message}");
 }
 
 /// The request that reaches the daemon had no spill file, whatever the spec said.
