@@ -138,8 +138,8 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     Ok(if wanted == present { Plan::Done(present) } else { Plan::Grow(wanted) })
 }
 
-/// The least size that a volume may have. A memory volume that its node did not let grow may be asked for less
-/// again: what it has is the size of its device.
+/// The least size that a volume may have. A memory volume that its node did not let grow may be asked for
+/// less again: what it has is the size of its device.
 fn least_bytes(volume: &Volume, present: u64) -> u64 {
     let device =
         serving_node(volume).and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);

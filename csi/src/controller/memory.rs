@@ -166,8 +166,8 @@ fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clon
     }
 }
 
-/// `spec.memory` of a memory volume that grows to this size: limits that are a share of its size grow with it,
-/// others stay.
+/// `spec.memory` of a memory volume that grows to this size: limits that are a share of its size grow with
+/// it, others stay.
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED`: its node cannot promise as much. Those of the requests.

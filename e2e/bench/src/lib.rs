@@ -87,7 +87,7 @@ pub const ALL: &[Benchmark] = &[
         name: "memory-faults",
         about: "memory volumes over 40 ends of the daemon, with pages on the disk, and in a full control group",
         expected: Duration::from_secs(600),
-        profile: Profile::Release,
+        profile: Profile::Dev,
         run: memory::faults::run,
     },
     Benchmark {

@@ -161,9 +161,12 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
             if limit == 64 * MIB && promised == SPILL_BYTES && (20 * MIB..SPILL_BYTES).contains(&used))
         .then_some(()))
     })?;
-    let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].message}";
-    let said = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
-    ensure!(said.contains("bytes (limit 62914560) are spilled to the disk of node a"), "{said}");
+    // The node and its volumes are reported one by one.
+    until("the spilled bytes of the volume", LIMIT, || {
+        let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].message}";
+        let said = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
+        Ok(said.contains("bytes (limit 62914560) are spilled to the disk of node a").then_some(()))
+    })?;
     apply(
         world,
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: more}\nspec: {size: 64Mi, backend: memory, \

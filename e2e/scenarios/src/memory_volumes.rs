@@ -1,6 +1,6 @@
 //! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
-//! as it was, in memory or in the spill file; it grows meanwhile; a full one fails writes and loses nothing; a
-//! detach leaves nothing.
+//! as it was, in memory or in the spill file; it grows meanwhile; a full one fails writes and loses nothing;
+//! a detach leaves nothing.
 
 use std::time::Duration;
 

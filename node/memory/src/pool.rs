@@ -202,8 +202,8 @@ pub enum SlotTaken {
     Beyond,
 }
 
-/// The pool of a predecessor, which is read off its table. Its slots lie anywhere, so what is kept of each is a
-/// bit: the whole fits into the processor's cache.
+/// The pool of a predecessor, which is read off its table. Its slots lie anywhere, so what is kept of each is
+/// a bit: the whole fits into the processor's cache.
 #[derive(Debug)]
 pub struct PoolRecovery {
     /// By slab; 0 while it has none.

@@ -139,7 +139,7 @@ pub enum Message {
     GrowMemory {
         /// The volume.
         key: VolumeKey,
-        /// What it gets.
+        /// Its new size and limits.
         growth: Box<MemoryGrowth<MemoryFiles>>,
         /// Receives the files as they were mapped before: the time to unmap them grows with what they have.
         done: oneshot::Sender<Result<MemoryFiles, RingRefusal>>,

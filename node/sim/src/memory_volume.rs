@@ -4,8 +4,8 @@
 //! bytes. The disk has a spill file, in which each page of an operation is written, read or made a hole at a
 //! moment of its own; it may be full, or fail. Several requests are in flight, also for the same pages. The
 //! next life finds of each operation in flight some pages done, opens what is left, reads all pages, and gets
-//! the requests again that were not answered, as the kernel issues them again. Meanwhile the volume grows: its
-//! record says so before it has more, and the process may end in between.
+//! the requests again that were not answered, as the kernel issues them again. Meanwhile the volume grows:
+//! its record says so before it has more, and the process may end in between.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

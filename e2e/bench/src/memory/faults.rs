@@ -90,7 +90,8 @@ fn spill_vs_disk(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Fills all that the node promises to memory volumes, over and over, in a control group that has little more.
+/// Fills all that the node promises to memory volumes, over and over, in a control group that has little
+/// more.
 fn oom_kills(world: &World) -> Result<Figure> {
     let s3 = world.s3()?;
     let vm = world.vm("confined")?;

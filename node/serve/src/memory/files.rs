@@ -26,9 +26,9 @@ impl MemoryFiles {
     /// The kernel's, if it cannot map them.
     ///
     /// # Safety
-    /// No other process uses the files, and of the mappings of this one only one at a time. They are never cut
-    /// shorter than they are now, the table is allocated, and of the slabs those whose memory was taken: else
-    /// the process is killed where it touches them.
+    /// No other process uses the files, and of the mappings of this one only one at a time. They are never
+    /// cut shorter than they are now, the table is allocated, and of the slabs those whose memory was taken:
+    /// else the process is killed where it touches them.
     pub unsafe fn map(table: &File, slab_file: File, slabs: u32) -> io::Result<Self> {
         let len = slabs as usize * SLAB_BYTES;
         // SAFETY: the caller's promise.

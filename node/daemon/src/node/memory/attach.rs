@@ -97,8 +97,8 @@ impl Node {
         Ok(())
     }
 
-    /// Fails if spill files may take `more_bytes` more of the state disk than there is, where all took and may
-    /// take `spill` before. The disk is not asked for nothing.
+    /// Fails if spill files may take `more_bytes` more of the state disk than there is, where all took and
+    /// may take `spill` before. The disk is not asked for nothing.
     pub(super) async fn check_spill_disk(
         &self,
         volume: &VolumeId,

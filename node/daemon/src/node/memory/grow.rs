@@ -1,8 +1,8 @@
 //! Growth of a memory volume that is served: its files, its record, its ring thread, its device, in this
 //! order.
 //!
-//! 1. the volume counts with its new shape, if the limits of the node allow that; the room of the filesystems is
-//!    checked;
+//! 1. the volume counts with its new shape, if the limits of the node allow that; the room of the filesystems
+//!    is checked;
 //! 2. the files are made long enough;
 //! 3. the record says the new shape, and then the head of the table: a daemon that restarts from here on
 //!    recovers it and does the rest;

@@ -210,8 +210,8 @@ impl MemoryTable {
         }
     }
 
-    /// Begins a growth to the shape that `grown` makes of the volume's and allows: from here on it counts with
-    /// that.
+    /// Begins a growth to the shape that `grown` makes of the volume's and allows: from here on it counts
+    /// with that.
     ///
     /// # Errors
     /// What its state refuses, and `grown`.

@@ -231,7 +231,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
     });
 }
 
-/// What was refused counts as before.
+/// A growth that was refused is counted nowhere.
 #[test]
 fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
