@@ -379,6 +379,12 @@ impl Pool {
         self.slabs.get(slab).is_some_and(|slab| slab.class != 0)
     }
 
+    /// True if there is a free slot, or a slab for one.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.first.iter().any(|slab| *slab != NONE)
+    }
+
     /// True if this slot is used: it lies in the pool, in a slab of its class.
     #[must_use]
     pub fn has(&self, slot: PageSlot) -> bool {

@@ -434,6 +434,8 @@ impl<M: PageMemory> MemoryVolume<M> {
                 }
                 None => self.store(page, old, Form::Pattern, &[&pattern.to_le_bytes()])?,
             },
+            // No slot, whatever it compresses to.
+            None if !self.pool.has_room() => return Err(PageError::NoSpace),
             None => match codecs.compress(self.codec, content, MOST_COMPRESSED - LENGTH_BYTES) {
                 Some(bytes) => {
                     let len = u16::try_from(bytes.len()).expect("it is less than a page");
