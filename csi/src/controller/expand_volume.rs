@@ -51,30 +51,22 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
-    let volume = match plan(&volume, &capacity)? {
-        Plan::Grow(bytes) if volume.spec.is_memory() => {
-            // Of two at once the second counts the first.
-            let _alone = volumes.promising().await;
-            let memory = memory::grown(volumes, &volume, bytes).await?;
-            let grow = |_: &Volume| {
-                let mut spec = json!({ "size": quantity(bytes) });
-                if let Some(memory) = &memory {
-                    spec["memory"] = json!(memory);
-                }
-                Ok(Some(spec))
-            };
-            volumes.change(volume, until, grow, &[]).await?
-        }
-        Plan::Grow(_) | Plan::Done(_) => {
-            let grow = |volume: &Volume| {
-                Ok(match plan(volume, &capacity)? {
-                    Plan::Done(_) => None,
-                    Plan::Grow(bytes) => Some(json!({ "size": quantity(bytes) })),
-                })
-            };
-            volumes.change(volume, until, grow, &[]).await?
+    // Of two memory volumes at once the second counts the first.
+    let alone = if volume.spec.is_memory() { Some(volumes.promising().await) } else { None };
+    let spec = match plan(&volume, &capacity)? {
+        Plan::Done(_) => None,
+        Plan::Grow(bytes) => {
+            let mut spec = json!({ "size": quantity(bytes) });
+            if volume.spec.is_memory()
+                && let Some(memory) = memory::grown(volumes, &volume, bytes).await?
+            {
+                spec["memory"] = json!(memory);
+            }
+            Some(spec)
         }
     };
+    let volume = volumes.change(volume, until, |_same_spec| Ok(spec.clone()), &[]).await?;
+    drop(alone);
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let answer =
         ControllerExpandVolumeResponse { capacity_bytes: signed(bytes), node_expansion_required: !raw };
@@ -139,11 +131,17 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
 }
 
 /// The least size that a volume may have. A memory volume that its node did not let grow may be asked for
-/// less again: what it has is the size of its device.
+/// less again, down to the size of its device; one that no node serves has no content.
 fn least_bytes(volume: &Volume, present: u64) -> u64 {
-    let device =
-        serving_node(volume).and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);
-    if volume.spec.is_memory() { device.unwrap_or(0).min(present) } else { present }
+    if !volume.spec.is_memory() {
+        return present;
+    }
+    if serving_node(volume).is_none() {
+        return 0;
+    }
+    let device = volume.status.as_ref().and_then(|status| status.attached_size_bytes);
+    // While it recovers, the node does not report the size of its device.
+    device.map_or(present, |device| device.min(present))
 }
 
 #[cfg(test)]
@@ -182,6 +180,8 @@ mod tests {
         assert_eq!(plan(&memory, &capacity(8 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)));
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(8 * GIB);
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it has grown");
+        memory.status.as_mut().expect("a status").attached_size_bytes = None;
+        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it recovers");
     }
 
     /// It was refused while the volume was attached.

@@ -82,11 +82,31 @@ pub fn check(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Checks that each file that the workers reported is there.
+///
+/// `reported`: what they printed. `found`: what [`check`] printed.
+///
+/// # Errors
+/// One is missing; or no worker reported one.
+pub fn ensure_all_there(reported: &str, found: &str) -> Result<()> {
+    let reported = last_numbers(reported).context("read what was reported")?;
+    let there = last_numbers(found)?;
+    ensure!(!reported.is_empty(), "the workers reported no file");
+    for (worker, number) in reported {
+        let last = there.get(&worker).copied();
+        ensure!(
+            last >= Some(number),
+            "worker {worker} reported file {number}, the last one there is {last:?}"
+        );
+    }
+    Ok(())
+}
+
 /// The last number of each worker in what [`run`] or [`check`] printed.
 ///
 /// # Errors
 /// If a line is not of theirs.
-pub fn last_numbers(printed: &str) -> Result<BTreeMap<u64, u64>> {
+fn last_numbers(printed: &str) -> Result<BTreeMap<u64, u64>> {
     let mut last = BTreeMap::new();
     for line in printed.lines() {
         let (worker, number) =
@@ -142,5 +162,9 @@ mod tests {
         let last = last_numbers("0 1\n1 1\n0 2\n").unwrap();
         assert_eq!(last, BTreeMap::from([(0, 2), (1, 1)]));
         assert!(last_numbers("worker").is_err());
+        assert!(ensure_all_there("0 1\n1 1\n0 2\n", "0 3\n1 1\n").is_ok());
+        assert!(ensure_all_there("0 2\n1 1\n", "0 1\n1 1\n").is_err(), "an earlier file of a worker");
+        assert!(ensure_all_there("0 2\n1 1\n", "0 2\n").is_err(), "none of a worker");
+        assert!(ensure_all_there("", "0 2\n").is_err(), "nothing was reported");
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::chance::Chance;
-use holdfast_lab::churn::last_numbers;
+use holdfast_lab::churn::ensure_all_there;
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
@@ -260,15 +260,7 @@ fn check(wrote: &Node, reads: &Node, file_system: &FileSystem) -> Result<()> {
         "{check} {device} >&2; mkdir -p {at}; mount {device} {at}; {scrub} holdfast-e2e churn-check {at}; umount {at}; \
          ! dmesg | grep -iE 'I/O error|corrupt' >&2"
     ))?;
-    let reported = last_numbers(&wrote.vm().log(name)?).context("read what was reported")?;
-    let there = last_numbers(&found)?;
-    for (worker, number) in reported {
-        let last = there.get(&worker).copied();
-        ensure!(
-            last >= Some(number),
-            "worker {worker} reported file {number}, the last one there is {last:?}"
-        );
-    }
+    ensure_all_there(&wrote.vm().log(name)?, &found)?;
     reads.cli(&["detach", name]).map(drop)
 }
 

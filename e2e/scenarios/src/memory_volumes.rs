@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::churn::last_numbers;
+use holdfast_lab::churn::ensure_all_there;
 use holdfast_lab::node::{Control, Node, SIGKILL};
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
@@ -116,12 +116,7 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
         "umount {AT}; echo 3 > /proc/sys/vm/drop_caches; e2fsck -fn {files} >&2; mount {files} {AT}; \
          holdfast-e2e churn-check {AT}; umount {AT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
     ))?;
-    let (reported, there) = (last_numbers(&vm.log("churn")?)?, last_numbers(&found)?);
-    ensure!(!reported.is_empty(), "the workers reported no file");
-    for (worker, number) in reported {
-        let last = there.get(&worker).copied();
-        ensure!(last >= Some(number), "worker {worker} reported file {number}, the last one is {last:?}");
-    }
+    ensure_all_there(&vm.log("churn")?, &found)?;
     for name in ["files", "raw"] {
         let refused = node.metric("holdfast_volume_memory_refused_pages_total", name)?;
         ensure!(refused == Some(0.0), "{name}: {refused:?} pages were refused");

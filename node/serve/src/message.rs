@@ -141,7 +141,7 @@ pub enum Message {
         key: VolumeKey,
         /// Its new size and limits.
         growth: Box<MemoryGrowth<MemoryFiles>>,
-        /// Receives the files as they were mapped before: the time to unmap them grows with what they have.
+        /// Receives the former mappings: the time to unmap them grows with their content.
         done: oneshot::Sender<Result<MemoryFiles, RingRefusal>>,
     },
     /// An event for the planner of a volume.

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use holdfast_lab::churn::last_numbers;
+use anyhow::Result;
+use holdfast_lab::churn::ensure_all_there;
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
 use holdfast_scenarios::kill_rounds::longest_write;
@@ -124,16 +124,7 @@ fn check(target: &RunningTarget<'_>, ext4: &str) -> Result<()> {
         "umount {MOUNT_POINT}; e2fsck -fn {ext4} >&2; mount {ext4} {MOUNT_POINT}; holdfast-e2e churn-check {MOUNT_POINT}; \
          umount {MOUNT_POINT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
     ))?;
-    let reported = last_numbers(&target.vm.log(EXT4)?).context("read what was reported")?;
-    let there = last_numbers(&found)?;
-    for (worker, number) in reported {
-        let last = there.get(&worker).copied();
-        ensure!(
-            last >= Some(number),
-            "worker {worker} reported file {number}, the last one there is {last:?}"
-        );
-    }
-    Ok(())
+    ensure_all_there(&target.vm.log(EXT4)?, &found)
 }
 
 /// The kills of all kernels.

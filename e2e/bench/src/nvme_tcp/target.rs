@@ -9,7 +9,7 @@ use crate::nvme_target::NQN;
 
 /// Functions of the scripts. The kernel connects when its options are written to `/dev/nvme-fabrics`; its
 /// answer is read from the same open file.
-const FUNCTIONS: &str = "/root/nvme.sh";
+const FUNCTIONS: &str = "/run/nvme.sh";
 const PORT: u16 = 4420;
 /// Longest wait for a device.
 const APPEAR: Duration = Duration::from_secs(30);

@@ -61,7 +61,7 @@ pub(super) fn has_less_memory(facts: &NodeFacts, here: &NodeVolumeStatus) -> boo
     let asked = memory_attach(here.volume.clone(), &facts.spec, None, 0);
     let asked = asked.ok().and_then(|request| MemoryIdentity::of(&request).ok());
     let identity = here.memory_identity.as_ref();
-    identity.zip(asked).is_some_and(|(identity, asked)| identity.is_less_than(&asked))
+    identity.zip(asked).is_some_and(|(identity, asked)| identity.grows_to(&asked))
 }
 
 /// The request to attach the memory volume of a spec.

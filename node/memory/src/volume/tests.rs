@@ -334,6 +334,22 @@ fn a_discard_makes_one_hole() {
     assert_eq!((volume.transit_pages, volume.figures().spilled_pages), (0, 0));
 }
 
+/// Each page was compressed before it went to the disk, which was slower than the disk.
+#[test]
+fn no_codec_works_for_a_page_without_a_slot() {
+    let head = TableHead { spill_pages: 6, ..head(PageCodec::Zstd, 1) };
+    let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let full: Vec<u8> = (0..16).flat_map(|at| page(15, at)).collect();
+    volume.write(&mut codecs(), 0, &full).unwrap();
+    // One that is not prepared panics where it has to work.
+    let mut unprepared = Codecs::default();
+    volume.write(&mut unprepared, 20, &page(9, 7)).unwrap();
+    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 20, 1)]);
+    end_runs(&mut volume, 1);
+    volume.write(&mut unprepared, 20, &page(9, 8)).unwrap();
+    assert_eq!(runs(&mut volume), [(DiskOperation::Rewrite, 20, 1)]);
+}
+
 /// The memory in addition to the stored bytes, after many overwrites with pages of other lengths, all equally
 /// frequent, which is harder than files are. Without slots that are a little larger it is 7.2 %.
 #[test]

@@ -64,8 +64,8 @@ impl Node {
         self.refuse_left_memory(volume).await
     }
 
-    /// Fails if a volume of this shape may take more than the limits of the node leave next to the others, of
-    /// what it may not take as `from` already. Of two attaches at once each counts the other.
+    /// Fails if a volume may take more as `to` than as `from`, and more than the limits of the node leave it
+    /// next to the others. Of two attaches at once each counts the other.
     pub(super) fn check_memory_limits(
         &self,
         volume: &VolumeId,
@@ -97,8 +97,8 @@ impl Node {
         Ok(())
     }
 
-    /// Fails if spill files may take `more_bytes` more of the state disk than there is, where all took and
-    /// may take `spill` before. The disk is not asked for nothing.
+    /// Fails if the state disk has no room for `more_bytes` of spill files; `spill`: what all of them take
+    /// and may take before. For 0 bytes it does not ask the disk.
     pub(super) async fn check_spill_disk(
         &self,
         volume: &VolumeId,

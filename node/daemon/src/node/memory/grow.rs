@@ -7,7 +7,7 @@
 //! 3. the record says the new shape, and then the head of the table: a daemon that restarts from here on
 //!    recovers it and does the rest;
 //! 4. the ring thread uses the new shape;
-//! 5. the kernel is told: requests to the new sectors come from then on.
+//! 5. the kernel makes the device larger: requests to the new sectors come from then on.
 //!
 //! On failure: the volume serves as before. Before its record says the new shape nothing is left of it; after
 //! that the next growth, which is for no less, continues.

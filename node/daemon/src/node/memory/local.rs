@@ -311,7 +311,7 @@ impl MemoryLocal {
         Ok(())
     }
 
-    /// Cuts the files to what a volume needs that is served with this head, or is about to be.
+    /// Cuts the files to the lengths of a volume with this head.
     fn shorten(&self, head: &TableHead) -> Result<(), NodeError> {
         let (table, slabs) = self.open_memory()?;
         cut(&table, &self.table_path(), table_bytes(head))?;
@@ -384,8 +384,8 @@ impl MemoryLocal {
     fn map_files(&self, table: &File, slabs: File, head: &TableHead) -> Result<MemoryFiles, NodeError> {
         // SAFETY: the files lie in a directory of the daemon, whose lock makes this process their only user.
         // The table of volumes has each once, and one that grows uses the mapping that it got last. They are
-        // cut to what a volume has, never below; the table is allocated, and the volume takes the memory of a
-        // slab before it touches it.
+        // cut to the lengths that its volume has, never below; the table is allocated, and the volume takes
+        // the memory of a slab before it touches it.
         let files = unsafe { MemoryFiles::map(table, slabs, head.slabs) };
         files.map_err(file(&self.slabs_path(), "mapped"))
     }

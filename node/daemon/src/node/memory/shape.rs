@@ -59,9 +59,9 @@ impl MemoryIdentity {
         self.shape.difference(&asked.shape, true)
     }
 
-    /// True if it has not all that is asked for.
-    pub(crate) fn is_less_than(&self, asked: &Self) -> bool {
-        self.shape != asked.shape
+    /// True if a growth makes of it what is asked for.
+    pub(crate) fn grows_to(&self, asked: &Self) -> bool {
+        self.shape != asked.shape && self.difference(asked).is_none()
     }
 }
 

@@ -51,7 +51,7 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Cuts the file to what a volume of so many pages needs.
+    /// Cuts the file to the length of a volume of so many pages.
     ///
     /// # Errors
     /// [`NodeError::Damaged`]: it is shorter. The filesystem refuses it.
