@@ -8,5 +8,6 @@ pub mod cluster;
 pub mod host_tests;
 pub mod images;
 pub mod last_runs;
+pub mod run_time;
 pub mod shell;
 pub mod suite;

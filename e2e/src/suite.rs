@@ -22,9 +22,12 @@ use holdfast_lab::report;
 use holdfast_lab::run_dir;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
-use holdfast_scenarios::{BY_NAME, IN_TURN, Lane, lane, lane_in_turn, lanes, usual_lanes};
+use holdfast_scenarios::{
+    BY_NAME, IN_TURN, Lane, lane, lane_in_turn, lanes, place_if_time_allows, usual_lanes,
+};
 
 use crate::host_tests;
+use crate::run_time::RunTime;
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
@@ -40,10 +43,6 @@ const LOGS_FOLLOW: &str = "the ends of all logs";
 const LOG_LINES: usize = 60;
 /// Time limit of fetching these from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
-
-/// The lane whose turn it is runs where it is expected to end within this time, so that the checks of the
-/// source end within an hour.
-const IN_TURN_WITHIN: Duration = Duration::from_secs(2900);
 
 /// Memory that a scenario may need, in MiB: two machines, a Kubernetes API and an S3 server.
 const SCENARIO_MIB: u64 = 5 << 10;
@@ -73,6 +72,8 @@ impl Tally {
 enum SuitePart {
     HostTests,
     Lane(Lane),
+    /// A lane that begins only while the run's time allows.
+    IfTimeAllows(Lane),
 }
 
 impl SuitePart {
@@ -80,7 +81,7 @@ impl SuitePart {
     fn expected(&self) -> (String, Duration) {
         match self {
             Self::HostTests => (HOST_TESTS.to_owned(), HOST_TESTS_EXPECTED),
-            Self::Lane(lane) => (lane.to_string(), lane.scenario.expected),
+            Self::Lane(lane) | Self::IfTimeAllows(lane) => (lane.to_string(), lane.scenario.expected),
         }
     }
 }
@@ -90,17 +91,31 @@ struct SuiteRun<'a> {
     toolbox: &'a Toolbox,
     display: &'a Display,
     tally: &'a Mutex<Tally>,
+    time: RunTime,
 }
 
 impl SuiteRun<'_> {
     /// Plays a scenario in a process of its own, as a step of the display.
     fn scenario(&self, lane: Lane) {
         let name = lane.to_string();
+        let begun = Instant::now();
         let result = self.display.step(&name, end_of_progress, |log| {
             start(self.toolbox, lane, log.try_clone().context("share a step's file")?.into())?;
             Ok(String::new())
         });
+        self.time.note(lane.scenario.expected, begun.elapsed());
         lock(self.tally).add(&name, result);
+    }
+
+    /// Plays it unless the run's time does not allow that: lanes that need `later` still follow.
+    fn scenario_if_time_allows(&self, lane: Lane, later: Duration) {
+        if self.time.allows(lane.scenario.expected, later) {
+            return self.scenario(lane);
+        }
+        let name = lane.to_string();
+        self.display.say(&format!("SKIP {name}: no time is left for it, another day begins with it"));
+        self.display.skip(&name);
+        lock(self.tally).skipped += 1;
     }
 
     /// Runs the workspace's own tests, as a step of the display.
@@ -113,30 +128,25 @@ impl SuiteRun<'_> {
     }
 
     /// Runs the lane whose day it is, unless the rest took too long, and names those that did not run.
-    fn in_turn(&self, lane: Lane, begun: Instant) -> Result<()> {
+    fn in_turn(&self, lane: Lane) -> Result<()> {
         let chosen = lane.to_string();
-        let mut skipped: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
-        self.display.say(&format!("SKIP one of these runs each day: {}", skipped.join(" ")));
-        if begun.elapsed() + lane.scenario.expected <= IN_TURN_WITHIN {
-            self.scenario(lane);
-        } else {
-            self.display.say(&format!("SKIP {chosen}: it is its day, but no time is left for it"));
-            self.display.skip(&chosen);
-            skipped.push(&chosen);
-        }
-        lock(self.tally).skipped += u32::try_from(skipped.len())?;
+        let others: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
+        self.display.say(&format!("SKIP one of these runs each day: {}", others.join(" ")));
+        lock(self.tally).skipped += u32::try_from(others.len())?;
+        self.scenario_if_time_allows(lane, Duration::ZERO);
         Ok(())
     }
 }
 
 /// Runs the workspace's own tests and every lane that `filter` chooses ([`lanes`]): first these tests and the
-/// lanes that may run beside others, then each of the rest alone, last the one of [`IN_TURN`] whose day it
-/// is. Returns whether all of it passed. With a filter only scenarios run.
+/// lanes that may run beside others, those last that begin only while the run's time allows; then each of
+/// the rest alone, last the one of [`IN_TURN`] whose day it is. Returns whether all of it passed. With a
+/// filter only scenarios run, each of them.
 ///
 /// # Errors
 /// If the filter names no kernel, or the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
-    let begun = Instant::now();
+    let time = RunTime::begin();
     let mut chosen = filter.map_or_else(|| Ok(usual_lanes()), lanes)?;
     // A long one that begins last would run with nothing beside it.
     chosen.sort_by_key(|lane| (lane.scenario.alone, Reverse(lane.scenario.expected)));
@@ -146,9 +156,10 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     };
     let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
     let places = places(beside.len());
-    let host_tests = filter.is_none().then_some(SuitePart::HostTests);
-    let beside: Vec<SuitePart> =
-        host_tests.into_iter().chain(beside.into_iter().map(SuitePart::Lane)).collect();
+    let beside = match filter {
+        Some(_) => beside.into_iter().map(SuitePart::Lane).collect(),
+        None => parts_of_a_whole_run(beside, today()?),
+    };
 
     let tally = Mutex::new(Tally { skipped, ..Tally::default() });
     let toolbox = Toolbox::find()?;
@@ -157,26 +168,28 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         let expected = |lane: &Lane| (lane.to_string(), lane.scenario.expected);
         let whole = match filter {
             Some(_) => None,
-            None => Some((toolbox.prepare(&display, &KERNELS, true), today()?)),
+            None => Some((toolbox.prepare(&display, &KERNELS, true), lane_in_turn(today()?)?)),
         };
         display.plan(places, beside.iter().map(SuitePart::expected));
         display.plan(1, alone.iter().chain(whole.iter().map(|(_, lane)| lane)).map(expected));
         display
             .begin(&filter.map_or("cargo e2e test".to_owned(), |filter| format!("cargo e2e test {filter}")));
 
-        let run = SuiteRun { toolbox: &toolbox, display: &display, tally: &tally };
+        let run = SuiteRun { toolbox: &toolbox, display: &display, tally: &tally, time };
         let in_turn = whole.map(|(preparation, lane)| {
             // A part that cannot be made was shown; the scenarios that need it fail, the others run.
             preparation.make().ok();
             lane
         });
+        let later = alone.iter().chain(&in_turn).map(|lane| lane.scenario.expected).sum();
         beside_each_other(places, beside, |part| match part {
             SuitePart::HostTests => run.host_tests(),
             SuitePart::Lane(lane) => run.scenario(lane),
+            SuitePart::IfTimeAllows(lane) => run.scenario_if_time_allows(lane, later),
         });
         alone.into_iter().for_each(|lane| run.scenario(lane));
         if let Some(lane) = in_turn {
-            run.in_turn(lane, begun)?;
+            run.in_turn(lane)?;
         }
     }
     let tally = lock(&tally);
@@ -187,11 +200,26 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// The lane whose day it is.
-fn today() -> Result<Lane> {
+/// The workspace's tests and these lanes, last those that begin only while the run's time allows.
+fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
+    let mut each_run = vec![SuitePart::HostTests];
+    let mut if_time_allows = Vec::new();
+    for lane in lanes {
+        match place_if_time_allows(&lane, day) {
+            Some(place) => if_time_allows.push((place, lane)),
+            None => each_run.push(SuitePart::Lane(lane)),
+        }
+    }
+    if_time_allows.sort_by_key(|(place, _)| *place);
+    each_run.extend(if_time_allows.into_iter().map(|(_, lane)| SuitePart::IfTimeAllows(lane)));
+    each_run
+}
+
+/// This day, counted from 1970.
+fn today() -> Result<u64> {
     const SECONDS_A_DAY: u64 = 86_400;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?;
-    lane_in_turn(now.as_secs() / SECONDS_A_DAY)
+    Ok(now.as_secs() / SECONDS_A_DAY)
 }
 
 /// Does `work` with all items in their order, with `places` of them at once.
