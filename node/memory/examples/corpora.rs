@@ -1,11 +1,13 @@
-//! Measures codecs and pool on the files of directories: time to write and to read a page, compression ratio,
-//! and the memory in addition to the stored bytes.
+//! Measures codecs and pool on the files of directories: time to write and to read a page, by one thread and
+//! by one for each processor at once, compression ratio, and the memory in addition to the stored bytes.
 //!
 //! `cargo run --release -p holdfast-memory --example corpora -- /usr/bin /usr/include`
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // a program that a person runs
 
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
 use holdfast_memory::pool::SLAB_BYTES;
@@ -23,9 +25,11 @@ fn main() {
         let corpus = corpus(Path::new(&directory));
         corpora.push((directory, corpus));
     }
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
     println!(
-        "| corpus | pages | codec | write ns/page | read ns/page | ratio | overhead |\n|---|---:|---|---:|---:|---:|---:|"
+        "| corpus | pages | codec | write ns/page | read ns/page | write, {threads} threads | read, {threads} threads | ratio | overhead |"
     );
+    println!("|---|---:|---|---:|---:|---:|---:|---:|---:|");
     for (name, corpus) in corpora {
         for codec in [PageCodec::Lz4, PageCodec::Zstd] {
             measure(&name, &corpus, codec);
@@ -43,30 +47,47 @@ fn measure(name: &str, corpus: &[u8], codec: PageCodec) {
         nonce: 1,
         spill_pages: 0,
     };
-    let mut codecs = Codecs::default();
-    codecs.prepare(codec).unwrap();
-    let mut volume = MemoryVolume::open(HeapMemory::new(pages, slabs, slabs), &head).unwrap();
-    let mut out = vec![0; PAGE_BYTES];
-    let (mut write, mut read) = (f64::MAX, f64::MAX);
-    for _ in 0..ROUNDS {
-        let begun = Instant::now();
-        for (at, page) in (0..).zip(corpus.chunks_exact(PAGE_BYTES)) {
-            volume.write(&mut codecs, at, page).unwrap();
-        }
-        write = write.min(begun.elapsed().as_nanos() as f64 / pages as f64);
-        let begun = Instant::now();
-        for at in 0..pages as u64 {
-            volume.read(&mut codecs, at, &mut out).unwrap();
-        }
-        read = read.min(begun.elapsed().as_nanos() as f64 / pages as f64);
-    }
+    let volume = MemoryVolume::open(HeapMemory::new(pages, slabs, slabs), &head).unwrap();
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let [alone, together] = [1, processors].map(|threads| {
+        let rounds = (0..ROUNDS).map(|_| round(&volume, corpus, threads));
+        rounds.fold([f64::MAX; 2], |best, one| [best[0].min(one[0]), best[1].min(one[1])])
+    });
     let MemoryFigures { slot_bytes, slab_bytes, .. } = volume.figures();
     let taken = (slab_bytes + 8 * pages as u64) as f64;
     let overhead = 100.0 * (taken - slot_bytes as f64) / taken;
     println!(
-        "| {name} | {pages} | {codec:?} | {write:.0} | {read:.0} | {:.2} | {overhead:.1} % |",
+        "| {name} | {pages} | {codec:?} | {:.0} | {:.0} | {:.0} | {:.0} | {:.2} | {overhead:.1} % |",
+        alone[0],
+        alone[1],
+        together[0],
+        together[1],
         corpus.len() as f64 / taken
     );
+}
+
+/// Writes and reads the corpus once by so many threads at once. Returns both times in ns a page, from the
+/// begin of the first thread to the end of the last.
+fn round(volume: &MemoryVolume<HeapMemory>, corpus: &[u8], threads: usize) -> [f64; 2] {
+    let pages = corpus.len() / PAGE_BYTES;
+    let each_page = |work: &(dyn Fn(&mut Codecs, u64) + Sync)| {
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for first in 0..threads {
+                scope.spawn(move || {
+                    let mut codecs = Codecs::default();
+                    codecs.prepare(volume.codec()).unwrap();
+                    (first..pages).step_by(threads).for_each(|at| work(&mut codecs, at as u64));
+                });
+            }
+        });
+        begun.elapsed().as_nanos() as f64 / pages as f64
+    };
+    let content = |at: u64| &corpus[at as usize * PAGE_BYTES..][..PAGE_BYTES];
+    [
+        each_page(&|codecs, at| volume.write(codecs, at, content(at)).unwrap()),
+        each_page(&|codecs, at| assert_eq!(volume.read(codecs, at, &mut [0; PAGE_BYTES]), Ok(0))),
+    ]
 }
 
 fn noise() -> Vec<u8> {

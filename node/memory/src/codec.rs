@@ -37,12 +37,19 @@ pub struct Codecs {
     lz4: CompressTable,
     zstd: Option<(Compressor<'static>, Decompressor<'static>)>,
     out: Box<[u8]>,
+    /// A compressed page that was copied here.
+    compressed: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Default for Codecs {
     fn default() -> Self {
         let most = get_maximum_output_size(PAGE_BYTES).max(zstd::zstd_safe::compress_bound(PAGE_BYTES));
-        Self { lz4: CompressTable::small(), zstd: None, out: vec![0; most].into() }
+        Self {
+            lz4: CompressTable::small(),
+            zstd: None,
+            out: vec![0; most].into(),
+            compressed: Box::new([0; PAGE_BYTES]),
+        }
     }
 }
 
@@ -71,7 +78,7 @@ impl Codecs {
     /// # Panics
     /// If the codec was not [prepared](Self::prepare).
     pub(crate) fn compress(&mut self, codec: PageCodec, page: &[u8], most: usize) -> Option<&[u8]> {
-        let Self { lz4, zstd, out } = self;
+        let Self { lz4, zstd, out, .. } = self;
         let len = match codec {
             PageCodec::Lz4 => compress_into_with_table(page, out, lz4).ok(),
             PageCodec::Zstd => {
@@ -82,13 +89,19 @@ impl Codecs {
         Some(&out[..len.filter(|len| *len <= most)?])
     }
 
-    /// Decompresses a page. False if the bytes are damaged, or of a codec that was not prepared: no volume of
-    /// this thread writes them.
-    pub(crate) fn decompress(&mut self, codec: PageCodec, bytes: &[u8], page: &mut [u8]) -> bool {
+    /// The place of a compressed page, for [`decompress_copy`](Self::decompress_copy).
+    pub(crate) fn compressed(&mut self) -> &mut [u8; PAGE_BYTES] {
+        &mut self.compressed
+    }
+
+    /// Decompresses the page of so many bytes in [`compressed`](Self::compressed). False if the bytes are
+    /// damaged, or of a codec that was not prepared: no volume of this thread writes them.
+    pub(crate) fn decompress_copy(&mut self, codec: PageCodec, len: usize, page: &mut [u8]) -> bool {
+        let Self { zstd, compressed, .. } = self;
+        let bytes = &compressed[..len];
         let len = match codec {
             PageCodec::Lz4 => decompress_into(bytes, page).ok(),
-            PageCodec::Zstd => self
-                .zstd
+            PageCodec::Zstd => zstd
                 .as_mut()
                 .and_then(|(_, decompressor)| decompressor.decompress_to_buffer(bytes, page).ok()),
         };

@@ -36,7 +36,7 @@ use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead
 use holdfast_ring::RingError;
 use holdfast_serve::{
     BackgroundWork, IoLimits, Label, LiveMap, MemoryFiles, Message, NewMemoryVolume, NewVolume,
-    PublishedStatus, RingThread, SharedFiles, Start, VolumeKey,
+    PublishedMemory, PublishedStatus, QueueShare, RingThread, SharedFiles, Start, VolumeKey,
 };
 use holdfast_types::{BLOCK_SECTORS, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
 use holdfast_ublk::{
@@ -557,10 +557,11 @@ fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
     // SAFETY: files of this program alone, in memory.
     let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;
     Ok(NewMemoryVolume {
-        volume: MemoryVolume::open(files, &head).map_err(io::Error::other)?,
+        volume: Arc::new(MemoryVolume::open(files, &head).map_err(io::Error::other)?),
+        share: QueueShare::ALL,
         spill_file: None,
         label: Arc::new(Label::new("counts".parse().expect("a name"), Epoch(1))),
-        published: Arc::default(),
+        published: Arc::new(PublishedMemory::new(1)),
         place: Box::new(()),
     })
 }

@@ -32,7 +32,7 @@ pub use figures::{RingFigures, RingStatus};
 pub use io_limits::{IoLimits, LimitStatus};
 pub use label::Label;
 pub use live_map::LiveMap;
-pub use memory::{MemoryFiles, NewMemoryVolume, PublishedMemory};
+pub use memory::{MemoryFiles, NewMemoryVolume, PublishedMemory, QueueShare};
 pub use message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
 pub use operation::{FileOperation, InFlight, Ring, VolumeKey};
 pub use planned::{Planned, Start};

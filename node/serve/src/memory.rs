@@ -1,7 +1,8 @@
 //! Memory volumes on a ring thread.
 //!
-//! Owns: the memory volumes of a thread, their requests and the queues of their devices. Does not own: where
-//! a page lies ([`holdfast_memory`]). Runs on: the ring thread. A request is answered in the turn in which it
+//! Owns: the requests and queues that a thread has of memory volumes. Does not own: where a page lies
+//! ([`holdfast_memory`]); several threads may serve a volume, each its share of the queues. Runs on: the ring
+//! thread. A request is answered in the turn in which it
 //! came, so none waits, unless pages of it are in the spill file or go there ([`spill_queue`]). No system
 //! call moves its data, but of a device with user copy of an older release; one takes the memory of a slab,
 //! once for 16 pages or more. No allocation for a request. Invariants: the key of a memory volume is no other
@@ -16,7 +17,7 @@ mod spill_queue;
 
 use std::os::fd::AsFd;
 
-use holdfast_memory::{Codecs, MemoryGrowth};
+use holdfast_memory::Codecs;
 use holdfast_ring::{IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::Device;
@@ -27,7 +28,7 @@ use crate::volume_queue::VolumeQueue;
 use crate::volume_table::VolumeTable;
 
 pub use files::MemoryFiles;
-pub use new_volume::NewMemoryVolume;
+pub use new_volume::{NewMemoryVolume, QueueShare};
 pub use published::PublishedMemory;
 use served::ServedMemory;
 
@@ -80,15 +81,6 @@ impl MemoryVolumes {
         ring.submit().map_err(RingRefusal::from)?;
         served.open(ring, device, queues);
         Ok(())
-    }
-
-    /// Makes a volume larger. Returns its files as they were mapped before.
-    pub(crate) fn grow(
-        &mut self,
-        key: VolumeKey,
-        growth: MemoryGrowth<MemoryFiles>,
-    ) -> Result<MemoryFiles, RingRefusal> {
-        Ok(self.find(key).ok_or(RingRefusal::Gone)?.grow(growth))
     }
 
     /// A command of a queue ended. False if its volume or queue is gone.

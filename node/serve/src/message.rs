@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::settings::Settings;
-use holdfast_memory::MemoryGrowth;
 use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
@@ -13,7 +12,6 @@ use tokio::sync::{mpsc, oneshot};
 use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::live_map::LiveMap;
-use crate::memory::files::MemoryFiles;
 use crate::memory::new_volume::NewMemoryVolume;
 use crate::operation::{Ring, VolumeKey};
 use crate::planned::Planned;
@@ -134,15 +132,6 @@ pub enum Message {
         live_map: Box<LiveMap>,
         /// Sectors that it is to have.
         sectors: u64,
-    },
-    /// Makes a memory volume larger.
-    GrowMemory {
-        /// The volume.
-        key: VolumeKey,
-        /// Its new size and limits.
-        growth: Box<MemoryGrowth<MemoryFiles>>,
-        /// Receives the former mappings: the time to unmap them grows with their content.
-        done: oneshot::Sender<Result<MemoryFiles, RingRefusal>>,
     },
     /// An event for the planner of a volume.
     Event {

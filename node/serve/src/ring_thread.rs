@@ -295,7 +295,6 @@ impl RingThread {
                     served.grow(ring, *live_map, sectors, now);
                 }
             }
-            Message::GrowMemory { key, growth, done } => drop(done.send(self.memory.grow(key, *growth))),
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
                     served.handle(ring, event, now);

@@ -206,9 +206,9 @@ impl MemoryRun {
         let mut left = operations;
         while left > 0 {
             let (stores, last_bytes) = (self.rng.below(STORES), self.rng.below(PAGE_BYTES));
-            let mut volume = self.recover(MortalMemory { memory, left: stores, last_bytes });
+            let volume = self.recover(MortalMemory { memory, left: stores, last_bytes });
             self.look(&volume);
-            let ended = catch_unwind(AssertUnwindSafe(|| self.live(&mut volume, &mut left)));
+            let ended = catch_unwind(AssertUnwindSafe(|| self.live(&volume, &mut left)));
             if let Err(other) = ended
                 && !other.is::<Killed>()
             {
@@ -216,7 +216,7 @@ impl MemoryRun {
             }
             left = left.saturating_sub(1);
             self.die();
-            memory = volume.memory().memory.clone();
+            memory = volume.into_memory().memory;
         }
     }
 
@@ -263,7 +263,7 @@ impl MemoryRun {
     }
 
     /// The volume gets more pages, slabs or room in its spill file.
-    fn grow(&mut self, volume: &mut MemoryVolume<MortalMemory>) {
+    fn grow(&mut self, volume: &MemoryVolume<MortalMemory>) {
         let from = self.head;
         let TableHead { pages, slabs, spill_pages, .. } = &mut self.head;
         *pages = PAGES as u64;
@@ -274,14 +274,14 @@ impl MemoryRun {
         if self.rng.once_in(3) {
             panic_any(Killed);
         }
-        let memory = self.larger(volume.memory().clone());
+        let memory = self.larger(volume.with_memory(MortalMemory::clone));
         let slabs = PoolExtension::new(from.slabs, self.head.slabs);
         let TableHead { pages, spill_pages, .. } = self.head;
         volume.grow(MemoryGrowth { memory, pages, slabs, spill_pages });
     }
 
     /// Serves requests, those that were not answered first, until the process ends.
-    fn live(&mut self, volume: &mut MemoryVolume<MortalMemory>, left: &mut u64) {
+    fn live(&mut self, volume: &MemoryVolume<MortalMemory>, left: &mut u64) {
         let mut side = SpillRequests::default();
         for id in self.open.keys().copied().collect::<Vec<_>>() {
             self.admit(volume, &mut side, id);
@@ -313,7 +313,7 @@ impl MemoryRun {
     /// Nothing is in flight: what the volume counted is what a successor finds, and the disk has no page but
     /// those.
     fn at_rest(&self, volume: &MemoryVolume<MortalMemory>) {
-        let found = self.open(volume.memory().clone()).figures();
+        let found = self.open(volume.with_memory(MortalMemory::clone)).figures();
         let counted = MemoryFigures { refused_pages: 0, ..volume.figures() };
         Invariant::MemoryPageIsWhole.check(found == counted, || format!("{counted:?} became {found:?}"));
         let held = self.held();
@@ -345,7 +345,7 @@ impl MemoryRun {
 
     fn admit(
         &mut self,
-        volume: &mut MemoryVolume<MortalMemory>,
+        volume: &MemoryVolume<MortalMemory>,
         side: &mut SpillRequests<u64, Refusal>,
         id: u64,
     ) {
@@ -359,7 +359,7 @@ impl MemoryRun {
 
     fn serve(
         &mut self,
-        volume: &mut MemoryVolume<MortalMemory>,
+        volume: &MemoryVolume<MortalMemory>,
         side: &mut SpillRequests<u64, Refusal>,
         request: SpillRequest<u64>,
     ) {
@@ -386,7 +386,7 @@ impl MemoryRun {
             MemoryRequestKind::Discard => volume.discard(*first as u64, count as u64),
         };
         let result = result.map_err(Refusal::Page);
-        runs.append(volume.disk_runs());
+        volume.take_disk_runs(&mut runs);
         if runs.is_empty() {
             return self.answer(id, result);
         }
@@ -396,7 +396,7 @@ impl MemoryRun {
     }
 
     /// The disk does a page of one of its operations, or ends one.
-    fn advance(&mut self, volume: &mut MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
+    fn advance(&mut self, volume: &MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
         let chosen = self.rng.below(self.in_flight.len());
         let mut operation = self.in_flight.swap_remove(chosen);
         let at = (operation.run.first + u64::from(operation.done)) as usize;
@@ -417,9 +417,10 @@ impl MemoryRun {
         }
         let DiskInFlight { number, id, run, done } = operation;
         volume.disk_ended(&run, done);
-        let more = volume.disk_runs();
+        let mut more = Vec::new();
+        volume.take_disk_runs(&mut more);
         let ended = side.end(number, outcome, u32::try_from(more.len()).expect("few"));
-        self.in_flight.extend(more.drain(..).map(|run| DiskInFlight { number, id, run, done: 0 }));
+        self.in_flight.extend(more.into_iter().map(|run| DiskInFlight { number, id, run, done: 0 }));
         if let Some(SpillEnd { request, result }) = ended {
             self.answer(request, result);
         }

@@ -97,10 +97,19 @@ impl Device {
             ublksrv_flags: spec.tag,
             ..Default::default()
         };
-        let &DeviceSpec { queues, depth, max_io_bytes, transport, tag, id: _, sectors: _, max_zero_bytes: _ } =
-            spec;
+        let &DeviceSpec {
+            queues: _,
+            depth,
+            max_io_bytes,
+            transport,
+            tag,
+            id: _,
+            sectors: _,
+            max_zero_bytes: _,
+        } = spec;
         let new = move |added: sys::ublksrv_ctrl_dev_info| {
-            let id = added.dev_id;
+            // The kernel gives a device no more queues than the host may have CPUs.
+            let (id, queues) = (added.dev_id, added.nr_hw_queues);
             let has_batches = has_batches(flags);
             Self { id, tag, queues, depth, max_io_bytes, transport, has_batches }
         };

@@ -2,6 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::memory::HeapMemory;
+use crate::pool::{CLASS_BYTES, PAGE_CLASS, PageSlot, SLAB_BYTES, SlotTaken};
+use crate::same_filled::fill;
+use crate::word::{Form, InvalidWord, Word};
 
 const PAGES: usize = 40;
 const SLABS: u32 = 64;
@@ -42,6 +45,14 @@ fn page(kind: u8, seed: u64) -> Vec<u8> {
         }
     }
     page
+}
+
+fn word(volume: &MemoryVolume<HeapMemory>, page: u64) -> Word {
+    Word::of(volume.with_memory(|memory| memory.word(page))).unwrap()
+}
+
+fn transit_pages(volume: &MemoryVolume<HeapMemory>) -> u64 {
+    volume.pages.read().transit_pages()
 }
 
 fn holds(volume: &MemoryVolume<HeapMemory>, codecs: &mut Codecs, expected: &[Vec<u8>]) {
@@ -93,16 +104,16 @@ proptest! {
                 }
                 Step::Restart => {
                     let before = volume.figures();
-                    volume = MemoryVolume::open(volume.memory, &head(codec, SLABS)).unwrap();
+                    volume = MemoryVolume::open(volume.into_memory(), &head(codec, SLABS)).unwrap();
                     prop_assert_eq!(volume.figures(), before, "no slot is lost and none is shared");
-                    prop_assert_eq!(volume.memory.taken() as u64 * SLAB_BYTES as u64, before.slab_bytes);
+                    prop_assert_eq!(volume.with_memory(HeapMemory::taken) as u64 * SLAB_BYTES as u64, before.slab_bytes);
                 }
             }
         }
         holds(&volume, &mut codecs, &expected);
         volume.discard(0, PAGES as u64).unwrap();
         prop_assert_eq!(volume.figures(), MemoryFigures { limit_bytes: volume.figures().limit_bytes, ..MemoryFigures::default() });
-        prop_assert!(volume.memory.taken() <= 1, "one slab stays for the next write");
+        prop_assert!(volume.with_memory(HeapMemory::taken) <= 1, "one slab stays for the next write");
     }
 }
 
@@ -111,7 +122,7 @@ proptest! {
 fn a_full_volume_keeps_its_pages() {
     // By the limit, and by the system.
     for (slabs, room) in [(3, 9), (9, 3)] {
-        let (mut volume, mut codecs) = (volume(PageCodec::Lz4, slabs, room), codecs());
+        let (volume, mut codecs) = (volume(PageCodec::Lz4, slabs, room), codecs());
         let mut expected = vec![vec![0; PAGE_BYTES]; PAGES];
         // All three slabs get the class of a page, and half of the last one is used.
         for (at, expected) in expected.iter_mut().enumerate() {
@@ -120,7 +131,8 @@ fn a_full_volume_keeps_its_pages() {
         }
         assert_eq!(volume.figures().plain_pages, PAGES as u64);
         let more = PAGES..3 * SLAB_BYTES / PAGE_BYTES;
-        let taken: Vec<PageSlot> = more.map(|_| volume.take(PAGE_CLASS, Word::Zeros).unwrap()).collect();
+        let taken: Vec<PageSlot> =
+            more.map(|_| volume.pages.write().take(PAGE_CLASS, Word::Zeros).unwrap()).collect();
         assert_eq!(volume.write(&mut codecs, 3, &page(15, 99)), Err(PageError::NoSpace));
         assert_eq!(volume.write(&mut codecs, 4, &page(7, 99)), Err(PageError::NoSpace), "in no class");
         assert_eq!(volume.figures().refused_pages, 2);
@@ -138,7 +150,7 @@ fn a_full_volume_keeps_its_pages() {
 /// A write of 1 MiB that was refused counted as one page.
 #[test]
 fn each_page_of_a_refused_write_is_counted() {
-    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, 1, 1), codecs());
+    let (volume, mut codecs) = (volume(PageCodec::Lz4, 1, 1), codecs());
     let data: Vec<u8> = (0..20).flat_map(|at| page(15, at)).collect();
     assert_eq!(volume.write(&mut codecs, 0, &data), Err(PageError::NoSpace));
     let MemoryFigures { plain_pages, refused_pages, .. } = volume.figures();
@@ -148,7 +160,7 @@ fn each_page_of_a_refused_write_is_counted() {
 /// A page of a pattern takes its word, or eight bytes, and is never compressed.
 #[test]
 fn same_filled_pages_need_no_codec() {
-    let mut volume = volume(PageCodec::Zstd, SLABS, SLABS as usize);
+    let volume = volume(PageCodec::Zstd, SLABS, SLABS as usize);
     // Its contexts were never made: a page that came to it would end the test.
     let mut codecs = Codecs::default();
     let data = [page(0, 0), page(1, 5), page(2, 5), page(1, 255)].concat();
@@ -163,7 +175,7 @@ fn same_filled_pages_need_no_codec() {
 /// A page that compresses to more than seven eighths is stored as it is.
 #[test]
 fn a_page_that_compresses_badly_is_plain() {
-    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
+    let (volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
     volume.write(&mut codecs, 0, &[page(15, 1), page(13, 1), page(5, 1)].concat()).unwrap();
     let MemoryFigures { compressed_pages, plain_pages, .. } = volume.figures();
     assert_eq!((compressed_pages, plain_pages), (2, 1));
@@ -172,9 +184,9 @@ fn a_page_that_compresses_badly_is_plain() {
 /// A successor took a table whose words named a slot twice.
 #[test]
 fn a_damaged_table_is_refused() {
-    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
+    let (volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
     volume.write(&mut codecs, 0, &page(9, 1)).unwrap();
-    let memory = volume.memory;
+    let memory = volume.into_memory();
     let word = memory.word(0);
     let open = |bits: u64| {
         let mut memory = memory.clone();
@@ -193,13 +205,13 @@ fn a_damaged_table_is_refused() {
 #[test]
 fn a_damaged_slot_fails_its_page() {
     for codec in [PageCodec::Lz4, PageCodec::Zstd] {
-        let (mut volume, mut codecs) = (volume(codec, SLABS, SLABS as usize), codecs());
+        let (volume, mut codecs) = (volume(codec, SLABS, SLABS as usize), codecs());
         volume.write(&mut codecs, 0, &[page(9, 1), page(9, 2)].concat()).unwrap();
-        let slot = volume.word(0).unwrap().slot().unwrap();
-        volume.memory.write(slot.offset(), &[0xff; 2]);
+        let slot = word(&volume, 0).slot().unwrap();
+        volume.pages.write().memory_mut().write(slot.offset(), &[0xff; 2]);
         let mut read = vec![0; PAGE_BYTES];
         assert_eq!(volume.read(&mut codecs, 0, &mut read), Err(PageError::Damaged(0)));
-        volume.memory.write(slot.offset(), &[9, 0]);
+        volume.pages.write().memory_mut().write(slot.offset(), &[9, 0]);
         assert_eq!(volume.read(&mut codecs, 0, &mut read), Err(PageError::Damaged(0)));
         volume.read(&mut codecs, 1, &mut read).unwrap();
         assert!(read == page(9, 2));
@@ -209,9 +221,9 @@ fn a_damaged_slot_fails_its_page() {
 /// A word that another program wrote ended the daemon, or gave it the content of another page.
 #[test]
 fn a_damaged_word_fails_its_page() {
-    let (mut volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), Codecs::default());
+    let (volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), Codecs::default());
     volume.write(&mut codecs, 0, &[page(9, 1), page(15, 2), page(15, 3)].concat()).unwrap();
-    let [small, plain, unused] = [0, 1, 2].map(|page| volume.word(page).unwrap().slot().unwrap());
+    let [small, plain, unused] = [0, 1, 2].map(|page| word(&volume, page).slot().unwrap());
     volume.discard(2, 1).unwrap();
     let slab_units = (SLAB_BYTES / CLASS_BYTES) as u64;
     let slot = |class, unit| PageSlot::at(class, unit).unwrap();
@@ -230,29 +242,30 @@ fn a_damaged_word_fails_its_page() {
     let figures = volume.figures();
     let mut read = vec![0; PAGE_BYTES];
     for bits in damaged {
-        volume.memory.set_word(7, bits);
+        volume.pages.write().memory_mut().set_word(7, bits);
         let refused = Err(PageError::Damaged(7));
         assert_eq!(volume.read(&mut codecs, 7, &mut read).map(drop), refused, "{bits:#x}");
         assert_eq!(volume.write(&mut codecs, 7, &page(15, 9)), refused, "{bits:#x}");
         assert_eq!(volume.discard(7, 1), refused, "{bits:#x}");
-        assert_eq!(volume.memory.word(7), bits, "it stays for who looks at it");
+        assert_eq!(volume.with_memory(|memory| memory.word(7)), bits, "it stays for who looks at it");
     }
     assert_eq!(volume.figures(), figures, "nothing changed");
     // A used slot, in a form whose contexts no volume of the thread needed.
-    volume.memory.set_word(7, bits(Form::Zstd, small));
+    volume.pages.write().memory_mut().set_word(7, bits(Form::Zstd, small));
     assert_eq!(volume.read(&mut codecs, 7, &mut read), Err(PageError::Damaged(7)));
     volume.read(&mut codecs, 0, &mut read).unwrap();
     assert!(read == page(9, 1));
 }
 
 /// The runs that a volume has for its disk.
-fn runs(volume: &mut MemoryVolume<HeapMemory>) -> Vec<(DiskOperation, u64, u32)> {
-    volume.disk_runs().iter().map(|run| (run.operation, run.first, run.pages)).collect()
+fn runs(volume: &MemoryVolume<HeapMemory>) -> Vec<(DiskOperation, u64, u32)> {
+    volume.pages.write().disk_runs().iter().map(|run| (run.operation, run.first, run.pages)).collect()
 }
 
 /// Ends all runs, of which the disk writes so many pages of each.
-fn end_runs(volume: &mut MemoryVolume<HeapMemory>, done: u32) {
-    let runs: Vec<DiskRun> = volume.disk_runs().drain(..).collect();
+fn end_runs(volume: &MemoryVolume<HeapMemory>, done: u32) {
+    let mut runs = Vec::new();
+    volume.take_disk_runs(&mut runs);
     runs.iter().for_each(|run| volume.disk_ended(run, done));
 }
 
@@ -261,13 +274,13 @@ fn end_runs(volume: &mut MemoryVolume<HeapMemory>, done: u32) {
 #[test]
 fn a_page_without_a_slot_goes_to_the_spill_file() {
     let head = TableHead { spill_pages: 6, ..head(PageCodec::Lz4, 1) };
-    let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
     let mut codecs = codecs();
     let data: Vec<u8> = (0..20).flat_map(|at| page(15, at)).collect();
     volume.write(&mut codecs, 0, &data).unwrap();
-    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 16, 4)]);
+    assert_eq!(runs(&volume), [(DiskOperation::Write, 16, 4)]);
     assert_eq!(volume.figures().spilled_pages, 0, "the disk has them not yet");
-    end_runs(&mut volume, 4);
+    end_runs(&volume, 4);
     let mut read = vec![0; 20 * PAGE_BYTES];
     assert_eq!(volume.read(&mut codecs, 0, &mut read), Ok(4));
     assert!(read[..16 * PAGE_BYTES] == data[..16 * PAGE_BYTES]);
@@ -275,34 +288,34 @@ fn a_page_without_a_slot_goes_to_the_spill_file() {
     assert_eq!(spilled, [16, 17, 18, 19]);
     // One in memory moves out, one in the file is written over.
     volume.write(&mut codecs, 15, &[page(15, 50), page(15, 51)].concat()).unwrap();
-    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 15, 1), (DiskOperation::Rewrite, 16, 1)]);
-    end_runs(&mut volume, 1);
+    assert_eq!(runs(&volume), [(DiskOperation::Write, 15, 1), (DiskOperation::Rewrite, 16, 1)]);
+    end_runs(&volume, 1);
     // Its slot takes the next page, the file has room for one more, and the third finds neither.
     let more: Vec<u8> = (52..55).flat_map(|seed| page(15, seed)).collect();
     assert_eq!(volume.write(&mut codecs, 20, &more), Err(PageError::NoSpace));
-    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 21, 1)], "the one before it is written");
+    assert_eq!(runs(&volume), [(DiskOperation::Write, 21, 1)], "the one before it is written");
     assert_eq!(volume.figures().refused_pages, 1);
     // The disk had no room: nothing changed, and what it may have taken is given back.
-    end_runs(&mut volume, 0);
-    assert_eq!(runs(&mut volume), [(DiskOperation::Hole, 21, 1)]);
-    end_runs(&mut volume, 0);
-    assert_eq!((volume.memory.word(21), volume.transit_pages), (0, 0));
+    end_runs(&volume, 0);
+    assert_eq!(runs(&volume), [(DiskOperation::Hole, 21, 1)]);
+    end_runs(&volume, 0);
+    assert_eq!((volume.with_memory(|memory| memory.word(21)), transit_pages(&volume)), (0, 0));
     // A hole counts until it is made.
     volume.discard(14, 4).unwrap();
-    assert_eq!(runs(&mut volume), [(DiskOperation::Hole, 15, 3)]);
+    assert_eq!(runs(&volume), [(DiskOperation::Hole, 15, 3)]);
     let data: Vec<u8> = (60..64).flat_map(|seed| page(15, seed)).collect();
     assert_eq!(volume.write(&mut codecs, 22, &data), Err(PageError::NoSpace));
     let (hole, write) = (DiskOperation::Hole, DiskOperation::Write);
-    assert_eq!(runs(&mut volume), [(hole, 15, 3), (write, 23, 1)], "22 has the slot of 14");
-    end_runs(&mut volume, 1);
+    assert_eq!(runs(&volume), [(hole, 15, 3), (write, 23, 1)], "22 has the slot of 14");
+    end_runs(&volume, 1);
     // Both that are left are in memory again.
     volume.discard(0, 4).unwrap();
     volume.write(&mut codecs, 18, &[page(15, 54), page(1, 7)].concat()).unwrap();
-    assert_eq!(runs(&mut volume), [(hole, 18, 2)]);
-    end_runs(&mut volume, 0);
-    assert_eq!((volume.transit_pages, volume.figures().spilled_pages), (0, 1));
+    assert_eq!(runs(&volume), [(hole, 18, 2)]);
+    end_runs(&volume, 0);
+    assert_eq!((transit_pages(&volume), volume.figures().spilled_pages), (0, 1));
     let before = volume.figures();
-    volume = MemoryVolume::open(volume.memory, &head).unwrap();
+    let volume = MemoryVolume::open(volume.into_memory(), &head).unwrap();
     assert_eq!(volume.figures(), MemoryFigures { refused_pages: 0, ..before });
 }
 
@@ -319,35 +332,35 @@ fn spilled_pages_beyond_the_limit_are_damage() {
 #[test]
 fn a_discard_makes_one_hole() {
     let head = TableHead { spill_pages: 40, ..head(PageCodec::Lz4, 1) };
-    let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
     let mut codecs = codecs();
     for at in (16..40).chain((0..16).rev()) {
         volume.write(&mut codecs, at, &page(15, at)).unwrap();
     }
-    end_runs(&mut volume, 40);
+    end_runs(&volume, 40);
     (16..40).step_by(2).for_each(|at| volume.write(&mut codecs, at, &page(1, 3)).unwrap());
-    end_runs(&mut volume, 0);
+    end_runs(&volume, 0);
     let spilled = volume.figures().spilled_pages;
     volume.discard(0, 40).unwrap();
-    assert_eq!((volume.disk_runs().len(), volume.transit_pages), (1, spilled));
-    end_runs(&mut volume, 0);
-    assert_eq!((volume.transit_pages, volume.figures().spilled_pages), (0, 0));
+    assert_eq!((runs(&volume).len(), transit_pages(&volume)), (1, spilled));
+    end_runs(&volume, 0);
+    assert_eq!((transit_pages(&volume), volume.figures().spilled_pages), (0, 0));
 }
 
 /// Each page was compressed before it went to the disk, which was slower than the disk.
 #[test]
 fn no_codec_works_for_a_page_without_a_slot() {
     let head = TableHead { spill_pages: 6, ..head(PageCodec::Zstd, 1) };
-    let mut volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
     let full: Vec<u8> = (0..16).flat_map(|at| page(15, at)).collect();
     volume.write(&mut codecs(), 0, &full).unwrap();
     // One that is not prepared panics where it has to work.
     let mut unprepared = Codecs::default();
     volume.write(&mut unprepared, 20, &page(9, 7)).unwrap();
-    assert_eq!(runs(&mut volume), [(DiskOperation::Write, 20, 1)]);
-    end_runs(&mut volume, 1);
+    assert_eq!(runs(&volume), [(DiskOperation::Write, 20, 1)]);
+    end_runs(&volume, 1);
     volume.write(&mut unprepared, 20, &page(9, 8)).unwrap();
-    assert_eq!(runs(&mut volume), [(DiskOperation::Rewrite, 20, 1)]);
+    assert_eq!(runs(&volume), [(DiskOperation::Rewrite, 20, 1)]);
 }
 
 /// The memory in addition to the stored bytes, after many overwrites with pages of other lengths, all equally
@@ -356,7 +369,7 @@ fn no_codec_works_for_a_page_without_a_slot() {
 fn the_pool_takes_little_more_than_it_stores() {
     const MANY: usize = 40_000;
     let head = TableHead { pages: MANY as u64, slabs: 2400, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
-    let mut volume = MemoryVolume::open(HeapMemory::new(MANY, 2400, 2400), &head).unwrap();
+    let volume = MemoryVolume::open(HeapMemory::new(MANY, 2400, 2400), &head).unwrap();
     let mut codecs = codecs();
     let mut bits = 1_u64;
     let mut noise = || {
@@ -377,4 +390,48 @@ fn the_pool_takes_little_more_than_it_stores() {
         100.0 * overhead
     );
     assert!(overhead < 0.055, "{overhead}");
+}
+
+/// Threads of several queues: each page is whole, the last write of each is there, and no slot is lost.
+#[test]
+fn many_threads_use_one_volume() {
+    const THREADS: u64 = 4;
+    const OWN_PAGES: u64 = 8;
+    let head = TableHead { pages: THREADS * OWN_PAGES + 1, ..head(PageCodec::Lz4, 32) };
+    let shared_page = THREADS * OWN_PAGES;
+    let volume = MemoryVolume::open(HeapMemory::new(PAGES, 32, 32), &head).unwrap();
+    let last: Vec<Vec<Vec<u8>>> = std::thread::scope(|scope| {
+        let write = |thread: u64| {
+            let (mut codecs, volume) = (codecs(), &volume);
+            let mut own = vec![vec![0; PAGE_BYTES]; OWN_PAGES as usize];
+            let mut read = vec![0; PAGE_BYTES];
+            for round in 0..400 {
+                let at = round % OWN_PAGES;
+                let page_of = thread * OWN_PAGES + at;
+                let seed = round * THREADS + thread;
+                if round % 7 == 6 {
+                    volume.discard(page_of, 1).unwrap();
+                    own[at as usize].fill(0);
+                } else {
+                    own[at as usize] = page((seed % 16) as u8, seed);
+                    volume.write(&mut codecs, page_of, &own[at as usize]).unwrap();
+                }
+                volume.read(&mut codecs, page_of, &mut read).unwrap();
+                assert!(read == own[at as usize], "thread {thread} round {round}");
+                // One of the contents of all threads, whole.
+                volume.write(&mut codecs, shared_page, &page(9, thread)).unwrap();
+                volume.read(&mut codecs, shared_page, &mut read).unwrap();
+                assert!((0..THREADS).any(|by| read == page(9, by)), "a torn page");
+            }
+            own
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || write(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut read = vec![0; (shared_page as usize) * PAGE_BYTES];
+    volume.read(&mut codecs(), 0, &mut read).unwrap();
+    assert!(read == last.concat().concat());
+    let counted = volume.figures();
+    let recovered = MemoryVolume::open(volume.into_memory(), &head).unwrap();
+    assert_eq!(recovered.figures(), counted, "no slot is lost");
 }

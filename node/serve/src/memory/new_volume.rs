@@ -1,4 +1,4 @@
-//! A memory volume that a ring thread is to serve.
+//! A memory volume that ring threads are to serve.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,11 +9,44 @@ use super::files::MemoryFiles;
 use super::published::PublishedMemory;
 use crate::label::Label;
 
-/// A memory volume for a ring thread.
+/// The queues of a device that a ring thread has: those whose number is `number` modulo `of`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueShare {
+    /// The place of the thread among those that share the queues.
+    pub number: u16,
+    /// The number of these threads.
+    pub of: u16,
+}
+
+impl QueueShare {
+    /// All queues.
+    pub const ALL: Self = Self { number: 0, of: 1 };
+
+    /// The shares of so many threads.
+    pub fn each(of: u16) -> impl Iterator<Item = Self> {
+        (0..of).map(move |number| Self { number, of })
+    }
+
+    /// The numbers of these queues, of a device with so many.
+    pub fn queues(self, queues: u16) -> impl Iterator<Item = u16> {
+        (self.number..queues).step_by(usize::from(self.of))
+    }
+
+    /// The place of a queue among those of the thread.
+    #[inline]
+    pub(super) fn place(self, queue_id: u16) -> usize {
+        usize::from(queue_id / self.of)
+    }
+}
+
+/// A memory volume for a ring thread, which may be one of several that serve it.
 pub struct NewMemoryVolume {
     /// The volume, opened.
-    pub volume: MemoryVolume<MemoryFiles>,
-    /// Its spill file, where it has one: a page longer than the device, for direct I/O.
+    pub volume: Arc<MemoryVolume<MemoryFiles>>,
+    /// The queues that this thread has.
+    pub share: QueueShare,
+    /// Its spill file, where it has one: a page longer than the device, for direct I/O. Then one thread has
+    /// all queues.
     pub spill_file: Option<File>,
     /// The name in its log lines.
     pub label: Arc<Label>,

@@ -1,4 +1,4 @@
-//! MemoryFigures of a memory volume, which other threads read.
+//! Figures of a memory volume, which other threads read.
 
 use holdfast_memory::MemoryFigures;
 use holdfast_ring::Errno;
@@ -11,28 +11,58 @@ use crate::published_status::ServedCounts;
 #[derive(Debug)]
 pub struct PublishedMemory {
     /// Published at every tick, never per request.
-    shown: Mutex<(MemoryFigures, ServedCounts)>,
+    figures: Mutex<MemoryFigures>,
+    /// The same, by the place of a ring thread among those of the volume.
+    served: Box<[Mutex<ServedCounts>]>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
 }
 
-impl Default for PublishedMemory {
-    fn default() -> Self {
-        Self { shown: Mutex::default(), refused: watch::Sender::new(None) }
-    }
-}
-
 impl PublishedMemory {
-    /// Figures of the volume and counts of its requests, as of the last tick.
+    /// Of a volume that so many ring threads serve.
     #[must_use]
-    pub fn shown(&self) -> (MemoryFigures, ServedCounts) {
-        *self.shown.lock()
+    pub fn new(threads: u16) -> Self {
+        let served = (0..threads).map(|_| Mutex::default()).collect();
+        Self { figures: Mutex::default(), served, refused: watch::Sender::new(None) }
     }
 
-    /// Publishes new ones unless a reader holds the old ones: the ring thread does not wait.
-    pub(super) fn show(&self, figures: MemoryFigures, served: ServedCounts) {
-        if let Some(mut shown) = self.shown.try_lock() {
-            *shown = (figures, served);
+    /// Figures of the volume, as of the last tick.
+    #[must_use]
+    pub fn figures(&self) -> MemoryFigures {
+        *self.figures.lock()
+    }
+
+    /// Counts of its requests, as of the last tick.
+    #[must_use]
+    pub fn served(&self) -> ServedCounts {
+        self.served.iter().fold(ServedCounts::default(), |sum, served| {
+            let one = *served.lock();
+            ServedCounts {
+                reads: sum.reads + one.reads,
+                writes: sum.writes + one.writes,
+                flushes: sum.flushes + one.flushes,
+                discards: sum.discards + one.discards,
+                read_bytes: sum.read_bytes + one.read_bytes,
+                written_bytes: sum.written_bytes + one.written_bytes,
+                errors: sum.errors + one.errors,
+                // A memory volume has no others.
+                ..sum
+            }
+        })
+    }
+
+    /// Publishes new figures, also after a growth, unless another thread has the old ones: a ring thread does
+    /// not wait.
+    pub fn show_figures(&self, figures: MemoryFigures) {
+        if let Some(mut shown) = self.figures.try_lock() {
+            *shown = figures;
+        }
+    }
+
+    /// Publishes what a ring thread has served, in the same way.
+    pub(super) fn show_served(&self, thread: u16, served: ServedCounts) {
+        if let Some(mut shown) = self.served[usize::from(thread)].try_lock() {
+            *shown = served;
         }
     }
 

@@ -1,18 +1,16 @@
-//! One memory volume on a ring thread: requests of its device, answered as they come, unless the disk works
-//! for them.
+//! One memory volume on a ring thread: requests of the queues of its device that the thread has, answered as
+//! they come, unless the disk works for them.
 
 use std::sync::Arc;
 
 use holdfast_background::{LineLimit, Rest};
-use holdfast_memory::{
-    Codecs, DiskRun, MemoryGrowth, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest,
-};
+use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
 use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
 
 use super::files::MemoryFiles;
-use super::new_volume::NewMemoryVolume;
+use super::new_volume::{NewMemoryVolume, QueueShare};
 use super::published::PublishedMemory;
 use super::serve_failure::ServeFailure;
 use super::spill_queue::{QueuedRequest, RunEnd, SpillQueue};
@@ -23,7 +21,9 @@ use crate::published_status::ServedCounts;
 
 /// A memory volume on a ring thread.
 pub(super) struct ServedMemory {
-    volume: MemoryVolume<MemoryFiles>,
+    volume: Arc<MemoryVolume<MemoryFiles>>,
+    share: QueueShare,
+    /// Those of the share.
     queues: Vec<Queue<VolumeKey>>,
     /// Apart, so that a volume without one has nothing of it.
     spill: Option<Box<SpillQueue>>,
@@ -44,9 +44,10 @@ pub(super) struct ServedMemory {
 
 impl ServedMemory {
     pub(super) fn new(new: NewMemoryVolume, key: VolumeKey, spill_file: Option<FileSlot>) -> Self {
-        let NewMemoryVolume { volume, spill_file: _registered, label, published, place } = new;
+        let NewMemoryVolume { volume, share, spill_file: _registered, label, published, place } = new;
         let served = Self {
             volume,
+            share,
             queues: Vec::new(),
             spill: spill_file.map(|file| Box::new(SpillQueue::new(file, key))),
             runs: Vec::new(),
@@ -74,12 +75,6 @@ impl ServedMemory {
         }
     }
 
-    pub(super) fn grow(&mut self, growth: MemoryGrowth<MemoryFiles>) -> MemoryFiles {
-        let former = self.volume.grow(growth);
-        self.show();
-        former
-    }
-
     /// False if the queue is closed.
     pub(super) fn on_command(
         &mut self,
@@ -89,8 +84,8 @@ impl ServedMemory {
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volume, queues, spill, tally, .. } = self;
-        let Some(queue) = queues.get_mut(usize::from(queue_id)) else { return false };
+        let Self { volume, share, queues, spill, tally, .. } = self;
+        let Some(queue) = queues.get_mut(share.place(queue_id)) else { return false };
         match queue.on_completion(ring, tag, outcome) {
             QueueEvent::Request(request) if spill.is_some() => {
                 self.admit(ring, codecs, QueuedRequest { queue: queue_id, request }, now);
@@ -141,7 +136,7 @@ impl ServedMemory {
         let (first, pages) = (request.first, request.pages);
         let queue = &mut queues[usize::from(request.request.queue)];
         let served = serve(volume, codecs, queue, &request.request.request, tally);
-        runs.append(volume.disk_runs());
+        volume.take_disk_runs(runs);
         if let Ok(1..) = served {
             runs.extend(volume.spilled_runs(first, pages));
         }
@@ -279,7 +274,8 @@ impl ServedMemory {
     }
 
     fn show(&self) {
-        self.published.show(self.volume.figures(), self.tally);
+        self.published.show_figures(self.volume.figures());
+        self.published.show_served(self.share.number, self.tally);
     }
 
     pub(super) fn drain(&mut self) {
@@ -296,7 +292,7 @@ impl ServedMemory {
 /// Does what a request asks for, as far as it needs no disk, and returns how many pages of a read are in the
 /// spill file. A FLUSH has nothing to do: no content outlives the host.
 fn serve<K: Copy>(
-    volume: &mut MemoryVolume<MemoryFiles>,
+    volume: &MemoryVolume<MemoryFiles>,
     codecs: &mut Codecs,
     queue: &mut Queue<K>,
     request: &DeviceRequest,

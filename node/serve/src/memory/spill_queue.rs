@@ -45,11 +45,20 @@ pub(super) struct SpillQueue {
     runs: Vec<Option<RunInFlight>>,
     /// Numbers that no run has.
     free: Vec<u32>,
+    /// Of the run that is being ended; empty between two.
+    left: Vec<DiskRun>,
 }
 
 impl SpillQueue {
     pub(super) fn new(file: FileSlot, key: VolumeKey) -> Self {
-        Self { file, key, requests: SpillRequests::default(), runs: Vec::new(), free: Vec::new() }
+        Self {
+            file,
+            key,
+            requests: SpillRequests::default(),
+            runs: Vec::new(),
+            free: Vec::new(),
+            left: Vec::new(),
+        }
     }
 
     pub(super) const fn file(&self) -> FileSlot {
@@ -93,7 +102,7 @@ impl SpillQueue {
         &mut self,
         ring: &mut Ring,
         queues: &[Queue<VolumeKey>],
-        volume: &mut MemoryVolume<MemoryFiles>,
+        volume: &MemoryVolume<MemoryFiles>,
         place: u32,
         outcome: IoResult,
     ) -> RunEnd {
@@ -112,11 +121,13 @@ impl SpillQueue {
             Ok(()) | Err(_) => Ok(()),
         };
         volume.disk_ended(&run, done);
-        let more = volume.disk_runs().len();
-        let more = u32::try_from(more).expect("a request has few runs");
-        while let Some(run) = volume.disk_runs().pop() {
+        let mut runs = std::mem::take(&mut self.left);
+        volume.take_disk_runs(&mut runs);
+        let more = u32::try_from(runs.len()).expect("a request has few runs");
+        for run in runs.drain(..) {
             self.start(ring, queues, number, run);
         }
+        self.left = runs;
         RunEnd { ended: self.requests.end(number, result, more), failed }
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::label::Label;
+use crate::published_status::ServedCounts;
 
 const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
 
@@ -37,12 +38,12 @@ fn a_successor_finds_the_pages_and_holes_where_none_are() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut codecs = Codecs::default();
     let text: Vec<u8> = (0..64 * PAGE_BYTES).map(|at| (at / 7 % 251) as u8 ^ (at / 4096) as u8).collect();
-    let (mut volume, slabs) = open(dir.path());
+    let (volume, slabs) = open(dir.path());
     volume.write(&mut codecs, 100, &text).unwrap();
     let allocated = || slabs.metadata().unwrap().blocks() * 512;
     assert!(allocated() > 0);
     std::mem::forget(volume);
-    let (mut volume, _) = open(dir.path());
+    let (volume, _) = open(dir.path());
     let mut read = vec![1; text.len()];
     volume.read(&mut codecs, 100, &mut read).unwrap();
     assert!(read == text);
@@ -61,10 +62,11 @@ fn the_key_of_a_memory_volume_is_no_other() {
         holdfast_ring::RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
     let mut ring = Ring::new(&options).unwrap();
     let new = NewMemoryVolume {
-        volume: open(dir.path()).0,
+        volume: Arc::new(open(dir.path()).0),
+        share: QueueShare::ALL,
         spill_file: None,
         label: Arc::new(Label::new("scratch".parse().unwrap(), Epoch(1))),
-        published: Arc::default(),
+        published: Arc::new(PublishedMemory::new(1)),
         place: Box::new(()),
     };
     let key = volumes.add(&mut ring, new).unwrap();
@@ -77,4 +79,25 @@ fn the_key_of_a_memory_volume_is_no_other() {
     assert!(matches!(closed.try_recv(), Ok(Ok(()))));
     assert!(volumes.remove(&mut ring, key).is_ok());
     assert!(matches!(volumes.remove(&mut ring, key), Err(RingRefusal::Gone)));
+}
+
+/// Requests of a queue came to another one, and counts of a second thread were lost.
+#[test]
+fn threads_share_the_queues_of_a_device_and_their_counts() {
+    for (queues, threads) in [(1, 1), (4, 4), (4, 1), (4, 3), (5, 2)] {
+        let shares: Vec<Vec<u16>> =
+            QueueShare::each(threads).map(|share| share.queues(queues).collect()).collect();
+        let mut all = shares.concat();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..queues), "{shares:?}");
+        for (share, of_thread) in QueueShare::each(threads).zip(&shares) {
+            assert!(of_thread.iter().enumerate().all(|(place, queue)| share.place(*queue) == place));
+        }
+    }
+    let published = PublishedMemory::new(2);
+    for (thread, reads) in [(0, 3), (1, 4)] {
+        published.show_served(thread, ServedCounts { reads, written_bytes: 1, ..ServedCounts::default() });
+    }
+    let counted = ServedCounts { reads: 7, written_bytes: 2, ..ServedCounts::default() };
+    assert_eq!(published.served(), counted);
 }

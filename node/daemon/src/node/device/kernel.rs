@@ -8,6 +8,7 @@
 use std::io;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_service::chain;
@@ -20,7 +21,7 @@ use super::fuse::FuseDevices;
 use super::kept_connections::KeeperStart;
 use super::udev::{UDEV, Udev};
 use crate::node::TransportChoice;
-use holdfast_serve::{OpenQueues, VolumeQueue};
+use holdfast_serve::{OpenQueues, QueueShare, VolumeQueue};
 
 /// The command of the daemon's own program that flushes a block device.
 pub(crate) const FLUSH_DEVICE: &str = "flush-device";
@@ -41,8 +42,9 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError>;
     /// Adds a device.
     fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError>;
-    /// Opens the character device of a device for its queues.
-    fn open(&self, device: Device) -> Result<OpenQueues, ControlError>;
+    /// Opens the character device of a device for its queues, which so many ring threads share: each gets
+    /// its [`QueueShare`], in their order. A device without ublk has one queue.
+    fn open(&self, device: Device, threads: u16) -> Result<Vec<OpenQueues>, ControlError>;
     /// Starts a device whose queues are armed.
     fn start(&self, device: Device) -> Result<(), ControlError>;
     /// True if the size of a device that is served by this transport can be changed.
@@ -132,24 +134,29 @@ impl Devices for Kernel {
         Ok(device)
     }
 
-    fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
+    fn open(&self, device: Device, threads: u16) -> Result<Vec<OpenQueues>, ControlError> {
         if is_fuse(device) {
-            return self.fuse.open(device);
+            return Ok(vec![self.fuse.open(device)?]);
         }
-        let char_device = device.open_char()?;
-        Ok(Box::new(move |ring, owner| {
-            let mut queues = Vec::new();
-            for queue_id in 0..device.queues() {
-                match Queue::open(ring, &device, &char_device, QueueSpec { owner, queue_id }) {
-                    Ok(queue) => queues.push(queue),
-                    Err(error) => {
-                        queues.into_iter().try_for_each(|queue: Queue<_>| queue.close(ring))?;
-                        return Err(error);
+        let char_device = Arc::new(device.open_char()?);
+        let open = |share: QueueShare| {
+            let char_device = Arc::clone(&char_device);
+            let opens: OpenQueues = Box::new(move |ring, owner| {
+                let mut queues = Vec::new();
+                for queue_id in share.queues(device.queues()) {
+                    match Queue::open(ring, &device, &char_device, QueueSpec { owner, queue_id }) {
+                        Ok(queue) => queues.push(queue),
+                        Err(error) => {
+                            queues.into_iter().try_for_each(|queue: Queue<_>| queue.close(ring))?;
+                            return Err(error);
+                        }
                     }
                 }
-            }
-            Ok(queues.into_iter().map(VolumeQueue::Ublk).collect())
-        }))
+                Ok(queues.into_iter().map(VolumeQueue::Ublk).collect())
+            });
+            opens
+        };
+        Ok(QueueShare::each(threads).map(open).collect())
     }
 
     fn start(&self, device: Device) -> Result<(), ControlError> {

@@ -1,12 +1,14 @@
 //! Attaching a memory volume: place on a ring thread, files, record, device, in this order.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::thread;
 use std::time::Instant;
 
 use holdfast_crds::ByteSize;
 use holdfast_memory::pool::SLAB_BYTES;
-use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory};
+use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory, QueueShare};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{DeviceSpec, Transport};
@@ -14,9 +16,11 @@ use parking_lot::Mutex;
 
 use super::detach::delete_device;
 use super::local::{MemoryLocal, MemoryRecord, OpenedMemory};
-use super::present::PresentMemory;
+use super::present::{PresentMemory, ServingThread};
 use super::room::check_room;
-use super::shape::{DEPTH, MAX_IO_BYTES, MAX_ZERO_BYTES, MemoryAttach, MemoryIdentity, MemoryShape};
+use super::shape::{
+    DEPTH, MAX_IO_BYTES, MAX_ZERO_BYTES, MOST_QUEUES, MemoryAttach, MemoryIdentity, MemoryShape,
+};
 use super::spill_room::check_spill_room;
 use super::table::{MemoryState, OthersMost, SpillBytes};
 use crate::node::exit_on_panic::ExitOnPanic;
@@ -24,7 +28,7 @@ use crate::node::local::file::random;
 use crate::node::ring::room::RingNeed;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::device::or_gone;
-use crate::node::{Attached, Node, NodeConfig, NodeError, QUEUES, TransportChoice};
+use crate::node::{Attached, Node, NodeConfig, NodeError, TransportChoice};
 
 impl Node {
     /// Attaches a memory volume, all zeros, and returns its device, ready for use. An attached one answers
@@ -148,12 +152,13 @@ impl Node {
                 Ok(opened)
             }
         });
-        let present = self.add_memory(volume, local, record, opened.await?, pages).await?;
+        let queues = queues_of(&shape, self.0.rings.count());
+        let present = self.add_memory(volume, local, record, opened.await?, (pages, queues)).await?;
         let spec = DeviceSpec {
             id: None,
             sectors: pages,
-            queues: QUEUES,
-            depth: DEPTH,
+            queues,
+            depth: DEPTH / queues,
             max_io_bytes: MAX_IO_BYTES,
             max_zero_bytes: MAX_ZERO_BYTES,
             transport,
@@ -186,18 +191,22 @@ impl Node {
         Ok(attached)
     }
 
-    /// Puts an opened memory volume on a ring thread.
+    /// Puts an opened memory volume on the ring threads that share the queues of its device. `device`: the
+    /// sectors and the queues of that.
     pub(super) async fn add_memory(
         &self,
         volume: &VolumeId,
         local: MemoryLocal,
         record: MemoryRecord,
         opened: OpenedMemory,
-        device_sectors: u64,
+        (device_sectors, queues): (u64, u16),
     ) -> Result<Arc<PresentMemory>, NodeError> {
         let OpenedMemory { volume: opened, spill_file } = opened;
-        let files = u32::from(QUEUES) + u32::from(spill_file.is_some());
-        let (ring, place) = self.0.rings.reserve(RingNeed { files, buffers: 0 })?;
+        let places = match spill_file {
+            None => self.0.rings.reserve_shares(queues, 0)?,
+            // The order of its requests is that of one thread.
+            Some(_) => vec![self.0.rings.reserve(RingNeed { files: u32::from(queues) + 1, buffers: 0 })?],
+        };
         let figures = opened.figures();
         let slabs = figures.limit_bytes / SLAB_BYTES as u64;
         let slabs = u32::try_from(slabs).expect("its head says how many");
@@ -205,27 +214,39 @@ impl Node {
         let shape = MemoryShape { pages: record.sectors, slabs, codec: opened.codec(), spill_pages };
         let (identity, recorded) =
             (Mutex::new(MemoryIdentity { shape, owner: record.owner.clone() }), Mutex::new(shape));
-        let published = Arc::<PublishedMemory>::default();
-        let new = NewMemoryVolume {
-            volume: opened,
-            spill_file,
-            label: Arc::new(Label::new(volume.clone(), Epoch(0))),
-            published: Arc::clone(&published),
-            place: Box::new(place),
-        };
-        let added = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
-        let key = added.map_err(|error| NodeError::Queue(error.into()))?;
-        let present = Arc::new(PresentMemory {
+        let threads = u16::try_from(places.len()).expect("a device has few queues");
+        let (pages, published) = (Arc::new(opened), Arc::new(PublishedMemory::new(threads)));
+        let mut present = PresentMemory {
             volume: volume.clone(),
             local,
             identity,
             recorded,
             device_sectors: AtomicU64::new(device_sectors),
             record,
-            ring,
-            key,
-            published,
-        });
+            threads: Vec::new(),
+            pages: Mutex::new(Some(Arc::clone(&pages))),
+            published: Arc::clone(&published),
+        };
+        let mut spill_file = spill_file;
+        for (share, (ring, place)) in QueueShare::each(threads).zip(places) {
+            let new = NewMemoryVolume {
+                volume: Arc::clone(&pages),
+                share,
+                spill_file: spill_file.take(),
+                label: Arc::new(Label::new(volume.clone(), Epoch(0))),
+                published: Arc::clone(&published),
+                place: Box::new(place),
+            };
+            match ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await? {
+                Ok(key) => present.threads.push(ServingThread { ring, key }),
+                Err(error) => {
+                    drop(pages);
+                    present.leave_rings().await?;
+                    return Err(NodeError::Queue(error.into()));
+                }
+            }
+        }
+        let present = Arc::new(present);
         self.0.memory.came(volume, Arc::clone(&present));
         Ok(present)
     }
@@ -234,7 +255,7 @@ impl Node {
     async fn abandon_memory(&self, volume: &VolumeId) {
         let left = async {
             if let Some(present) = self.0.memory.present(volume) {
-                present.leave_ring().await?;
+                present.leave_rings().await?;
             }
             let local = MemoryLocal::new(&self.0.dirs, volume);
             blocking(move || local.remove()).await
@@ -247,4 +268,14 @@ impl Node {
         }
         self.0.memory.forget(volume);
     }
+}
+
+/// Queues of a new device, on a node with so many ring threads: one for each thread that has a CPU, up to
+/// [`MOST_QUEUES`]. With a spill file the order of all requests is that of one queue.
+fn queues_of(shape: &MemoryShape, ring_threads: u16) -> u16 {
+    if shape.spill_pages > 0 {
+        return 1;
+    }
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    ring_threads.min(MOST_QUEUES).min(u16::try_from(cpus).unwrap_or(u16::MAX))
 }

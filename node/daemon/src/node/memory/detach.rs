@@ -48,7 +48,7 @@ impl Node {
         let ended = async {
             present.close().await?;
             delete_device(&self.0.tasks, &kernel, device).await;
-            present.leave_ring().await?;
+            present.leave_rings().await?;
             let local = present.local.clone();
             blocking(move || local.remove()).await
         };

@@ -1,12 +1,11 @@
-//! Growth of a memory volume that is served: its files, its record, its ring thread, its device, in this
-//! order.
+//! Growth of a memory volume that is served: its files, its record, its pages, its device, in this order.
 //!
 //! 1. the volume counts with its new shape, if the limits of the node allow that; the room of the filesystems
 //!    is checked;
 //! 2. the files are made long enough;
 //! 3. the record says the new shape, and then the head of the table: a daemon that restarts from here on
 //!    recovers it and does the rest;
-//! 4. the ring thread uses the new shape;
+//! 4. the ring threads use the new shape;
 //! 5. the kernel makes the device larger: requests to the new sectors come from then on.
 //!
 //! On failure: the volume serves as before. Before its record says the new shape nothing is left of it; after
@@ -18,7 +17,6 @@ use std::time::Instant;
 
 use holdfast_memory::MemoryGrowth;
 use holdfast_memory::pool::PoolExtension;
-use holdfast_serve::Message;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 
 use super::room::check_room;
@@ -85,12 +83,11 @@ impl Node {
                 let slabs = PoolExtension::new(serves.slabs, to.slabs);
                 Ok(MemoryGrowth { memory: memory?, pages: to.pages, slabs, spill_pages: to.spill_pages })
             });
-            let growth = Box::new(growth.await?);
-            let former = present.ring.call(|done| Message::GrowMemory { key: present.key, growth, done });
-            let former = former.await?.map_err(|why| present.refused(why))?;
-            present.identity.lock().shape = to;
-            // It takes long to unmap what has much content.
+            let (growth, grown) = (growth.await?, Arc::clone(present));
             blocking(move || {
+                // It takes long to unmap what has much content.
+                let former = grown.grow(growth).ok_or(NodeError::NotOnRing(grown.volume.clone()))?;
+                grown.identity.lock().shape = to;
                 drop(former);
                 Ok(())
             })

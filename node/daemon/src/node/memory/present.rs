@@ -1,10 +1,11 @@
-//! A memory volume on a ring thread.
+//! A memory volume on its ring threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use holdfast_memory::{MemoryGrowth, MemoryVolume};
 use holdfast_ring::Errno;
-use holdfast_serve::{Message, PublishedMemory, RingRefusal, VolumeKey};
+use holdfast_serve::{MemoryFiles, Message, PublishedMemory, Reply, RingRefusal, VolumeKey};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
@@ -16,11 +17,18 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::blocking;
 use crate::node::{Attached, NodeError};
 
-/// A memory volume on a ring thread.
+/// A ring thread that has queues of a volume.
+pub(super) struct ServingThread {
+    pub(super) ring: RingHandle,
+    /// The volume there.
+    pub(super) key: VolumeKey,
+}
+
+/// A memory volume on its ring threads.
 pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
-    /// Changes when it grows, once the ring thread serves the new shape.
+    /// Changes when it grows, once the new shape is served.
     pub(super) identity: Mutex<MemoryIdentity>,
     /// The shape that its record has, from which a growth begins. It is ahead of that of `identity` where a
     /// growth failed after its record was written.
@@ -29,8 +37,10 @@ pub(super) struct PresentMemory {
     pub(super) device_sectors: AtomicU64,
     /// The record of its attach, with the size that it had then.
     pub(super) record: MemoryRecord,
-    pub(super) ring: RingHandle,
-    pub(super) key: VolumeKey,
+    /// They share the queues of its device, in this order.
+    pub(super) threads: Vec<ServingThread>,
+    /// Its pages, until it has left its rings.
+    pub(super) pages: Mutex<Option<Arc<MemoryVolume<MemoryFiles>>>>,
     pub(super) published: Arc<PublishedMemory>,
 }
 
@@ -70,10 +80,22 @@ impl PresentMemory {
 
     /// Arms the queues of a device that was added, or whose recovery was begun.
     pub(super) async fn arm(&self, kernel: &Arc<dyn Devices>, device: Device) -> Result<(), NodeError> {
-        let kernel = Arc::clone(kernel);
-        let queues = blocking(move || Ok(kernel.open(device)?)).await?;
-        let opened = self.ring.call(|done| Message::Open { key: self.key, device, queues, done }).await?;
-        opened.map_err(|why| self.refused(why))
+        let (kernel, threads) = (Arc::clone(kernel), u16::try_from(self.threads.len()));
+        let threads = threads.expect("a device has few queues");
+        let opened = blocking(move || Ok(kernel.open(device, threads)?)).await?;
+        for (ServingThread { ring, key }, queues) in self.threads.iter().zip(opened) {
+            let opened = ring.call(|done| Message::Open { key: *key, device, queues, done }).await?;
+            opened.map_err(|why| self.refused(why))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the volume larger. Returns its files as they were mapped before; `None` if it has left its rings.
+    pub(super) fn grow(&self, growth: MemoryGrowth<MemoryFiles>) -> Option<MemoryFiles> {
+        let pages = self.pages.lock().clone()?;
+        let former = pages.grow(growth);
+        self.published.show_figures(pages.figures());
+        Some(former)
     }
 
     /// The outcome of a command that waits for the device's queues, or the refusal of those by the kernel.
@@ -89,25 +111,36 @@ impl PresentMemory {
         }
     }
 
-    /// Takes the queues of a stopped device from the ring. Again it changes nothing.
+    /// Takes the queues of a stopped device from the rings. Again it changes nothing.
     pub(super) async fn close(&self) -> Result<(), NodeError> {
-        match self.ring.call(|done| Message::Close { key: self.key, done }).await? {
-            // A detach that failed later took it off the ring.
-            Ok(()) | Err(RingRefusal::Gone) => Ok(()),
-            Err(why @ (RingRefusal::Removing | RingRefusal::Armed | RingRefusal::Queue(_))) => {
-                Err(self.refused(why))
-            }
-        }
+        self.end_on_each(|key, done| Message::Close { key, done }).await
     }
 
-    /// Takes the volume off its ring, which unmaps its files. Again it changes nothing.
-    pub(super) async fn leave_ring(&self) -> Result<(), NodeError> {
-        match self.ring.call(|done| Message::Remove { key: self.key, done }).await? {
-            Ok(()) | Err(RingRefusal::Gone) => Ok(()),
-            Err(why @ (RingRefusal::Removing | RingRefusal::Armed | RingRefusal::Queue(_))) => {
-                Err(self.refused(why))
-            }
+    /// Takes the volume off its rings, and unmaps its files. Again it changes nothing.
+    pub(super) async fn leave_rings(&self) -> Result<(), NodeError> {
+        self.end_on_each(|key, done| Message::Remove { key, done }).await?;
+        // It takes long to unmap what has much content.
+        let pages = self.pages.lock().take();
+        blocking(move || {
+            drop(pages);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Sends each thread a message that ends its work for the volume, also after one that failed.
+    async fn end_on_each(&self, message: impl Fn(VolumeKey, Reply) -> Message) -> Result<(), NodeError> {
+        let mut ended = Ok(());
+        for ServingThread { ring, key } in &self.threads {
+            let one = match ring.call(|done| message(*key, done)).await {
+                // A detach that failed later took it off the ring.
+                Ok(Ok(()) | Err(RingRefusal::Gone)) => Ok(()),
+                Ok(Err(why)) => Err(self.refused(why)),
+                Err(lost) => Err(lost),
+            };
+            ended = ended.and(one);
         }
+        ended
     }
 
     pub(super) fn refused(&self, why: RingRefusal) -> NodeError {

@@ -139,7 +139,8 @@ impl Node {
                 let opened = blocking(move || files.open(&read)).await?;
                 let sizes = Arc::clone(&kernel);
                 let device_sectors = blocking(move || Ok(sizes.sectors(device)?)).await?;
-                let present = self.add_memory(volume, local.clone(), record, opened, device_sectors).await?;
+                let shape = (device_sectors, device.queues());
+                let present = self.add_memory(volume, local.clone(), record, opened, shape).await?;
                 Arc::clone(progress.present.insert(present))
             }
         };

@@ -8,8 +8,11 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use super::local::slabs_of;
 use crate::node::{GrowTo, NodeError, sectors_of};
 
-/// Requests of a memory volume's device, and the longest read or write. With kernel copy each request has a
-/// buffer of this length, which is locked in memory: longer requests come in pieces.
+/// Most queues of a memory volume's device: each is served by a ring thread of its own where there are as
+/// many.
+pub(super) const MOST_QUEUES: u16 = 4;
+/// Requests of a memory volume's device, those of all queues, and the longest read or write. With kernel copy
+/// each request has a buffer of this length, which is locked in memory: longer requests come in pieces.
 pub(super) const DEPTH: u16 = 64;
 pub(super) const MAX_IO_BYTES: u32 = 128 << 10;
 /// The most bytes a discard covers: the ring thread serves no other volume meanwhile.

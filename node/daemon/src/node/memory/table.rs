@@ -80,24 +80,23 @@ impl TableEntry {
 
     /// Bytes that its files may still take.
     fn unused_bytes(&self) -> u64 {
-        let taken_bytes = self.present.as_ref().map_or(0, |present| {
-            let (figures, _) = present.published.shown();
-            present.shape().table_bytes() + figures.slab_bytes
-        });
+        let taken_bytes = self
+            .present
+            .as_ref()
+            .map_or(0, |present| present.shape().table_bytes() + present.published.figures().slab_bytes);
         self.most.memory.saturating_sub(taken_bytes)
     }
 
     /// Bytes of memory that it takes, with its table and the buffers of its device.
     fn used_bytes(&self) -> u64 {
         self.present.as_ref().map_or(0, |present| {
-            let (figures, _) = present.published.shown();
-            present.shape().table_bytes() + figures.slab_bytes + BUFFER_BYTES
+            present.shape().table_bytes() + present.published.figures().slab_bytes + BUFFER_BYTES
         })
     }
 
     /// Bytes of the state disk that its pages take.
     fn spilled_bytes(&self) -> u64 {
-        self.present.as_ref().map_or(0, |present| present.published.shown().0.spilled_pages * SECTOR_BYTES)
+        self.present.as_ref().map_or(0, |present| present.published.figures().spilled_pages * SECTOR_BYTES)
     }
 }
 
@@ -300,16 +299,17 @@ impl MemoryTable {
                 MemoryState::Serving(device) => (VolumeState::Attached, Some(*device), None),
                 MemoryState::Detaching | MemoryState::Stopped(_) => (VolumeState::Detaching, None, None),
             };
-            let figures = present.as_ref().map(|present| present.published.shown());
+            let figures = present.as_ref().map(|present| present.published.figures());
+            let served = present.as_ref().map(|present| present.published.served());
             NodeVolumeStatus {
                 message,
                 attached: present.as_ref().zip(device).map(|(present, device)| present.attached_by(device)),
-                served: figures.map(|(_, served)| served).unwrap_or_default(),
+                served: served.unwrap_or_default(),
                 // Before the first tick of its ring thread its content is not known.
                 holds_data: figures
-                    .filter(|(figures, _)| figures.limit_bytes > 0)
-                    .map(|(figures, _)| figures.content_pages() > 0),
-                memory: figures.map(|(figures, _)| figures),
+                    .filter(|figures| figures.limit_bytes > 0)
+                    .map(|figures| figures.content_pages() > 0),
+                memory: figures,
                 memory_identity: present.as_ref().map(|present| present.identity.lock().clone()),
                 ..NodeVolumeStatus::unknown(volume.clone(), shown, String::new(), None)
             }

@@ -35,6 +35,31 @@ impl Rings {
         Ok((self.handles[place.ring()].clone(), place))
     }
 
+    /// Reserves places for a volume whose device has so many queues, on several rings, those with the fewest
+    /// volumes: as many rings as have room for their share of the queues. `files`: slots for files that each
+    /// ring needs apart from its queues.
+    ///
+    /// # Errors
+    /// [`NodeError::RingsFull`].
+    pub(in crate::node) fn reserve_shares(
+        &self,
+        queues: u16,
+        files: u32,
+    ) -> Result<Vec<(RingHandle, ReservedPlace)>, NodeError> {
+        let most = self.count().min(queues);
+        let shares = (1..=most).rev().find_map(|threads| {
+            let need = RingNeed { files: u32::from(queues.div_ceil(threads)) + files, buffers: 0 };
+            self.rooms.reserve_apart(need, usize::from(threads))
+        });
+        let places = shares.ok_or(NodeError::RingsFull(self.handles.len()))?;
+        Ok(places.into_iter().map(|place| (self.handles[place.ring()].clone(), place)).collect())
+    }
+
+    /// Number of ring threads.
+    pub(in crate::node) fn count(&self) -> u16 {
+        u16::try_from(self.handles.len()).expect("a node has few ring threads")
+    }
+
     /// Figures of each ring thread.
     pub(in crate::node) fn status(&self) -> Vec<RingStatus> {
         self.handles.iter().map(RingHandle::status).collect()

@@ -55,16 +55,38 @@ impl Rooms {
     /// Reserves a place on the ring with the fewest volumes that has room.
     pub(super) fn reserve(&self, need: RingNeed) -> Option<ReservedPlace> {
         let mut rooms = self.lock();
-        let fits = |room: &Room| room.files >= need.files && room.buffers >= need.buffers;
         let (ring, room) = rooms
             .iter_mut()
             .enumerate()
-            .filter(|(_, room)| fits(room))
+            .filter(|(_, room)| room.fits(need))
             .min_by_key(|(_, room)| room.volumes)?;
-        room.volumes += 1;
-        room.files -= need.files;
-        room.buffers -= need.buffers;
+        room.take(need);
         Some(ReservedPlace { rooms: self.clone(), ring, need })
+    }
+
+    /// Reserves a place on each of so many rings, those with the fewest volumes that have room.
+    pub(super) fn reserve_apart(&self, need: RingNeed, rings: usize) -> Option<Vec<ReservedPlace>> {
+        let mut rooms = self.lock();
+        let mut fitting: Vec<usize> = (0..rooms.len()).filter(|ring| rooms[*ring].fits(need)).collect();
+        if fitting.len() < rings {
+            return None;
+        }
+        fitting.sort_by_key(|ring| rooms[*ring].volumes);
+        fitting.truncate(rings);
+        fitting.iter().for_each(|ring| rooms[*ring].take(need));
+        Some(fitting.into_iter().map(|ring| ReservedPlace { rooms: self.clone(), ring, need }).collect())
+    }
+}
+
+impl Room {
+    const fn fits(&self, need: RingNeed) -> bool {
+        self.files >= need.files && self.buffers >= need.buffers
+    }
+
+    const fn take(&mut self, need: RingNeed) {
+        self.volumes += 1;
+        self.files -= need.files;
+        self.buffers -= need.buffers;
     }
 }
 
@@ -106,6 +128,22 @@ mod tests {
         drop(places.into_iter().next());
         assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 0);
         assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 0);
+    }
+
+    #[test]
+    fn shares_of_one_volume_are_on_different_rings() {
+        const COPYING: RingNeed = RingNeed { files: 1, buffers: 0 };
+        let rooms = Rooms::new(3, &RingOptions::default());
+        let _busy = rooms.reserve(USER_COPY).unwrap();
+        let shares = rooms.reserve_apart(COPYING, 2).unwrap();
+        assert_eq!(shares.iter().map(ReservedPlace::ring).collect::<Vec<_>>(), [1, 2], "the idle ones");
+        let all = rooms.reserve_apart(COPYING, 3).unwrap();
+        assert_eq!(all.len(), 3);
+        assert!(rooms.reserve_apart(COPYING, 4).is_none(), "there are three");
+        drop((shares, all));
+        let full = RingNeed { files: RingOptions::default().files - SHARED_FILES, buffers: 0 };
+        assert!(rooms.reserve_apart(full, 3).is_none(), "one has a volume");
+        assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 1, "nothing was reserved");
     }
 
     #[test]

@@ -311,12 +311,12 @@ impl Devices for FakeKernel {
         })
     }
 
-    fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
+    fn open(&self, device: Device, threads: u16) -> Result<Vec<OpenQueues>, ControlError> {
         self.command("open", Some(device), |state| {
             let known = state.of(device, "open")?;
             assert!(!std::mem::replace(&mut known.is_open, true), "a device is opened once");
-            let queues: OpenQueues = Box::new(|_ring, _index| Ok(Vec::new()));
-            Ok(queues)
+            let open = |_thread| -> OpenQueues { Box::new(|_ring, _index| Ok(Vec::new())) };
+            Ok((0..threads).map(open).collect())
         })
     }
 

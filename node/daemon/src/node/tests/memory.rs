@@ -29,14 +29,26 @@ fn scratch() -> MemoryAttach {
 
 /// Runs a daemon until `script` ends; then it is gone as after a kill.
 fn daemon<F: Future<Output = ()>>(dirs: &Dirs, kernel: &Arc<FakeKernel>, script: impl FnOnce(Node) -> F) {
+    daemon_with(dirs.config(), kernel, script);
+}
+
+fn daemon_with<F: Future<Output = ()>>(
+    config: NodeConfig,
+    kernel: &Arc<FakeKernel>,
+    script: impl FnOnce(Node) -> F,
+) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let node = Node::start_with(dirs.config(), kernel.clone(), WITHIN).await.unwrap();
+        let node = Node::start_with(config, kernel.clone(), WITHIN).await.unwrap();
         script(node.clone()).await;
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
     });
     kernel.bury();
+}
+
+fn only_device(kernel: &FakeKernel) -> u32 {
+    *kernel.devices().keys().next().unwrap()
 }
 
 fn files(dirs: &Dirs) -> PathBuf {
@@ -89,6 +101,45 @@ fn a_device_of_an_older_release_keeps_its_transport() {
         assert_eq!(status.attached.unwrap().transport, Transport::UserCopy);
         node.detach_memory(&status.volume).await.unwrap();
         assert_eq!(node.attach_memory(scratch()).await.unwrap().transport, Transport::KernelCopy);
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
+/// A memory volume had one queue, and so one processor, whatever the node had.
+#[test]
+fn ring_threads_share_the_queues_of_a_memory_volume() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let with = |ring_threads| NodeConfig { ring_threads, ..dirs.config() };
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let queues = u16::try_from(cpus.min(3)).unwrap();
+    let shape = |id| (kernel.devices()[&id].queues, kernel.devices()[&id].depth);
+    let page = [7; PAGE_BYTES];
+    daemon_with(with(3), &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap();
+        assert_eq!(shape(only_device(&kernel)), (queues, 64 / queues));
+        node.attach_memory(MemoryAttach { volume: "spills".parse().unwrap(), ..spilling(8) }).await.unwrap();
+        let spills = *kernel.devices().keys().max().unwrap();
+        assert_eq!(shape(spills), (1, 64), "one queue has the order of all requests");
+        node.detach_memory(&"spills".parse().unwrap()).await.unwrap();
+    });
+    let record = volume_files(&dirs).record().unwrap().unwrap();
+    volume_files(&dirs).open(&record).unwrap().volume.write(&mut Codecs::default(), 3, &page).unwrap();
+    // The next daemon has fewer threads than the device has queues, or more.
+    for (ring_threads, of_device) in [(1, queues), (2, 4), (4, 3)] {
+        let id = only_device(&kernel);
+        kernel.change(id, |known| known.info.queues = of_device);
+        daemon_with(with(ring_threads), &kernel, async |node| {
+            let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+            assert_eq!(status.memory.unwrap().same_filled_pages, 1, "its page is there");
+            assert_eq!(shape(id).0, of_device);
+        });
+    }
+    daemon_with(with(2), &kernel, async |node| {
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        let rooms = || node.0.rings.reserve_shares(2, 0).unwrap().len();
+        node.detach_memory(&status.volume).await.unwrap();
+        assert!(node.list().is_empty() && !files(&dirs).exists() && kernel.devices().is_empty());
+        assert_eq!(rooms(), 2);
     });
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
@@ -395,12 +446,13 @@ fn noise(pages: usize) -> Vec<u8> {
 fn spill(dirs: &Dirs) {
     let data = noise(21);
     let record = volume_files(dirs).record().unwrap().unwrap();
-    let mut volume = volume_files(dirs).open(&record).unwrap().volume;
+    let volume = volume_files(dirs).open(&record).unwrap().volume;
     volume.write(&mut Codecs::default(), 0, &data[..20 * PAGE_BYTES]).unwrap();
     let spill_file = File::options().write(true).open(spill_file(dirs)).unwrap();
     spill_file.write_all_at(&data[16 * PAGE_BYTES..], 16 * SECTOR_BYTES).unwrap();
     spill_file.sync_all().unwrap();
-    let runs: Vec<_> = volume.disk_runs().drain(..).collect();
+    let mut runs = Vec::new();
+    volume.take_disk_runs(&mut runs);
     assert!(matches!(runs[..], [run] if run.range() == (16..20)));
     runs.iter().for_each(|run| volume.disk_ended(run, run.pages));
 }

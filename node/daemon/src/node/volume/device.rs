@@ -157,7 +157,8 @@ impl VolumeDevices {
     /// Requests may arrive as soon as this returns.
     pub(in crate::node) async fn arm(&self, present: &Present, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
-        let queues = blocking(move || Ok(kernel.open(device)?)).await?;
+        let mut of_threads = blocking(move || Ok(kernel.open(device, 1)?)).await?;
+        let queues = of_threads.pop().expect("one thread has them all");
         let opened =
             present.ring.call(|done| Message::Open { key: present.key, device, queues, done }).await?;
         opened.map_err(present.refused())

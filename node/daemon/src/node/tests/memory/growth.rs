@@ -11,10 +11,6 @@ fn to(bytes: u64) -> GrowTo {
     GrowTo::bytes(bytes)
 }
 
-fn only_device(kernel: &FakeKernel) -> u32 {
-    *kernel.devices().keys().next().unwrap()
-}
-
 fn sectors(kernel: &FakeKernel) -> u64 {
     let mut sectors = 0;
     kernel.change(only_device(kernel), |known| sectors = known.sectors);
@@ -25,7 +21,7 @@ fn sectors(kernel: &FakeKernel) -> u64 {
 fn write(dirs: &Dirs, page: u64, byte: u8) {
     let files = volume_files(dirs);
     let record = files.record().unwrap().unwrap();
-    let mut volume = files.open(&record).unwrap().volume;
+    let volume = files.open(&record).unwrap().volume;
     volume.write(&mut Codecs::default(), page, &[byte; PAGE_BYTES]).unwrap();
 }
 

@@ -1,0 +1,455 @@
+//! The pages of a memory volume, as they are stored: replaced, copied out and discarded here.
+//!
+//! A page is replaced in this order:
+//! 1. a free slot is used, which no word names;
+//! 2. the content is written into it;
+//! 3. one store of the page's word names it;
+//! 4. the slot that the word named before is free again.
+//!
+//! A process that ends between any two stores leaves a table whose words name whole contents. Its successor
+//! reads off it which slots are used: one that was written and never named is free, and so is one that was
+//! named until then. The kernel issues a request again that was not answered, and the same write again
+//! changes nothing but slots.
+//!
+//! A page that finds no slot goes to the spill file, where the volume has one (`disk_run.rs`): the caller
+//! makes the [runs](StoredPages::disk_runs) that a request leaves. In place of 1 and 2 the disk has the page
+//! then.
+//!
+//! Owns: this order, what is stored in which form, the volume's figures.
+//! Runs on: one thread at a time, under the volume's lock. No allocation for a request, and no codec.
+//! On failure: a page without a slot and without room on the disk keeps its content. A word that the volume
+//! cannot have stored is damage: requests to its page fail, and it is neither followed nor replaced.
+
+use holdfast_format::safeguard::{Safeguard, safeguard};
+
+use crate::PAGE_BYTES;
+use crate::codec::PageCodec;
+use crate::disk_run::{DiskOperation, DiskRun, push_page};
+use crate::figures::MemoryFigures;
+use crate::growth::MemoryGrowth;
+use crate::head::TableHead;
+use crate::memory::PageMemory;
+use crate::page_error::{PageError, RecoverError};
+use crate::pool::{CLASS_BYTES, PAGE_CLASS, PageSlot, Pool, PoolRecovery, SLAB_BYTES, class_of};
+use crate::same_filled::{fill, half};
+use crate::word::{Form, Word};
+
+/// Bytes in front of a compressed page: its length.
+const LENGTH_BYTES: usize = 2;
+/// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need
+/// not be decompressed. Of programs four pages in ten take more than three quarters with lz4, and one in
+/// twenty takes more than this.
+const MOST_COMPRESSED: usize = PAGE_BYTES / 8 * 7;
+/// The part of a slot's length by which that of an overwrite may be larger than it needs, where another slab
+/// would be begun: one in so many. Where 256 MiB of programs overwrite one another at random, 3.9 percent of
+/// the memory is no used slot with it, and 4.8 without.
+const NEAR: u8 = 8;
+
+/// A page as it is to be stored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum EncodedPage<'page> {
+    /// This pattern over and over.
+    Filled(u64),
+    /// Compressed, to [`MOST_COMPRESSED`](Self::MOST_COMPRESSED) bytes at most.
+    Compressed(PageCodec, &'page [u8]),
+    /// As it is.
+    Plain(&'page [u8]),
+    /// Not encoded: no slot was free.
+    WithoutSlot,
+}
+
+impl EncodedPage<'_> {
+    /// The most bytes of a compressed page.
+    pub(crate) const MOST_COMPRESSED: usize = MOST_COMPRESSED - LENGTH_BYTES;
+}
+
+/// Part of the content of a page that was copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageCopy {
+    /// All of it.
+    Whole,
+    /// Its compressed bytes, so many.
+    Compressed(PageCodec, usize),
+    /// None: it is in the spill file.
+    Spilled,
+}
+
+/// The stored pages of a volume.
+#[derive(Debug)]
+pub(crate) struct StoredPages<M> {
+    memory: M,
+    pages: u64,
+    pool: Pool,
+    /// A slab that has no used slot and keeps its memory, for the next that is needed.
+    spare: Option<u32>,
+    same_filled_pages: u64,
+    compressed_pages: u64,
+    plain_pages: u64,
+    refused_pages: u64,
+    spilled_pages: u64,
+    /// Pages that the spill file is to have once their runs have ended, and those whose holes are being made.
+    transit_pages: u64,
+    spill_limit_pages: u64,
+    /// Work of the requests that the disk has not got yet.
+    disk_runs: Vec<DiskRun>,
+}
+
+impl<M: PageMemory> StoredPages<M> {
+    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table twice: 8
+    /// bytes a page. Memory that no page needs is given back.
+    ///
+    /// # Errors
+    /// [`RecoverError`]: the table is damaged, and nothing was changed.
+    pub(crate) fn open(memory: M, head: &TableHead) -> Result<Self, RecoverError> {
+        let mut volume = Self {
+            memory,
+            pages: head.pages,
+            pool: Pool::new(0),
+            spare: None,
+            same_filled_pages: 0,
+            compressed_pages: 0,
+            plain_pages: 0,
+            refused_pages: 0,
+            spilled_pages: 0,
+            transit_pages: 0,
+            spill_limit_pages: head.spill_pages,
+            disk_runs: Vec::new(),
+        };
+        let mut recovery = PoolRecovery::new(head.slabs);
+        for page in 0..head.pages {
+            let word = volume.memory.word(page);
+            let word = Word::of(word).map_err(|source| RecoverError::Word { page, source })?;
+            if let Some(slot) = word.slot() {
+                recovery.look(slot).map_err(|source| RecoverError::Slot { page, source })?;
+            }
+            volume.count(word, 1);
+        }
+        recovery.make_room();
+        for page in 0..head.pages {
+            if let Some(slot) = Word::of(volume.memory.word(page)).ok().and_then(Word::slot) {
+                recovery.take(slot).map_err(|source| RecoverError::Slot { page, source })?;
+            }
+        }
+        volume.pool = recovery.finish();
+        let (spilled, limit) = (volume.spilled_pages, volume.spill_limit_pages);
+        if spilled > limit {
+            return Err(RecoverError::Spilled { spilled, limit });
+        }
+        let mut begin = 0;
+        for slab in 0..=head.slabs {
+            if slab == head.slabs || volume.pool.is_in_use(slab) {
+                if begin < slab {
+                    volume.memory.give_back(begin..slab);
+                }
+                begin = slab + 1;
+            }
+        }
+        Ok(volume)
+    }
+
+    /// Makes the volume larger, and its limits higher. Returns the memory that it had, which is as large as
+    /// the volume was: another thread gives it back.
+    ///
+    /// # Panics
+    /// If anything becomes smaller, or the slabs are for a volume with another number of them.
+    pub(crate) fn grow(&mut self, growth: MemoryGrowth<M>) -> M {
+        let MemoryGrowth { memory, pages, slabs, spill_pages } = growth;
+        assert!(pages >= self.pages && spill_pages >= self.spill_limit_pages, "a volume only grows");
+        self.pool.grow(slabs);
+        self.pages = pages;
+        self.spill_limit_pages = spill_pages;
+        std::mem::replace(&mut self.memory, memory)
+    }
+
+    /// Figures now.
+    #[must_use]
+    pub(crate) const fn figures(&self) -> MemoryFigures {
+        MemoryFigures {
+            same_filled_pages: self.same_filled_pages,
+            compressed_pages: self.compressed_pages,
+            plain_pages: self.plain_pages,
+            slot_bytes: self.pool.slot_bytes(),
+            slab_bytes: self.pool.slabs_in_use() as u64 * SLAB_BYTES as u64,
+            limit_bytes: self.pool.slabs() as u64 * SLAB_BYTES as u64,
+            refused_pages: self.refused_pages,
+            spilled_pages: self.spilled_pages,
+            spill_limit_pages: self.spill_limit_pages,
+        }
+    }
+
+    /// Its memory.
+    pub(crate) fn into_memory(self) -> M {
+        self.memory
+    }
+
+    /// Its memory.
+    pub(crate) const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Its memory, which a test damages.
+    #[cfg(test)]
+    pub(crate) const fn memory_mut(&mut self) -> &mut M {
+        &mut self.memory
+    }
+
+    /// Pages on their way to the spill file, and those whose holes are being made.
+    #[cfg(test)]
+    pub(crate) const fn transit_pages(&self) -> u64 {
+        self.transit_pages
+    }
+
+    /// True if there is a free slot, or a slab for one.
+    pub(crate) fn has_room(&self) -> bool {
+        self.pool.has_room()
+    }
+
+    /// Replaces the content of a page. One that finds no slot goes to the spill file: the caller makes the
+    /// [runs](Self::disk_runs).
+    ///
+    /// # Errors
+    /// [`PageError`]: the page is as it was.
+    ///
+    /// # Panics
+    /// If it is no page of the volume.
+    pub(crate) fn replace(&mut self, page: u64, new: &EncodedPage<'_>) -> Result<(), PageError> {
+        match self.replace_in_memory(page, new) {
+            Err(PageError::NoSpace) => self.spill(page),
+            other => other,
+        }
+    }
+
+    /// Makes a page read as zeros, and frees what it took.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]: it is as it was.
+    ///
+    /// # Panics
+    /// If it is no page of the volume.
+    pub(crate) fn discard(&mut self, page: u64) -> Result<(), PageError> {
+        let old = self.word(page)?;
+        if old != Word::Zeros {
+            self.publish(page, Word::Zeros);
+            self.release(page, old);
+        }
+        Ok(())
+    }
+
+    /// Copies a page into `content`, or what it was compressed to into `compressed`.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`].
+    ///
+    /// # Panics
+    /// If it is no page of the volume.
+    pub(crate) fn copy(
+        &self,
+        page: u64,
+        content: &mut [u8],
+        compressed: &mut [u8; PAGE_BYTES],
+    ) -> Result<PageCopy, PageError> {
+        let compressed_by = |codec, slot: PageSlot, compressed: &mut [u8; PAGE_BYTES]| {
+            let bytes = self.memory.bytes(slot.offset(), usize::from(slot.class()) * CLASS_BYTES);
+            let (len, bytes) = bytes.split_first_chunk::<LENGTH_BYTES>()?;
+            let bytes = bytes.get(..usize::from(u16::from_le_bytes(*len)))?;
+            compressed[..bytes.len()].copy_from_slice(bytes);
+            Some(PageCopy::Compressed(codec, bytes.len()))
+        };
+        match self.word(page)? {
+            Word::Zeros => content.fill(0),
+            Word::Filled(half) => fill(content, u64::from(half) | u64::from(half) << 32),
+            Word::Stored(Form::Pattern, slot) => {
+                let pattern = self.memory.bytes(slot.offset(), size_of::<u64>());
+                fill(content, u64::from_le_bytes(std::array::from_fn(|byte| pattern[byte])));
+            }
+            Word::Stored(Form::Plain, slot) => {
+                content.copy_from_slice(self.memory.bytes(slot.offset(), PAGE_BYTES));
+            }
+            Word::Stored(Form::Lz4, slot) => {
+                return compressed_by(PageCodec::Lz4, slot, compressed).ok_or(PageError::Damaged(page));
+            }
+            Word::Stored(Form::Zstd, slot) => {
+                return compressed_by(PageCodec::Zstd, slot, compressed).ok_or(PageError::Damaged(page));
+            }
+            Word::Spilled => return Ok(PageCopy::Spilled),
+        }
+        Ok(PageCopy::Whole)
+    }
+
+    /// True if the word of a page says that it is in the spill file.
+    pub(crate) fn is_spilled(&self, page: u64) -> bool {
+        self.memory.word(page) == Word::Spilled.bits()
+    }
+
+    /// Work of the disk since this was last emptied.
+    pub(crate) const fn disk_runs(&mut self) -> &mut Vec<DiskRun> {
+        &mut self.disk_runs
+    }
+
+    /// A run ended, whose first `done` pages the disk has written. May leave more runs.
+    pub(crate) fn disk_ended(&mut self, run: &DiskRun, done: u32) {
+        let &DiskRun { operation, first, pages, held } = run;
+        let end = first + u64::from(done.min(pages));
+        match operation {
+            // No word changes.
+            DiskOperation::Read | DiskOperation::Rewrite => {}
+            DiskOperation::Hole => self.transit_pages -= u64::from(held),
+            DiskOperation::Write => {
+                for page in first..end {
+                    // Its slot is the page's until now. A word that was damaged meanwhile stays so.
+                    if let Ok(old) = self.word(page) {
+                        self.publish_spilled(page, old);
+                    }
+                }
+                self.transit_pages -= end - first;
+                // The disk may have taken part of the others.
+                for page in end..first + u64::from(pages) {
+                    push_page(&mut self.disk_runs, DiskOperation::Hole, page);
+                }
+            }
+        }
+    }
+
+    /// Counts pages that the disk had no room for.
+    pub(crate) const fn refuse(&mut self, pages: u32) {
+        self.refused_pages += pages as u64;
+    }
+
+    /// Has a page that found no slot written to the spill file.
+    #[cold]
+    fn spill(&mut self, page: u64) -> Result<(), PageError> {
+        let old = self.word(page)?;
+        if old == Word::Spilled {
+            push_page(&mut self.disk_runs, DiskOperation::Rewrite, page);
+            return Ok(());
+        }
+        if self.spilled_pages + self.transit_pages >= self.spill_limit_pages {
+            return Err(PageError::NoSpace);
+        }
+        self.transit_pages += 1;
+        push_page(&mut self.disk_runs, DiskOperation::Write, page);
+        if !safeguard(Safeguard::SpillBeforeWord) {
+            self.publish_spilled(page, old);
+        } else if !safeguard(Safeguard::KeepSlotWhileSpilling)
+            && let Some(slot) = old.slot()
+        {
+            self.pool.free(slot);
+        }
+        Ok(())
+    }
+
+    fn publish_spilled(&mut self, page: u64, old: Word) {
+        if old != Word::Spilled {
+            self.publish(page, Word::Spilled);
+            self.release(page, old);
+        }
+    }
+
+    /// The word of a page. The volume alone writes them, so one that means nothing, or names a slot that is
+    /// not used, is damage.
+    fn word(&self, page: u64) -> Result<Word, PageError> {
+        assert!(page < self.pages, "the page is the volume's");
+        let word = Word::of(self.memory.word(page)).map_err(|_meaningless| PageError::Damaged(page))?;
+        let is_whole = word.slot().is_none_or(|slot| self.pool.has(slot));
+        if is_whole { Ok(word) } else { Err(PageError::Damaged(page)) }
+    }
+
+    fn replace_in_memory(&mut self, page: u64, new: &EncodedPage<'_>) -> Result<(), PageError> {
+        let old = self.word(page)?;
+        if !safeguard(Safeguard::FreeSlotAfterWord) {
+            self.release(page, old);
+        }
+        let new = match *new {
+            EncodedPage::Filled(0) => {
+                self.publish(page, Word::Zeros);
+                Word::Zeros
+            }
+            EncodedPage::Filled(pattern) => match half(pattern) {
+                Some(half) => {
+                    self.publish(page, Word::Filled(half));
+                    Word::Filled(half)
+                }
+                None => self.store(page, old, Form::Pattern, &[&pattern.to_le_bytes()])?,
+            },
+            EncodedPage::Compressed(codec, bytes) => {
+                let len = u16::try_from(bytes.len()).expect("it is less than a page");
+                self.store(page, old, codec.form(), &[&len.to_le_bytes(), bytes])?
+            }
+            EncodedPage::Plain(content) => self.store(page, old, Form::Plain, &[content])?,
+            EncodedPage::WithoutSlot => return Err(PageError::NoSpace),
+        };
+        debug_assert_eq!(self.memory.word(page), new.bits(), "the page was published");
+        if safeguard(Safeguard::FreeSlotAfterWord) {
+            self.release(page, old);
+        }
+        Ok(())
+    }
+
+    /// Steps 1 to 3 for content that needs a slot.
+    fn store(&mut self, page: u64, old: Word, form: Form, content: &[&[u8]]) -> Result<Word, PageError> {
+        let len_bytes = content.iter().map(|part| part.len()).sum();
+        let slot = self.take(class_of(len_bytes), old)?;
+        let word = Word::Stored(form, slot);
+        if !safeguard(Safeguard::StoreSlotFirst) {
+            self.publish(page, word);
+        }
+        let mut at = slot.offset();
+        for part in content {
+            self.memory.write(at, part);
+            at += part.len() as u64;
+        }
+        if safeguard(Safeguard::StoreSlotFirst) {
+            self.publish(page, word);
+        }
+        Ok(word)
+    }
+
+    /// Uses a slot of a class. Where no slab can get the class, a free slot of a greater one does; for an
+    /// overwrite one that is a little greater does before that.
+    pub(crate) fn take(&mut self, class: u8, old: Word) -> Result<PageSlot, PageError> {
+        let largest = if old.slot().is_some() { class + class / NEAR } else { class };
+        if let Some(slot) = (class..=largest.min(PAGE_CLASS)).find_map(|class| self.pool.take(class)) {
+            return Ok(slot);
+        }
+        if let Some(slab) = self.pool.next_slab()
+            && (self.spare == Some(slab) || self.memory.take_slab(slab).is_ok())
+        {
+            self.spare = self.spare.filter(|spare| *spare != slab);
+            return Ok(self.pool.take_first(class));
+        }
+        (class + 1..=PAGE_CLASS).find_map(|class| self.pool.take(class)).ok_or(PageError::NoSpace)
+    }
+
+    fn publish(&mut self, page: u64, word: Word) {
+        self.memory.set_word(page, word.bits());
+        self.count(word, 1);
+    }
+
+    /// Frees what a page took before.
+    fn release(&mut self, page: u64, old: Word) {
+        self.count(old, -1);
+        if old == Word::Spilled {
+            self.transit_pages += 1;
+            push_page(&mut self.disk_runs, DiskOperation::Hole, page);
+        }
+        if let Some(slot) = old.slot()
+            && let Some(slab) = self.pool.free(slot)
+        {
+            // It is the next to be used; only the one before it goes.
+            if let Some(before) = self.spare.replace(slab) {
+                self.memory.give_back(before..before + 1);
+            }
+        }
+    }
+
+    fn count(&mut self, word: Word, change: i64) {
+        let pages = match word {
+            Word::Zeros => return,
+            Word::Filled(_) | Word::Stored(Form::Pattern, _) => &mut self.same_filled_pages,
+            Word::Stored(Form::Lz4 | Form::Zstd, _) => &mut self.compressed_pages,
+            Word::Stored(Form::Plain, _) => &mut self.plain_pages,
+            Word::Spilled => &mut self.spilled_pages,
+        };
+        *pages = pages.wrapping_add_signed(change);
+    }
+}
