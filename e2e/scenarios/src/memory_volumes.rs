@@ -80,6 +80,10 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
     let listed = node.cli(&["list", "--json"])?;
     ensure!(listed.matches("\"ublk-kernel-copy\"").count() == 2, "no system call moves data: {listed}");
+    // The daemon has two ring threads, and the machine no more processors.
+    vm.exec(&format!(
+        "for device in {files} {raw}; do test $(ls /sys/block/${{device#/dev/}}/mq | wc -l) = $(nproc) || exit 1; done"
+    ))?;
     // A ring thread serves nothing else meanwhile.
     let queue = raw.replace("/dev/", "/sys/block/");
     vm.exec(&format!("test $(cat {queue}/queue/discard_max_bytes) = {MAX_DISCARD_BYTES}"))?;
