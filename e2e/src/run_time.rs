@@ -11,7 +11,7 @@ const TESTS_WITHIN: Duration = Duration::from_secs(2900);
 #[derive(Debug)]
 pub struct RunTime {
     begun: Instant,
-    /// Of all lanes that have ended: the time that was expected, and the time that they took.
+    /// Of all parts that have passed: the time that was expected, and the time that they took.
     ended: Mutex<(Duration, Duration)>,
 }
 
@@ -21,7 +21,7 @@ impl RunTime {
         Self { begun: Instant::now(), ended: Mutex::default() }
     }
 
-    /// Notes a lane that has ended.
+    /// Notes a part of the run that has passed. One that fails takes another time.
     pub fn note(&self, expected: Duration, took: Duration) {
         let mut ended = self.ended.lock().expect("nothing panics while it holds this lock");
         ended.0 += expected;
@@ -33,7 +33,7 @@ impl RunTime {
         self.begun.elapsed() + (lane + later).mul_f64(self.slowness()) <= TESTS_WITHIN
     }
 
-    /// Time that the lanes took, by the time that was expected, and no less than 1: what begins last runs with
+    /// Time that parts of the run took, by the time that was expected, and no less than 1: what begins last runs with
     /// nothing else at once, but the host may also become slower.
     fn slowness(&self) -> f64 {
         let (expected, took) = *self.ended.lock().expect("nothing panics while it holds this lock");

@@ -103,27 +103,34 @@ impl SuiteRun<'_> {
             start(self.toolbox, lane, log.try_clone().context("share a step's file")?.into())?;
             Ok(String::new())
         });
-        self.time.note(lane.scenario.expected, begun.elapsed());
+        if result.is_ok() {
+            self.time.note(lane.scenario.expected, begun.elapsed());
+        }
         lock(self.tally).add(&name, result);
     }
 
-    /// Plays it unless the run's time does not allow that: lanes that need `later` still follow.
-    fn scenario_if_time_allows(&self, lane: Lane, later: Duration) {
+    /// Plays it unless the run's time does not allow that: lanes that need `later` still follow. `again`: when
+    /// one that is skipped runs.
+    fn scenario_if_time_allows(&self, lane: Lane, later: Duration, again: &str) {
         if self.time.allows(lane.scenario.expected, later) {
             return self.scenario(lane);
         }
         let name = lane.to_string();
-        self.display.say(&format!("SKIP {name}: no time is left for it, another day begins with it"));
+        self.display.say(&format!("SKIP {name}: no time is left for it; {again}"));
         self.display.skip(&name);
         lock(self.tally).skipped += 1;
     }
 
     /// Runs the workspace's own tests, as a step of the display.
     fn host_tests(&self) {
+        let begun = Instant::now();
         let result = self.display.step(HOST_TESTS, host_tests::failures, |log| {
             host_tests::run(self.toolbox, log)?;
             host_tests::passed(&self.display.log(HOST_TESTS))
         });
+        if result.is_ok() {
+            self.time.note(HOST_TESTS_EXPECTED, begun.elapsed());
+        }
         lock(self.tally).add(HOST_TESTS, result);
     }
 
@@ -133,7 +140,7 @@ impl SuiteRun<'_> {
         let others: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
         self.display.say(&format!("SKIP one of these runs each day: {}", others.join(" ")));
         lock(self.tally).skipped += u32::try_from(others.len())?;
-        self.scenario_if_time_allows(lane, Duration::ZERO);
+        self.scenario_if_time_allows(lane, Duration::ZERO, "run it by name");
         Ok(())
     }
 }
@@ -185,7 +192,9 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         beside_each_other(places, beside, |part| match part {
             SuitePart::HostTests => run.host_tests(),
             SuitePart::Lane(lane) => run.scenario(lane),
-            SuitePart::IfTimeAllows(lane) => run.scenario_if_time_allows(lane, later),
+            SuitePart::IfTimeAllows(lane) => {
+                run.scenario_if_time_allows(lane, later, "another day it runs in any case");
+            }
         });
         alone.into_iter().for_each(|lane| run.scenario(lane));
         if let Some(lane) = in_turn {
@@ -200,7 +209,8 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// The workspace's tests and these lanes, last those that begin only while the run's time allows.
+/// The workspace's tests and these lanes, last those that begin only while the run's time allows, of which
+/// the first of the day runs in any case.
 fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
     let mut each_run = vec![SuitePart::HostTests];
     let mut if_time_allows = Vec::new();
@@ -211,7 +221,10 @@ fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
         }
     }
     if_time_allows.sort_by_key(|(place, _)| *place);
-    each_run.extend(if_time_allows.into_iter().map(|(_, lane)| SuitePart::IfTimeAllows(lane)));
+    each_run.extend(if_time_allows.into_iter().map(|(place, lane)| match place {
+        0 => SuitePart::Lane(lane),
+        _ => SuitePart::IfTimeAllows(lane),
+    }));
     each_run
 }
 

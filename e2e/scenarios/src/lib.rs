@@ -670,13 +670,15 @@ pub const IN_TURN: &[&str] = &[
     "held-requests-user-copy",
     "memory-pressure-user-copy",
     "memory-pressure-fuse",
+    "memory-volumes@6.12",
     "standalone-user-copy",
     "csi-sanity-fuse",
     "story-fuse",
 ];
 
-/// Scenarios of a run without a name that begin only while its time allows: simulations, tests of the
-/// workspace or another lane prove much of each. The first of them is another one each day.
+/// Scenarios of a run without a name that begin only while its time allows, but for another one each day,
+/// which runs in any case: simulations, tests of the workspace or another lane prove much of each. Their
+/// number is prime, so runs once a week play each of them too.
 const IF_TIME_ALLOWS: &[&str] = &[
     "adoption",
     "api-outage",
@@ -685,12 +687,14 @@ const IF_TIME_ALLOWS: &[&str] = &[
     "cordon",
     "damage",
     "device-identity",
+    "fenced",
     "group-snapshots",
     "limits",
     "memory-pressure-zero-copy",
     "node-loss",
     "partition",
     "pid-namespace",
+    "provisioning",
     "read-only-many",
     "restore",
     "rotation",
@@ -737,6 +741,7 @@ mod tests {
     fn each_lane_that_may_wait_for_another_day_is_the_first_of_one_day() {
         let usual = usual_lanes();
         let all = IF_TIME_ALLOWS.len() as u64;
+        assert!((2..all).all(|number| !all.is_multiple_of(number)), "{all} is not prime");
         let first = |day| {
             let places = usual.iter().filter_map(|lane| Some((place_if_time_allows(lane, day)?, lane)));
             let mut places: Vec<(u64, String)> =

@@ -1,8 +1,8 @@
 //! A memory volume, as the threads of its queues use it at once.
 //!
 //! Codecs work outside the lock: a write compresses its page before, a read copies the compressed page out
-//! and decompresses it after. Under the lock a page is copied, a slot is looked for, or, once for 16 pages or
-//! more, the memory of a slab is taken.
+//! and decompresses it after. Under the lock a page is copied and a slot is looked for; once for 16 pages or
+//! more the memory of a slab is taken, or given back.
 //!
 //! Owns: the lock, and the order of work for a request of many pages. Does not own: how a page is replaced
 //! ([`StoredPages`]).
@@ -141,21 +141,17 @@ impl<M: PageMemory> MemoryVolume<M> {
     /// If they are not pages of the volume.
     pub fn discard(&self, first: u64, pages: u64) -> Result<(), PageError> {
         let (mut next, end) = (first, first + pages);
-        let mut discard = || {
-            while next < end {
-                let end = end.min(next + DISCARDED_AT_ONCE);
-                let mut stored_pages = self.pages.write();
-                for page in next..end {
-                    stored_pages.discard(page)?;
-                }
-                next = end;
+        loop {
+            let piece = next..end.min(next + DISCARDED_AT_ONCE);
+            next = piece.end;
+            let mut stored_pages = self.pages.write();
+            let discarded = { piece }.try_for_each(|page| stored_pages.discard(page));
+            if next == end || discarded.is_err() {
+                // Pages between two holes are zeros by now.
+                join_holes(stored_pages.disk_runs());
+                return discarded;
             }
-            Ok(())
-        };
-        let discarded = discard();
-        // Pages between two holes are zeros by now.
-        join_holes(self.pages.write().disk_runs());
-        discarded
+        }
     }
 
     /// Moves the work of the disk for the requests since the last call to the end of `runs`. The caller gives

@@ -63,7 +63,7 @@ impl MemoryVolumes {
         Ok(with_mark(self.volumes.insert(|key| ServedMemory::new(new, with_mark(key), spill_file))))
     }
 
-    /// Serves the queues of a volume's device from now on.
+    /// Opens the thread's queues of a volume's device.
     pub(crate) fn open(
         &mut self,
         ring: &mut Ring,
@@ -72,14 +72,23 @@ impl MemoryVolumes {
         queues: OpenQueues,
     ) -> Result<(), RingRefusal> {
         let served = self.find(key).ok_or(RingRefusal::Gone)?;
+        if served.is_open() {
+            return Err(RingRefusal::Armed);
+        }
         let ublk = |queue| match queue {
             VolumeQueue::Ublk(queue) => queue,
             VolumeQueue::Fuse(_) => unreachable!("memory volumes have ublk devices"),
         };
-        let queues = queues(ring, key)?.into_iter().map(ublk).collect();
+        served.open(device, queues(ring, key)?.into_iter().map(ublk).collect());
+        Ok(())
+    }
+
+    /// Offers these queues to the kernel, and serves them from now on.
+    pub(crate) fn arm(&mut self, ring: &mut Ring, key: VolumeKey) -> Result<(), RingRefusal> {
+        let served = self.find(key).ok_or(RingRefusal::Gone)?;
         // As for other volumes: all fetches of a queue go to the kernel with one call.
         ring.submit().map_err(RingRefusal::from)?;
-        served.open(ring, device, queues);
+        served.arm(ring);
         Ok(())
     }
 

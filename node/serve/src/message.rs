@@ -87,7 +87,7 @@ pub enum Message {
         /// Receives the answer.
         done: oneshot::Sender<Result<VolumeKey, RingError>>,
     },
-    /// Serves the queues of a volume's device from now on.
+    /// Serves the queues of a volume's device from now on; those of a memory volume once they are armed.
     Open {
         /// The volume.
         key: VolumeKey,
@@ -95,6 +95,14 @@ pub enum Message {
         device: Device,
         /// Opens its queues.
         queues: OpenQueues,
+        /// Receives the answer.
+        done: Reply,
+    },
+    /// Offers the queues of a memory volume to the kernel. Apart, so that no thread has armed queues where
+    /// another one cannot open its own.
+    Arm {
+        /// The volume.
+        key: VolumeKey,
         /// Receives the answer.
         done: Reply,
     },

@@ -271,6 +271,7 @@ impl RingThread {
             Message::Open { key, device, queues, done } => {
                 drop(done.send(self.open(key, device, queues)));
             }
+            Message::Arm { key, done } => drop(done.send(self.memory.arm(&mut self.ring, key))),
             Message::Close { key, done } if is_memory(key) => {
                 self.memory.close(&mut self.ring, key, done);
             }

@@ -41,6 +41,8 @@ const FREES_FILES_SINCE: (u32, u32) = (6, 13);
 /// The first series whose batches of requests are used. Linux 7.0 has them (`e2723e6ce602`), and fixed their
 /// recovery later (`3f3850785594`).
 const BATCHES_SINCE: (u32, u32) = (7, 3);
+/// See [`KernelRelease::recovers_each_queue`].
+const RECOVERS_EACH_QUEUE_SINCE: (u32, u32) = (6, 15);
 
 /// Faults of a ublk driver that crash the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,14 @@ impl KernelRelease {
     #[must_use]
     pub fn batches_requests(&self) -> bool {
         self.series().is_some_and(|series| series >= BATCHES_SINCE)
+    }
+
+    /// True if a daemon may end after it armed some queues of a device in a recovery, and not all. Before
+    /// Linux 6.15 the next START_USER_RECOVERY takes the server of each queue for granted once one is armed,
+    /// and follows a null pointer (`ublk_queue_reinit`).
+    #[must_use]
+    pub fn recovers_each_queue(&self) -> bool {
+        self.series().is_some_and(|series| series >= RECOVERS_EACH_QUEUE_SINCE)
     }
 
     /// The fault for which no device is served on this kernel.
@@ -184,6 +194,18 @@ impl fmt::Display for KernelRelease {
 #[cfg(test)]
 mod tests {
     use super::{Crash, KernelRelease};
+
+    #[test]
+    fn kernels_before_6_15_recover_all_queues_or_none() {
+        for (release, recovers) in [
+            ("6.12.117+deb13-cloud-amd64", false),
+            ("6.14.11", false),
+            ("6.15.0", true),
+            ("7.3.4+deb13", true),
+        ] {
+            assert_eq!(KernelRelease::new(release).recovers_each_queue(), recovers, "{release}");
+        }
+    }
 
     #[test]
     fn exactly_the_broken_kernels_are_refused() {

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
 
 use super::*;
@@ -390,6 +392,50 @@ fn the_pool_takes_little_more_than_it_stores() {
         100.0 * overhead
     );
     assert!(overhead < 0.055, "{overhead}");
+}
+
+/// Requests of many pages at the limit, from several threads: what was written is there, what was refused is
+/// counted, and the rest is as it was.
+#[test]
+fn threads_that_meet_the_limit_of_a_volume_lose_nothing() {
+    const THREADS: usize = 3;
+    const OWN_PAGES: usize = 10;
+    let head = TableHead { pages: (THREADS * OWN_PAGES) as u64, ..head(PageCodec::Zstd, 1) };
+    let volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
+    let refused = AtomicU64::new(0);
+    let contents: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let (volume, refused) = (&volume, &refused);
+        let write = move |thread: usize| {
+            let mut codecs = codecs();
+            let mut own = vec![0; OWN_PAGES * PAGE_BYTES];
+            for round in 0..200 {
+                let (first, pages) = (round % OWN_PAGES, 1 + round % 4);
+                let pages = pages.min(OWN_PAGES - first);
+                let data: Vec<u8> = (0..pages).flat_map(|at| page(15, (round * 16 + at) as u64)).collect();
+                let place = first * PAGE_BYTES..(first + pages) * PAGE_BYTES;
+                let at = (thread * OWN_PAGES + first) as u64;
+                let written = volume.write(&mut codecs, at, &data);
+                let mut read = vec![0; data.len()];
+                volume.read(&mut codecs, at, &mut read).unwrap();
+                let is_new = |number: &usize| {
+                    let page = number * PAGE_BYTES..(number + 1) * PAGE_BYTES;
+                    read[page.clone()] == data[page]
+                };
+                let done = (0..pages).take_while(is_new).count();
+                own[place.clone()][..done * PAGE_BYTES].copy_from_slice(&data[..done * PAGE_BYTES]);
+                assert_eq!(written.is_ok(), done == pages, "thread {thread} round {round}");
+                assert!(read == own[place], "what was refused is as it was");
+                refused.fetch_add((pages - done) as u64, Ordering::Relaxed);
+            }
+            own
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || write(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut read = vec![0; THREADS * OWN_PAGES * PAGE_BYTES];
+    volume.read(&mut codecs(), 0, &mut read).unwrap();
+    assert!(read == contents.concat());
+    assert_eq!(volume.figures().refused_pages, refused.into_inner());
 }
 
 /// Threads of several queues: each page is whole, the last write of each is there, and no slot is lost.

@@ -51,12 +51,18 @@ impl PublishedMemory {
         })
     }
 
-    /// Publishes new figures, also after a growth, unless another thread has the old ones: a ring thread does
-    /// not wait.
-    pub fn show_figures(&self, figures: MemoryFigures) {
+    /// Publishes the figures of the volume, unless another thread has the old ones: a ring thread does not
+    /// wait.
+    pub(super) fn show_figures(&self, figures: impl FnOnce() -> MemoryFigures) {
         if let Some(mut shown) = self.figures.try_lock() {
-            *shown = figures;
+            *shown = figures();
         }
+    }
+
+    /// Publishes the figures of a volume that grew.
+    pub fn grew(&self, figures: impl FnOnce() -> MemoryFigures) {
+        let mut shown = self.figures.lock();
+        *shown = figures();
     }
 
     /// Publishes what a ring thread has served, in the same way.

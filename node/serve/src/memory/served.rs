@@ -29,7 +29,7 @@ pub(super) struct ServedMemory {
     spill: Option<Box<SpillQueue>>,
     /// Of the request that is being begun; empty between two.
     runs: Vec<DiskRun>,
-    /// They are with the kernel.
+    /// They are there.
     is_open: bool,
     closing: Option<Reply>,
     tally: ServedCounts,
@@ -66,10 +66,13 @@ impl ServedMemory {
         served
     }
 
-    pub(super) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue<VolumeKey>>) {
+    pub(super) fn open(&mut self, device: Device, queues: Vec<Queue<VolumeKey>>) {
         self.label.set_device(device);
         self.queues = queues;
         self.is_open = true;
+    }
+
+    pub(super) fn arm(&mut self, ring: &mut Ring) {
         for queue in &mut self.queues {
             queue.arm(ring);
         }
@@ -274,7 +277,9 @@ impl ServedMemory {
     }
 
     fn show(&self) {
-        self.published.show_figures(self.volume.figures());
+        if self.share.number == 0 {
+            self.published.show_figures(|| self.volume.figures());
+        }
         self.published.show_served(self.share.number, self.tally);
     }
 

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_memory::pool::SLAB_BYTES;
-use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
+use holdfast_memory::pool::{PoolExtension, SLAB_BYTES};
+use holdfast_memory::{HEAD_BYTES, MemoryGrowth, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 use holdfast_types::Epoch;
 use tokio::sync::oneshot;
 
@@ -51,6 +51,48 @@ fn a_successor_finds_the_pages_and_holes_where_none_are() {
     assert!(allocated() <= SLAB_BYTES as u64, "all but the spare slab is free");
     drop(open(dir.path()));
     assert_eq!(allocated(), 0);
+}
+
+/// Threads read and write through the former mapping until the lock gives them the new one.
+#[test]
+fn a_volume_grows_while_threads_use_it() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (volume, _) = open(dir.path());
+    std::thread::scope(|scope| {
+        for thread in 0..2_u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                let mut codecs = Codecs::default();
+                let mut read = [0; 2 * PAGE_BYTES];
+                for round in 0..400_u64 {
+                    let text: Vec<u8> =
+                        (0..2 * PAGE_BYTES as u64).map(|at| (at * (round + 3) / 64 + thread) as u8).collect();
+                    let first = thread * 100 + round % 50;
+                    volume.write(&mut codecs, first, &text).unwrap();
+                    volume.read(&mut codecs, first, &mut read).unwrap();
+                    assert!(read == text[..], "thread {thread} round {round}");
+                }
+            });
+        }
+        let mut from = HEAD.slabs;
+        for to in [9, 12, 40] {
+            let file = |name: &str, len: usize| {
+                let file = File::options().read(true).write(true).open(dir.path().join(name)).unwrap();
+                file.set_len(len as u64).unwrap();
+                file
+            };
+            let pages = HEAD.pages + u64::from(to);
+            let table = file("table", HEAD_BYTES + 8 * usize::try_from(pages).unwrap());
+            let slabs = file("slabs", to as usize * SLAB_BYTES);
+            // SAFETY: files of this test alone; the volume uses the former mapping until it uses this one.
+            let memory = unsafe { MemoryFiles::map(&table, slabs, to) }.unwrap();
+            let growth = MemoryGrowth { memory, pages, slabs: PoolExtension::new(from, to), spill_pages: 0 };
+            drop(volume.grow(growth));
+            from = to;
+        }
+    });
+    assert_eq!(volume.figures().limit_bytes, 40 * SLAB_BYTES as u64);
+    assert_eq!(volume.figures().content_pages(), 2 * 51);
 }
 
 /// Two tables give the same places, and a message or a completion must not find the other volume.

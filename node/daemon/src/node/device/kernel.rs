@@ -6,15 +6,17 @@
 //! Invariants: a device is found by its tag, never by its number alone ([`super::tag`]).
 
 use std::io;
+use std::num::NonZero;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use holdfast_service::chain;
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, LOOP_IDS, Queue,
-    QueueSpec, Transport, Unsupported, flush_from_outside,
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, KernelRelease, LOOP_IDS,
+    Queue, QueueSpec, Transport, Unsupported, flush_from_outside,
 };
 
 use super::fuse::FuseDevices;
@@ -36,6 +38,8 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported>;
     /// The ids of all devices of the host.
     fn list(&self) -> Result<Vec<u32>, ControlError>;
+    /// Most queues that a new device may have: of no use are more than there are processors for the daemon.
+    fn most_queues(&self) -> u16;
     /// Description of any device.
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;
     /// The device with this id, if it is the one expected.
@@ -111,6 +115,12 @@ impl Devices for Kernel {
 
     fn list(&self) -> Result<Vec<u32>, ControlError> {
         Ok([Device::list()?, self.fuse.list()?].concat())
+    }
+
+    fn most_queues(&self) -> u16 {
+        let recovers_each = KernelRelease::running().is_ok_and(|release| release.recovers_each_queue());
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        if recovers_each { u16::try_from(cpus).unwrap_or(u16::MAX) } else { 1 }
     }
 
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {

@@ -1,9 +1,7 @@
 //! Attaching a memory volume: place on a ring thread, files, record, device, in this order.
 
-use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread;
 use std::time::Instant;
 
 use holdfast_crds::ByteSize;
@@ -152,7 +150,7 @@ impl Node {
                 Ok(opened)
             }
         });
-        let queues = queues_of(&shape, self.0.rings.count());
+        let queues = queues_of(&shape, self.0.rings.count().min(kernel.most_queues()));
         let present = self.add_memory(volume, local, record, opened.await?, (pages, queues)).await?;
         let spec = DeviceSpec {
             id: None,
@@ -237,14 +235,10 @@ impl Node {
                 published: Arc::clone(&published),
                 place: Box::new(place),
             };
-            match ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await? {
-                Ok(key) => present.threads.push(ServingThread { ring, key }),
-                Err(error) => {
-                    drop(pages);
-                    present.leave_rings().await?;
-                    return Err(NodeError::Queue(error.into()));
-                }
-            }
+            // A ring refuses nothing but a spill file: then there is no other thread.
+            let added = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
+            let key = added.map_err(|error| NodeError::Queue(error.into()))?;
+            present.threads.push(ServingThread { ring, key });
         }
         let present = Arc::new(present);
         self.0.memory.came(volume, Arc::clone(&present));
@@ -270,12 +264,8 @@ impl Node {
     }
 }
 
-/// Queues of a new device, on a node with so many ring threads: one for each thread that has a CPU, up to
-/// [`MOST_QUEUES`]. With a spill file the order of all requests is that of one queue.
-fn queues_of(shape: &MemoryShape, ring_threads: u16) -> u16 {
-    if shape.spill_pages > 0 {
-        return 1;
-    }
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    ring_threads.min(MOST_QUEUES).min(u16::try_from(cpus).unwrap_or(u16::MAX))
+/// Queues of a new device where it may have `most`. With a spill file the order of all requests is that of
+/// one queue.
+fn queues_of(shape: &MemoryShape, most: u16) -> u16 {
+    if shape.spill_pages > 0 { 1 } else { most.min(MOST_QUEUES) }
 }

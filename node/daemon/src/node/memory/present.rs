@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_memory::{MemoryGrowth, MemoryVolume};
 use holdfast_ring::Errno;
-use holdfast_serve::{MemoryFiles, Message, PublishedMemory, Reply, RingRefusal, VolumeKey};
+use holdfast_serve::{MemoryFiles, Message, OpenQueues, PublishedMemory, Reply, RingRefusal, VolumeKey};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
@@ -78,12 +78,27 @@ impl PresentMemory {
         .await
     }
 
-    /// Arms the queues of a device that was added, or whose recovery was begun.
+    /// Opens the queues of a device that was added, or whose recovery was begun, on all threads, and arms them:
+    /// all of them or none.
     pub(super) async fn arm(&self, kernel: &Arc<dyn Devices>, device: Device) -> Result<(), NodeError> {
         let (kernel, threads) = (Arc::clone(kernel), u16::try_from(self.threads.len()));
         let threads = threads.expect("a device has few queues");
-        let opened = blocking(move || Ok(kernel.open(device, threads)?)).await?;
-        for (ServingThread { ring, key }, queues) in self.threads.iter().zip(opened) {
+        let queues = blocking(move || Ok(kernel.open(device, threads)?)).await?;
+        if let Err(error) = self.open(device, queues).await {
+            // The next try opens the device again, which the kernel allows one process once.
+            self.close().await?;
+            return Err(error);
+        }
+        for ServingThread { ring, key } in &self.threads {
+            let armed = ring.call(|done| Message::Arm { key: *key, done }).await?;
+            armed.map_err(|why| self.refused(why))?;
+        }
+        Ok(())
+    }
+
+    /// Has each thread open its queues. Nothing of them is with the kernel yet.
+    async fn open(&self, device: Device, queues: Vec<OpenQueues>) -> Result<(), NodeError> {
+        for (ServingThread { ring, key }, queues) in self.threads.iter().zip(queues) {
             let opened = ring.call(|done| Message::Open { key: *key, device, queues, done }).await?;
             opened.map_err(|why| self.refused(why))?;
         }
@@ -94,7 +109,7 @@ impl PresentMemory {
     pub(super) fn grow(&self, growth: MemoryGrowth<MemoryFiles>) -> Option<MemoryFiles> {
         let pages = self.pages.lock().clone()?;
         let former = pages.grow(growth);
-        self.published.show_figures(pages.figures());
+        self.published.grew(|| pages.figures());
         Some(former)
     }
 

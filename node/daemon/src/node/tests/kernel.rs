@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use holdfast_ring::Errno;
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders, Transport,
-    Unsupported,
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders,
+    QueueError, Transport, Unsupported,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -312,12 +312,25 @@ impl Devices for FakeKernel {
     }
 
     fn open(&self, device: Device, threads: u16) -> Result<Vec<OpenQueues>, ControlError> {
+        // The last thread finds no memory, and all close what they opened.
+        let refuses = self.lock().refused.contains(&"queues");
         self.command("open", Some(device), |state| {
             let known = state.of(device, "open")?;
-            assert!(!std::mem::replace(&mut known.is_open, true), "a device is opened once");
-            let open = |_thread| -> OpenQueues { Box::new(|_ring, _index| Ok(Vec::new())) };
+            assert!(!known.is_open, "a device is opened once");
+            known.is_open = !refuses;
+            let open = |queue_id| -> OpenQueues {
+                let source = || io::Error::from(io::ErrorKind::OutOfMemory);
+                let refused =
+                    move || QueueError::Map { what: "the copy buffers", queue_id, source: source() };
+                let fails = refuses && queue_id + 1 == threads;
+                Box::new(move |_ring, _key| if fails { Err(refused()) } else { Ok(Vec::new()) })
+            };
             Ok((0..threads).map(open).collect())
         })
+    }
+
+    fn most_queues(&self) -> u16 {
+        3
     }
 
     fn start(&self, device: Device) -> Result<(), ControlError> {

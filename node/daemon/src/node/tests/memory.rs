@@ -110,13 +110,11 @@ fn a_device_of_an_older_release_keeps_its_transport() {
 fn ring_threads_share_the_queues_of_a_memory_volume() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let with = |ring_threads| NodeConfig { ring_threads, ..dirs.config() };
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let queues = u16::try_from(cpus.min(3)).unwrap();
     let shape = |id| (kernel.devices()[&id].queues, kernel.devices()[&id].depth);
     let page = [7; PAGE_BYTES];
-    daemon_with(with(3), &kernel, async |node| {
+    daemon_with(with(4), &kernel, async |node| {
         node.attach_memory(scratch()).await.unwrap();
-        assert_eq!(shape(only_device(&kernel)), (queues, 64 / queues));
+        assert_eq!(shape(only_device(&kernel)), (3, 21), "the kernel allows three");
         node.attach_memory(MemoryAttach { volume: "spills".parse().unwrap(), ..spilling(8) }).await.unwrap();
         let spills = *kernel.devices().keys().max().unwrap();
         assert_eq!(shape(spills), (1, 64), "one queue has the order of all requests");
@@ -125,7 +123,7 @@ fn ring_threads_share_the_queues_of_a_memory_volume() {
     let record = volume_files(&dirs).record().unwrap().unwrap();
     volume_files(&dirs).open(&record).unwrap().volume.write(&mut Codecs::default(), 3, &page).unwrap();
     // The next daemon has fewer threads than the device has queues, or more.
-    for (ring_threads, of_device) in [(1, queues), (2, 4), (4, 3)] {
+    for (ring_threads, of_device) in [(1, 3), (2, 4), (4, 3)] {
         let id = only_device(&kernel);
         kernel.change(id, |known| known.info.queues = of_device);
         daemon_with(with(ring_threads), &kernel, async |node| {
@@ -140,6 +138,30 @@ fn ring_threads_share_the_queues_of_a_memory_volume() {
         node.detach_memory(&status.volume).await.unwrap();
         assert!(node.list().is_empty() && !files(&dirs).exists() && kernel.devices().is_empty());
         assert_eq!(rooms(), 2);
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
+/// Found by reading: the threads before the one that could not open its queues kept theirs, and no later try
+/// could open the device again.
+#[test]
+fn where_one_thread_cannot_open_its_queues_none_keeps_its_own() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    let with = || NodeConfig { ring_threads: 3, ..dirs.config() };
+    daemon_with(with(), &kernel, async |node| {
+        kernel.refuse(&["queues"]);
+        let refused = node.attach_memory(scratch()).await;
+        assert!(matches!(refused, Err(NodeError::Queue(_))), "{refused:?}");
+        assert!(node.list().is_empty() && !files(&dirs).exists() && kernel.devices().is_empty());
+        kernel.refuse(&[]);
+        node.attach_memory(scratch()).await.unwrap();
+    });
+    kernel.refuse(&["queues"]);
+    daemon_with(with(), &kernel, async |node| {
+        wait(&node, |status| status.state == VolumeState::Quiesced).await;
+        kernel.refuse(&[]);
+        let status = wait(&node, |status| status.state == VolumeState::Attached).await;
+        node.detach_memory(&status.volume).await.unwrap();
     });
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
