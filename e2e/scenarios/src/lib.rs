@@ -593,7 +593,7 @@ pub const BY_NAME: &[Scenario] = &[
     Scenario {
         name: "velero",
         about: "Velero backs up two claims by CSI snapshots, and restores them after their namespace, then after their cluster is lost; the deletion of each backup removes its snapshots, and nothing that a claim reads",
-        expected: Duration::from_secs(220),
+        expected: Duration::from_secs(240),
         alone: false,
         run: velero::run,
     },

@@ -24,6 +24,9 @@ const BUCKET: &str = "volumes";
 const BACKUPS: &str = "backups";
 /// The claims: one with a file system, and a raw one.
 const CLAIMS: [&str; 2] = ["files", "raw"];
+/// Their namespace, and another one that Velero restores them to.
+const NAMESPACE: &str = "shop";
+const OTHER_NAMESPACE: &str = "shop-early";
 const MIB: u64 = 1 << 20;
 /// Our snapshots.
 const SNAPSHOTS: &str = "volumesnapshots.storage.holdfast.dev";
@@ -49,17 +52,17 @@ pub(super) fn run(world: &World) -> Result<()> {
     let mut velero = Velero::start(world, &s3, BACKUPS)?;
     create(world)?;
     let a = world.node("a", "auto", "")?;
-    let old = volumes(world)?;
+    let old = volumes(world, NAMESPACE)?;
     let [first, second] = two_backups(world, &a, &old)?;
 
     report::step("delete the namespace: its volumes wait for the snapshots of Velero");
     detach(world, &old)?;
-    world.kubectl(["delete", "namespace", "shop", "--timeout=300s"])?;
+    world.kubectl(["delete", "namespace", NAMESPACE, "--timeout=300s"])?;
     for volume in &old {
         waits_for_snapshots(world, volume)?;
     }
     restore(world, &first)?;
-    let new = volumes(world)?;
+    let new = volumes(world, NAMESPACE)?;
     ensure!(new.iter().all(|name| !old.contains(name)), "the claims have their old volumes: {new:?}");
     ensure!(read(world, &a, &new)? == first.content, "the claims do not hold the first backup");
     delete(world, &first)?;
@@ -103,26 +106,23 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
     let operator = world.operator()?;
     describe_store(world, &s3.endpoint_everywhere(), BUCKET)?;
     let _claims = ClaimControllers::start(world, "store", &json!({ CLASS_LABEL: "true" }))?;
-    report::step("adopt the volumes and snapshots of the bucket, without the claims");
-    let documents = output(restore_command(world, "store")?.arg("--without-claims"))?;
-    report::step(&documents);
-    apply(world, &documents)?;
-    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
-    world.wait_for(SNAPSHOTS, "condition=Ready")?;
-    for handle in &backup.snapshots {
-        let adopted = condition(world, &format!("{SNAPSHOTS}/{handle}"), "Ready")?;
-        ensure!(adopted.starts_with("Adopted: "), "{handle} is {adopted}");
-    }
     let mut velero = Velero::start(world, s3, BACKUPS)?;
     until("Velero to find the backup in its bucket", LIMIT, || {
         let phase = object(world, "backups.velero.io", backup.name, "{.status.phase}").ok();
         Ok((phase.as_deref() == Some("Completed")).then_some(()))
     })?;
+    report::step("a restore before the adoption waits for it");
+    ask_to_restore(world, backup, OTHER_NAMESPACE)?;
+    wait_for_errors(world, backup.snapshots.len())?;
+    adopt(world, backup)?;
     restore(world, backup)?;
-    let new = volumes(world)?;
+    completes(world, "restores.velero.io", OTHER_NAMESPACE)?;
+    let (new, early) = (volumes(world, NAMESPACE)?, volumes(world, OTHER_NAMESPACE)?);
     let b = world.node("b", "auto", "")?;
-    ensure!(read(world, &b, &new)? == backup.content, "the claims do not hold the second backup");
-    detach(world, &new)?;
+    for volumes in [&new, &early] {
+        ensure!(read(world, &b, volumes)? == backup.content, "{volumes:?} do not hold the second backup");
+        detach(world, volumes)?;
+    }
     b.terminate()?;
 
     report::step("delete the backup there, then the volumes that it is of, and sweep");
@@ -146,6 +146,31 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
     operator.stop()
 }
 
+/// Waits until so many contents of snapshots say that the driver does not know their handle.
+fn wait_for_errors(world: &World, count: usize) -> Result<()> {
+    let errors = "--output=jsonpath={range .items[*]}{.status.error.message}{\"\\n\"}{end}";
+    until("the snapshots to be missed", LIMIT, || {
+        let said = world.kubectl(["get", "volumesnapshotcontents.snapshot.storage.k8s.io", errors])?;
+        Ok((said.lines().filter(|line| line.contains("can not find snapshot")).count() == count)
+            .then_some(()))
+    })
+}
+
+/// Adopts the volumes and snapshots of the bucket, among them those of the backup.
+fn adopt(world: &World, backup: &Backup) -> Result<()> {
+    report::step("adopt the volumes and snapshots of the bucket, without the claims");
+    let documents = output(restore_command(world, "store")?.arg("--without-claims"))?;
+    report::step(&documents);
+    apply(world, &documents)?;
+    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
+    world.wait_for(SNAPSHOTS, "condition=Ready")?;
+    for handle in &backup.snapshots {
+        let adopted = condition(world, &format!("{SNAPSHOTS}/{handle}"), "Ready")?;
+        ensure!(adopted.starts_with("Adopted: "), "{handle} is {adopted}");
+    }
+    Ok(())
+}
+
 /// Has the deletion of an adopted object delete what it stands for.
 fn may_delete(world: &World, kind: &str, name: &str) -> Result<()> {
     let policy = "--patch={\"spec\":{\"deletionPolicy\":\"Delete\"}}";
@@ -155,14 +180,15 @@ fn may_delete(world: &World, kind: &str, name: &str) -> Result<()> {
 /// A namespace with two claims, and an object that Velero brings back beside them.
 fn create(world: &World) -> Result<()> {
     report::step("a namespace with two claims");
-    world.kubectl(["create", "namespace", "shop"])?;
-    world.kubectl(["create", "configmap", "settings", "--namespace=shop", "--from-literal=colour=blue"])?;
+    world.kubectl(["create", "namespace", NAMESPACE])?;
+    let settings = format!("--namespace={NAMESPACE}");
+    world.kubectl(["create", "configmap", "settings", &settings, "--from-literal=colour=blue"])?;
     let documents: Vec<String> = CLAIMS
         .iter()
         .zip(["Filesystem", "Block"])
         .map(|(name, mode)| {
             format!(
-                "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{namespace: shop, name: {name}}}\n\
+                "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{namespace: {NAMESPACE}, name: {name}}}\n\
                  spec: {{storageClassName: store, volumeMode: {mode}, accessModes: [ReadWriteOnce], \
                  resources: {{requests: {{storage: 256Mi}}}}}}\n"
             )
@@ -171,17 +197,18 @@ fn create(world: &World) -> Result<()> {
     apply(world, &documents.join("---\n"))
 }
 
-/// The volumes of both claims, once they are bound.
-fn volumes(world: &World) -> Result<[String; 2]> {
+/// The volumes of both claims of a namespace, once they are bound.
+fn volumes(world: &World, namespace: &str) -> Result<[String; 2]> {
+    let namespace = format!("--namespace={namespace}");
     let mut found = [String::new(), String::new()];
     for (name, found) in CLAIMS.iter().zip(&mut found) {
         until(&format!("claim {name} to be bound"), LIMIT, || {
-            let phase = ["get", "persistentvolumeclaim", name, "--namespace=shop"];
-            let phase = world.kubectl(phase.iter().chain(&["--output=jsonpath={.status.phase}"]))?;
+            let phase = "--output=jsonpath={.status.phase}";
+            let phase = world.kubectl(["get", "persistentvolumeclaim", name, &namespace, phase])?;
             Ok((phase == "Bound").then_some(()))
         })?;
-        let volume = ["get", "persistentvolumeclaim", name, "--namespace=shop"];
-        let volume = world.kubectl(volume.iter().chain(&["--output=jsonpath={.spec.volumeName}"]))?;
+        let volume = "--output=jsonpath={.spec.volumeName}";
+        let volume = world.kubectl(["get", "persistentvolumeclaim", name, &namespace, volume])?;
         let handle = ["get", "persistentvolume", &volume, "--output=jsonpath={.spec.csi.volumeHandle}"];
         *found = world.kubectl(handle)?;
     }
@@ -240,7 +267,7 @@ fn waits_for_snapshots(world: &World, volume: &str) -> Result<()> {
 fn back_up(world: &World, name: &str) -> Result<Vec<String>> {
     report::step(format_args!("Velero makes the backup {name}"));
     let before = snapshots(world)?;
-    ask(world, "Backup", name, &json!({ "includedNamespaces": ["shop"] }))?;
+    ask(world, "Backup", name, &json!({ "includedNamespaces": [NAMESPACE] }))?;
     completes(world, "backups.velero.io", name)?;
     let count = "{.status.csiVolumeSnapshotsAttempted} {.status.csiVolumeSnapshotsCompleted}";
     let counted = object(world, "backups.velero.io", name, count)?;
@@ -254,13 +281,22 @@ fn back_up(world: &World, name: &str) -> Result<Vec<String>> {
 }
 
 fn restore(world: &World, backup: &Backup) -> Result<()> {
-    let name = backup.name;
-    report::step(format_args!("Velero restores the backup {name}"));
-    ask(world, "Restore", name, &json!({ "backupName": name }))?;
-    completes(world, "restores.velero.io", name)?;
-    let settings = ["get", "configmap", "settings", "--namespace=shop", "--output=jsonpath={.data.colour}"];
+    report::step(format_args!("Velero restores the backup {}", backup.name));
+    ask_to_restore(world, backup, NAMESPACE)?;
+    completes(world, "restores.velero.io", NAMESPACE)?;
+    let namespace = format!("--namespace={NAMESPACE}");
+    let settings = ["get", "configmap", "settings", &namespace, "--output=jsonpath={.data.colour}"];
     ensure!(world.kubectl(settings)? == "blue", "the ConfigMap was not restored");
     Ok(())
+}
+
+/// Asks Velero to restore a backup to this namespace, whose name the Restore gets.
+fn ask_to_restore(world: &World, backup: &Backup, namespace: &str) -> Result<()> {
+    let mut spec = json!({ "backupName": backup.name });
+    if namespace != NAMESPACE {
+        spec["namespaceMapping"] = json!({ NAMESPACE: namespace });
+    }
+    ask(world, "Restore", namespace, &spec)
 }
 
 /// Has Velero delete a backup, and waits until it is gone.
