@@ -48,10 +48,11 @@ fn main() -> ExitCode {
 }
 
 /// A command of a person: what it says goes to the terminal.
-fn carry_out(Command::Restore { object_store, deleted }: Command) -> ExitCode {
+fn carry_out(Command::Restore { object_store, deleted, without_claims }: Command) -> ExitCode {
+    let asked = restore::WantedDocuments { deleted, with_claims: !without_claims };
     let outcome = tokio::runtime::Runtime::new()
         .context("cannot start")
-        .and_then(|runtime| runtime.block_on(restore::run(&object_store, deleted)));
+        .and_then(|runtime| runtime.block_on(restore::run(&object_store, asked)));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -54,6 +54,16 @@ pub(crate) struct Survivor {
     snapshots: Vec<FoundSnapshot>,
 }
 
+/// The documents that are asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedDocuments {
+    /// Those of the volumes in the trash, and no others.
+    pub(crate) deleted: bool,
+    /// Also PersistentVolumes and claims, and the VolumeSnapshots of users. A backup program that restores
+    /// them would find its claims bound to other content.
+    pub(crate) with_claims: bool,
+}
+
 /// The objects that the cluster has.
 struct KnownObjects<'a> {
     volumes: &'a [Volume],
@@ -73,12 +83,12 @@ struct UnreadableVolumes {
     ids: Vec<String>,
 }
 
-/// Prints the documents for the volumes of the ObjectStore called `name`, or for those in its trash.
+/// Prints the documents for the volumes of the ObjectStore called `name`.
 ///
 /// # Errors
 /// The cluster, the ObjectStore or the bucket cannot be read; nothing is printed. Or volumes cannot be read:
 /// the documents of all others are printed.
-pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
+pub(crate) async fn run(name: &str, asked: WantedDocuments) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let volumes: Api<Volume> = Api::all(client.clone());
     let volumes = volumes.list(&ListParams::default()).await.context("the Volumes cannot be listed")?.items;
@@ -89,7 +99,7 @@ pub(crate) async fn run(name: &str, deleted: bool) -> anyhow::Result<()> {
     let has_user_kinds = groups.iter().any(|group| group.name == USER_KINDS);
     let store = Connections::default().open(client, name).await?;
     let known = KnownObjects { volumes: &volumes, snapshots: Here { snapshots: &snapshots, has_user_kinds } };
-    print(name, store.as_ref(), &known, deleted, &mut std::io::stdout().lock()).await
+    print(name, store.as_ref(), &known, asked, &mut std::io::stdout().lock()).await
 }
 
 /// Writes the documents for the volumes of `store`, called `name`, but those that the cluster has: those in
@@ -98,7 +108,7 @@ async fn print(
     name: &str,
     store: &dyn ObjectStore,
     known: &KnownObjects<'_>,
-    deleted: bool,
+    WantedDocuments { deleted, with_claims }: WantedDocuments,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let ids = holdfast_log::list_volumes(store).await.context("the bucket cannot be listed")?;
@@ -140,7 +150,7 @@ async fn print(
         text.push_str(&documents::comment(&what));
     }
     let names = volumes.iter().map(ResourceExt::name_any).collect();
-    let (of_volumes, objects) = documents::of(name, &survivors, &names)?;
+    let (of_volumes, objects) = documents::of(name, &survivors, &names, with_claims)?;
     text.push_str(&of_volumes);
     let there = present.iter().map(|(object, survivor)| (object.as_str(), survivor));
     let of_snapshots: Vec<OfVolume<'_>> = there
@@ -149,7 +159,7 @@ async fn print(
             snapshots.iter().map(move |found| OfVolume { object, labels, found })
         })
         .collect();
-    text.push_str(&snapshots::of(&of_snapshots, snapshots)?);
+    text.push_str(&snapshots::of(&of_snapshots, snapshots, with_claims)?);
     out.write_all(text.as_bytes()).context("the documents cannot be printed")?;
     if unreadable.is_empty() { Ok(()) } else { Err(UnreadableVolumes { ids: unreadable }.into()) }
 }
@@ -197,6 +207,8 @@ mod tests {
 
     use super::*;
 
+    const ALL: WantedDocuments = WantedDocuments { deleted: false, with_claims: true };
+
     /// A store with these volumes.
     async fn bucket(ids: &[&str]) -> MemoryStore {
         let store = MemoryStore::new();
@@ -210,13 +222,13 @@ mod tests {
     }
 
     async fn printed(store: &MemoryStore) -> (anyhow::Result<()>, String) {
-        printed_of(store, false).await
+        printed_of(store, ALL).await
     }
 
-    async fn printed_of(store: &MemoryStore, deleted: bool) -> (anyhow::Result<()>, String) {
+    async fn printed_of(store: &MemoryStore, asked: WantedDocuments) -> (anyhow::Result<()>, String) {
         let known = KnownObjects { volumes: &[], snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
-        let outcome = print("main", store, &known, deleted, &mut out).await;
+        let outcome = print("main", store, &known, asked, &mut out).await;
         (outcome, String::from_utf8(out).expect("text"))
     }
 
@@ -229,7 +241,7 @@ mod tests {
         let (_, all) = printed(&store).await;
         assert!(all.starts_with("# 1 in the trash has no documents here: "), "{all}");
         assert!(all.contains("volumeID: there") && !all.contains("volumeID: deleted"), "{all}");
-        let (outcome, trash) = printed_of(&store, true).await;
+        let (outcome, trash) = printed_of(&store, WantedDocuments { deleted: true, ..ALL }).await;
         assert!(outcome.is_ok() && trash.contains("volumeID: deleted") && trash.contains("existing: {}"));
         assert!(!trash.contains("volumeID: there"), "{trash}");
     }
@@ -267,7 +279,7 @@ mod tests {
         let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
         let known = KnownObjects { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
-        print("main", &store, &known, false, &mut out).await.expect("printed");
+        print("main", &store, &known, ALL, &mut out).await.expect("printed");
         let text = String::from_utf8(out).expect("text");
         assert!(!text.contains("kind: Volume\n") && text.contains("volume: data\n"), "{text}");
     }
@@ -277,7 +289,7 @@ mod tests {
         let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
         let known = KnownObjects { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
         let mut out = Vec::new();
-        let outcome = print("main", store, &known, false, &mut out).await;
+        let outcome = print("main", store, &known, ALL, &mut out).await;
         (outcome, String::from_utf8(out).expect("text"))
     }
 
@@ -308,6 +320,47 @@ mod tests {
         assert!(text.contains("snapshotID: there@"), "{text}");
         let (outcome, text) = printed_beside(&store, "first").await;
         assert!(outcome.is_ok() && text.is_empty(), "{text}");
+    }
+
+    /// A PersistentVolume that names a claim is bound to the claim of that name, whatever content that asks
+    /// for: the claim of a backup program would have the last content in place of that of the backup.
+    #[tokio::test]
+    async fn without_claims_only_our_own_objects_are_printed() {
+        let store = MemoryStore::new();
+        let id: VolumeId = "there".parse().expect("an id");
+        let (mut labels, mut origin) = (Labels::default(), Labels::default());
+        for (name, value) in
+            [(Labels::VOLUME, "pvc-1"), (Labels::CLAIM_NAMESPACE, "shop"), (Labels::CLAIM_NAME, "data")]
+        {
+            assert!(labels.insert(name, value));
+        }
+        for (name, value) in [
+            (Labels::SNAPSHOT, "snapshot-1"),
+            (Labels::USER_SNAPSHOT_NAMESPACE, "shop"),
+            (Labels::USER_SNAPSHOT_NAME, "velero-data-x"),
+        ] {
+            assert!(origin.insert(name, value));
+        }
+        let creation = Creation { labels, ..Creation::plain(100, Nonce([9; 16]), 0) };
+        holdfast_log::provision(&store, &id, creation).await.expect("created");
+        let uid = SnapshotUid([1; 16]);
+        let taken =
+            holdfast_log::snapshot_detached(&store, &id, uid, Nonce([1; 16]), 0).await.expect("taken");
+        let name = SnapshotName { volume: id, seq: taken.seq };
+        let stored = holdfast_log::store_origin(&store, &name, uid, &origin).await;
+        assert_eq!(stored.expect("it answers"), OriginPlace::Stored);
+        let kinds = |text: &str| -> Vec<String> {
+            let lines =
+                text.lines().filter(|line| line.starts_with("apiVersion") || line.starts_with("kind"));
+            lines.map(str::to_owned).collect()
+        };
+        let (_, all) = printed(&store).await;
+        assert_eq!(kinds(&all).len(), 12, "{all}");
+        let (outcome, ours) = printed_of(&store, WantedDocuments { with_claims: false, ..ALL }).await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+        let version = "apiVersion: storage.holdfast.dev/v1alpha1";
+        assert_eq!(kinds(&ours), [version, "kind: Volume", version, "kind: VolumeSnapshot"], "{ours}");
+        assert!(ours.contains("name: snapshot-1\n"), "the handle has another name: {ours}");
     }
 
     /// They were read one after the other.

@@ -35,6 +35,9 @@ pub(crate) enum Command {
         /// The volumes in the trash, and no others.
         #[arg(long)]
         deleted: bool,
+        /// Volumes and snapshots of Holdfast alone, for a backup program that restores the claims.
+        #[arg(long)]
+        without_claims: bool,
     },
 }
 

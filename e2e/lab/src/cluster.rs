@@ -28,6 +28,7 @@ use crate::vm::machine::{Options, POD_PORT, free_port};
 use crate::world::World;
 use controllers::Controllers;
 
+pub mod claims;
 mod controllers;
 mod node;
 

@@ -34,6 +34,7 @@ pub mod run_dir;
 pub mod s3;
 pub mod setup;
 pub mod stamp;
+pub mod velero;
 pub mod vm;
 pub mod wait;
 pub mod wire;

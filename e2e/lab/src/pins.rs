@@ -171,6 +171,10 @@ pub const SIDECARS: &[(&str, &str)] =
 /// Version of the CSI project's snapshotter and snapshot controller, in the same module. The chart asks for
 /// 8.7.0, whose requirements would raise those of all other sidecars.
 pub const SNAPSHOTTER: &str = "8.6.0";
+/// Version of Velero, a backup program; `e2e/lab/go/velero/go.mod` pins the same one.
+pub const VELERO: &str = "1.18.3";
+/// Version of its plugin for S3, in the same module.
+pub const VELERO_PLUGIN: &str = "1.14.3";
 /// Oldest Go that builds all these, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.

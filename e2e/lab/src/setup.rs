@@ -225,6 +225,30 @@ impl Toolbox {
         go::seaweedfs(&self.cache, &self.workspace)
     }
 
+    /// The directory of `velero`.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub fn velero(&self) -> Result<PathBuf> {
+        go::velero(&self.cache, &self.workspace)
+    }
+
+    /// The directory of Velero's plugins.
+    ///
+    /// # Errors
+    /// If they cannot be built.
+    pub fn velero_plugins(&self) -> Result<PathBuf> {
+        go::velero_plugins(&self.cache, &self.workspace)
+    }
+
+    /// The directory of Velero's kinds.
+    ///
+    /// # Errors
+    /// If they cannot be fetched.
+    pub fn velero_kinds(&self) -> Result<PathBuf> {
+        go::velero_kinds(&self.cache, &self.workspace)
+    }
+
     /// The program that renders the chart.
     ///
     /// # Errors

@@ -375,7 +375,7 @@ impl World {
         for vm in vms {
             text.push_str(&vm.logs(lines));
         }
-        for part in ["control-plane", "s3", "operator", "csi"] {
+        for part in ["control-plane", "s3", "operator", "csi", "velero"] {
             let Ok(entries) = fs::read_dir(self.dir().join(part)) else {
                 continue;
             };

@@ -191,7 +191,9 @@ fn leaves_the_hosts_dev(objects: &[String]) -> Result<()> {
 
 /// The snapshotter and the classes need kinds that a cluster may lack.
 fn snapshots(world: &World) -> Result<()> {
-    let classes = json!({ "volumeSnapshotClasses": [{ "name": "holdfast", "default": true }] });
+    let labels = json!({ "velero.io/csi-volumesnapshot-class": "true" });
+    let classes =
+        json!({ "volumeSnapshotClasses": [{ "name": "holdfast", "default": true, "labels": labels }] });
     let file = world.dir().join("snapshots-values.json");
     fs::write(&file, classes.to_string()).context("write the values")?;
     let refused = helm(world, &["template", "holdfast"], &file);
@@ -200,6 +202,8 @@ fn snapshots(world: &World) -> Result<()> {
     let rendered = helm(world, &["template", "holdfast", "--api-versions", SNAPSHOTS], &file)?;
     ensure!(rendered.contains("kind: VolumeSnapshotClass"), "no class is rendered");
     ensure!(rendered.contains("- name: snapshotter"), "no snapshotter is rendered");
+    let label = "    velero.io/csi-volumesnapshot-class: \"true\"\n";
+    ensure!(rendered.contains(label), "the class lacks its label");
     let group_parts = ["kind: VolumeGroupSnapshotClass", "--feature-gates=CSIVolumeGroupSnapshot=true"];
     for part in group_parts {
         ensure!(!rendered.contains(part), "{part} is rendered without the kinds of groups");

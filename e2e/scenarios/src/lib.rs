@@ -64,6 +64,7 @@ mod top;
 mod traces;
 mod truncation;
 mod ublk;
+mod velero;
 pub mod volume_snapshots;
 mod volumes;
 pub mod without_ublk;
@@ -590,6 +591,13 @@ pub const BY_NAME: &[Scenario] = &[
         run: seaweedfs::run,
     },
     Scenario {
+        name: "velero",
+        about: "Velero backs up two claims by CSI snapshots, and restores them after their namespace, then after their cluster is lost; the deletion of each backup removes its snapshots, and nothing that a claim reads",
+        expected: Duration::from_secs(240),
+        alone: false,
+        run: velero::run,
+    },
+    Scenario {
         name: "kill-rounds-fuse",
         about: "the daemon is ended again and again, as in `kill-rounds-zero-copy`, on a machine without ublk, by FUSE and a loop device",
         expected: Duration::from_secs(240),
@@ -665,6 +673,7 @@ pub const IN_TURN: &[&str] = &[
     "ublk-zero-copy@7.2",
     "without-ublk@6.12",
     "seaweedfs",
+    "velero",
     "claims-without-ublk",
     "story-user-copy",
     "held-requests-user-copy",

@@ -70,6 +70,9 @@ enum Command {
         /// Those of the volumes in the trash instead.
         #[arg(long)]
         deleted: bool,
+        /// Volumes and snapshots of Holdfast alone, for a backup program that restores the claims.
+        #[arg(long)]
+        without_claims: bool,
         /// Namespace of the release; otherwise it is looked for in all.
         #[arg(long, short)]
         namespace: Option<String>,
@@ -123,8 +126,10 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
             say(&text)?;
             Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Command::Restore { object_store, deleted, namespace } => {
-            restore::restore(&cluster, &object_store, deleted, namespace.as_deref()).await
+        Command::Restore { object_store, deleted, without_claims, namespace } => {
+            let options = [(deleted, "--deleted"), (without_claims, "--without-claims")];
+            let options: Vec<&str> = options.iter().filter(|(is_set, _)| *is_set).map(|it| it.1).collect();
+            restore::restore(&cluster, &object_store, &options, namespace.as_deref()).await
         }
         Command::ForceDetach { volume, node, although_ready, yes } => {
             let seen = cluster.read().await?;

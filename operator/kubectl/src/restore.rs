@@ -29,11 +29,11 @@ const PROGRAM: &str = "holdfast-operator";
 /// Bytes that are passed on at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Runs the command in a pod of the operator, and passes on its output and its exit code.
+/// Runs the command with these options in a pod of the operator, and passes on its output and its exit code.
 pub(crate) async fn restore(
     cluster: &Cluster,
     store: &str,
-    deleted: bool,
+    options: &[&str],
     namespace: Option<&str>,
 ) -> anyhow::Result<ExitCode> {
     let pods = cluster.pods(namespace, PODS).await?;
@@ -41,7 +41,7 @@ pub(crate) async fn restore(
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let title = format!("pod {namespace}/{name}");
     let mut command = vec![PROGRAM, "restore", store];
-    command.extend(deleted.then_some("--deleted"));
+    command.extend(options);
     let streams = AttachParams {
         container: Some(CONTAINER.to_owned()),
         max_stdout_buf_size: Some(CHUNK_BYTES),

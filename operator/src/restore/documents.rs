@@ -14,7 +14,7 @@ use crate::volume::adoption::history;
 pub(super) const DRIVER: &str = "csi.holdfast.dev";
 
 /// The documents for all of them, and the names of the Volumes, in the same order. `names` are those of the
-/// Volumes that the cluster has.
+/// Volumes that the cluster has; without `with_claims` nothing is printed for claims.
 ///
 /// # Errors
 /// A document cannot be written as YAML.
@@ -22,6 +22,7 @@ pub(super) fn of<'a>(
     store: &str,
     survivors: &'a [Survivor],
     names: &BTreeSet<String>,
+    with_claims: bool,
 ) -> Result<(String, Vec<&'a str>), serde_saphyr::SerializeError> {
     let wanted = NamesAndClaims::new(survivors, names);
     let (mut out, mut objects) = (String::new(), Vec::new());
@@ -38,7 +39,7 @@ pub(super) fn of<'a>(
             out.push_str(&comment(&format!(
                 "Volume {name} is another one: this one has its id for a name, and no claim"
             )));
-        } else if let Some((namespace, name)) = claim_of(survivor) {
+        } else if let Some((namespace, name)) = claim_of(survivor).filter(|_| with_claims) {
             if wanted.claims.get(&(namespace, name)) == Some(&1) {
                 let claim = Claim { object, store, namespace, name, survivor };
                 documents.extend([claim.persistent_volume(), claim.persistent_volume_claim()]);
@@ -241,7 +242,7 @@ mod tests {
     /// The documents as the API server reads them.
     fn read(survivors: &[Survivor], names: &[&str]) -> Vec<Value> {
         let names = names.iter().map(|&name| name.to_owned()).collect();
-        let (text, _) = of("main", survivors, &names).expect("YAML");
+        let (text, _) = of("main", survivors, &names, true).expect("YAML");
         let documents = text.split("---\n").skip(1);
         documents.map(|one| serde_saphyr::from_str(one).expect("YAML")).collect()
     }

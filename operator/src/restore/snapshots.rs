@@ -64,11 +64,16 @@ impl Here<'_> {
     }
 }
 
-/// The documents for those of `all` that the cluster does not have.
+/// The documents for those of `all` that the cluster does not have; without `with_claims` nothing is printed
+/// for VolumeSnapshots of users.
 ///
 /// # Errors
 /// A document cannot be written as YAML.
-pub(super) fn of(all: &[OfVolume<'_>], here: &Here<'_>) -> Result<String, serde_saphyr::SerializeError> {
+pub(super) fn of(
+    all: &[OfVolume<'_>],
+    here: &Here<'_>,
+    with_claims: bool,
+) -> Result<String, serde_saphyr::SerializeError> {
     let wanted: Vec<&OfVolume<'_>> = all.iter().filter(|it| !here.has(it.found)).collect();
     let users = users(&wanted, here);
     let mut taken: BTreeSet<String> = here.snapshots.iter().map(ResourceExt::name_any).collect();
@@ -98,7 +103,7 @@ pub(super) fn of(all: &[OfVolume<'_>], here: &Here<'_>) -> Result<String, serde_
             Some(_) | None => {}
         }
         append(&mut out, &adopting(&name, snapshot))?;
-        let Some(user) = user_of(found) else { continue };
+        let Some(user) = user_of(found).filter(|_| with_claims) else { continue };
         if users.get(&user) != Some(&1) {
             out.push_str(&comment(&format!(
                 "Several snapshots were taken for VolumeSnapshot {}/{}: bind one of them",
@@ -219,7 +224,7 @@ mod tests {
         assert!(labels.insert(Labels::CLAIM_NAME, "data") && labels.insert(Labels::FS_TYPE, "xfs"));
         let all: Vec<_> =
             found.iter().map(|found| OfVolume { object: "pvc-1", labels: &labels, found }).collect();
-        let text = of(&all, &Here { snapshots, has_user_kinds: kinds }).expect("YAML");
+        let text = of(&all, &Here { snapshots, has_user_kinds: kinds }, true).expect("YAML");
         let documents = text.split("---\n").skip(1);
         let read = documents.map(|one| serde_saphyr::from_str(one).expect("YAML")).collect();
         (text, read)

@@ -17,45 +17,55 @@ use crate::wait::until;
 /// Longest wait for one to listen: 3 s on a quiet machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// Name of the controllers of Kubernetes itself, of namespaces and claims among them.
+const MANAGER: &str = "kube-controller-manager";
+
 /// Both processes.
 #[derive(Debug)]
 pub(super) struct Controllers {
-    _processes: Vec<Process>,
+    _processes: [Process; 2],
 }
 
 impl Controllers {
     /// Starts both and waits until they listen.
     pub(super) fn start(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Self> {
-        let dir = control_plane.dir();
-        let authority = format!("--root-ca-file={}", dir.join("ca.crt").display());
-        let key =
-            format!("--service-account-private-key-file={}", dir.join("service-accounts.key").display());
-        let manager = ["--use-service-account-credentials=true", &authority, &key];
-        let mut processes = Vec::new();
-        for (name, more) in [("kube-controller-manager", &manager[..]), ("kube-scheduler", &[])] {
-            let config = dir.join(format!("{name}.kubeconfig"));
-            // No role is bound to a group of that name; the user's is.
-            let user = format!("system:{name}");
-            let text = control_plane.component_kubeconfig(&user, &user, "127.0.0.1")?;
-            fs::write(&config, text).with_context(|| format!("write the kubeconfig of {name}"))?;
-            let port = free_port()?;
-            let mut command = Command::new(toolbox.kubernetes(name)?);
-            for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
-                command.arg(format!("--{flag}={}", config.display()));
-            }
-            command
-                .args(["--bind-address=127.0.0.1", "--leader-elect=false", "--profiling=false"])
-                .arg(format!("--secure-port={port}"))
-                .args(more);
-            let mut process = Process::spawn(name, &command, &dir.join(format!("{name}.log")))?;
-            until(&format!("{name} to listen"), START_LIMIT, || {
-                process.check_running()?;
-                Ok(TcpStream::connect(("127.0.0.1", port)).ok())
-            })?;
-            processes.push(process);
-        }
-        Ok(Self { _processes: processes })
+        let manager = start_manager(toolbox, control_plane)?;
+        Ok(Self { _processes: [manager, start(toolbox, control_plane, "kube-scheduler", &[])?] })
     }
+}
+
+/// Starts the controller manager and waits until it listens.
+pub(super) fn start_manager(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Process> {
+    let dir = control_plane.dir();
+    let authority = format!("--root-ca-file={}", dir.join("ca.crt").display());
+    let key = format!("--service-account-private-key-file={}", dir.join("service-accounts.key").display());
+    let more = ["--use-service-account-credentials=true", &authority, &key];
+    start(toolbox, control_plane, MANAGER, &more)
+}
+
+/// Starts the component `name` with `more` arguments, and waits until it listens.
+fn start(toolbox: &Toolbox, control_plane: &ControlPlane, name: &str, more: &[&str]) -> Result<Process> {
+    let dir = control_plane.dir();
+    let config = dir.join(format!("{name}.kubeconfig"));
+    // No role is bound to a group of that name; the user's is.
+    let user = format!("system:{name}");
+    let text = control_plane.component_kubeconfig(&user, &user, "127.0.0.1")?;
+    fs::write(&config, text).with_context(|| format!("write the kubeconfig of {name}"))?;
+    let port = free_port()?;
+    let mut command = Command::new(toolbox.kubernetes(name)?);
+    for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
+        command.arg(format!("--{flag}={}", config.display()));
+    }
+    command
+        .args(["--bind-address=127.0.0.1", "--leader-elect=false", "--profiling=false"])
+        .arg(format!("--secure-port={port}"))
+        .args(more);
+    let mut process = Process::spawn(name, &command, &dir.join(format!("{name}.log")))?;
+    until(&format!("{name} to listen"), START_LIMIT, || {
+        process.check_running()?;
+        Ok(TcpStream::connect(("127.0.0.1", port)).ok())
+    })?;
+    Ok(process)
 }
 
 /// Starts the controller of snapshots and of their groups, as an administrator. Their kinds exist.

@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::command::{output, show};
 use crate::pins::{
     CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, SEAWEEDFS, SIDECARS, SNAPSHOTTER,
-    VERSITYGW,
+    VELERO, VELERO_PLUGIN, VERSITYGW,
 };
 use crate::setup::apt::AptRoot;
 
@@ -25,6 +25,7 @@ pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
 pub(super) const KUBERNETES_EXPECTED: Duration = Duration::from_secs(100);
 pub(super) const SIDECAR_EXPECTED: Duration = Duration::from_secs(150);
 pub(super) const E2E_TEST_EXPECTED: Duration = Duration::from_secs(300);
+pub(super) const VELERO_EXPECTED: Duration = Duration::from_secs(600);
 /// Programs of the snapshotter's project: the sidecar, and the controller that a cluster has once.
 pub const SNAPSHOT_PROGRAMS: [&str; 2] = ["csi-snapshotter", "snapshot-controller"];
 
@@ -47,6 +48,47 @@ pub fn seaweedfs(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
         build(cache, &["build"], &module, package, "-s -w", &dir.join("weed"))
     })?;
     Ok(dir.join("weed"))
+}
+
+/// The directory of `velero`, a backup program, from the module in `e2e/lab/go/velero`.
+///
+/// # Errors
+/// If Go is not to be had or the build fails.
+pub fn velero(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
+    cache.entry(&format!("velero-{VELERO}"), VELERO_EXPECTED, |dir| {
+        // Its library would serve figures at port 8080 of all addresses; no setting of Velero has that.
+        let flags = format!(
+            "-s -w -X github.com/vmware-tanzu/velero/pkg/buildinfo.Version=v{VELERO} \
+             -X sigs.k8s.io/controller-runtime/pkg/metrics/server.DefaultBindAddress=0"
+        );
+        let package = "github.com/vmware-tanzu/velero/cmd/velero";
+        build(cache, &["build"], &velero_module(workspace), package, &flags, &dir.join("velero"))
+    })
+}
+
+/// The directory of Velero's plugins: that for S3.
+///
+/// # Errors
+/// If Go is not to be had or the build fails.
+pub fn velero_plugins(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
+    let name = "velero-plugin-for-aws";
+    cache.entry(&format!("{name}-{VELERO_PLUGIN}"), VELERO_EXPECTED, |dir| {
+        let package = format!("github.com/vmware-tanzu/{name}/{name}");
+        build(cache, &["build"], &velero_module(workspace), &package, "-s -w", &dir.join(name))
+    })
+}
+
+/// The directory of Velero's kinds, as its module has them.
+///
+/// # Errors
+/// If Go is not to be had or the module cannot be fetched.
+pub fn velero_kinds(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
+    let module = "github.com/vmware-tanzu/velero";
+    Ok(fetched(cache, &velero_module(workspace), module)?.join("config/crd"))
+}
+
+fn velero_module(workspace: &Path) -> PathBuf {
+    workspace.join("e2e/lab/go/velero")
 }
 
 /// helm: renders and checks charts.
@@ -138,11 +180,14 @@ pub fn sidecar(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
 /// If Go is not to be had or the module cannot be fetched.
 pub fn snapshot_kinds(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     let module = "github.com/kubernetes-csi/external-snapshotter/client/v8";
-    let fetched =
-        output(go(cache)?.current_dir(sidecars(workspace)).args(["mod", "download", "-json", module]))?;
+    Ok(fetched(cache, &sidecars(workspace), module)?.join("config/crd"))
+}
+
+/// The directory of a module that the module in `from` requires.
+fn fetched(cache: &Cache, from: &Path, module: &str) -> Result<PathBuf> {
+    let fetched = output(go(cache)?.current_dir(from).args(["mod", "download", "-json", module]))?;
     let fetched: Value = serde_json::from_str(&fetched).context("read what go has fetched")?;
-    let dir = fetched["Dir"].as_str().with_context(|| format!("go has fetched no {module}"))?;
-    Ok(Path::new(dir).join("config/crd"))
+    fetched["Dir"].as_str().map(PathBuf::from).with_context(|| format!("go has fetched no {module}"))
 }
 
 /// The module of the sidecars.
