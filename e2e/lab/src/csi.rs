@@ -604,7 +604,8 @@ impl CsiService {
         Ok(())
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Path of the same.
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join(format!("{}.sock", self.service))
     }
 

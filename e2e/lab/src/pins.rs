@@ -171,6 +171,8 @@ pub const SIDECARS: &[(&str, &str)] =
 /// Version of the CSI project's snapshotter and snapshot controller, in the same module. The chart asks for
 /// 8.7.0, whose requirements would raise those of all other sidecars.
 pub const SNAPSHOTTER: &str = "8.6.0";
+/// Version of the cluster-autoscaler that the scenario `autoscaler` is for: the newest for [`KUBERNETES`].
+pub const CLUSTER_AUTOSCALER: &str = "1.36.1";
 /// Oldest Go that builds all these, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.

@@ -19,18 +19,21 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Both processes.
 #[derive(Debug)]
-pub(super) struct Controllers {
+pub struct Controllers {
     _processes: Vec<Process>,
 }
 
 impl Controllers {
-    /// Starts both and waits until they listen.
-    pub(super) fn start(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Self> {
+    /// Starts both, the controller manager with `flags` beside its own, and waits until they listen.
+    ///
+    /// # Errors
+    /// If one cannot be built, or does not listen in time.
+    pub fn start(toolbox: &Toolbox, control_plane: &ControlPlane, flags: &[&str]) -> Result<Self> {
         let dir = control_plane.dir();
         let authority = format!("--root-ca-file={}", dir.join("ca.crt").display());
         let key =
             format!("--service-account-private-key-file={}", dir.join("service-accounts.key").display());
-        let manager = ["--use-service-account-credentials=true", &authority, &key];
+        let manager = [&["--use-service-account-credentials=true", &authority, &key], flags].concat();
         let mut processes = Vec::new();
         for (name, more) in [("kube-controller-manager", &manager[..]), ("kube-scheduler", &[])] {
             let config = dir.join(format!("{name}.kubeconfig"));
