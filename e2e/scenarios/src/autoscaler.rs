@@ -1,6 +1,6 @@
 //! The real cluster-autoscaler, which makes nodes from nothing for pods that wait for claims. Scheduler,
 //! controller manager and external-provisioner are real too, and so are operator and CSI controller. The
-//! nodes are objects of the API alone: the scenario plays the driver that registers there.
+//! nodes that it makes are objects of the API alone: the scenario plays the driver that registers there.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,7 +21,9 @@ use serde_json::{Value, json};
 
 use super::object::{apply, file};
 use super::provisioning;
-use super::story::provision_store_at;
+use super::story::provision_store;
+
+mod removal;
 
 const BUCKET: &str = "autoscaler";
 /// Label of nodes that serve volumes.
@@ -66,7 +68,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Autoscaler::program()?;
     let s3 = world.s3()?;
     let operator = world.operator()?;
-    provision_store_at(world, &s3, BUCKET, &s3.endpoint())?;
+    provision_store(world, &s3, BUCKET)?;
     let controller = world.csi_controller()?;
     report::step("start controller manager, scheduler and provisioner");
     let _controllers = Controllers::start(world.toolbox(), &*world.control_plane()?, &MANAGER)?;
@@ -90,6 +92,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     drop(autoscaler);
     many(world)?;
     aware(world)?;
+    removal::run(world)?;
     operator.stop()
 }
 

@@ -579,7 +579,7 @@ pub const BY_NAME: &[Scenario] = &[
     },
     Scenario {
         name: "autoscaler",
-        about: "the real cluster-autoscaler, which HOLDFAST_CLUSTER_AUTOSCALER names, makes nodes from nothing for pods with claims where the docs say so, and none in vain for a memory volume",
+        about: "the real cluster-autoscaler, which HOLDFAST_CLUSTER_AUTOSCALER names, makes nodes from nothing for pods with claims where the docs say so, and none in vain for a memory volume; a node that it removes commits what its pod wrote",
         expected: Duration::from_secs(200),
         alone: false,
         run: autoscaler::run,
