@@ -320,7 +320,7 @@ fn without_label(group: &str) -> Value {
             }] },
             "matchConditions": [{
                 "name": "group",
-                "expression": format!("object.metadata.labels['{GROUP}'] == '{group}'"),
+                "expression": format!("object.metadata.labels[?'{GROUP}'].orValue('') == '{group}'"),
             }],
             "mutations": [{ "patchType": "JSONPatch", "jsonPatch": { "expression": patch } }],
         },
