@@ -55,6 +55,19 @@ pub(crate) fn on(node: &str) -> Topology {
     topology
 }
 
+/// The label by which an autoscaler distinguishes a node that it simulates from the one that it copies. It
+/// copies all others, `NODE_KEY` too.
+pub(crate) const HOST_NAME_KEY: &str = "kubernetes.io/hostname";
+
+/// The topology of a volume that is on one node, whose Node has this label of its host.
+pub(crate) fn of_volume_on(node: &str, host_name: Option<&str>) -> Topology {
+    let mut topology = on(node);
+    if let Some(name) = host_name {
+        topology.segments.insert(HOST_NAME_KEY.to_owned(), name.to_owned());
+    }
+    topology
+}
+
 /// The node of a topology, if it is that of one.
 pub(crate) fn node(topology: &Topology) -> Option<&str> {
     topology.segments.get(NODE_KEY).map(String::as_str)

@@ -124,8 +124,8 @@ fn list() {
         entry(&lane.to_string(), lane.scenario.expected, lane.scenario.about);
     }
     report::line("cargo e2e test NAME@SERIES: a scenario on another kernel (7.2, 6.12)");
-    report::line("cargo e2e test NAME; one of them is in each run of all, by the day");
-    for name in holdfast_scenarios::IN_TURN {
+    report::line("cargo e2e test NAME; one of them, but for the last, is in each run of all, by the day");
+    for name in holdfast_scenarios::IN_TURN.iter().chain(holdfast_scenarios::WITH_A_PROGRAM) {
         if let Ok(lane) = holdfast_scenarios::lane(name) {
             entry(name, lane.scenario.expected, &with_last_run(name, lane.scenario.about));
         }

@@ -44,8 +44,8 @@ mod tests {
         let rows: Vec<LastRun> = all().collect();
         let named: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
         let benchmarks = holdfast_bench::BY_NAME.iter().map(|benchmark| benchmark.name);
-        let expected: BTreeSet<&str> =
-            holdfast_scenarios::IN_TURN.iter().copied().chain(benchmarks).collect();
+        let scenarios = holdfast_scenarios::IN_TURN.iter().chain(holdfast_scenarios::WITH_A_PROGRAM);
+        let expected: BTreeSet<&str> = scenarios.copied().chain(benchmarks).collect();
         assert_eq!(named, expected);
         assert_eq!(rows.len(), named.len(), "a name has two rows");
         let git = Command::new("git").args(["log", "-1", "--format=%cs"]).output();

@@ -87,7 +87,11 @@ pub(super) async fn answer(
             if wanted.has_readers {
                 readers::prepare(snapshots, &volume, until).await?;
             }
-            described(&volume, wanted.parameters.nodes)
+            let host_name = match &wanted.memory_node {
+                Some(node) => volumes.host_name(node).await?,
+                None => None,
+            };
+            described(&volume, wanted.parameters.nodes, host_name.as_deref())
         }
         Err(TimedOut { last }) => {
             let waiting = "the operator has not answered for the Volume yet";
@@ -322,7 +326,8 @@ pub(super) fn refused(volume: &Volume) -> Option<Status> {
     })
 }
 
-fn described(volume: &Volume, nodes: Nodes) -> Result<CreateVolumeResponse, Status> {
+/// The answer about a volume. Of a memory volume, `host_name` is that of its node.
+fn described(volume: &Volume, nodes: Nodes, host_name: Option<&str>) -> Result<CreateVolumeResponse, Status> {
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());
     let context = [("volumeID", volume_id), ("objectStore", volume.spec.object_store.clone())];
@@ -335,7 +340,7 @@ fn described(volume: &Volume, nodes: Nodes) -> Result<CreateVolumeResponse, Stat
             volume_context: context,
             content_source: content_source::described(&volume.spec.source),
             accessible_topology: match (memory::node_of(volume), nodes) {
-                (Some(node), _) => vec![topology::on(node)],
+                (Some(node), _) => vec![topology::of_volume_on(node, host_name)],
                 (None, Nodes::Served) => vec![topology::of_volume(volume.spec.needs_ublk())],
                 (None, Nodes::Any) => Vec::new(),
             },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_crds::{ASSIGNED, ATTACHED, CLAIM, PROVISIONED, StorageNode, Volume, bound_claim};
 use holdfast_service::chain;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -16,6 +16,7 @@ use tonic::Status;
 use super::objects::{ApiFailure, Objects, TimedOut, call};
 use super::reason::{condition_text, first_unmet};
 use super::serving_node::serving_node;
+use crate::topology::HOST_NAME_KEY;
 
 /// The Volumes of the cluster.
 #[derive(Clone)]
@@ -59,6 +60,13 @@ impl ClusterVolumes {
         let volumes: Api<Volume> = Api::all(self.client.clone());
         let wanted = ListParams::default().fields(&format!("spec.nodeName={node}"));
         Ok(call(volumes.list(&wanted)).await?.items)
+    }
+
+    /// The label of a Node's host; none where there is no such Node, or it lacks that label.
+    pub(super) async fn host_name(&self, node: &str) -> Result<Option<String>, ApiFailure> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = call(nodes.get_opt(node)).await?;
+        Ok(node.and_then(|node| node.metadata.labels?.remove(HOST_NAME_KEY)))
     }
 
     /// Waits until no other request promises memory of a node.

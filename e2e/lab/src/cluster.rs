@@ -26,7 +26,7 @@ use crate::setup::{Profile, Toolbox};
 use crate::vm::Vm;
 use crate::vm::machine::{Options, POD_PORT, free_port};
 use crate::world::World;
-use controllers::Controllers;
+pub use controllers::Controllers;
 
 pub mod claims;
 mod controllers;
@@ -92,7 +92,7 @@ impl<'a> Cluster<'a> {
         world.share(&world.toolbox().kubernetes("kubelet")?, "bin/kubelet")?;
         let control_plane = world.control_plane()?;
         report::step("start controller manager and scheduler");
-        let controllers = Controllers::start(world.toolbox(), &control_plane)?;
+        let controllers = Controllers::start(world.toolbox(), &control_plane, &[])?;
         let snapshots = extras.snapshots.then(|| start_snapshots(world)).transpose()?;
         let mut cluster =
             Self { world, control_plane, nodes: Vec::new(), snapshots, _controllers: controllers };

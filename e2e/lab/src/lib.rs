@@ -8,6 +8,7 @@
 //! where it must answer the commands of [`inside::Inside`]; one of them is process 1 (see [`guest`]).
 
 pub mod architecture;
+pub mod autoscaler;
 pub mod cache;
 pub mod chance;
 pub mod churn;
@@ -28,6 +29,7 @@ pub mod operator;
 pub mod partition;
 pub mod pins;
 pub mod process;
+pub mod provisioner;
 pub mod report;
 pub mod rpc;
 pub mod run_dir;

@@ -175,6 +175,8 @@ pub const SNAPSHOTTER: &str = "8.6.0";
 pub const VELERO: &str = "1.18.3";
 /// Version of its plugin for S3, in the same module.
 pub const VELERO_PLUGIN: &str = "1.14.3";
+/// Version of the cluster-autoscaler that the scenario `autoscaler` is for: the newest for [`KUBERNETES`].
+pub const CLUSTER_AUTOSCALER: &str = "1.36.1";
 /// Oldest Go that builds all these, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.

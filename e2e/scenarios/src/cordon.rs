@@ -83,16 +83,16 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// A volume that the node serves.
-struct Served<'a> {
+pub(super) struct Served<'a> {
     world: &'a World,
     node: &'a Node,
-    name: &'static str,
+    name: &'a str,
     device: String,
     id: String,
 }
 
 impl<'a> Served<'a> {
-    fn by(world: &'a World, node: &'a Node, name: &'static str) -> Result<Self> {
+    pub(super) fn by(world: &'a World, node: &'a Node, name: &'a str) -> Result<Self> {
         let device = serve(world, node, name)?;
         let mut served = Self { world, node, name, device, id: String::new() };
         served.id = served.field("{.status.volumeId}")?;
@@ -103,7 +103,7 @@ impl<'a> Served<'a> {
         self.world.kubectl(["get", "volume", self.name, &format!("--output=jsonpath={path}")])
     }
 
-    fn write(&self) -> Result<()> {
+    pub(super) fn write(&self) -> Result<()> {
         let device = &self.device;
         let write = format!("dd if=/dev/urandom of={device} bs=4k count={BLOCKS} oflag=direct conv=notrunc");
         self.node.vm().exec(&format!("{write} status=none")).map(drop)
@@ -113,13 +113,13 @@ impl<'a> Served<'a> {
         self.node.metric("holdfast_volume_dirty_bytes", &self.id)
     }
 
-    fn wait_committed(&self) -> Result<()> {
+    pub(super) fn wait_committed(&self) -> Result<()> {
         until("what is dirty to be committed", LIMIT, || Ok((self.dirty_bytes()? == Some(0.0)).then_some(())))
     }
 }
 
 /// Nothing of what was written is committed within three seconds.
-fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
+pub(super) fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
     volumes[0].node.vm().exec("sleep 3")?;
     for volume in volumes {
         let dirty = volume.dirty_bytes()?;
@@ -129,7 +129,7 @@ fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
 }
 
 /// Waits until the StorageNode shows whether it is being drained, and why.
-fn shows(world: &World, status: &str, reason: &str) -> Result<()> {
+pub(super) fn shows(world: &World, status: &str, reason: &str) -> Result<()> {
     world.wait_for("storagenode/a", "create")?;
     world.wait_for("storagenode/a", &format!("condition=Draining={status}"))?;
     let shown = condition(world, "storagenode/a", "Draining")?;

@@ -75,7 +75,7 @@ fn a_new_volume_states_its_identity_and_purpose() {
     let mut volume = volume;
     volume.status = Some(holdfast_crds::VolumeStatus { volume_id: Some(id.clone()), ..Default::default() });
     let context =
-        described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume").volume_context;
+        described(&volume, Nodes::Served, None).expect("an answer").volume.expect("a volume").volume_context;
     assert_eq!((context["volumeID"].as_str(), context["objectStore"].as_str()), (id.as_str(), "main"));
 }
 
@@ -214,7 +214,7 @@ fn a_volume_begins_with_its_source_and_no_other() {
     let first = from("backup");
     let volume = first.volume(None).expect("a volume");
     first.accept(&volume).expect("it is the one");
-    let described = described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume");
+    let described = described(&volume, Nodes::Served, None).expect("an answer").volume.expect("a volume");
     assert!(described.content_source.is_some());
     for other in [from("other"), wanted("pvc-1", 0)] {
         let refused = other.accept(&volume).expect_err("another content");
@@ -228,7 +228,7 @@ fn a_volume_for_any_node_has_no_topology() {
     let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });
     let volume = Volume::new("pvc-1", serde_json::from_value(spec).expect("a spec"));
     for (nodes, topologies) in [(Nodes::Served, vec![topology::served()]), (Nodes::Any, Vec::new())] {
-        let told = described(&volume, nodes).expect("an answer").volume.expect("a volume");
+        let told = described(&volume, nodes, None).expect("an answer").volume.expect("a volume");
         assert_eq!(told.accessible_topology, topologies, "{nodes:?}");
     }
 }
@@ -251,7 +251,7 @@ fn a_volume_for_ublk_is_made_for_nodes_with_it() {
     let volume = first.volume(None).expect("a volume");
     assert!(volume.spec.needs_ublk());
     first.accept(&volume).expect("it is the one");
-    let answer = described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume");
+    let answer = described(&volume, Nodes::Served, None).expect("an answer").volume.expect("a volume");
     assert_eq!(answer.accessible_topology, [topology::of_volume(true)]);
     let refused = on(vec![topology::of_node("a", false)]).expect_err("no node has ublk");
     assert_eq!(refused.code(), Code::ResourceExhausted);
@@ -281,12 +281,31 @@ fn a_memory_volume_is_made_for_the_chosen_node() {
     assert!(volume.spec.is_memory() && volume.spec.object_store.is_none());
     assert_eq!(volume.labels().get(MEMORY_NODE).map(String::as_str), Some("a"));
     wanted.accept(&volume).expect("it is the one");
-    let answer = described(&volume, Nodes::Served).expect("an answer").volume.expect("a volume");
+    let answer = described(&volume, Nodes::Served, None).expect("an answer").volume.expect("a volume");
     assert_eq!(answer.accessible_topology, [topology::on("a")]);
     assert!(!answer.volume_context.contains_key("objectStore"));
     let other = WantedVolume::try_from(request("pvc-1", 1 << 30)).expect("a request");
     let refused = other.accept(&volume).expect_err("in an object store");
     assert!(refused.message().contains("backend `memory`"), "{}", refused.message());
+}
+
+/// An autoscaler that copied the labels of a full node made one node after the other for a pod whose memory
+/// volume was on the full one.
+#[test]
+fn a_memory_volume_is_not_for_a_copy_of_its_node() {
+    let wanted = WantedVolume::try_from(in_memory("pvc-1", 1 << 30)).expect("a request");
+    let volume = wanted.volume(None).expect("a volume");
+    let answer = described(&volume, Nodes::Served, Some("host-a")).expect("an answer").volume;
+    let [topology] = answer.expect("a volume").accessible_topology.try_into().expect("one topology");
+    let node = |host_name: &str| {
+        let mut labels = topology::of_node("a", true).segments;
+        labels.insert(topology::HOST_NAME_KEY.to_owned(), host_name.to_owned());
+        labels
+    };
+    let covers = |labels: HashMap<String, String>| {
+        topology.segments.iter().all(|(key, value)| labels.get(key) == Some(value))
+    };
+    assert!(covers(node("host-a")) && !covers(node("template-node-for-group")), "{topology:?}");
 }
 
 #[test]

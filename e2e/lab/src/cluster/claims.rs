@@ -46,7 +46,7 @@ impl ClaimControllers {
         let driver = world.csi_controller()?;
         report::step("start controller manager, snapshot controller, provisioner and snapshotter");
         let mut processes = vec![
-            controllers::start_manager(toolbox, &control_plane)?,
+            controllers::start_manager(toolbox, &control_plane, &[])?,
             controllers::start_snapshots(toolbox, &control_plane)?,
         ];
         let dir = world.dir().join("csi");

@@ -22,24 +22,31 @@ const MANAGER: &str = "kube-controller-manager";
 
 /// Both processes.
 #[derive(Debug)]
-pub(super) struct Controllers {
+pub struct Controllers {
     _processes: [Process; 2],
 }
 
 impl Controllers {
-    /// Starts both and waits until they listen.
-    pub(super) fn start(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Self> {
-        let manager = start_manager(toolbox, control_plane)?;
+    /// Starts both, the controller manager with `flags` beside its own, and waits until they listen.
+    ///
+    /// # Errors
+    /// If one cannot be built, or does not listen in time.
+    pub fn start(toolbox: &Toolbox, control_plane: &ControlPlane, flags: &[&str]) -> Result<Self> {
+        let manager = start_manager(toolbox, control_plane, flags)?;
         Ok(Self { _processes: [manager, start(toolbox, control_plane, "kube-scheduler", &[])?] })
     }
 }
 
-/// Starts the controller manager and waits until it listens.
-pub(super) fn start_manager(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Process> {
+/// Starts the controller manager, with `flags` beside its own, and waits until it listens.
+pub(super) fn start_manager(
+    toolbox: &Toolbox,
+    control_plane: &ControlPlane,
+    flags: &[&str],
+) -> Result<Process> {
     let dir = control_plane.dir();
     let authority = format!("--root-ca-file={}", dir.join("ca.crt").display());
     let key = format!("--service-account-private-key-file={}", dir.join("service-accounts.key").display());
-    let more = ["--use-service-account-credentials=true", &authority, &key];
+    let more = [&["--use-service-account-credentials=true", &authority, &key], flags].concat();
     start(toolbox, control_plane, MANAGER, &more)
 }
 

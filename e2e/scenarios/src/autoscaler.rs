@@ -1,0 +1,502 @@
+//! The real cluster-autoscaler, which makes nodes from nothing for pods that wait for claims. Scheduler,
+//! controller manager and external-provisioner are real too, and so are operator and CSI controller. The
+//! nodes that it makes are objects of the API alone: the scenario plays the driver that registers there.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::autoscaler::{Autoscaler, GROUP, NodeGroup};
+use holdfast_lab::cluster::Controllers;
+use holdfast_lab::command::output;
+use holdfast_lab::csi::CsiService;
+use holdfast_lab::operator::NAMESPACE;
+use holdfast_lab::process::Process;
+use holdfast_lab::provisioner;
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+use serde_json::{Value, json};
+
+use super::object::{apply, file};
+use super::provisioning;
+use super::story::provision_store;
+
+mod removal;
+
+const BUCKET: &str = "autoscaler";
+/// Label of nodes that serve volumes.
+const SERVED: (&str, &str) = ("topology.holdfast.dev/served", "true");
+/// Each has no node at the begin, and pods of its own.
+const GROUPS: [NodeGroup<'static>; 9] = [
+    NodeGroup { name: "bare", labels: &[] },
+    NodeGroup { name: "labelled", labels: &[SERVED] },
+    NodeGroup { name: "late", labels: &[] },
+    NodeGroup { name: "tracked", labels: &[SERVED] },
+    NodeGroup { name: "many", labels: &[SERVED] },
+    NodeGroup { name: "counted", labels: &[SERVED] },
+    NodeGroup { name: "aware", labels: &[SERVED] },
+    NodeGroup { name: "memory", labels: &[SERVED] },
+    NodeGroup { name: "later", labels: &[SERVED] },
+];
+/// A class of the chart with its defaults, which binds claims at once.
+const SERVED_CLASS: &str = "main";
+/// The same with `nodes: any`.
+const ANY_CLASS: &str = "anywhere";
+/// A class of memory volumes.
+const MEMORY_CLASS: &str = "scratch";
+/// A class that is not of the chart: its claims wait for a pod.
+const WAITING_CLASS: &str = "waiting";
+/// Pods with a claim each, and volumes that a node can take.
+const MANY: usize = 6;
+const MOST_VOLUMES: usize = 2;
+/// Reason of the scheduler's plugins, of which one belongs to the template of the pod's group.
+const VOLUME_ELSEWHERE: &str = "1 node(s) didn't match PersistentVolume's node affinity";
+/// Processors that leave none of a node's 16 for another pod.
+const MOST_CPU: &str = "15";
+/// Time in which the autoscaler decides.
+const LIMIT: Duration = Duration::from_secs(180);
+/// Flags of the autoscaler.
+const FLAGS: [&str; 1] = ["--scale-down-enabled=false"];
+/// The same, so that it simulates the CSINode.
+const AWARE: [&str; 2] = ["--scale-down-enabled=false", "--enable-csi-node-aware-scheduling"];
+/// Nodes without a kubelet renew no lease.
+const MANAGER: [&str; 2] = ["--node-monitor-grace-period=24h", "--node-startup-grace-period=24h"];
+
+pub(super) fn run(world: &World) -> Result<()> {
+    Autoscaler::program()?;
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    let controller = world.csi_controller()?;
+    report::step("start controller manager, scheduler and provisioner");
+    let _controllers = Controllers::start(world.toolbox(), &*world.control_plane()?, &MANAGER)?;
+    let provisioner = install(world, &controller, false)?;
+    apply(world, &waiting_class())?;
+    until("the account of pods", LIMIT, || {
+        Ok(world.kubectl(["get", "serviceaccount/default", "--output=name"]).ok())
+    })?;
+    report::step("start the cluster-autoscaler");
+    let mut autoscaler = Autoscaler::start(world, &GROUPS, &FLAGS)?;
+    ensure!(nodes_of(world, None)?.is_empty(), "there are nodes already");
+
+    bound(world)?;
+    unbound(world)?;
+    drop(provisioner);
+    let _provisioner = tracked(world, &controller)?;
+    full(world)?;
+    later(world)?;
+    a_counted_node(world)?;
+    autoscaler.check_running()?;
+    drop(autoscaler);
+    many(world)?;
+    aware(world)?;
+    removal::run(world)?;
+    operator.stop()
+}
+
+/// Claims that are bound before their pods are there.
+fn bound(world: &World) -> Result<()> {
+    report::step("claims are bound in a cluster without nodes");
+    for (claim, class) in [("served-1", SERVED_CLASS), ("served-2", SERVED_CLASS), ("any-1", ANY_CLASS)] {
+        apply(world, &a_claim(claim, class))?;
+        world.wait_for(&format!("pvc/{claim}"), "jsonpath={.status.phase}=Bound")?;
+    }
+
+    report::step("without the label in the template no node is made");
+    apply(world, &a_pod("without-label", "bare", &["served-1"]))?;
+    refused(world, "without-label", VOLUME_ELSEWHERE)?;
+    ensure!(nodes_of(world, Some("bare"))?.is_empty(), "a node was made");
+
+    report::step("with the label a node is made");
+    apply(world, &a_pod("with-label", "labelled", &["served-2"]))?;
+    runs_on_one_new(world, "with-label", "labelled")?;
+
+    report::step("with nodes: any a node is made without a label");
+    apply(world, &a_pod("anywhere", "bare", &["any-1"]))?;
+    runs_on_one_new(world, "anywhere", "bare")?;
+    world.kubectl(["delete", "pod", "without-label", "--force"]).map(drop)
+}
+
+/// A claim that waits for its pod, in a cluster that tracks no capacity.
+fn unbound(world: &World) -> Result<()> {
+    report::step("for an unbound claim of WaitForFirstConsumer a node is made, with or without the label");
+    apply(world, &a_claim("late-1", WAITING_CLASS))?;
+    apply(world, &a_pod("late", "late", &["late-1"]))?;
+    let node = one_new(world, "late", "late")?;
+    register(world, &node, MOST_VOLUMES)?;
+    world.wait_for("pvc/late-1", "jsonpath={.status.phase}=Bound")?;
+    ensure!(node_of(world, "late")? == node, "the pod runs elsewhere");
+    Ok(())
+}
+
+/// A claim that waits for its pod, in a cluster that tracks capacity for memory volumes.
+fn tracked(world: &World, controller: &CsiService) -> Result<Process> {
+    report::step("a class of memory volumes: the capacity of nodes is tracked");
+    let provisioner = install(world, controller, true)?;
+    apply(world, &a_claim("tracked-1", WAITING_CLASS))?;
+    apply(world, &a_pod("tracked", "tracked", &["tracked-1"]))?;
+    refused(world, "tracked", "1 node(s) did not have enough free storage")?;
+    ensure!(nodes_of(world, Some("tracked"))?.is_empty(), "a node was made");
+
+    report::step("with a capacity for all nodes that serve a node is made");
+    apply(world, &capacity_of_class())?;
+    let node = one_new(world, "tracked", "tracked")?;
+    register(world, &node, MOST_VOLUMES)?;
+    world.wait_for("pvc/tracked-1", "jsonpath={.status.phase}=Bound")?;
+    ensure!(node_of(world, "tracked")? == node, "the pod runs elsewhere");
+    ensure!(nodes_of(world, Some("tracked"))? == [node], "more than one node was made");
+    Ok(provisioner)
+}
+
+/// A memory volume whose node has no room for its pod: no other node helps.
+fn full(world: &World) -> Result<()> {
+    report::step("a memory volume on a node that is full: no node is made in vain");
+    apply(world, &a_pod("first-of-memory", "memory", &[]))?;
+    let node = one_new(world, "first-of-memory", "memory")?;
+    register(world, &node, MOST_VOLUMES)?;
+    reports_memory(world, &node)?;
+    apply(world, &a_claim("scratch-1", MEMORY_CLASS))?;
+    apply(world, &a_pod("scratch", "memory", &["scratch-1"]))?;
+    ensure!(node_of(world, "scratch")? == node, "the pod is elsewhere");
+    world.kubectl(["delete", "pod", "scratch", "--force"])?;
+    let mut filler = a_pod("filler", "memory", &[]);
+    needs(&mut filler, MOST_CPU);
+    apply(world, &filler)?;
+    ensure!(node_of(world, "filler")? == node, "the pod is elsewhere");
+    let mut again = a_pod("scratch-again", "memory", &["scratch-1"]);
+    needs(&mut again, "1");
+    apply(world, &again)?;
+    refused(world, "scratch-again", VOLUME_ELSEWHERE)?;
+    ensure!(nodes_of(world, Some("memory"))? == [node], "a node was made in vain");
+    Ok(())
+}
+
+/// A group whose template has the label, and whose nodes have it only once the driver has registered.
+fn later(world: &World) -> Result<()> {
+    report::step("nodes that get the label later than the template: more are made than are needed");
+    apply(world, &without_label("later"))?;
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingAdmissionPolicyBinding",
+        "metadata": { "name": "later" },
+        "spec": { "policyName": "later" },
+    });
+    apply(world, &binding)?;
+    until("the policy", LIMIT, || {
+        let node = json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": { "name": "asked", "labels": { GROUP: "later", SERVED.0: SERVED.1 } },
+            "status": { "conditions": [{ "type": "Ready", "status": "False" }] },
+        });
+        let file = file(world, &node)?;
+        let shown = world.kubectl(["create", "--dry-run=server", "--output=json", "--filename", &file])?;
+        Ok((!shown.contains(SERVED.0)).then_some(()))
+    })?;
+    apply(world, &a_claim("later-1", SERVED_CLASS))?;
+    world.wait_for("pvc/later-1", "jsonpath={.status.phase}=Bound")?;
+    apply(world, &a_pod("later", "later", &["later-1"]))?;
+    one_new(world, "later", "later")?;
+    until("a second node", LIMIT, || Ok((nodes_of(world, Some("later"))?.len() > 1).then_some(())))?;
+    let node = nodes_of(world, Some("later"))?.remove(0);
+    register(world, &node, MOST_VOLUMES)?;
+    ensure!(node_of(world, "later")? == node, "the pod is elsewhere");
+    Ok(())
+}
+
+/// The first node of a group, whose volumes the scheduler counts.
+fn a_counted_node(world: &World) -> Result<()> {
+    apply(world, &a_pod("first", "counted", &[]))?;
+    let node = one_new(world, "first", "counted")?;
+    register(world, &node, MOST_VOLUMES)
+}
+
+/// More claims than a node takes. The pods wait before the autoscaler starts, so that it sees all at once.
+fn many(world: &World) -> Result<()> {
+    report::step("more claims than a node takes: the autoscaler counts none of them on new nodes");
+    let [many, counted] = ["many", "counted"].map(|group| pods_with_claims(world, group, 1));
+    let (many, counted) = (many?, counted?);
+    let first = nodes_of(world, Some("counted"))?;
+    let mut autoscaler = Autoscaler::start(world, &GROUPS, &FLAGS)?;
+    for (pods, scaled) in [(&many, "many 0->1 "), (&counted, "counted 1->2 ")] {
+        let said = event(world, pods.last().context("there are pods")?, "TriggeredScaleUp")?;
+        ensure!(said.contains(scaled), "{said}");
+    }
+    report::step("before the driver has registered, the scheduler counts none either");
+    let node = node_of(world, &many[0])?;
+    for pod in &many {
+        ensure!(node_of(world, pod)? == node, "pod {pod} is not on node {node}");
+    }
+    let mut on_first = 0;
+    for pod in &counted {
+        on_first += usize::from(first.contains(&node_of(world, pod)?));
+    }
+    ensure!(on_first == MOST_VOLUMES, "{on_first} pods with a claim are on {first:?}");
+    for group in ["many", "counted"] {
+        ensure!(nodes_of(world, Some(group))?.len() <= 2, "{:?}", nodes_of(world, Some(group))?);
+    }
+    autoscaler.check_running()
+}
+
+/// The same with an autoscaler that simulates the CSINode.
+fn aware(world: &World) -> Result<()> {
+    report::step("an autoscaler that simulates the CSINode counts, from the second node of a group on");
+    register_all(world)?;
+    let [counted, aware] = ["counted", "aware"].map(|group| pods_with_claims(world, group, 2));
+    let mut autoscaler = Autoscaler::start(world, &GROUPS, &AWARE)?;
+    for (pods, scaled) in [(counted?, "counted 2->5 "), (aware?, "aware 0->1 ")] {
+        let pod = pods.last().context("there are pods")?;
+        let said = until(&format!("{scaled} for pod {pod}"), LIMIT, || {
+            // It does nothing while a node has no CSINode.
+            register_all(world)?;
+            let said = events(world, pod, "TriggeredScaleUp")?;
+            Ok((!said.is_empty()).then_some(said))
+        })?;
+        ensure!(said.contains(scaled), "{said}");
+    }
+    autoscaler.check_running()
+}
+
+/// Creates [`MANY`] pods for a group, each with a claim that is bound, and waits until the scheduler has
+/// looked at all.
+fn pods_with_claims(world: &World, group: &str, round: u32) -> Result<Vec<String>> {
+    let names: Vec<String> = (0..MANY).map(|number| format!("{group}-{round}-{number}")).collect();
+    let list = |items: Vec<Value>| json!({ "apiVersion": "v1", "kind": "List", "items": items });
+    apply(world, &list(names.iter().map(|name| a_claim(name, SERVED_CLASS)).collect()))?;
+    for name in &names {
+        world.wait_for(&format!("pvc/{name}"), "jsonpath={.status.phase}=Bound")?;
+    }
+    apply(world, &list(names.iter().map(|name| a_pod(name, group, &[name])).collect()))?;
+    for name in &names {
+        let scheduled = "jsonpath={.status.conditions[?(@.type=='PodScheduled')].status}";
+        world.wait_for(&format!("pod/{name}"), scheduled)?;
+    }
+    Ok(names)
+}
+
+/// Plays the driver on each node that has none.
+fn register_all(world: &World) -> Result<()> {
+    let known = world.kubectl(["get", "csinodes", "--output=jsonpath={.items[*].metadata.name}"])?;
+    let known: Vec<&str> = known.split_whitespace().collect();
+    for node in nodes_of(world, None)? {
+        if !known.contains(&node.as_str()) {
+            register(world, &node, MOST_VOLUMES)?;
+        }
+    }
+    Ok(())
+}
+
+/// Does what the daemon of a node does whose memory volumes may take 4Gi.
+fn reports_memory(world: &World, node: &str) -> Result<()> {
+    let kind = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: StorageNode";
+    provisioning::apply(world, &format!("{kind}\nmetadata: {{name: {node}}}\nspec: {{}}\n"))?;
+    let status =
+        json!({ "status": { "memory": { "limitBytes": 4_i64 << 30, "promisedBytes": 0, "usedBytes": 0 } } });
+    let object = format!("storagenode/{node}");
+    let patch = format!("--patch={status}");
+    world.kubectl(["patch", &object, "--subresource=status", "--type=merge", &patch]).map(drop)
+}
+
+/// Takes the label from new nodes of a group, and has them ready since a moment only: the autoscaler takes
+/// none of them for a template.
+fn without_label(group: &str) -> Value {
+    let key = SERVED.0.replace('/', "~1");
+    let young = "2126-01-01T00:00:00Z";
+    let patch = format!(
+        "[JSONPatch{{op: 'remove', path: '/metadata/labels/{key}'}}, \
+          JSONPatch{{op: 'add', path: '/status/conditions/0/lastTransitionTime', value: '{young}'}}]"
+    );
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingAdmissionPolicy",
+        "metadata": { "name": group },
+        "spec": {
+            "failurePolicy": "Fail",
+            "reinvocationPolicy": "Never",
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["nodes"],
+            }] },
+            "matchConditions": [{
+                "name": "group",
+                "expression": format!("object.metadata.labels[?'{GROUP}'].orValue('') == '{group}'"),
+            }],
+            "mutations": [{ "patchType": "JSONPatch", "jsonPatch": { "expression": patch } }],
+        },
+    })
+}
+
+/// Sets the processors that a pod asks for.
+fn needs(pod: &mut Value, cpu: &str) {
+    pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
+}
+
+/// Installs the CSIDriver and the classes of the chart, and starts the provisioner; with a class of memory
+/// volumes, if that is asked for.
+fn install(world: &World, controller: &CsiService, memory: bool) -> Result<Process> {
+    let mut classes = vec![
+        json!({ "name": SERVED_CLASS, "objectStore": "store" }),
+        json!({ "name": ANY_CLASS, "objectStore": "store", "nodes": "any" }),
+    ];
+    if memory {
+        classes.push(json!({ "name": MEMORY_CLASS, "backend": "memory" }));
+    }
+    let values = json!({ "node": { "memoryVolumes": "8Gi" }, "storageClasses": classes });
+    let values = write(world, "values.json", &values.to_string())?;
+    let mut helm = std::process::Command::new(world.toolbox().helm()?);
+    helm.args(["template", "holdfast"]).arg(world.chart()).args(["--namespace", NAMESPACE]);
+    helm.args(["--show-only", "templates/csi-driver.yaml", "--values"]).arg(&values);
+    let driver = write(world, "csi-driver.yaml", &output(&mut helm)?)?;
+    world.kubectl(["apply", "--server-side", "--filename", &driver.display().to_string()])?;
+    provisioner::start(world, controller, &values)
+}
+
+fn write(world: &World, name: &str, text: &str) -> Result<PathBuf> {
+    let file = world.dir().join(name);
+    fs::write(&file, text).with_context(|| format!("write {name}"))?;
+    Ok(file)
+}
+
+/// The node of a pod, once the scheduler has chosen it.
+fn node_of(world: &World, pod: &str) -> Result<String> {
+    until(&format!("a node for pod {pod}"), LIMIT, || {
+        let node = world.kubectl(["get", "pod", pod, "--output=jsonpath={.spec.nodeName}"])?;
+        Ok((!node.is_empty()).then_some(node))
+    })
+    .with_context(|| describe(world, pod))
+}
+
+/// The nodes of a group, or all.
+fn nodes_of(world: &World, group: Option<&str>) -> Result<Vec<String>> {
+    let selector = group.map_or(GROUP.to_owned(), |group| format!("{GROUP}={group}"));
+    let names = "--output=jsonpath={.items[*].metadata.name}";
+    let names = world.kubectl(["get", "nodes", &format!("--selector={selector}"), names])?;
+    Ok(names.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Waits for the autoscaler to make the first node of a group for this pod.
+fn one_new(world: &World, pod: &str, group: &str) -> Result<String> {
+    let said = event(world, pod, "TriggeredScaleUp")?;
+    ensure!(said.contains(&format!("{group} 0->1")), "pod {pod}: {said}");
+    let nodes = until("the node", LIMIT, || {
+        let nodes = nodes_of(world, Some(group))?;
+        Ok((!nodes.is_empty()).then_some(nodes))
+    })?;
+    nodes.into_iter().next().context("a node")
+}
+
+/// The same; the pod is scheduled there.
+fn runs_on_one_new(world: &World, pod: &str, group: &str) -> Result<()> {
+    let node = one_new(world, pod, group)?;
+    ensure!(node_of(world, pod)? == node, "pod {pod} is not on node {node}");
+    ensure!(nodes_of(world, Some(group))? == [node], "more than one node was made");
+    Ok(())
+}
+
+/// Waits for the autoscaler to say that no node would help this pod, for this reason.
+fn refused(world: &World, pod: &str, reason: &str) -> Result<()> {
+    let said = event(world, pod, "NotTriggerScaleUp")?;
+    ensure!(said.contains(reason), "pod {pod}: {said}");
+    Ok(())
+}
+
+/// Messages of the events with this reason about a pod, once there is one.
+fn event(world: &World, pod: &str, reason: &str) -> Result<String> {
+    until(&format!("event {reason} of pod {pod}"), LIMIT, || {
+        let said = events(world, pod, reason)?;
+        Ok((!said.is_empty()).then_some(said))
+    })
+    .with_context(|| describe(world, pod))
+}
+
+/// The same at this moment.
+fn events(world: &World, pod: &str, reason: &str) -> Result<String> {
+    let about = format!("--field-selector=involvedObject.name={pod},reason={reason}");
+    world.kubectl(["get", "events", &about, "--output=jsonpath={.items[*].message}"])
+}
+
+fn describe(world: &World, pod: &str) -> String {
+    world.kubectl(["describe", "pod", pod]).unwrap_or_else(|error| format!("{error:#}"))
+}
+
+/// Does what the kubelet does of a driver that registers on a node that can take so many volumes.
+fn register(world: &World, node: &str, most_volumes: usize) -> Result<()> {
+    let (served, value) = SERVED;
+    let of_node = "topology.holdfast.dev/node";
+    let labels = [(served, value), (of_node, node), ("kubernetes.io/hostname", node)];
+    let labels = labels.map(|(key, value)| format!("{key}={value}"));
+    let label = ["label", "node", node, "--overwrite"].into_iter();
+    world.kubectl(label.chain(labels.iter().map(String::as_str)))?;
+    let object = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSINode",
+        "metadata": { "name": node },
+        "spec": { "drivers": [{
+            "name": "csi.holdfast.dev",
+            "nodeID": node,
+            "topologyKeys": [served, of_node],
+            "allocatable": { "count": most_volumes },
+        }] },
+    });
+    apply(world, &object)
+}
+
+fn waiting_class() -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": { "name": WAITING_CLASS },
+        "provisioner": "csi.holdfast.dev",
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "parameters": { "objectStore": "store" },
+    })
+}
+
+fn capacity_of_class() -> Value {
+    let (key, value) = SERVED;
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSIStorageCapacity",
+        "metadata": { "name": WAITING_CLASS, "namespace": NAMESPACE },
+        "storageClassName": WAITING_CLASS,
+        "nodeTopology": { "matchLabels": { key: value } },
+        "capacity": "64Ti",
+    })
+}
+
+fn a_claim(name: &str, class: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": { "name": name },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": class,
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    })
+}
+
+/// A pod for nodes of a group.
+fn a_pod(name: &str, group: &str, claims: &[&str]) -> Value {
+    let volumes = claims
+        .iter()
+        .map(|claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } }))
+        .collect::<Vec<_>>();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "nodeSelector": { GROUP: group },
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main",
+                "image": "example.invalid/none",
+                "resources": { "requests": { "cpu": "100m", "memory": "64Mi" } },
+            }],
+            "volumes": volumes,
+        },
+    })
+}

@@ -1,0 +1,114 @@
+//! The autoscaler removes a node whose volume is written: a real daemon there sees the taint.
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::autoscaler::{Autoscaler, GROUP, NodeGroup};
+use holdfast_lab::node::Node;
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+use serde_json::{Value, json};
+
+use super::{LIMIT, MOST_VOLUMES, SERVED, SERVED_CLASS, a_claim, a_pod, node_of, register};
+use crate::cordon::{Served, shows, stays_dirty};
+use crate::object::apply;
+
+/// The group of the node.
+const LEAVING: NodeGroup<'static> = NodeGroup { name: "leaving", labels: &[SERVED] };
+/// Name of the node and of its machine.
+const NODE: &str = "a";
+/// Another node for the pod, which the autoscaler does not manage.
+const OTHER: &str = "other";
+/// Label of both.
+const PLACE: &str = "example.com/place";
+const CLAIM: &str = "leaving-1";
+/// Flags with which it removes a node at once. By default release 1.36 cordons the node too.
+const FLAGS: [&str; 3] = [
+    "--scale-down-unneeded-time=1s",
+    "--scale-down-delay-after-add=1s",
+    "--cordon-node-before-terminating=false",
+];
+
+/// The volume of a pod on a node of the autoscaler is committed when the node is to be removed.
+pub(super) fn run(world: &World) -> Result<()> {
+    report::step("a node with a daemon, and a pod there whose volume is written");
+    apply(world, &a_node(NODE, true))?;
+    let node: Node = world.node(NODE, "auto", "")?;
+    register(world, NODE, MOST_VOLUMES)?;
+    apply(world, &a_claim(CLAIM, SERVED_CLASS))?;
+    world.wait_for(&format!("pvc/{CLAIM}"), "jsonpath={.status.phase}=Bound")?;
+    apply(world, &replica_set())?;
+    let pod = until("the pod", LIMIT, || {
+        let pod = "--output=jsonpath={.items[*].metadata.name}";
+        let pod = world.kubectl(["get", "pods", "--selector=app=leaving", pod])?;
+        Ok((!pod.is_empty()).then_some(pod))
+    })?;
+    ensure!(node_of(world, &pod)? == NODE, "the pod is elsewhere");
+    apply(world, &a_node(OTHER, false))?;
+    register(world, OTHER, MOST_VOLUMES)?;
+    let volume = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
+    let patch = "--patch={\"spec\": {\"maxDirtyAge\": \"1h\"}}";
+    world.kubectl(["patch", "volume", &volume, "--type=merge", patch])?;
+    let served = Served::by(world, &node, &volume)?;
+    served.write()?;
+    stays_dirty(&[&served])?;
+
+    report::step("the autoscaler removes the node: the volume is committed, the pod is elsewhere");
+    let mut autoscaler = Autoscaler::start(world, &[LEAVING], &FLAGS)?;
+    served.wait_committed()?;
+    shows(world, "True", "Tainted: ")?;
+    world.kubectl(["wait", &format!("node/{NODE}"), "--for=delete", "--timeout=180s"])?;
+    let pods = "--output=jsonpath={.items[0].metadata.name}";
+    let next = world.kubectl(["get", "pods", "--selector=app=leaving", pods])?;
+    ensure!(next != pod && node_of(world, &next)? == OTHER, "pod {next} is not on node {OTHER}");
+    autoscaler.check_running().context("after the removal")?;
+    node.terminate()
+}
+
+/// A node, which the provider takes for one of its own where it `leaves`.
+fn a_node(name: &str, leaves: bool) -> Value {
+    let size = json!({ "cpu": "16", "memory": "64Gi", "pods": "110" });
+    let long_ago = "2026-01-01T00:00:00Z";
+    let mut node = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": name, "labels": { PLACE: "here" } },
+        "status": {
+            "capacity": size,
+            "allocatable": size,
+            "conditions": [{
+                "type": "Ready",
+                "status": "True",
+                "reason": "KubeletReady",
+                "message": "a node without a kubelet",
+                "lastHeartbeatTime": long_ago,
+                "lastTransitionTime": long_ago,
+            }],
+        },
+    });
+    if leaves {
+        node["metadata"]["labels"][GROUP] = json!(LEAVING.name);
+        node["metadata"]["annotations"] = json!({
+            "cluster-autoscaler.kwok.nodegroup/name": LEAVING.name,
+            "kwok.x-k8s.io/node": "fake",
+        });
+        node["spec"] = json!({ "providerID": format!("kwok:{name}") });
+    }
+    node
+}
+
+/// A pod for both nodes, which is made again when it is evicted.
+fn replica_set() -> Value {
+    let mut pod = a_pod("leaving", LEAVING.name, &[CLAIM]);
+    let mut spec = pod["spec"].take();
+    spec["nodeSelector"] = json!({ PLACE: "here" });
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": { "name": "leaving" },
+        "spec": {
+            "replicas": 1,
+            "selector": { "matchLabels": { "app": "leaving" } },
+            "template": { "metadata": { "labels": { "app": "leaving" } }, "spec": spec },
+        },
+    })
+}
