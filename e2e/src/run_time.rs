@@ -28,13 +28,13 @@ impl RunTime {
         ended.1 += took;
     }
 
-    /// Whether a lane of this expected time may begin, before others that need `later` and run in any case.
+    /// True if a lane of this expected time may begin, before others that need `later` and run in any case.
     pub fn allows(&self, lane: Duration, later: Duration) -> bool {
         self.begun.elapsed() + (lane + later).mul_f64(self.slowness()) <= TESTS_WITHIN
     }
 
-    /// Time that parts of the run took, by the time that was expected, and no less than 1: what begins last runs with
-    /// nothing else at once, but the host may also become slower.
+    /// Time that parts of the run took, by the time that was expected, and no less than 1: what begins last
+    /// runs with nothing else at once, but the host may also become slower.
     fn slowness(&self) -> f64 {
         let (expected, took) = *self.ended.lock().expect("nothing panics while it holds this lock");
         if expected.is_zero() { 1.0 } else { took.div_duration_f64(expected).max(1.0) }

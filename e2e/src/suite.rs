@@ -109,8 +109,8 @@ impl SuiteRun<'_> {
         lock(self.tally).add(&name, result);
     }
 
-    /// Plays it unless the run's time does not allow that: lanes that need `later` still follow. `again`: when
-    /// one that is skipped runs.
+    /// Plays it unless the run's time does not allow that: lanes that need `later` still follow. `again`:
+    /// when one that is skipped runs.
     fn scenario_if_time_allows(&self, lane: Lane, later: Duration, again: &str) {
         if self.time.allows(lane.scenario.expected, later) {
             return self.scenario(lane);

@@ -1,5 +1,5 @@
-//! Measures what huge pages would gain a memory volume: random reads and writes of pages with lz4, in files in
-//! memory with and without them. Changes the kernel's setting for such files meanwhile, as root.
+//! Measures what huge pages would gain a memory volume: random reads and writes of pages with lz4, in files
+//! in memory with and without them. Changes the kernel's setting for such files meanwhile, as root.
 //!
 //! `cargo run --release -p holdfast-serve --example huge_pages -- /usr/bin`
 #![allow(unsafe_code)] // maps memory of its own

@@ -78,8 +78,8 @@ impl PresentMemory {
         .await
     }
 
-    /// Opens the queues of a device that was added, or whose recovery was begun, on all threads, and arms them:
-    /// all of them or none.
+    /// Opens the queues of a device that was added, or whose recovery was begun, on all threads, and arms
+    /// them: all of them or none.
     pub(super) async fn arm(&self, kernel: &Arc<dyn Devices>, device: Device) -> Result<(), NodeError> {
         let (kernel, threads) = (Arc::clone(kernel), u16::try_from(self.threads.len()));
         let threads = threads.expect("a device has few queues");
@@ -105,7 +105,8 @@ impl PresentMemory {
         Ok(())
     }
 
-    /// Makes the volume larger. Returns its files as they were mapped before; `None` if it has left its rings.
+    /// Makes the volume larger. Returns its files as they were mapped before; `None` if it has left its
+    /// rings.
     pub(super) fn grow(&self, growth: MemoryGrowth<MemoryFiles>) -> Option<MemoryFiles> {
         let pages = self.pages.lock().clone()?;
         let former = pages.grow(growth);
