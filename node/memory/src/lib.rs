@@ -2,8 +2,8 @@
 //!
 //! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), the order of
 //! stores by which a page is replaced (`stored_pages.rs`), the lock that the threads of a volume's queues
-//! share ([`volume`]), and the order of requests while the disk works for some of them ([`SpillRequests`]). Byte layouts are drawn at the head of [`head`] and [`word`], and in
-//! `docs/formats/memory-volume.md`.
+//! share ([`volume`]), and the order of requests while the disk works for some of them ([`SpillRequests`]).
+//! Byte layouts are drawn at the head of [`head`] and [`word`], and in `docs/formats/memory-volume.md`.
 //! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
 //! Runs on: the ring threads of the volume's queues.
 //! Invariants: the process may end between any two stores; its successor then finds each page whole, as it
