@@ -47,10 +47,11 @@ pub use storage_node::{
     StorageNodeStatus, TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    ACKNOWLEDGE_LOSS, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability, Empty,
-    FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, MEMORY_NODE,
-    MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF, RequiredTransport,
-    STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    ACKNOWLEDGE_LOSS, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
+    EXCLUDED_FROM_BACKUP, Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach,
+    MEMORY_NODE, MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF,
+    RequiredTransport, STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource,
+    VolumeSpec, VolumeStatus,
 };
 pub use volume_group_snapshot::{
     GroupMember, SNAPSHOT_DELETED, VolumeGroupSnapshot, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus,

@@ -44,6 +44,11 @@ pub const FS_TYPE: &str = "holdfast.dev/fstype";
 /// Annotation: nodes for which the scheduler may take its PersistentVolume, where that is not the default: `any`.
 pub const NODES: &str = "holdfast.dev/nodes";
 
+/// Label of objects that the CSI driver makes, and of those that adopt them; its value is `true`. Velero leaves them
+/// out of its backups: one that it made again would be another volume, or a new snapshot, under the name that handles
+/// have.
+pub const EXCLUDED_FROM_BACKUP: &str = "velero.io/exclude-from-backup";
+
 /// Label of a memory Volume of a claim: the node that it was made for. The CSI driver promises its memory to no other
 /// claim; a Volume that a user applies may take it.
 pub const MEMORY_NODE: &str = "holdfast.dev/memory-node";

@@ -15,7 +15,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures::StreamExt;
-use holdfast_crds::TRACEPARENT;
+use holdfast_crds::{EXCLUDED_FROM_BACKUP, TRACEPARENT};
 use holdfast_service::{chain, trace};
 use k8s_openapi::serde::Serialize;
 use k8s_openapi::serde::de::DeserializeOwned;
@@ -140,10 +140,13 @@ where
         }
     }
 
-    /// Creates an object. [`PostParams`] has no place for the check of fields.
+    /// Creates an object, which backups of objects leave out. [`PostParams`] has no place for the check of
+    /// fields.
     async fn create_strictly(&self, object: &K) -> Result<K, kube::Error> {
+        let mut object = object.clone();
+        object.labels_mut().insert(EXCLUDED_FROM_BACKUP.to_owned(), "true".to_owned());
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+        let body = serde_json::to_vec(&object).map_err(kube::Error::SerdeError)?;
         let request = Request::new(self.0.resource_url()).create(&params, body);
         let mut request = request.map_err(kube::Error::BuildRequest)?;
         let uri = format!("{}&fieldValidation=Strict", request.uri());
@@ -413,6 +416,24 @@ mod tests {
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
+    }
+
+    /// A snapshot that a backup program made again stood for a later content under the handle of the former
+    /// one.
+    #[tokio::test]
+    async fn backups_leave_out_what_is_created() {
+        let answers = tower::service_fn(|request: hyper::Request<Body>| async move {
+            assert_eq!(request.method(), Method::POST);
+            let created = request.into_body().collect_bytes().await.expect("a body");
+            hyper::Response::builder().status(201).body(Body::from(created))
+        });
+        let volumes: Objects<Volume> = Objects::new(Client::new(answers, "default"));
+        let spec = json!({ "size": "1Gi", "objectStore": "main" });
+        let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
+        volume.labels_mut().insert("other".to_owned(), "stays".to_owned());
+        let created = volumes.create(&volume).await.expect("it is created");
+        let labels: Vec<_> = created.labels().iter().map(|(name, value)| (&name[..], &value[..])).collect();
+        assert_eq!(labels, [("other", "stays"), ("velero.io/exclude-from-backup", "true")]);
     }
 
     /// Each status that the operator or a node wrote between made the caller wait for its next try.

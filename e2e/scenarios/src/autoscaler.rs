@@ -13,7 +13,7 @@ use holdfast_lab::command::output;
 use holdfast_lab::csi::CsiService;
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::process::Process;
-use holdfast_lab::provisioner;
+use holdfast_lab::sidecars::{self, Sidecar};
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -349,7 +349,7 @@ fn install(world: &World, controller: &CsiService, memory: bool) -> Result<Proce
     helm.args(["--show-only", "templates/csi-driver.yaml", "--values"]).arg(&values);
     let driver = write(world, "csi-driver.yaml", &output(&mut helm)?)?;
     world.kubectl(["apply", "--server-side", "--filename", &driver.display().to_string()])?;
-    provisioner::start(world, controller, &values)
+    sidecars::start(world, controller, Sidecar::Provisioner, &values)
 }
 
 fn write(world: &World, name: &str, text: &str) -> Result<PathBuf> {

@@ -6,8 +6,8 @@
 //! made under a read or over a later write, and a word is replaced by one request at a time.
 //!
 //! Owns: the requests that the disk works for, and those that wait for them.
-//! Runs on: the ring thread that has the volume's queue. No allocation for a request once there were as many at
-//! once.
+//! Runs on: the ring thread that has the volume's queue. No allocation for a request once there were as many
+//! at once.
 //! Bounds: both are at most the requests that the device has.
 
 use std::collections::VecDeque;

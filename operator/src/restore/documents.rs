@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_crds::{ByteSize, CLAIM, FS_TYPE, STORAGE_CLASS};
+use holdfast_crds::{ByteSize, CLAIM, EXCLUDED_FROM_BACKUP, FS_TYPE, STORAGE_CLASS};
 use holdfast_format::record::Labels;
 use serde_json::{Value, json};
 
@@ -129,7 +129,7 @@ fn volume(object: &str, store: &str, survivor: &Survivor) -> Value {
     json!({
         "apiVersion": "storage.holdfast.dev/v1alpha1",
         "kind": "Volume",
-        "metadata": { "name": object, "annotations": annotations },
+        "metadata": { "name": object, "annotations": annotations, "labels": { EXCLUDED_FROM_BACKUP: "true" } },
         "spec": {
             "objectStore": store,
             "volumeID": id.as_str(),
@@ -257,6 +257,7 @@ mod tests {
             (&json!("1Gi"), &json!("Retain"))
         );
         assert_eq!(volume["metadata"]["annotations"][CLAIM], "shop/data");
+        assert_eq!(volume["metadata"]["labels"][EXCLUDED_FROM_BACKUP], "true");
         let spec: holdfast_crds::VolumeSpec =
             serde_json::from_value(volume["spec"].clone()).expect("a Volume's spec");
         assert_eq!(spec.volume_id.as_deref(), Some("a-1"));

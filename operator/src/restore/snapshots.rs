@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_crds::{ByteSize, Time, USER_SNAPSHOT, VolumeSnapshot};
+use holdfast_crds::{ByteSize, EXCLUDED_FROM_BACKUP, Time, USER_SNAPSHOT, VolumeSnapshot};
 use holdfast_format::record::Labels;
 use holdfast_types::{SnapshotName, SnapshotUid};
 use kube::ResourceExt;
@@ -158,7 +158,7 @@ fn adopting(name: &str, snapshot: &OfVolume<'_>) -> Value {
     json!({
         "apiVersion": "storage.holdfast.dev/v1alpha1",
         "kind": "VolumeSnapshot",
-        "metadata": { "name": name, "annotations": annotations },
+        "metadata": { "name": name, "annotations": annotations, "labels": { EXCLUDED_FROM_BACKUP: "true" } },
         "spec": { "volume": object, "snapshotID": found.name.to_string(), "deletionPolicy": "Retain" },
     })
 }
@@ -243,6 +243,7 @@ mod tests {
             (&own["metadata"]["name"], &own["spec"]["snapshotID"]),
             (&json!("snapshot-1"), &json!("a-1@7"))
         );
+        assert_eq!(own["metadata"]["labels"][EXCLUDED_FROM_BACKUP], "true");
         assert_eq!(
             (&own["spec"]["volume"], &own["spec"]["deletionPolicy"]),
             (&json!("pvc-1"), &json!("Retain"))

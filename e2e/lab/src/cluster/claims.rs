@@ -5,6 +5,7 @@
 //! Does not own: the operator and the ObjectStore, which a scenario has before. There are no pods.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -16,14 +17,8 @@ use crate::csi::CsiService;
 use crate::operator::NAMESPACE;
 use crate::process::Process;
 use crate::report;
-use crate::setup::go::SNAPSHOT_PROGRAMS;
+use crate::sidecars::{self, SNAPSHOT_KINDS, Sidecar};
 use crate::world::World;
-
-/// The kinds by which the chart knows the snapshot controller.
-const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
-/// Arguments that the chart gives each sidecar, but the socket and the leases.
-const SIDECAR: [&str; 2] = ["--extra-create-metadata", "--timeout=60s"];
-const PROVISIONER: [&str; 2] = ["--immediate-topology=false", "--default-fstype=ext4"];
 
 /// The running parts.
 #[derive(Debug)]
@@ -41,7 +36,7 @@ impl ClaimControllers {
     /// If one cannot be built or does not start.
     pub fn start(world: &World, store: &str, labels: &Value) -> Result<Self> {
         install_snapshot_kinds(world)?;
-        install_classes(world, store, labels)?;
+        let values = install_classes(world, store, labels)?;
         let (toolbox, control_plane) = (world.toolbox(), world.control_plane()?);
         let driver = world.csi_controller()?;
         report::step("start controller manager, snapshot controller, provisioner and snapshotter");
@@ -49,26 +44,16 @@ impl ClaimControllers {
             controllers::start_manager(toolbox, &control_plane, &[])?,
             controllers::start_snapshots(toolbox, &control_plane)?,
         ];
-        let dir = world.dir().join("csi");
-        let kubeconfig = dir.join("sidecars.kubeconfig");
-        fs::write(&kubeconfig, world.csi_kubeconfig("127.0.0.1")?)
-            .context("write the sidecars' kubeconfig")?;
-        let [snapshotter, _] = SNAPSHOT_PROGRAMS;
-        for (name, more) in [("csi-provisioner", &PROVISIONER[..]), (snapshotter, &[])] {
-            let mut command = Command::new(toolbox.sidecar(name)?);
-            command
-                .arg(format!("--csi-address={}", driver.socket().display()))
-                .arg(format!("--kubeconfig={}", kubeconfig.display()))
-                .args(SIDECAR)
-                .args(more);
-            processes.push(Process::spawn(name, &command, &dir.join(format!("{name}.log")))?);
+        for sidecar in [Sidecar::Provisioner, Sidecar::Snapshotter] {
+            processes.push(sidecars::start(world, &driver, sidecar, &values)?);
         }
         Ok(Self { _processes: processes, _driver: driver })
     }
 }
 
-/// The objects of the chart that name the driver: CSIDriver, StorageClass and VolumeSnapshotClass.
-fn install_classes(world: &World, store: &str, labels: &Value) -> Result<()> {
+/// The objects of the chart that name the driver: CSIDriver, StorageClass and VolumeSnapshotClass. Returns the
+/// file with the values of the chart.
+fn install_classes(world: &World, store: &str, labels: &Value) -> Result<PathBuf> {
     let values = world.dir().join("classes.json");
     let classes = json!({
         "storageClasses": [{ "name": store, "objectStore": store }],
@@ -78,10 +63,11 @@ fn install_classes(world: &World, store: &str, labels: &Value) -> Result<()> {
     let mut helm = Command::new(world.toolbox().helm()?);
     helm.args(["template", "holdfast"])
         .arg(world.chart())
-        .args(["--namespace", NAMESPACE, "--api-versions", SNAPSHOTS])
+        .args(["--namespace", NAMESPACE, "--api-versions", SNAPSHOT_KINDS])
         .args(["--show-only", "templates/csi-driver.yaml", "--values"])
-        .arg(values);
+        .arg(&values);
     let rendered = world.dir().join("classes.yaml");
     fs::write(&rendered, output(&mut helm)?).context("write the classes")?;
-    world.kubectl(["apply", "--server-side", "--filename", &rendered.display().to_string()]).map(drop)
+    world.kubectl(["apply", "--server-side", "--filename", &rendered.display().to_string()])?;
+    Ok(values)
 }

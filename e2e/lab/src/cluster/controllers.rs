@@ -27,7 +27,7 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Starts both, the controller manager with `flags` beside its own, and waits until they listen.
+    /// Starts both, the controller manager with `flags` in addition to its own, and waits until they listen.
     ///
     /// # Errors
     /// If one cannot be built, or does not listen in time.
@@ -37,7 +37,7 @@ impl Controllers {
     }
 }
 
-/// Starts the controller manager, with `flags` beside its own, and waits until it listens.
+/// Starts the controller manager, with `flags` in addition to its own, and waits until it listens.
 pub(super) fn start_manager(
     toolbox: &Toolbox,
     control_plane: &ControlPlane,
