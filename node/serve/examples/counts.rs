@@ -222,6 +222,7 @@ impl Served {
         let shown = Device::of(&info, 1, &expected).expect("the description is of such a device");
         let char_device = device.char_device()?;
         let fake = device.memory();
+        let is_memory = pages.is_some();
         let queues = Box::new(move |ring: &mut holdfast_serve::Ring, owner| {
             let spec = QueueSpec { owner, queue_id: 0 };
             let mut queue = Queue::open(ring, &shown, &char_device, spec)?;
@@ -247,11 +248,16 @@ impl Served {
             work: kept,
             slab: SlotTable::new((SECTORS / BLOCK_SECTORS) as u32 + SPARE_SLOTS, SPARE_SLOTS, 1),
         };
-        // The first requests come with the first turn after the one that opens the queues.
+        // The first requests come with the first turn after the one that arms the queues.
         served.load(Operation::Write, 1)?;
         let (done, mut opened) = oneshot::channel();
         send(&mut served.thread, Message::Open { key, device: shown, queues, done })?;
         opened.try_recv().expect("it was opened in that turn").map_err(io::Error::other)?;
+        if is_memory {
+            let (done, mut armed) = oneshot::channel();
+            send(&mut served.thread, Message::Arm { key, done })?;
+            armed.try_recv().expect("it was armed in that turn").map_err(io::Error::other)?;
+        }
         Ok(served)
     }
 
