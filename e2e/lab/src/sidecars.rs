@@ -1,4 +1,4 @@
-//! The CSI project's sidecars of the Controller service on the host, with the flags that the chart gives them.
+//! The CSI project's sidecars of the Controller service, on the host, with the flags of the chart.
 
 use std::fs;
 use std::path::Path;

@@ -51,8 +51,8 @@ impl ClaimControllers {
     }
 }
 
-/// The objects of the chart that name the driver: CSIDriver, StorageClass and VolumeSnapshotClass. Returns the
-/// file with the values of the chart.
+/// The objects of the chart that name the driver: CSIDriver, StorageClass and VolumeSnapshotClass. Returns
+/// the file with the values of the chart.
 fn install_classes(world: &World, store: &str, labels: &Value) -> Result<PathBuf> {
     let values = world.dir().join("classes.json");
     let classes = json!({
