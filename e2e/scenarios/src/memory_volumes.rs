@@ -242,10 +242,11 @@ fn spilled(node: &Node) -> Result<()> {
 /// Requests that make no sense for a memory volume name the field and the fix.
 fn refusals(node: &Node) -> Result<()> {
     attach(node, &["small", "--memory", "4Mi"])?;
+    let beyond_node = if grows(node)? { "is left on this node" } else { RESIZES_SINCE };
     for (asked, words) in [
         (&["grow", "small", "2Mi"][..], "is attached on this node with 4Mi, and the request has 2Mi"),
         (&["grow", "small", "8Mi", "--memory-spill", "8Mi"], "a spill file is not added"),
-        (&["grow", "small", "2Gi"], "is left on this node"),
+        (&["grow", "small", "2Gi"], beyond_node),
         (&["configure", "small", "--durability", "object"], "has no durability"),
         (&["snapshot", "create", "small"], "has no snapshots. Nothing was changed. Copy its files"),
         (&["attach", "small", "--store", "store"], "has no store"),
