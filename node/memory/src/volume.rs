@@ -5,7 +5,7 @@
 //! more the memory of a slab is taken, or given back.
 //!
 //! Owns: the lock, and the order of work for a request of many pages. Does not own: how a page is replaced
-//! ([`StoredPages`]).
+//! (`stored_pages.rs`).
 //! Runs on: the ring threads of the volume's queues; growth on any thread. No allocation for a request.
 //! Invariants: a page is read whole, as it was before a write at the same time or after it. Of the pages of a
 //! request each is written by itself. A volume with a spill file has one queue: the order of its requests is
