@@ -2,14 +2,17 @@
 //! as it was, in memory or in the spill file; it grows meanwhile; a full one fails writes and loses nothing;
 //! a detach leaves nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::churn::ensure_all_there;
 use holdfast_lab::node::{Control, Node, SIGKILL};
 use holdfast_lab::report;
-use holdfast_lab::vm::bash;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
+use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
 use super::load::Load;
@@ -53,8 +56,9 @@ enum DaemonEnd {
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    let node = Node::start(machine(world)?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
     ends(&node, &ENDS)?;
+    offline(&node)?;
     full(&node)?;
     spilled(&node)?;
     refusals(&node)?;
@@ -69,7 +73,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 pub fn rounds(world: &World, kills: usize) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    let node = Node::start(machine(world)?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
     ends(&node, &[DaemonEnd::Kill, DaemonEnd::Handoff].repeat(kills))
 }
 
@@ -82,9 +86,10 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
     let listed = node.cli(&["list", "--json"])?;
     ensure!(listed.matches("\"ublk-kernel-copy\"").count() == 2, "no system call moves data: {listed}");
-    // The daemon has two ring threads, and the machine no more processors.
+    // One for each of the two ring threads, and two processors for each.
     vm.exec(&format!(
-        "for device in {files} {raw}; do test $(ls /sys/block/${{device#/dev/}}/mq | wc -l) = $(nproc) || exit 1; done"
+        "queues=$(($(nproc) < 4 ? 1 : 2)); for device in {files} {raw}; do \
+         test $(ls /sys/block/${{device#/dev/}}/mq | wc -l) = $queues || exit 1; done"
     ))?;
     // A ring thread serves nothing else meanwhile.
     let queue = raw.replace("/dev/", "/sys/block/");
@@ -135,6 +140,32 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let files = attach(node, &["files", "--memory", "256Mi"])?;
     vm.exec(&format!("cmp -n 268435456 {files} /dev/zero"))?;
     node.cli(&["detach", "files"]).map(drop)
+}
+
+/// A machine on which devices have two queues, where the kernel boots with as many processors.
+fn machine(world: &World) -> Result<Arc<Vm>> {
+    world.vm_with("a", || Options { processors: 4, ..Options::node() })
+}
+
+/// A processor goes offline while a request of it waits for the next daemon. With a queue for each processor
+/// that waited for the request, and the start of the daemon for the processor.
+fn offline(node: &Node) -> Result<()> {
+    let vm = node.vm();
+    if vm.exec("nproc")?.trim() == "1" {
+        report::step("SKIP a processor goes offline: the machine has one");
+        return Ok(());
+    }
+    let device = attach(node, &["offline", "--memory", "64Mi"])?;
+    node.kill()?;
+    let write =
+        format!("exec taskset -c 1 dd if=/dev/zero of={device} bs=64k count=64 oflag=direct status=none");
+    vm.spawn("offline-writer", &bash(&write))?;
+    vm.exec("sleep 1; timeout 30 bash -c 'echo 0 > /sys/devices/system/cpu/cpu1/online'")?;
+    node.restart()?;
+    let written = vm.wait("offline-writer", END_LIMIT)?;
+    ensure!(written == Exit::Code(0), "{written:?}: {}", vm.log("offline-writer")?);
+    vm.exec("echo 1 > /sys/devices/system/cpu/cpu1/online")?;
+    node.cli(&["detach", "offline"]).map(drop)
 }
 
 /// At its limit a volume fails writes with ENOSPC, keeps what it has, and takes writes again once something

@@ -38,7 +38,9 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported>;
     /// The ids of all devices of the host.
     fn list(&self) -> Result<Vec<u32>, ControlError>;
-    /// Most queues that a new device may have: of no use are more than there are processors for the daemon.
+    /// Most queues that a new device may have: each has two of the daemon's processors at least. A processor
+    /// that goes offline as the last of its queue waits for the requests of that, and a daemon that starts
+    /// then waits for the processor (`docs/kernels.md`).
     fn most_queues(&self) -> u16;
     /// Description of any device.
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;
@@ -120,7 +122,7 @@ impl Devices for Kernel {
     fn most_queues(&self) -> u16 {
         let recovers_each = KernelRelease::running().is_ok_and(|release| release.recovers_each_queue());
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        if recovers_each { u16::try_from(cpus).unwrap_or(u16::MAX) } else { 1 }
+        if recovers_each { u16::try_from(cpus / 2).unwrap_or(u16::MAX).max(1) } else { 1 }
     }
 
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
