@@ -41,7 +41,7 @@ const MOST_NODES: &str = "10";
 pub struct NodeGroup<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Labels of its template beside [`GROUP`].
+    /// Labels of its template in addition to [`GROUP`].
     pub labels: &'a [(&'a str, &'a str)],
 }
 
@@ -145,15 +145,19 @@ fn template(group: &NodeGroup<'_>) -> Value {
     for (key, value) in group.labels {
         labels[*key] = json!(value);
     }
+    let mut node = node_without_machine(group.name);
+    node["metadata"]["labels"] = labels;
+    node["metadata"]["annotations"] = json!({ "cluster-autoscaler.kwok.nodegroup/max-count": MOST_NODES });
+    node
+}
+
+/// A node that is Ready and has no machine, without labels.
+pub fn node_without_machine(name: &str) -> Value {
     let size = json!({ "cpu": "16", "memory": "64Gi", "pods": "110" });
     json!({
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {
-            "name": group.name,
-            "labels": labels,
-            "annotations": { "cluster-autoscaler.kwok.nodegroup/max-count": MOST_NODES },
-        },
+        "metadata": { "name": name },
         "spec": {},
         "status": {
             "capacity": size,

@@ -19,7 +19,7 @@ use super::load::Load;
 
 const BUCKET: &str = "memory";
 /// More than its volumes may take together.
-const MEMORY: &str = "memory_volumes = \"1Gi\"\nmemory_spill = \"64Mi\"";
+const MEMORY: &str = "memory_volumes = \"1Gi\"\nmemory_spill = \"64Mi\"\nring_threads = 4";
 /// Fills the state disk to its last block.
 const FILL: &str = "fallocate -l $(($(stat -f -c '%f * %S' /state))) /state/filler || true; \
                     dd if=/dev/zero of=/state/filler.rest bs=4k status=none || true; sync";
@@ -86,7 +86,7 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let raw = attach(node, &["raw", "--memory", "64Mi", "--compression", "zstd"])?;
     let listed = node.cli(&["list", "--json"])?;
     ensure!(listed.matches("\"ublk-kernel-copy\"").count() == 2, "no system call moves data: {listed}");
-    // One for each of the two ring threads, and two processors for each.
+    // The daemon has four ring threads, and each queue two processors.
     vm.exec(&format!(
         "queues=$(($(nproc) < 4 ? 1 : 2)); for device in {files} {raw}; do \
          test $(ls /sys/block/${{device#/dev/}}/mq | wc -l) = $queues || exit 1; done"

@@ -139,7 +139,7 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
     let c = Node::start(world.vm("c")?, &Control::standalone(s3, BUCKET), "auto", "")?;
     report::step(c.cli_with_retries(&["gc", "--store", "store", "--grace", "0s"])?);
     c.terminate()?;
-    report::step("a node without a cache reads the same from what is left in the bucket");
+    report::step("a node without a cache reads the same from the objects that are left");
     let c = world.node("c", "auto", "")?;
     ensure!(read(world, &c, &new)? == backup.content, "a sweep after the deletions changed the claims");
     c.terminate()?;
@@ -177,7 +177,7 @@ fn may_delete(world: &World, kind: &str, name: &str) -> Result<()> {
     world.kubectl(["patch", kind, name, "--type=merge", policy]).map(drop)
 }
 
-/// A namespace with two claims, and an object that Velero brings back beside them.
+/// A namespace with two claims, and an object that Velero brings back with them.
 fn create(world: &World) -> Result<()> {
     report::step("a namespace with two claims");
     world.kubectl(["create", "namespace", NAMESPACE])?;

@@ -1,7 +1,7 @@
 //! The autoscaler removes a node whose volume is written: a real daemon there sees the taint.
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::autoscaler::{Autoscaler, GROUP, NodeGroup};
+use holdfast_lab::autoscaler::{Autoscaler, GROUP, NodeGroup, node_without_machine};
 use holdfast_lab::node::Node;
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
@@ -66,25 +66,8 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// A node, which the provider takes for one of its own where it `leaves`.
 fn a_node(name: &str, leaves: bool) -> Value {
-    let size = json!({ "cpu": "16", "memory": "64Gi", "pods": "110" });
-    let long_ago = "2026-01-01T00:00:00Z";
-    let mut node = json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": { "name": name, "labels": { PLACE: "here" } },
-        "status": {
-            "capacity": size,
-            "allocatable": size,
-            "conditions": [{
-                "type": "Ready",
-                "status": "True",
-                "reason": "KubeletReady",
-                "message": "a node without a kubelet",
-                "lastHeartbeatTime": long_ago,
-                "lastTransitionTime": long_ago,
-            }],
-        },
-    });
+    let mut node = node_without_machine(name);
+    node["metadata"]["labels"] = json!({ PLACE: "here" });
     if leaves {
         node["metadata"]["labels"][GROUP] = json!(LEAVING.name);
         node["metadata"]["annotations"] = json!({
