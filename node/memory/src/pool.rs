@@ -203,70 +203,89 @@ pub enum SlotTaken {
 }
 
 /// The pool of a predecessor, which is read off its table. Its slots lie anywhere, so what is kept of each is
-/// a bit: the whole fits into the processor's cache.
+/// a bit, of most slabs in the word that has their class: the whole fits into the processor's cache.
 #[derive(Debug)]
 pub struct PoolRecovery {
-    /// By slab; 0 while it has none.
-    classes: Vec<u8>,
-    /// By slab: the first byte of its bits in `used`.
-    first_bytes: Vec<usize>,
-    used: Vec<u8>,
+    slabs: Vec<RecoveredSlab>,
+    /// Bits of the slabs with many slots, in the order in which their first slots are taken.
+    bits: Vec<u64>,
+}
+
+/// A slab of a predecessor.
+///
+/// ```text
+/// 63       56 55                                        0
+/// +----------+------------------------------------------+
+/// | class    | a bit for each slot, set while used      |   class 18 and greater
+/// | class    | its first word in `PoolRecovery::bits`    |   class 1 to 17
+/// +----------+------------------------------------------+
+/// ```
+/// 0 while it has no class.
+#[derive(Debug, Clone, Copy)]
+struct RecoveredSlab(u64);
+
+impl RecoveredSlab {
+    const CLASS_SHIFT: u32 = 56;
+    const REST: u64 = (1 << Self::CLASS_SHIFT) - 1;
+    /// The least class of which a slab has its bits here: as many slots as there are bits.
+    const LEAST_WITH_BITS: u8 = (SLAB_UNITS / (Self::CLASS_SHIFT as u64 + 1)) as u8 + 1;
+
+    const fn new(class: u8, rest: u64) -> Self {
+        Self((class as u64) << Self::CLASS_SHIFT | rest)
+    }
+
+    const fn class(self) -> u8 {
+        (self.0 >> Self::CLASS_SHIFT) as u8
+    }
+
+    const fn rest(self) -> u64 {
+        self.0 & Self::REST
+    }
+
+    /// True if a slab of this class has its bits here.
+    const fn has_bits(class: u8) -> bool {
+        class >= Self::LEAST_WITH_BITS
+    }
 }
 
 impl PoolRecovery {
     /// Of a pool of so many slabs.
     #[must_use]
     pub fn new(slabs: u32) -> Self {
-        Self { classes: vec![0; slabs as usize], first_bytes: Vec::new(), used: Vec::new() }
+        Self { slabs: vec![RecoveredSlab(0); slabs as usize], bits: Vec::new() }
     }
 
-    /// Looks at a slot that the table names. All are looked at before the first one is [taken](Self::take).
+    /// Uses a slot that the table names.
     ///
     /// # Errors
     /// [`SlotTaken`]: the table is damaged.
     #[inline]
-    pub fn look(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
-        let class =
-            slot.slab().and_then(|slab| self.classes.get_mut(slab as usize)).ok_or(SlotTaken::Beyond)?;
-        if *class == 0 {
-            *class = slot.class();
-        }
-        if *class == slot.class() { Ok(()) } else { Err(SlotTaken::OtherClass) }
-    }
-
-    /// Makes room for the slots of the slabs that were looked at.
-    pub fn make_room(&mut self) {
-        let mut bytes = 0;
-        self.first_bytes = self
-            .classes
-            .iter()
-            .map(|class| {
-                let first = bytes;
-                bytes += bytes_of(*class);
-                first
-            })
-            .collect();
-        self.used = vec![0; bytes];
-    }
-
-    /// Uses a slot that was looked at.
-    ///
-    /// # Errors
-    /// [`SlotTaken::Shared`]: the table is damaged.
-    #[inline]
     pub fn take(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
-        let slab = slot.slab().ok_or(SlotTaken::Beyond)? as usize;
-        // Another program may have changed the word since it was looked at.
-        if self.classes.get(slab) != Some(&slot.class()) {
+        let class = slot.class();
+        let slab = slot.slab().and_then(|slab| self.slabs.get_mut(slab as usize)).ok_or(SlotTaken::Beyond)?;
+        if slab.class() == 0 {
+            let first_word = self.bits.len();
+            if RecoveredSlab::has_bits(class) {
+                *slab = RecoveredSlab::new(class, 0);
+            } else {
+                *slab = RecoveredSlab::new(class, first_word as u64);
+                self.bits.resize(first_word + words_of(class), 0);
+            }
+        }
+        if slab.class() != class {
             return Err(SlotTaken::OtherClass);
         }
-        let byte = &mut self.used[self.first_bytes[slab] + slot.index() / 8];
-        let bit = 1 << (slot.index() % 8);
-        if *byte & bit != 0 {
+        let (at, bit) = Pool::place(slot.index());
+        let word = if RecoveredSlab::has_bits(class) {
+            &mut slab.0
+        } else {
+            &mut self.bits[slab.rest() as usize + at]
+        };
+        if *word & bit != 0 {
             return Err(SlotTaken::Shared);
         }
         if safeguard(Safeguard::TakeSlotOnce) {
-            *byte |= bit;
+            *word |= bit;
         }
         Ok(())
     }
@@ -274,16 +293,20 @@ impl PoolRecovery {
     /// The pool.
     #[must_use]
     pub fn finish(self) -> Pool {
-        let Self { classes, first_bytes, used } = self;
-        let slab = |(class, first): (u8, usize)| {
+        let Self { slabs, bits } = self;
+        let slab = |found: RecoveredSlab| {
+            let class = found.class();
             let mut slab = PoolSlab { class, ..PoolSlab::UNUSED };
-            for (at, byte) in used[first..first + bytes_of(class)].iter().enumerate() {
-                slab.bitmap[at / 8] |= u64::from(*byte) << (at % 8 * 8);
-                slab.used += byte.count_ones() as u16;
+            if RecoveredSlab::has_bits(class) {
+                slab.bitmap[0] = found.rest();
+            } else if class > 0 {
+                let bits = &bits[found.rest() as usize..][..words_of(class)];
+                slab.bitmap[..bits.len()].copy_from_slice(bits);
             }
+            slab.used = slab.bitmap.iter().map(|word| word.count_ones() as u16).sum();
             slab
         };
-        let slabs: Box<[PoolSlab]> = classes.into_iter().zip(first_bytes).map(slab).collect();
+        let slabs: Box<[PoolSlab]> = slabs.into_iter().map(slab).collect();
         let mut pool = Pool::new(0);
         pool.slabs.count = u32::try_from(slabs.len()).expect("a number of slabs");
         pool.slabs.parts.push((0, slabs));
@@ -299,9 +322,9 @@ impl PoolRecovery {
     }
 }
 
-/// Bytes that have a bit for each slot of a slab; 0 of one without a class.
-const fn bytes_of(class: u8) -> usize {
-    if class == 0 { 0 } else { slots_of(class).div_ceil(8) }
+/// Words that have a bit for each slot of a slab of a class.
+const fn words_of(class: u8) -> usize {
+    slots_of(class).div_ceil(64)
 }
 
 /// The pool.
@@ -510,89 +533,4 @@ impl Pool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn a_slab_gives_each_slot_once() {
-        for class in 1..=PAGE_CLASS {
-            let mut pool = Pool::new(2);
-            let mut taken = vec![pool.take_first(class)];
-            while let Some(slot) = pool.take(class) {
-                taken.push(slot);
-            }
-            assert_eq!(taken.len(), slots_of(class), "class {class}");
-            taken.sort_by_key(|slot| slot.unit());
-            for pair in taken.windows(2) {
-                assert!(pair[0].unit() + u64::from(class) <= pair[1].unit());
-            }
-            assert!(taken.iter().all(|slot| PageSlot::at(slot.class(), slot.unit()) == Some(*slot)));
-            assert_eq!((pool.slabs_in_use(), pool.next_slab()), (1, Some(1)));
-            let last = taken.pop().unwrap();
-            assert!(taken.into_iter().all(|slot| pool.free(slot).is_none()));
-            assert_eq!(pool.free(last), Some(0), "the last one frees the slab");
-            assert_eq!((pool.slabs_in_use(), pool.slot_bytes()), (0, 0));
-        }
-    }
-
-    /// The slab that is next has its memory already.
-    #[test]
-    fn a_pool_that_grew_gives_each_slab_once() {
-        for (from, to) in [(0, 1), (1, 1), (1, 3), (255, 256), (3, 256), (200, 700), (256, 512), (300, 301)] {
-            let mut pool = Pool::new(from);
-            let mut taken = BTreeSet::new();
-            if from > 1 {
-                taken.insert(pool.take_first(PAGE_CLASS).slab().unwrap());
-            }
-            let next = pool.next_slab();
-            pool.grow(PoolExtension::new(from, to));
-            assert_eq!(pool.slabs(), to);
-            assert!(next.is_none() || pool.next_slab() == next, "{from} {to}");
-            while let Some(slab) = pool.next_slab() {
-                assert!(taken.insert(pool.take_first(PAGE_CLASS).slab().unwrap()), "{slab} twice");
-            }
-            assert!(taken.into_iter().eq(0..to), "{from} {to}");
-        }
-    }
-
-    /// Slots that a damaged table may name.
-    #[test]
-    fn a_slot_that_cannot_be_is_refused() {
-        let at = |class, unit| PageSlot::at(class, unit).unwrap();
-        let mut recovery = PoolRecovery::new(1);
-        recovery.look(at(3, 6)).unwrap();
-        assert_eq!(recovery.look(at(4, 8)), Err(SlotTaken::OtherClass));
-        assert_eq!(recovery.look(at(3, SLAB_UNITS)), Err(SlotTaken::Beyond));
-        assert_eq!(recovery.look(at(3, 1 << 47)), Err(SlotTaken::Beyond));
-        recovery.make_room();
-        recovery.take(at(3, 6)).unwrap();
-        assert_eq!(recovery.take(at(3, 6)), Err(SlotTaken::Shared));
-        let mut pool = recovery.finish();
-        let has = |class, unit| pool.has(PageSlot::at(class, unit).unwrap());
-        assert!(has(3, 6), "it is used");
-        assert!(
-            ![(3, 9), (6, 6), (4, 8), (3, SLAB_UNITS), (3, 1 << 47)]
-                .map(|(class, unit)| has(class, unit))
-                .contains(&true)
-        );
-        assert_eq!(pool.take(3).map(PageSlot::unit), Some(0), "the free ones are given out");
-        assert_eq!([3, 9].map(|unit| pool.take(3).map(PageSlot::unit) == Some(unit)), [true; 2]);
-    }
-
-    #[test]
-    fn a_class_holds_its_bytes_and_costs_no_slot() {
-        let classes = [1, 64, 65, 3072, 3073, 3584, 4096].map(class_of);
-        assert_eq!(classes, [1, 1, 2, 48, 51, 56, 64]);
-        let all: BTreeSet<u8> = (1..=4096).map(class_of).collect();
-        for len_bytes in 1..=4096_usize {
-            let (class, smallest) =
-                (class_of(len_bytes), u8::try_from(len_bytes.div_ceil(CLASS_BYTES)).unwrap());
-            assert!(class >= smallest && slots_of(class) == slots_of(smallest), "{len_bytes}");
-        }
-        let slots: BTreeSet<usize> = all.iter().map(|class| slots_of(*class)).collect();
-        assert_eq!(slots.len(), all.len(), "no two classes have as many slots");
-        assert_eq!(all.len(), 48, "one of them is of lengths that are stored as they are");
-    }
-}
+mod tests;
