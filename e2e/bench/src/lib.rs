@@ -2,7 +2,8 @@
 //!
 //! A test machine whose clock counts instructions makes them (see [`Options::benchmark`]), so they are
 //! ratios of two things measured in one boot, or counts; never times of the host. The exceptions are
-//! `kubernetes` and `index-stores`: some bars of them are times that a user or a write waits.
+//! `kubernetes` and `index-stores`, of which some bars are times that a user or a write waits, and the
+//! recovery of `memory`, for which requests wait.
 //!
 //! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
 

@@ -345,6 +345,22 @@ impl Toolbox {
         Ok(self.target().join(directory))
     }
 
+    /// Builds an example of a package that is not under test, optimised, and returns it. It is selected
+    /// together with those for the same reason.
+    ///
+    /// # Errors
+    /// If cargo fails.
+    pub fn example(&self, package: &str, name: &str) -> Result<PathBuf> {
+        report::step(format_args!("cargo build the example {name}"));
+        let mut build = self.cargo("build");
+        build.args(["--release", "--example", name, "--package", package]);
+        for package in UNDER_TEST {
+            build.args(["--package", package]);
+        }
+        self.clock.time(|| command::show(&mut build))?;
+        Ok(self.target().join("release/examples").join(name))
+    }
+
     /// Builds the program that counts what a request costs, and returns it. What a request passes through is
     /// optimised as in a release, without checks for tests; all else is what [`programs`](Self::programs) of
     /// the profile for tests has built.
