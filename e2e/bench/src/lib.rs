@@ -201,11 +201,32 @@ pub const ALL: &[Benchmark] = &[
 /// Benchmarks that run only when they are named.
 pub const BY_NAME: &[Benchmark] = &[
     Benchmark {
-        name: "field",
-        about: "kernels, a host with its daemons, dialects of stores: ends of the daemon, attaches and messages",
-        expected: Duration::from_secs(3600),
+        name: "field-simulated",
+        about: "memory of an attach of 1 TiB, file systems that take no write, clocks a day off, two clusters on one bucket",
+        expected: Duration::from_secs(300),
         profile: Profile::Dev,
-        run: field::run,
+        run: field::run_simulated,
+    },
+    Benchmark {
+        name: "field-stores",
+        about: "answers that stores give in their own way: messages, objects that are lost",
+        expected: Duration::from_secs(180),
+        profile: Profile::Dev,
+        run: field::run_stores,
+    },
+    Benchmark {
+        name: "field-kernels",
+        about: "60 ends of the daemon under file systems on each of two kernels, with user copy",
+        expected: Duration::from_secs(1500),
+        profile: Profile::Dev,
+        run: field::run_kernels,
+    },
+    Benchmark {
+        name: "field-host",
+        about: "200 attaches and 30 ends of the daemon on a host whose daemons look at all block devices",
+        expected: Duration::from_secs(1500),
+        profile: Profile::Dev,
+        run: field::run_host,
     },
     Benchmark {
         name: "soak",
