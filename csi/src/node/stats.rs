@@ -35,7 +35,7 @@ pub(super) async fn answer(
     if let Some(number) = mount.device() {
         check_touchable(&volumes, number)?;
     }
-    // Under a name of its own: an operation on the volume does not wait for figures, nor they for it.
+    // Uses its own name: an operation on the volume and the figures do not wait for each other.
     let inner = node.0.clone();
     let name = format!("{volume}/stats");
     let line = CommandLine::new(["stat", "--file-system", "--format", FORMAT]).and(&path);
